@@ -1,0 +1,98 @@
+r"""What a layer's input looks like to its weight: rows, and the contractions that turn rows into gradients.
+
+A layer that is linear in its weight has the per-sample gradient $\nabla_W = \sum_t G_t a_t^\top$: a sum over positions
+of outer products between a row of output gradients and a row of inputs. Layers differ only in what a row is, so every
+quantity made of gradients needs one contraction per kind of row and none per layer type.
+
+Shape letters: V columns of a batched vector-Jacobian product, B batch, T positions, I inputs and O outputs of the
+weight as a matrix, Gr groups, C channels.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple, assert_never
+
+import torch
+from torch import Tensor
+
+
+class Dense(NamedTuple):
+    """Rows `a [B, T, I]` that meet a weight `[O, I]`; their gradients are `[V, B, T, O]`."""
+
+    a: Tensor
+
+
+class Grouped(NamedTuple):
+    """Rows `a [B, T, Gr, I]` that meet a weight `[Gr, O, I]` by groups; their gradients are `[V, B, T, Gr, O]`."""
+
+    a: Tensor
+
+
+class Index(NamedTuple):
+    """One-hot rows, kept as `ids [B, T]` into a weight `[num_embeddings, D]`; their gradients are `[V, B, T, D]`.
+
+    Rows equal to `padding_idx` count as zero: that row of the weight never gets a gradient.
+    """
+
+    ids: Tensor
+    num_embeddings: int
+    padding_idx: int | None
+
+
+class Elementwise(NamedTuple):
+    """Rows `a [B, T, C]` that meet a weight `[C]` channel by channel; their gradients are `[V, B, T, C]`."""
+
+    a: Tensor
+
+
+Rows = Dense | Grouped | Index | Elementwise
+
+
+def per_sample_gradient(rows: Rows, grads: Tensor) -> Tensor:
+    r"""The gradient of each column and each example, $\sum_t G_{vbt} a_{bt}^\top$: `[V, B, *matrix]`.
+
+    `LayerRule.from_matrix` gives the result the shape of the weight.
+
+    >>> rows, grads = Dense(torch.tensor([[[1.0, 2.0]]])), torch.tensor([[[[3.0]]]])
+    >>> per_sample_gradient(rows, grads).tolist()
+    [[[[3.0, 6.0]]]]
+    """
+    match rows:
+        case Dense(a):
+            return torch.einsum("bti,vbto->vboi", a, grads)
+        case Grouped(a):
+            return torch.einsum("btgi,vbtgo->vbgoi", a, grads)
+        case Elementwise(a):
+            return torch.einsum("btc,vbtc->vbc", a, grads)
+        case Index(ids, num_embeddings, padding_idx):
+            batch = ids.shape[0]
+            offset = num_embeddings * torch.arange(batch, device=ids.device)
+            total = _add_at(ids + offset[:, None], grads, batch * num_embeddings)
+            return _clear_padding(total.unflatten(1, (batch, num_embeddings)), padding_idx)
+    assert_never(rows)
+
+
+def summed_gradient(rows: Rows, grads: Tensor) -> Tensor:
+    """The gradient of each column, summed over the batch: `[V, *matrix]`. No per-sample gradient is ever built."""
+    match rows:
+        case Dense(a):
+            return torch.einsum("bti,vbto->voi", a, grads)
+        case Grouped(a):
+            return torch.einsum("btgi,vbtgo->vgoi", a, grads)
+        case Elementwise(a):
+            return torch.einsum("btc,vbtc->vc", a, grads)
+        case Index(ids, num_embeddings, padding_idx):
+            return _clear_padding(_add_at(ids, grads, num_embeddings), padding_idx)
+    assert_never(rows)
+
+
+def _add_at(ids: Tensor, grads: Tensor, size: int) -> Tensor:
+    """`grads [V, B, T, D]` added up at the rows that `ids [B, T]` names: `[V, size, D]`."""
+    zeros = grads.new_zeros(grads.shape[0], size, grads.shape[-1])
+    return zeros.index_add(1, ids.flatten(), grads.flatten(1, 2))
+
+
+def _clear_padding(gradient: Tensor, padding_idx: int | None) -> Tensor:
+    if padding_idx is None:
+        return gradient
+    return gradient.index_fill(-2, torch.tensor(padding_idx, device=gradient.device), 0.0)
