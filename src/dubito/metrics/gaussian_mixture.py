@@ -1,0 +1,75 @@
+r"""One-dimensional mixtures of Gaussians $\sum_k w_k \mathcal N(\mu_k, \sigma_k^2)$, exactly, for many data at once.
+
+`means` and `stddevs` are [K, ...] and `targets` [...]; `weights` multiplies [K, ...] ([K, 1] for [K, N], say) and sums
+to one over its first axis. A Gaussian is the case K = 1. Nothing is checked and results are per datum;
+`dubito.metrics.regression` checks and averages.
+"""
+
+from __future__ import annotations
+
+import math
+
+import torch
+from torch import Tensor
+
+_LOG_SQRT_2PI = 0.5 * math.log(2 * math.pi)
+
+
+def log_prob(means: Tensor, stddevs: Tensor, weights: Tensor, targets: Tensor) -> Tensor:
+    r"""Return $\log \sum_k w_k \mathcal N(y; \mu_k, \sigma_k^2)$ [...]."""
+    z = (targets - means) / stddevs
+    components = -0.5 * z.square() - stddevs.log() - _LOG_SQRT_2PI
+    return torch.logsumexp(weights.log() + components, dim=0)
+
+
+def cdf(means: Tensor, stddevs: Tensor, weights: Tensor, targets: Tensor) -> Tensor:
+    r"""Return $\sum_k w_k \Phi((y - \mu_k) / \sigma_k)$ [...]."""
+    return (weights * torch.special.ndtr((targets - means) / stddevs)).sum(0)
+
+
+def quantile(means: Tensor, stddevs: Tensor, weights: Tensor, level: float) -> Tensor:
+    """Return the y [...] with `cdf(y) == level`, for a level strictly between 0 and 1.
+
+    It lies between the smallest and the largest quantile of the components, which for one Gaussian is already the
+    answer. Bisection narrows that to 1e-9 of its width; two Newton steps, kept inside, give the remaining digits.
+    """
+    z = float(torch.special.ndtri(torch.tensor(level, dtype=torch.float64)))
+    corners = means + z * stddevs
+    low, high = corners.amin(0), corners.amax(0)
+    if torch.equal(low, high):
+        return low
+    for _ in range(30):
+        middle = (low + high) / 2
+        below = cdf(means, stddevs, weights, middle) < level
+        low, high = torch.where(below, middle, low), torch.where(below, high, middle)
+    root = (low + high) / 2
+    for _ in range(2):
+        density = log_prob(means, stddevs, weights, root).exp()
+        step = (cdf(means, stddevs, weights, root) - level) / density.clamp(min=torch.finfo(density.dtype).tiny)
+        root = torch.clamp(root - step, low, high)
+    return root
+
+
+def crps(means: Tensor, stddevs: Tensor, weights: Tensor, targets: Tensor) -> Tensor:
+    r"""Return the continuous ranked probability score [...], $\mathbb E|X - y| - \frac12 \mathbb E|X - X'|$.
+
+    Every pair of components is a Gaussian difference, so both expectations are closed forms (Grimit et al. 2006,
+    https://doi.org/10.1256/qj.05.235). Time is O(K²), memory O(K): one component against all later ones at a time. A
+    standard deviation of zero is a point mass.
+    """
+    score = (weights * _expected_abs(targets - means, stddevs)).sum(0)
+    # A component against itself: E|X - X'| = 2σ/√π.
+    score = score - (weights.square() * stddevs).sum(0) / math.sqrt(math.pi)
+    for k in range(len(means) - 1):
+        distance = _expected_abs(means[k] - means[k + 1 :], torch.hypot(stddevs[k], stddevs[k + 1 :]))
+        score = score - weights[k] * (weights[k + 1 :] * distance).sum(0)
+    return score
+
+
+def _expected_abs(mean: Tensor, stddev: Tensor) -> Tensor:
+    r"""Return $\mathbb E|X| = 2\sigma\varphi(z) + \mu(2\Phi(z) - 1)$ with $z = \mu/\sigma$, for a Gaussian X.
+
+    Keeping σ off zero in z alone gives the limit |μ| at σ = 0.
+    """
+    z = mean / stddev.clamp(min=torch.finfo(stddev.dtype).tiny)
+    return math.sqrt(2 / math.pi) * stddev * torch.exp(-0.5 * z.square()) + mean * torch.erf(z / math.sqrt(2))
