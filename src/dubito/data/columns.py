@@ -1,0 +1,210 @@
+"""How one column of a table becomes numbers: what was learnt from the training rows, and the map itself."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from dubito.errors import InputError
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+Floats = NDArray[np.float64]
+ISO_DATE = "ISO8601"
+_ISO_PATTERN = r"\d{4}-\d{2}-\d{2}([T ]\d{2}:\d{2}.*)?"
+
+
+@dataclass(frozen=True)
+class NumberColumn:
+    """Numbers and booleans (as 0 and 1), standardised; missing ones get the median (of booleans: the mode)."""
+
+    name: str
+    fill: float
+    loc: float
+    scale: float
+    indicator: bool
+
+    @property
+    def feature_names(self) -> tuple[str, ...]:
+        """The features it becomes."""
+        return (self.name, *_indicator_name(self.name, self.indicator))
+
+    def encode(self, series: pd.Series[Any]) -> Floats:
+        """`[N]` values to `[N, features]`."""
+        values, missing = _filled(as_numbers(series, self.name), self.fill)
+        return _columns([(values - self.loc) / self.scale], missing, self.indicator)
+
+
+@dataclass(frozen=True)
+class CategoryColumn:
+    """Categories: one 0/1 feature per level; missing ones get the most frequent level, an unseen one is all zeros."""
+
+    name: str
+    levels: tuple[str, ...]
+    fill: str
+    indicator: bool
+
+    @property
+    def feature_names(self) -> tuple[str, ...]:
+        """The features it becomes."""
+        return (*(f"{self.name}={level}" for level in self.levels), *_indicator_name(self.name, self.indicator))
+
+    def encode(self, series: pd.Series[Any]) -> Floats:
+        """`[N]` values to `[N, features]`."""
+        missing = series.isna().to_numpy()
+        labels = np.array([self.fill if absent else as_label(v) for v, absent in zip(series, missing, strict=True)])
+        return _columns([(labels == level).astype(np.float64) for level in self.levels], missing, self.indicator)
+
+
+@dataclass(frozen=True)
+class DateColumn:
+    """Dates: days since 1970, year, month and weekday, each standardised; missing ones get the median date.
+
+    `parts` holds the name, mean and deviation of those parts that vary in the training rows.
+    """
+
+    name: str
+    format: str
+    fill: float
+    parts: tuple[tuple[str, float, float], ...]
+    indicator: bool
+
+    @property
+    def feature_names(self) -> tuple[str, ...]:
+        """The features it becomes."""
+        return (*(f"{self.name}.{part}" for part, _, _ in self.parts), *_indicator_name(self.name, self.indicator))
+
+    def encode(self, series: pd.Series[Any]) -> Floats:
+        """`[N]` values to `[N, features]`."""
+        days, missing = _filled(as_days(series, self.name, self.format), self.fill)
+        features = [(_DATE_PARTS[part](days) - loc) / scale for part, loc, scale in self.parts]
+        return _columns(features, missing, self.indicator)
+
+
+Column = NumberColumn | CategoryColumn | DateColumn
+
+
+def fit_column(
+    series: pd.Series[Any], name: str, *, categorical: bool, date_format: str | None, max_levels: int
+) -> Column | None:
+    """Learn a column from the training rows; None if it never varies."""
+    missing = series.isna()
+    if missing.all():
+        raise InputError(f"column {name!r} has no value in the training rows; leave it out with ignore=({name!r},).")
+    indicator = bool(missing.any())
+    kind = "category" if categorical else "date" if date_format else _kind(series[~missing], name)
+    if kind in ("number", "boolean"):
+        return _fit_numbers(series, name, indicator, kind == "boolean")
+    if kind == "date":
+        return _fit_dates(series, name, date_format or ISO_DATE, indicator)
+    counts = Counter(as_label(value) for value in series[~missing])
+    if len(counts) == 1 and not indicator:
+        return None
+    frequent = sorted(counts, key=lambda level: (-counts[level], level))[:max_levels]
+    return CategoryColumn(name, tuple(sorted(frequent)), frequent[0], indicator)
+
+
+def _kind(values: pd.Series[Any], name: str) -> str:
+    """What the present values of a column are: number, boolean, date or category."""
+    import pandas as pd
+
+    inferred = pd.api.types.infer_dtype(values, skipna=True)
+    if inferred == "boolean":
+        return "boolean"
+    if inferred in ("integer", "floating", "mixed-integer-float", "decimal"):
+        return "number"
+    if inferred in ("datetime64", "datetime", "date"):
+        return "date"
+    if inferred in ("timedelta64", "timedelta", "time", "period", "interval", "complex", "bytes"):
+        raise InputError(
+            f"column {name!r} holds {inferred} values; turn them into numbers, or leave it out with ignore=."
+        )
+    if inferred == "string" and values.str.fullmatch(_ISO_PATTERN).all():
+        return "date"
+    return "category"
+
+
+def _fit_numbers(series: pd.Series[Any], name: str, indicator: bool, boolean: bool) -> NumberColumn | None:
+    values = as_numbers(series, name)
+    present = values[~np.isnan(values)]
+    fill = float(present.mean() >= 0.5) if boolean else float(np.median(present))
+    if present.min() == present.max() and not indicator:
+        return None
+    filled, _ = _filled(values, fill)
+    return NumberColumn(name, fill, *_moments(filled), indicator)
+
+
+def _fit_dates(series: pd.Series[Any], name: str, date_format: str, indicator: bool) -> DateColumn | None:
+    days = as_days(series, name, date_format)
+    fill = float(np.nanmedian(days))
+    filled, _ = _filled(days, fill)
+    values = {part: function(filled) for part, function in _DATE_PARTS.items()}
+    parts = tuple((part, *_moments(v)) for part, v in values.items() if v.min() != v.max())
+    return DateColumn(name, date_format, fill, parts, indicator) if parts or indicator else None
+
+
+def as_numbers(series: pd.Series[Any], name: str) -> Floats:
+    """The values as float64, missing ones as NaN; anything that is not a finite number is an `InputError`."""
+    try:
+        values = series.to_numpy(dtype=np.float64, na_value=np.nan)
+    except (TypeError, ValueError) as error:
+        raise InputError(f"column {name!r} must hold numbers ({error}).") from error
+    if np.isinf(values).any():
+        raise InputError(f"column {name!r} holds an infinite value; replace it or mark it as missing.")
+    return values
+
+
+def as_label(value: Any) -> str:
+    """The name of a category; a whole number has one name, however missing values changed its type."""
+    if isinstance(value, float | np.floating) and float(value).is_integer():
+        return str(int(value))
+    return str(value)
+
+
+def as_days(series: pd.Series[Any], name: str, date_format: str) -> Floats:
+    """Dates as days since 1970-01-01 UTC, with fractions; missing ones as NaN."""
+    import pandas as pd
+
+    try:
+        stamps = pd.to_datetime(series, format=date_format, utc=True)
+    except (TypeError, ValueError) as error:
+        raise InputError(f"column {name!r} must hold dates in the format {date_format!r} ({error}).") from error
+    elapsed = stamps.dt.tz_localize(None).to_numpy() - np.datetime64("1970-01-01")
+    return elapsed / np.timedelta64(1, "D")
+
+
+def _calendar(days: Floats, unit: str) -> Floats:
+    """Whole years or months since January 1970."""
+    return np.floor(days).astype("datetime64[D]").astype(f"datetime64[{unit}]").astype(np.float64)
+
+
+_DATE_PARTS: dict[str, Callable[[Floats], Floats]] = {
+    "days": lambda days: days,
+    "year": lambda days: _calendar(days, "Y") + 1970,
+    "month": lambda days: _calendar(days, "M") % 12 + 1,
+    "weekday": lambda days: (np.floor(days) + 3) % 7,  # 1970-01-01 was a Thursday; Monday is 0
+}
+
+
+def _moments(values: Floats) -> tuple[float, float]:
+    """Mean and population deviation; the deviation of a constant is 1."""
+    return float(values.mean()), float(values.std()) if values.min() != values.max() else 1.0
+
+
+def _filled(values: Floats, fill: float) -> tuple[Floats, NDArray[np.bool_]]:
+    missing = np.isnan(values)
+    return np.where(missing, fill, values), missing
+
+
+def _columns(features: list[Floats], missing: NDArray[np.bool_], indicator: bool) -> Floats:
+    return np.stack([*features, *([missing.astype(np.float64)] if indicator else [])], axis=1)
+
+
+def _indicator_name(name: str, indicator: bool) -> tuple[str, ...]:
+    return (f"{name} missing",) if indicator else ()

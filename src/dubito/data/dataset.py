@@ -1,0 +1,116 @@
+"""What a data set is: pairs of tensors, and the statistics that made them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Literal, NamedTuple
+
+import torch
+from torch import Tensor
+
+from dubito.errors import MissingDataError
+
+if TYPE_CHECKING:
+    from dubito.data.transform import TableTransform
+    from dubito.data.vocabulary import Vocabulary
+
+Task = Literal["classification", "regression"]
+Pair = tuple[Tensor, Tensor]
+
+
+class Standardizer(NamedTuple):
+    """The map `z = (x − loc) / scale`, with one `loc` and one `scale` (a standard deviation) per feature or channel.
+
+    Example:
+        >>> loc, scale = standardizer = Standardizer.fit(torch.tensor([[1.0, 5.0], [3.0, 5.0]]))
+        >>> loc.tolist(), scale.tolist()  # the second feature is constant: its deviation is guarded
+        ([2.0, 5.0], [1.0, 1.0])
+        >>> standardizer.encode(torch.tensor([[4.0, 5.0]])).tolist()
+        [[2.0, 0.0]]
+    """
+
+    loc: Tensor
+    scale: Tensor
+
+    @classmethod
+    def fit(cls, values: Tensor) -> Standardizer:
+        """Fit to `[N, features]` or `[N, channels, ...]`: means and population standard deviations over all other axes.
+
+        A feature without variation gets the scale 1, so that it becomes 0 instead of NaN.
+        """
+        axes = [axis for axis in range(values.ndim) if axis != 1]
+        variance, loc = torch.var_mean(values, dim=axes, correction=0, keepdim=True)
+        # The range decides, because the computed deviation of a constant can be rounding noise above zero.
+        constant = values.amax(axes, keepdim=True) == values.amin(axes, keepdim=True)
+        return cls(loc.squeeze(0), torch.where(constant, 1.0, variance.sqrt()).squeeze(0))
+
+    def encode(self, values: Tensor) -> Tensor:
+        """Standardise: original units in, `(values − loc) / scale` out, in the dtype of `values`."""
+        loc, scale = self.loc.to(values.device), self.scale.to(values.device)
+        return values.to(loc.dtype).sub(loc).div_(scale).to(values.dtype)
+
+    def decode(self, values: Tensor) -> Tensor:
+        """Undo `encode`: standardised values in, original units out, in the dtype of `values`."""
+        loc, scale = self.loc.to(values.device), self.scale.to(values.device)
+        return values.to(loc.dtype).mul(scale).add_(loc).to(values.dtype)
+
+
+@dataclass(frozen=True, eq=False)
+class DataSet:
+    """A data set that is ready for `fit` and `evaluate`.
+
+    Each part is a pair `(inputs, targets)`. Inputs are float32 (`[N, features]`, or `[N, C, H, W]` for images) or int64
+    token numbers (`[N, length]`); targets are int64 class numbers `[N]` or float32 values `[N, 1]`. Everything is
+    standardised with the statistics of the training part alone.
+
+    Attributes:
+        name: What `dubito.data.load` calls it.
+        task: `"classification"` or `"regression"`.
+        parts: The pairs, under `"train"`, `"validation"` and `"test"`.
+        num_outputs: The number of outputs a network for it needs: the classes, or 1 for regression.
+        encoder: What turned raw inputs into tensors: a `Standardizer` (for images it works on pixels in [0, 1]), a
+            `Vocabulary` (text) or a `TableTransform` (tables). New inputs go through its `encode`.
+        target_scale: Regression only: `target_scale.decode(prediction.mean)` is in original units; a standard deviation
+            is multiplied by `target_scale.scale`.
+        class_names: Classification only, in the order of the class numbers.
+        feature_names: The columns of the inputs, where they have names.
+    """
+
+    name: str
+    task: Task
+    parts: Mapping[str, Pair]
+    num_outputs: int
+    encoder: Standardizer | Vocabulary | TableTransform
+    target_scale: Standardizer | None = None
+    class_names: tuple[str, ...] = ()
+    feature_names: tuple[str, ...] = ()
+
+    @property
+    def train(self) -> Pair:
+        """The training part; a set that has only a test part (KMNIST, notMNIST) raises a `MissingDataError`."""
+        if "train" not in self.parts:
+            raise MissingDataError(f"the data set {self.name!r} has only a test part; train on another one.")
+        return self.parts["train"]
+
+    @property
+    def validation(self) -> Pair | None:
+        """The part carved from the training part, or None if none was asked for."""
+        return self.parts.get("validation")
+
+    @property
+    def test(self) -> Pair:
+        """The test part."""
+        return self.parts["test"]
+
+    @property
+    def input_shape(self) -> tuple[int, ...]:
+        """The shape of one input, without the batch axis."""
+        return tuple(self.test[0].shape[1:])
+
+    def __repr__(self) -> str:
+        sizes = ", ".join(f"{part}={len(pair[1])}" for part, pair in self.parts.items())
+        return (
+            f"DataSet({self.name!r}, {self.task}, {sizes}, "
+            f"input_shape={self.input_shape}, num_outputs={self.num_outputs})"
+        )

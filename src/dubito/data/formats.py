@@ -1,0 +1,106 @@
+"""The file formats data sets come in: idx (the format of MNIST) and npz, and the checksums that lie beside them."""
+
+from __future__ import annotations
+
+import contextlib
+import gzip
+import hashlib
+import io
+import os
+import tempfile
+import zipfile
+import zlib
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from dubito.data.locate import cache_folder
+from dubito.errors import FileFormatError
+
+Array = NDArray[Any]
+
+
+def read_gzip(path: Path) -> bytes:
+    """The unpacked bytes of a gzip file."""
+    try:
+        return gzip.decompress(path.read_bytes())
+    except (OSError, EOFError, zlib.error) as error:
+        raise FileFormatError(f"{path} is not a complete gzip file ({error}); fetch it again.") from error
+
+
+def read_idx(path: Path) -> Array:
+    """Read a gzipped idx file: two zeros, type 8 (bytes), the number of axes, their big-endian sizes, the values."""
+    content = read_gzip(path)
+    num_axes = content[3] if len(content) >= 4 else 0
+    if content[:3] != b"\x00\x00\x08" or len(content) < 4 + 4 * num_axes:
+        raise FileFormatError(f"{path} is not an idx file of unsigned bytes; fetch it again.")
+    shape = tuple(int(size) for size in np.frombuffer(content, ">u4", count=num_axes, offset=4))
+    values = np.frombuffer(content, np.uint8, offset=4 + 4 * num_axes)
+    if values.size != np.prod(shape):
+        raise FileFormatError(f"{path} promises {shape} values but holds {values.size}; fetch it again.")
+    return values.reshape(shape)
+
+
+def read_npz(path: Path, *keys: str) -> list[Array]:
+    """Read the arrays `keys` of an npz file, without pickle.
+
+    LZMA members take seconds to unpack, so they are kept unpacked in the user's cache where that can be written.
+    """
+    try:
+        with zipfile.ZipFile(path) as archive:
+            return [_read_member(archive, f"{key}.npy") for key in keys]
+    except KeyError as error:
+        raise FileFormatError(f"{path} lacks an array ({error.args[0]}); fetch it again.") from error
+    except (OSError, EOFError, ValueError, RuntimeError, zipfile.BadZipFile, zlib.error) as error:
+        raise FileFormatError(f"{path} is not a complete npz file ({error}); fetch it again.") from error
+
+
+def _read_member(archive: zipfile.ZipFile, member: str) -> Array:
+    info = archive.getinfo(member)
+    if info.compress_type == zipfile.ZIP_LZMA:
+        content = _unpack_cached(archive, info)
+    else:
+        content = archive.read(info)
+    return np.lib.format.read_array(io.BytesIO(content), allow_pickle=False)
+
+
+def _unpack_cached(archive: zipfile.ZipFile, info: zipfile.ZipInfo) -> bytes:
+    """Unpack through the cache; the archive's own checksum names the cached file and guards its content."""
+    cached = cache_folder() / "unpacked" / f"{info.CRC:08x}-{info.file_size}.npy"
+    with contextlib.suppress(OSError):  # no such file, or not readable: the archive has it all
+        content = cached.read_bytes()
+        if len(content) == info.file_size and zlib.crc32(content) == info.CRC:
+            return content
+    content = archive.read(info)
+    with contextlib.suppress(OSError):  # a read-only or full disk costs time at the next call, not the data
+        _write_atomically(cached, content)
+    return content
+
+
+def _write_atomically(path: Path, content: bytes) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    handle, temporary = tempfile.mkstemp(dir=path.parent)
+    try:
+        with os.fdopen(handle, "wb") as file:
+            file.write(content)
+        os.replace(temporary, path)
+    except BaseException:
+        os.unlink(temporary)
+        raise
+
+
+def wrong_checksums(root: Path, files: tuple[str, ...]) -> list[str]:
+    """Those of `files` whose SHA-256 differs from the one in `root/SHA256SUMS`; files it does not list pass."""
+    sums = root / "SHA256SUMS"
+    if not sums.is_file():
+        return []
+    lines = (line.split(maxsplit=1) for line in sums.read_text(encoding="utf-8").splitlines() if line.strip())
+    listed = {file.lstrip("*"): digest for digest, file in lines}
+    return [file for file in files if file in listed and _digest(root / file) != listed[file]]
+
+
+def _digest(path: Path) -> str:
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()

@@ -1,0 +1,106 @@
+"""Text to padded integer sequences: a small tokenizer, and a vocabulary counted on the training part."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from itertools import chain
+
+import torch
+from torch import Tensor
+
+from dubito.errors import FileFormatError, InputError
+
+PADDING, UNKNOWN = 0, 1
+_SPECIAL = ("<pad>", "<unk>")
+_TOKEN = re.compile(r"'?\w+|[^\w\s]")
+
+
+def tokenize(text: str) -> list[str]:
+    """Split into lower-case words, clitics and single punctuation marks.
+
+    Example:
+        >>> tokenize("It's the Rock -- again!")
+        ['it', "'s", 'the', 'rock', '-', '-', 'again', '!']
+    """
+    return _TOKEN.findall(text.lower())
+
+
+@dataclass(frozen=True)
+class Vocabulary:
+    """The words a network knows, and the length its inputs are padded or cut to.
+
+    Token 0 is padding, token 1 stands for every unknown word; the others follow by falling frequency.
+
+    Example:
+        >>> vocabulary = Vocabulary.fit(["a fine film", "a bad film"], min_count=2)
+        >>> vocabulary.words
+        ('<pad>', '<unk>', 'a', 'film')
+        >>> vocabulary.encode(["a great film", "film"]).tolist()
+        [[2, 1, 3], [3, 0, 0]]
+    """
+
+    words: tuple[str, ...]
+    length: int
+
+    @classmethod
+    def fit(
+        cls, texts: Iterable[str], *, max_words: int = 20_000, min_count: int = 2, max_length: int = 64
+    ) -> Vocabulary:
+        """Count the words of the training texts.
+
+        Args:
+            texts: The training texts.
+            max_words: Keep at most this many words, the most frequent ones; ties are broken alphabetically.
+            min_count: A word seen less often is unknown, so that the unknown token is trained too.
+            max_length: Sequences get the length of the longest training text, but at most this.
+        """
+        tokens = [tokenize(text) for text in texts]
+        if not tokens:
+            raise InputError("a vocabulary needs at least one text; got none.")
+        counts = Counter(chain.from_iterable(tokens))
+        frequent = sorted((word for word, count in counts.items() if count >= min_count), key=lambda w: (-counts[w], w))
+        length = min(max_length, max(1, max(map(len, tokens))))
+        return cls((*_SPECIAL, *frequent[:max_words]), length)
+
+    def __len__(self) -> int:
+        return len(self.words)
+
+    @cached_property
+    def _numbers(self) -> dict[str, int]:
+        return {word: number for number, word in enumerate(self.words)}
+
+    def encode(self, texts: Sequence[str]) -> Tensor:
+        """Texts to int64 token numbers `[N, length]`, cut or padded at the end; an empty text is one unknown word."""
+        if isinstance(texts, str):
+            raise InputError("encode takes a list of texts, not a single string; wrap it in a list.")
+        numbers = torch.full((len(texts), self.length), PADDING, dtype=torch.int64)
+        for row, text in enumerate(texts):
+            tokens = tokenize(text)[: self.length]
+            # A row of padding alone would leave a masked network nothing to attend to.
+            known = [self._numbers.get(token, UNKNOWN) for token in tokens] or [UNKNOWN]
+            numbers[row, : len(known)] = torch.tensor(known)
+        return numbers
+
+    def decode(self, numbers: Tensor) -> list[str]:
+        """Token numbers `[N, length]` to words joined by spaces, without the padding."""
+        return [" ".join(self.words[token] for token in row if token != PADDING) for row in numbers.tolist()]
+
+    def to_json(self) -> str:
+        """Write as JSON, to be kept beside the network that was trained with it."""
+        return json.dumps({"format": "dubito.vocabulary/1", "length": self.length, "words": self.words})
+
+    @classmethod
+    def from_json(cls, text: str) -> Vocabulary:
+        """Read what `to_json` wrote."""
+        try:
+            content = json.loads(text)
+            if content["format"] != "dubito.vocabulary/1":
+                raise ValueError(f"its format is {content['format']!r}")
+            return cls(tuple(content["words"]), int(content["length"]))
+        except (ValueError, KeyError, TypeError) as error:
+            raise FileFormatError(f"this is not a vocabulary written by to_json ({error}).") from error
