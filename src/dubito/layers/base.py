@@ -86,6 +86,10 @@ class LayerRule(ABC, Generic[M]):
         """Output gradients `g [V, *output]` summed over positions: the gradient of the flat bias, `[V, B, O]`."""
         raise self._lacks("bias_grads", layer)
 
+    def bias_shares_rows(self, layer: M) -> bool:
+        """Whether the bias meets the same rows of output gradients as the weight, so that curvature can share them."""
+        return False
+
     def to_matrix(self, layer: M, weight: Tensor) -> Tensor:
         """A weight `[..., *weight]` as the matrix that meets the rows: `[..., O, I]`, grouped `[..., Gr, O, I]`."""
         return weight

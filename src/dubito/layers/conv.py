@@ -144,6 +144,10 @@ class ConvRule(ChannelsFirstRule):
         rows = channels_first_rows(batched(layer, g))
         return rows if layer.groups == 1 else rows.unflatten(-1, (layer.groups, -1))
 
+    def bias_shares_rows(self, layer: _ConvNd) -> bool:
+        """Where all channels form one group."""
+        return layer.groups == 1
+
     def to_matrix(self, layer: _ConvNd, weight: Tensor) -> Tensor:
         """`[..., O, I / Gr, *kernel]` as `[..., O, fan_in]`, or `[..., Gr, O / Gr, fan_in]`."""
         matrix = weight.flatten(-1 - spatial_dims(layer))

@@ -33,6 +33,10 @@ class LinearRule(LayerRule[nn.Linear]):
         """`[V, B, O]`."""
         return channels_last_rows(g).sum(2)
 
+    def bias_shares_rows(self, layer: nn.Linear) -> bool:
+        """Always."""
+        return True
+
     def num_inputs(self, layer: nn.Linear) -> int:
         """`in_features`."""
         return layer.in_features

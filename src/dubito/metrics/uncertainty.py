@@ -51,8 +51,13 @@ def entropy_decomposition(log_probs: Tensor) -> EntropyDecomposition:
     mean_probs = samples.new_zeros(samples.shape[1:], dtype=torch.float64)
     aleatoric = samples.new_zeros(samples.shape[1:-1], dtype=torch.float64)
     for sample in samples:  # one at a time: a float64 copy of all S would be the largest tensor of an evaluation
-        probs = sample.double().clamp(max=0).exp_()  # rounding above 1 would give a negative entropy
-        mean_probs += probs / len(samples)
-        aleatoric += torch.special.entr(probs).sum(-1) / len(samples)
+        logs = sample.double().clamp(min=-800, max=0)  # below −800 the probability is 0; above 0 is rounding
+        probs = logs.exp()
+        mean_probs += probs
+        aleatoric -= logs.mul_(probs).sum(-1)
+    mean_probs /= len(samples)
+    aleatoric /= len(samples)
     epistemic = (torch.special.entr(mean_probs).sum(-1) - aleatoric).clamp_(min=0)
+    if len(samples) == 1:
+        epistemic.zero_()  # a single sample has nothing to disagree with; rounding must not say otherwise
     return EntropyDecomposition(aleatoric + epistemic, aleatoric, epistemic)

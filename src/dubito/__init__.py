@@ -1,0 +1,63 @@
+"""Dubito: one posterior over the weights, two dividends.
+
+The network knows what it does not know (calibrated predictions, out-of-distribution detection, rejection) and drops what it does
+not need (pruning, shrinking, quantization).
+
+    posterior = dubito.MAP().fit(model, train_loader)
+    prediction = posterior.predict(x)
+    scores = dubito.evaluate(posterior, test_loader)
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+__version__ = "0.1.0"
+
+# The public surface: name -> (module, attribute); imported when first touched, so that `import dubito` is quick.
+_PUBLIC: dict[str, tuple[str, str | None]] = {
+    "Laplace": ("dubito.laplace", "Laplace"),
+    "MAP": ("dubito.point", "MAP"),
+    "Training": ("dubito.training", "Training"),
+    "Posterior": ("dubito.posterior", "Posterior"),
+    "Prediction": ("dubito.prediction", "Prediction"),
+    "Selection": ("dubito.selection", "Selection"),
+    "load": ("dubito.posterior", "load"),
+    "parse": ("dubito.grammar", "parse"),
+    "evaluate": ("dubito.reporting", "evaluate"),
+    "report": ("dubito.reporting", "report"),
+    "data": ("dubito.data", None),
+    "errors": ("dubito.errors", None),
+    "likelihoods": ("dubito.likelihoods", None),
+    "metrics": ("dubito.metrics", None),
+    "models": ("dubito.models", None),
+    "select": ("dubito.select", None),
+}
+
+__all__ = sorted(_PUBLIC)  # noqa: PLE0605 - the names live in one table
+
+if TYPE_CHECKING:
+    from dubito import data, errors, likelihoods, metrics, models, select
+    from dubito.grammar import parse
+    from dubito.laplace import Laplace
+    from dubito.point import MAP
+    from dubito.posterior import Posterior, load
+    from dubito.prediction import Prediction
+    from dubito.reporting import evaluate, report
+    from dubito.selection import Selection
+    from dubito.training import Training
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _PUBLIC:
+        raise AttributeError(f"module 'dubito' has no attribute '{name}'")
+    module, attribute = _PUBLIC[name]
+    loaded = importlib.import_module(module)
+    value = loaded if attribute is None else getattr(loaded, attribute)
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted([*globals(), *_PUBLIC])

@@ -1,0 +1,163 @@
+"""The commands. Everything heavy is imported inside them, so that ``--help`` is quick."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from dubito.cli import manual
+from dubito.cli.failures import FAILURE, Group
+from dubito.cli.methods import METHODS
+
+_STYLE = {"help_option_names": ["-h", "--help"], "max_content_width": 110}
+
+app = typer.Typer(
+    cls=Group,
+    help=manual.MAIN,
+    context_settings=_STYLE,
+    rich_markup_mode=None,
+    pretty_exceptions_enable=False,
+    add_completion=False,
+)
+data_app = typer.Typer(context_settings=_STYLE, rich_markup_mode=None)
+app.add_typer(data_app, name="data", help=manual.DATA, short_help="See which data sets are here, and check them.")
+
+Json = Annotated[bool, typer.Option("--json", help="Print JSON, and nothing else, on stdout.")]
+Out = Annotated[Path, typer.Option("--out", metavar="FILE", help="Where the report is written.")]
+
+
+def _print_version(wanted: bool) -> None:
+    if wanted:
+        version()
+        raise typer.Exit
+
+
+@app.callback(invoke_without_command=True)
+def root(
+    context: typer.Context,
+    show_version: Annotated[
+        bool, typer.Option("--version", callback=_print_version, is_eager=True, help="Print the version and exit.")
+    ] = False,
+    debug: Annotated[bool, typer.Option("--debug", help="Show the traceback of an error.")] = False,
+) -> None:
+    """Show the help where no command is given; `Group` has taken ``--debug`` out already."""
+    _help_if_alone(context)
+
+
+@data_app.callback(invoke_without_command=True)
+def data_root(context: typer.Context) -> None:
+    """Show the help where no command is given."""
+    _help_if_alone(context)
+
+
+def _help_if_alone(context: typer.Context) -> None:
+    if context.invoked_subcommand is None:
+        typer.echo(context.get_help())
+
+
+@app.command(help=manual.DEMO, short_help="Compare every method on handwritten digits.")
+def demo(
+    out: Out = Path("report.html"),
+    fast: Annotated[bool, typer.Option("--fast", help="One seed, few epochs, few shifts: takes seconds.")] = False,
+    json: Json = False,
+) -> None:
+    """Compare every method on digits."""
+    import torch
+
+    from dubito.cli.delivery import deliver
+    from dubito.cli.options import check_writable, demo_comparison
+
+    check_writable(out)
+    torch.set_num_threads(1)  # for networks this small, sharing the work costs more than the work
+    deliver(demo_comparison(fast), out, json)
+
+
+@app.command(help=manual.COMPARE, short_help="Compare methods on a data set or a table.")
+def compare(
+    data: Annotated[str, typer.Option("--data", metavar="NAME|TABLE", help="A data set by name, or a table.")],
+    target: Annotated[str | None, typer.Option(metavar="COLUMN", help="The column of a table to predict.")] = None,
+    model: Annotated[str, typer.Option(metavar="NETWORK", help="The network, one of those above.")] = "mlp",
+    method: Annotated[
+        list[str] | None,
+        typer.Option(metavar="METHOD", help="A method; give one --method for each.  [default: all of those above]"),
+    ] = None,
+    likelihood: Annotated[
+        str | None, typer.Option(metavar="NAME", help="How outputs explain targets.  [default: as the target asks for]")
+    ] = None,
+    seeds: Annotated[int, typer.Option(metavar="N", min=1, help="How often everything is repeated.")] = 3,
+    epochs: Annotated[int | None, typer.Option(metavar="N", help="Passes over the data; see above.")] = None,
+    lr: Annotated[float | None, typer.Option(metavar="RATE", help="The learning rate.")] = None,
+    batch_size: Annotated[int | None, typer.Option(metavar="N", help="Examples per step of training.")] = None,
+    training: Annotated[
+        str | None,
+        typer.Option(metavar="SETTINGS", help='All of training at once: "training(optimizer=sgd, lr=0.1, epochs=50)".'),
+    ] = None,
+    split: Annotated[int, typer.Option(metavar="N", min=0, help="Which split into training and test part.")] = 0,
+    gap: Annotated[bool, typer.Option("--gap", help="UCI sets: test on the middle third of feature --split.")] = False,
+    limit: Annotated[int | None, typer.Option(metavar="N", help="Train and validate on at most N rows.")] = None,
+    limit_test: Annotated[int | None, typer.Option(metavar="N", help="Test on at most N rows of each set.")] = None,
+    shifts: Annotated[bool, typer.Option("--shifts", help="Images: test under corruptions, too.")] = False,
+    ood: Annotated[
+        list[str] | None,
+        typer.Option(metavar="NAME", help="A data set to be noticed as foreign; give one --ood for each."),
+    ] = None,
+    out: Out = Path("report.html"),
+    json: Json = False,
+) -> None:
+    """Compare methods on a data set."""
+    from dubito import data as datasets
+    from dubito.cli import options
+    from dubito.cli.comparison import Comparison
+    from dubito.cli.delivery import deliver
+
+    options.check_writable(out)
+    recipes = options.read_methods(method or METHODS)
+    chosen = options.read_training(training, epochs=epochs, lr=lr, batch_size=batch_size)
+    dataset = options.read_data(data, target, split=split, gap=gap, limit=limit, limit_test=limit_test)
+    comparison = Comparison(
+        dataset,
+        model=model,
+        recipes=recipes,
+        likelihood=options.read_likelihood(likelihood, dataset),
+        training=chosen,
+        num_seeds=seeds,
+        ood=options.foreign(ood or (), dataset, limit_test),
+        shifts=datasets.shifts(dataset) if shifts else {},
+    )
+    comparison.check()
+    deliver(comparison, out, json)
+
+
+@data_app.command("list", help=manual.DATA_LIST, short_help="List every data set, with where it was found.")
+def data_list(json: Json = False) -> None:
+    """List the data sets."""
+    from dubito import data
+    from dubito.cli.output import print_availability
+
+    print_availability(data.available(), json)
+
+
+@data_app.command("check", help=manual.DATA_CHECK, short_help="Read data sets whole and check them.")
+def data_check(
+    names: Annotated[list[str] | None, typer.Argument(metavar="[NAME]...", help="Data sets to check.")] = None,
+    json: Json = False,
+) -> None:
+    """Check data sets."""
+    from dubito import data
+    from dubito.cli.output import print_integrity
+
+    wanted = names or [row.name for row in data.available() if row.found]
+    rows = [data.check(name) for name in wanted]
+    print_integrity(rows, json)
+    if not all(row.ok for row in rows):
+        raise typer.Exit(FAILURE)
+
+
+@app.command(help="Print the version.")
+def version() -> None:
+    """Print the version."""
+    import dubito
+
+    typer.echo(f"dubito {dubito.__version__}")

@@ -1,0 +1,74 @@
+"""What the command line does when something goes wrong: one line on stderr and an exit code, no traceback."""
+
+from __future__ import annotations
+
+import sys
+import warnings
+from collections.abc import Sequence
+from typing import Any
+
+import typer
+from typer.core import TyperGroup
+
+from dubito.errors import DubitoError, MissingDataError, NonFiniteError
+
+FAILURE, BAD_INPUT, MISSING_DATA, INTERRUPTED = 1, 2, 3, 130
+
+# Newer versions of typer carry a copy of click; the base of its usage errors is reached the same way in all of them.
+_UsageError: Any = typer.BadParameter.__bases__[0]
+
+
+class Group(TyperGroup):
+    """A group of commands whose failures are one line; ``--debug``, anywhere among the arguments, shows tracebacks."""
+
+    def main(
+        self,
+        args: Sequence[str] | None = None,
+        prog_name: str | None = None,
+        complete_var: str | None = None,
+        standalone_mode: bool = True,
+        windows_expand_args: bool = True,
+        **extra: Any,
+    ) -> Any:
+        """Run the command and turn what goes wrong into an exit code."""
+        words = list(sys.argv[1:] if args is None else args)
+        debug = "--debug" in words
+        words = [word for word in words if word != "--debug"]
+        with warnings.catch_warnings():
+            warnings.showwarning = _show_warning
+            try:
+                code = super().main(words, prog_name, complete_var, False, windows_expand_args, **extra)
+            except Exception as error:
+                if debug:
+                    raise
+                code = _explain(error)
+        if standalone_mode:
+            sys.exit(code or 0)
+        return code
+
+
+def exit_code(error: Exception) -> int:
+    """Return the exit code that says what kind of error it was."""
+    if isinstance(error, MissingDataError):
+        return MISSING_DATA
+    if isinstance(error, NonFiniteError):
+        return FAILURE
+    return BAD_INPUT if isinstance(error, DubitoError | _UsageError) else FAILURE
+
+
+def _explain(error: Exception) -> int:
+    """Say what went wrong in one line, and return the exit code for it."""
+    if isinstance(error, _UsageError):
+        hint = f" (see '{error.ctx.command_path} --help')" if getattr(error, "ctx", None) else ""
+        sentence = error.format_message()
+        message = f"{sentence}{'' if sentence.endswith(('.', '?')) else '.'}{hint}"
+    elif isinstance(error, DubitoError):
+        message = str(error)
+    else:
+        message = f"{type(error).__name__}: {error} (run again with --debug to see where)"
+    sys.stderr.write(f"dubito: error: {' '.join(message.split())}\n")
+    return exit_code(error)
+
+
+def _show_warning(message: Warning | str, *_: Any, **__: Any) -> None:
+    sys.stderr.write(f"dubito: warning: {' '.join(str(message).split())}\n")

@@ -1,0 +1,10 @@
+"""The methods that `dubito demo` shows and that `dubito compare` tries when none is named; a new one is one line."""
+
+from __future__ import annotations
+
+METHODS: tuple[str, ...] = (
+    "map()",
+    "map(temperature=validation)",
+    "laplace()",
+    "laplace(weights=select.last_layer(), structure=full)",
+)

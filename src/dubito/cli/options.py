@@ -1,0 +1,112 @@
+"""From the words of the command line to a `Comparison`."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from dubito import data, grammar, likelihoods
+from dubito.cli.comparison import Comparison
+from dubito.cli.methods import METHODS
+from dubito.data import DataSet, Pair
+from dubito.errors import InputError
+from dubito.likelihoods import Bernoulli, Categorical, Likelihood
+from dubito.recipe import Recipe
+from dubito.training import Training
+
+_TABLE_SUFFIXES = (".csv", ".tsv", ".parquet", ".gz")
+
+
+def demo_comparison(fast: bool = False) -> Comparison:
+    """Return the comparison of `dubito demo`: every method on a few hundred digits."""
+    dataset = data.load("digits", limit=800, validation=0.25)
+    return Comparison(
+        dataset,
+        model="mlp(hidden=[100, 100])",
+        recipes=read_methods(METHODS),
+        likelihood=Categorical(),
+        training={"epochs": 10 if fast else 60, "lr": 3e-3, "batch_size": 64},
+        num_seeds=1 if fast else 3,
+        ood={"scrambled digits": scrambled(dataset.test)},
+        shifts=data.shifts(dataset, ["rotation", "noise"], (1, 3, 5)) if fast else data.shifts(dataset),
+    )
+
+
+def read_methods(texts: Sequence[str]) -> tuple[Recipe, ...]:
+    """Return the recipes that the texts describe; a recipe that is given twice is an error."""
+    recipes: list[Recipe] = []
+    for text in texts:
+        recipe = grammar.parse(text)
+        if not isinstance(recipe, Recipe):
+            raise InputError(f"'{text}' is not a method; write one such as \"map()\".")
+        if recipe in recipes:
+            raise InputError(f"The method {recipe!r} is given twice; drop one.")
+        recipes.append(recipe)
+    return tuple(recipes)
+
+
+def read_data(
+    name: str, target: str | None, *, split: int, gap: bool, limit: int | None, limit_test: int | None
+) -> DataSet:
+    """Return a data set by name, or one made of a table."""
+    if not name.endswith(_TABLE_SUFFIXES):
+        if target is not None:
+            raise InputError(f"--target is for tables (.csv, .tsv, .parquet); '{name}' is the name of a data set.")
+        return data.load(name, split=split, gap=gap, limit=limit, limit_test=limit_test)
+    if target is None:
+        columns = ", ".join(map(str, data.read_table(name).columns))
+        raise InputError(f"Say which column of '{name}' to predict with --target; its columns are: {columns}.")
+    if gap or limit_test is not None:
+        raise InputError(f"{'--gap' if gap else '--limit-test'} is for data sets by name, not for tables; drop it.")
+    generator = torch.Generator().manual_seed(split)
+    return data.load_table(name, target, limit=limit, generator=generator)
+
+
+def read_likelihood(text: str | None, dataset: DataSet) -> Likelihood:
+    """Return the likelihood that the text describes, or the plain one of the data set's task."""
+    if text is None:
+        return likelihoods.resolve("categorical" if dataset.task == "classification" else "gaussian")
+    likelihood = grammar.parse(text, "likelihoods") if "(" in text else likelihoods.resolve(text)
+    if not isinstance(likelihood, Likelihood):
+        raise InputError(f"'{text}' is not a likelihood; write categorical, bernoulli, gaussian or heteroscedastic.")
+    if isinstance(likelihood, Categorical | Bernoulli) != (dataset.task == "classification"):
+        raise InputError(f"The likelihood '{text}' does not fit '{dataset.name}', which is a {dataset.task} data set.")
+    return likelihood
+
+
+def read_training(text: str | None, **chosen: Any) -> dict[str, Any]:
+    """Return the settings of training that were chosen, by name; single ones win over the text of all."""
+    settings: dict[str, Any] = {}
+    if text is not None:
+        training = grammar.parse(text)
+        if not isinstance(training, Training):
+            raise InputError(f"'{text}' does not describe training; write \"training(epochs=50, lr=0.01)\".")
+        settings = training.fields()
+    settings |= {name: value for name, value in chosen.items() if value is not None}
+    Training(**settings)  # raises before any work is done
+    return settings
+
+
+def foreign(names: Sequence[str], dataset: DataSet, limit_test: int | None) -> dict[str, Pair]:
+    """Return the test parts of other data sets, prepared like `dataset`."""
+    # One row of training: the statistics are those of `dataset`, so the rest would be prepared in vain.
+    options: dict[str, Any] = {"like": dataset, "validation": 0, "limit": 1, "limit_test": limit_test}
+    return {name: data.load(name, **options).test for name in names}
+
+
+def scrambled(pair: Pair) -> Pair:
+    """Return images with their pixels in random order, another for each: the same brightness, but no digits."""
+    inputs, targets = pair
+    generator = torch.Generator().manual_seed(0)
+    order = torch.rand(inputs.shape, generator=generator).flatten(1).argsort(dim=1)
+    return inputs.flatten(1).gather(1, order).reshape(inputs.shape), targets
+
+
+def check_writable(path: Path) -> None:
+    """Raise before any work is done if a report cannot be written there."""
+    if path.is_dir() or not path.resolve().parent.is_dir():
+        problem = "it is a folder" if path.is_dir() else f"the folder '{path.parent}' does not exist"
+        raise InputError(f"The report cannot be written to '{path}': {problem}.")

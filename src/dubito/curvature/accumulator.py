@@ -1,0 +1,54 @@
+"""The contract of summing curvature over batches."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Iterable
+from typing import Any
+
+from torch import Tensor
+
+from dubito import linalg
+from dubito.curvature.engine import Engine, Tape
+from dubito.selection import Selection
+
+Sums = dict[str, Any]
+
+# A full matrix over more weights than this would take over 3 GB.
+LARGEST_FULL = 20_000
+
+
+class Accumulator(ABC):
+    """Sums curvature of one structure over the selected weights.
+
+    The sums are tensors only, so they can be checkpointed, summed over processes, and added to with new data.
+
+    Args:
+        engine: Gives gradients in factored form.
+        selection: Which weights.
+    """
+
+    passes = 1  # how often the data must be seen
+
+    def __init__(self, engine: Engine, selection: Selection) -> None:
+        self.engine, self.selection = engine, selection
+
+    @property
+    def extra(self) -> int:
+        """Numbers per example and column that `add` builds beyond the layers' own gradients."""
+        return 0
+
+    @abstractmethod
+    def zeros(self) -> Sums:
+        """The sums over no data."""
+
+    @abstractmethod
+    def add(self, sums: Sums, tape: Tape, columns: Iterable[Tensor], targets: Tensor | None = None) -> None:
+        """Add one batch to `sums`, in place; only the exact Hessian looks at the targets."""
+
+    def next_pass(self, sums: Sums) -> None:  # noqa: B027 - most structures see the data once
+        """Prepare `sums`, in place, for the next pass over the data, where there is one."""
+
+    @abstractmethod
+    def matrix(self, sums: Sums) -> linalg.Matrix:
+        """Return the curvature."""

@@ -1,0 +1,96 @@
+"""Does the engine's gradient equal autograd's? Asked once, on the first few examples, before anything is believed."""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor
+
+from dubito import batches, params
+from dubito.curvature.factors import Factor
+from dubito.layers.rows import Index
+
+if TYPE_CHECKING:
+    from dubito.curvature.engine import Tape
+
+# Relative differences that count as rounding.
+_TOLERANCE = {torch.float64: 1e-8, torch.float32: 1e-3}
+
+
+def misfits(tape: Tape, names: list[str]) -> list[tuple[list[str], str]]:
+    """Return which parameters cannot be trusted to their layer rules, with the reason.
+
+    For a random column of the first and of the last example, the gradient of that example and the sum over all must
+    both be autograd's: a layer whose first axis is not the batch fails one of them.
+    """
+    if not names or not tape.outputs.requires_grad:
+        return []
+    roles, found = tape.engine.roles, []
+    for call in tape.calls:
+        try:
+            _ = call.rows
+        except RuntimeError as error:
+            found.append((list(roles[call.layer].values()), f"{error}."))
+    if found:
+        return found
+    seeds, examples = _single_examples(tape.outputs)
+    values = [tape.engine.parameters[name] for name in names]
+    try:
+        truth = [
+            torch.autograd.grad(tape.outputs, values, seed, retain_graph=True, allow_unused=True) for seed in seeds
+        ]
+    except RuntimeError as error:  # reentrant checkpointing forbids autograd.grad
+        return [(names, str(error).strip().splitlines()[0])]
+    factors = tape.pull(seeds)
+    wrong = [
+        name
+        for name, *grads in zip(names, *truth, strict=True)
+        if not all(_fits(factors[name], v, n, grads[v]) for v, n in enumerate(examples))
+    ]
+    return [(wrong, "they are not used as the rules of their layers say.")] if wrong else []
+
+
+def is_independent(tape: Tape) -> bool:
+    """Whether the first example alone gives the same outputs as in its batch."""
+    alone = batches.map_leaves(torch.clone, batches.take(tape.inputs, slice(0, 1)))
+    with torch.enable_grad():  # as in the batch: some modules take another path without gradients
+        outputs = params.call(tape.engine.model, alone)
+    return _close(outputs[0], tape.outputs[0], 0.0)
+
+
+def _single_examples(outputs: Tensor) -> tuple[Tensor, list[int]]:
+    """Columns ``[V, *outputs]`` that are random for one example each and zero for all others."""
+    examples = sorted({0, len(outputs) - 1})
+    noise = torch.randn(outputs[0].shape, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    seeds = outputs.new_zeros(len(examples), *outputs.shape)
+    for v, n in enumerate(examples):
+        seeds[v, n] = noise.to(outputs)
+    return seeds, examples
+
+
+def _fits(factor: Factor, v: int, n: int, truth: Tensor | None) -> bool:
+    """Whether the gradient of column `v`, which concerns example `n` alone, is the true one."""
+    try:
+        alone, total = factor.per_sample(slice(n, n + 1))[v, 0], factor.summed()[v]
+    except RuntimeError:  # shapes that do not meet
+        return False
+    truth = torch.zeros_like(total) if truth is None else truth.to_dense()
+    bound = _bound(factor)
+    return _close(alone, truth, bound) and _close(total, truth, bound)
+
+
+def _bound(factor: Factor) -> float:
+    """The largest norm that the sums over rows can have; where they cancel, what is left is rounding at this scale."""
+    bound = 0.0
+    for part in factor.parts:
+        ones = part.rows is None or isinstance(part.rows, Index)
+        rows = math.sqrt(part.grad[0].numel()) if ones else float(part.rows.a.norm())  # type: ignore[union-attr]
+        bound += rows * float(part.grad.norm())
+    return bound
+
+
+def _close(ours: Tensor, truth: Tensor, bound: float) -> bool:
+    rounding = 100 * torch.finfo(truth.dtype).eps * bound
+    return bool((ours - truth).norm() <= _TOLERANCE.get(truth.dtype, 3e-2) * truth.norm() + rounding)

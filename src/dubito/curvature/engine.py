@@ -1,0 +1,299 @@
+r"""One forward pass, one batched vector-Jacobian product, and every gradient in factored form.
+
+For a batch the model runs once. A vector-Jacobian product with `V` columns goes from the outputs to the *outputs of the
+selected layers* only; with the layers' inputs as rows `a [B, T, I]` and these gradients as rows `G [V, B, T, O]` the
+gradient of column `v` and example `n` is :math:`\sum_t G_{vnt} a_{nt}^\top`, and stays in that form (`Factor`) until
+something contracts it. No `B × V × D` Jacobian is built.
+
+The gradient edges of the layers' outputs are taken in a forward hook: they survive activations that work in place.
+"""
+
+from __future__ import annotations
+
+import copy
+import warnings
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.autograd.graph import GradientEdge, get_gradient_edge
+from torch.nn.modules.batchnorm import _BatchNorm
+
+from dubito import batches, params
+from dubito.curvature import per_example
+from dubito.curvature.check import is_independent, misfits
+from dubito.curvature.factors import Factor, Part
+from dubito.errors import UnsupportedError
+from dubito.layers import require_rule, rule_for
+from dubito.layers.base import LayerRule
+from dubito.layers.rows import Rows
+
+# Bytes that the gradients of one vector-Jacobian product may take; batches and columns are split to stay below.
+MEMORY_BUDGET = 96 * 2**20
+# What fits the caches; below it larger parts gain nothing, so parts stay this small unless that leaves too few examples.
+CACHE = 16 * 2**20
+FEW = 64
+
+# Examples on which the engine is tried out before it is trusted.
+TRIED = 8
+
+
+class FallbackWarning(UserWarning):
+    """Something is done by a slower general method."""
+
+
+@dataclass
+class _Call:
+    """One call of a layer: its input, and where the gradient of its output will arrive."""
+
+    layer: nn.Module
+    rule: LayerRule[Any]
+    inputs: Tensor
+    version: int
+    edge: GradientEdge
+    output_size: int
+    _rows: Rows | None = None
+
+    @property
+    def rows(self) -> Rows:
+        if self._rows is None:
+            self._rows = self.rule.inputs_as_rows(self.layer, self.inputs)
+        return self._rows
+
+
+@dataclass
+class Tape:
+    """What one forward pass left behind: outputs, and the calls of the selected layers."""
+
+    engine: Engine
+    inputs: Any
+    outputs: Tensor
+    calls: list[_Call] = field(default_factory=list)
+
+    @torch.inference_mode(False)
+    def pull(self, seeds: Tensor) -> dict[str, Factor]:
+        """Pull the columns `seeds` ``[V, *outputs]`` back to every selected parameter, in factored form."""
+        engine = self.engine
+        factors = {name: Factor(engine.shapes[name], len(seeds), len(self.outputs), seeds) for name in engine.names}
+        if not self.outputs.requires_grad:  # no selected parameter is used
+            return factors
+        for call, grad in zip(self.calls, self._gradients(seeds), strict=True):
+            if grad is None:
+                continue
+            for role, name in engine.roles[call.layer].items():
+                rows = call.rows if role == "weight" else None
+                factors[name].parts.append(Part(call.rule, call.layer, role, rows, grad))
+        for name, explicit in engine.explicit_gradients(self.inputs, seeds).items():
+            factors[name].explicit = explicit
+        return factors
+
+    def _gradients(self, seeds: Tensor) -> list[Tensor | None]:
+        """The gradients of the columns at the output of each call, ``[V, *output]``; None where they do not arrive."""
+        top = get_gradient_edge(self.outputs)
+        edges = [call.edge for call in self.calls if call.edge != top]
+        below = iter(self.engine.vector_jacobian(self.outputs, edges, seeds.contiguous()) if edges else [])
+        # the layer that gives the outputs gets the seeds as they are: one set for all examples stays one set
+        return [seeds if call.edge == top else next(below) for call in self.calls]
+
+
+class Engine:
+    """Gradients of a network's outputs with respect to some of its parameters.
+
+    Args:
+        model: The network; the engine works on its own copy, so no hook or flag is left on this one.
+        names: The parameters, by their canonical names.
+
+    Attributes:
+        roles: What each layer with a rule does with which parameter: ``{layer: {"weight": name, "bias": name}}``.
+        fallback: The parameters that are differentiated example by example, because no rule fits their use.
+        num_outputs: The number of outputs per example; 0 until the first batch was seen.
+    """
+
+    @torch.inference_mode(False)
+    def __init__(self, model: nn.Module, names: list[str]) -> None:
+        self.model = copy.deepcopy(model).eval()
+        parameters = dict(self.model.named_parameters())
+        self.names = list(names)
+        self.shapes = {name: tuple(parameters[name].shape) for name in names}
+        for name, value in parameters.items():
+            value.requires_grad_(name in self.shapes)
+        self.parameters = {name: parameters[name] for name in names}
+        self.batched = True
+        self.roles: dict[nn.Module, dict[str, str]] = {}
+        self.fallback: list[str] = []
+        self.num_outputs = 0
+        self._tried = 0  # the number of examples on which the engine was tried out
+        self._overwrites: bool | None = None  # whether the model writes into its inputs; None until it was seen
+        self._copy_inputs = False  # whether it writes into the inputs of its layers
+        self._per_example_by_vmap = True
+        self._calls: list[_Call] | None = None  # a list while a forward pass is recorded
+        self._rows = 0  # the number of examples in that pass
+        self._size_of_one = 1  # numbers per example and column in one product
+        self._find_roles()
+        for layer in self.roles:
+            # in front of the user's own hooks, which may return something other than the layer's output
+            layer.register_forward_hook(self._record, with_kwargs=True, prepend=True)
+
+    def _find_roles(self) -> None:
+        """Decide for each parameter whether every module that holds it has a rule for it."""
+        canonical = {id(value): name for name, value in self.parameters.items()}
+        reasons: dict[str, list[str]] = {}
+        for module in self.model.modules():
+            if isinstance(module, _BatchNorm) and module.running_mean is None:
+                raise UnsupportedError(
+                    f"A {type(module).__name__} without running statistics mixes the examples of a batch, so they have "
+                    "no gradients of their own: build it with track_running_stats=True."
+                )
+            for role, value in module._parameters.items():
+                if value is None or id(value) not in canonical:
+                    continue
+                name, obstacle = canonical[id(value)], _obstacle(module, role)
+                if obstacle is None:
+                    self.roles.setdefault(module, {})[role] = name
+                else:
+                    reasons.setdefault(obstacle, []).append(name)
+        for why, which in reasons.items():
+            self._fall_back(which, why)
+
+    def _fall_back(self, names: list[str], why: str) -> None:
+        """Take parameters away from their rules, and say so in one sentence."""
+        new = [name for name in dict.fromkeys(names) if name not in self.fallback]
+        if not new:
+            return
+        self.fallback += new
+        self.roles = {m: {r: n for r, n in roles.items() if n not in new} for m, roles in self.roles.items()}
+        more = f" and {len(new) - 3} more" if len(new) > 3 else ""
+        _say(f"Gradients of {', '.join(new[:3])}{more} are computed example by example, which is slower: {why}")
+
+    def _record(self, layer: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> None:
+        roles = self.roles.get(layer)
+        if self._calls is None or not roles or not output.requires_grad:
+            return
+        if len(args) + len(kwargs) != 1 or len(output) != self._rows:
+            kind = type(layer).__name__
+            self._fall_back(list(roles.values()), f"a {kind} is not called on one tensor with one row per example.")
+            return
+        inputs = args[0] if args else kwargs["input"]
+        kept = inputs.detach().clone() if self._copy_inputs else inputs.detach()
+        rule = rule_for(layer)
+        assert rule is not None
+        self._calls.append(_Call(layer, rule, kept, kept._version, get_gradient_edge(output), output.numel()))
+
+    @torch.inference_mode(False)
+    def run(self, inputs: Any) -> Tape:
+        """Run the model on one batch and keep what the products need."""
+        self._try_out(inputs)
+        return self._forward(inputs)
+
+    def _forward(self, inputs: Any) -> Tape:
+        given = batches.map_leaves(self._own, inputs)
+        before = [leaf._version for leaf in batches.leaves(given)]
+        calls: list[_Call] = []
+        self._calls, self._rows = calls, batches.num_rows(inputs)
+        try:
+            with torch.enable_grad():
+                outputs = params.call(self.model, given)
+        finally:
+            self._calls = None
+        self._overwrites = self._overwrites or before != [leaf._version for leaf in batches.leaves(given)]
+        if any(call.inputs._version != call.version for call in calls):
+            self._copy_inputs = True  # a later layer overwrote an input in place: run again, keeping copies
+            return self._forward(inputs)
+        return Tape(self, inputs, outputs, calls)
+
+    def _own(self, tensor: Tensor) -> Tensor:
+        """A tensor that the model may write into, and that autograd may keep."""
+        return tensor.clone() if self._overwrites is not False or tensor.is_inference() else tensor
+
+    def vector_jacobian(self, outputs: Tensor, inputs: list[Any], seeds: Tensor) -> list[Tensor | None]:
+        """Pull `seeds` ``[V, *outputs]`` back to tensors or edges, all columns at once where the model allows it."""
+        if self.batched:
+            try:
+                return list(_grad(outputs, inputs, seeds, is_grads_batched=True))
+            except RuntimeError as error:
+                self.batched = False
+                _say(f"The columns of a vector-Jacobian product go one by one, which is slower: {_first_line(error)}")
+        columns = [_grad(outputs, inputs, seed) for seed in seeds]
+        return [None if each[0] is None else torch.stack(each) for each in zip(*columns, strict=True)]
+
+    def chunks(self, inputs: Any, num_columns: int, extra: int = 0) -> Iterator[tuple[slice, Tape]]:
+        """Run the model on parts of a batch that are small enough for `num_columns` columns (or all outputs) at a time.
+
+        `extra` is the number of further entries per example and column that the caller will build.
+        """
+        size = batches.num_rows(inputs)
+        if not size:
+            return
+        self._try_out(inputs)
+        columns = min(num_columns, self.num_outputs)
+        bytes_of_one = (2 * self._size_of_one + extra) * columns * next(self.model.parameters()).element_size()
+        bytes_of_one = max(bytes_of_one, 1)
+        step = max(1, min(size, MEMORY_BUDGET // bytes_of_one, max(FEW, CACHE // bytes_of_one)))
+        for start in range(0, size, step):
+            rows = slice(start, min(start + step, size))
+            yield rows, self.run(batches.take(inputs, rows))
+
+    @torch.inference_mode(False)
+    def _try_out(self, inputs: Any) -> None:
+        """Measure and verify the engine on the first few examples; one alone does not show how a batch is laid out."""
+        if self._tried > 1 or self._tried == min(batches.num_rows(inputs), 2):
+            return
+        tape = self._forward(batches.take(inputs, slice(0, TRIED)))
+        size = len(tape.outputs)
+        for names, why in misfits(tape, [name for name in self.names if name not in self.fallback]):
+            self._fall_back(names, why)
+        if self.fallback and not is_independent(tape):
+            raise UnsupportedError(
+                "The network's outputs for one example depend on the other examples of the batch, so they have no "
+                "gradients of their own: make it treat examples one by one."
+            )
+        explicit = sum(self.parameters[name].numel() for name in self.fallback)
+        total = sum(call.output_size for call in tape.calls) + tape.outputs.numel()
+        self._size_of_one = max(1, total // size) + explicit
+        self.num_outputs = tape.outputs[0].numel()
+        self._tried = size
+
+    def matrix_order(self, name: str) -> Tensor | None:
+        """The flat position in the stored weight of each entry of its matrix form; None where they agree."""
+        for layer, roles in self.roles.items():
+            if roles.get("weight") == name:
+                order = torch.arange(self.parameters[name].numel()).reshape(self.shapes[name])
+                rule = rule_for(layer)
+                flat = order if rule is None else rule.to_matrix(layer, order)
+                return None if torch.equal(flat.flatten(), order.flatten()) else flat.flatten()
+        return None
+
+    def explicit_gradients(self, inputs: Any, seeds: Tensor) -> dict[str, Tensor]:
+        """Return ``[V, B, *shape]`` gradients of the parameters that have no rule, example by example."""
+        if not self.fallback:
+            return {}
+        if self._per_example_by_vmap:
+            try:
+                return per_example.by_vmap(self.model, self.fallback, inputs, seeds)
+            except (RuntimeError, TypeError, ValueError):
+                self._per_example_by_vmap = False
+        return per_example.by_loop(self.model, self.fallback, inputs, seeds)
+
+
+def _obstacle(module: nn.Module, role: str) -> str | None:
+    """Why the engine cannot follow what this module does with one of its parameters; None where it can."""
+    try:
+        require_rule(module, "the fast method")
+    except UnsupportedError as error:
+        return f"{error}."
+    return None if role in ("weight", "bias") else f"the rule of {type(module).__name__} does not know its '{role}'."
+
+
+def _grad(outputs: Tensor, inputs: list[Any], seeds: Tensor, **options: Any) -> tuple[Tensor | None, ...]:
+    return torch.autograd.grad(outputs, inputs, seeds, retain_graph=True, allow_unused=True, **options)
+
+
+def _first_line(error: Exception) -> str:
+    return next(iter(str(error).strip().splitlines()), type(error).__name__)
+
+
+def _say(sentence: str) -> None:
+    # always from this line, so that Python shows each sentence once
+    warnings.warn(sentence, FallbackWarning, stacklevel=1)

@@ -1,0 +1,201 @@
+"""Kronecker factors of every layer, summed over batches."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from dubito import linalg
+from dubito.curvature.accumulator import LARGEST_FULL, Accumulator, Sums
+from dubito.curvature.engine import Engine, Tape
+from dubito.curvature.factors import Factor, Part
+from dubito.errors import InputError, UnsupportedError
+from dubito.layers import rule_for
+from dubito.layers.norm import NormRule
+from dubito.layers.rows import Dense, Elementwise, Grouped, Index
+from dubito.linalg.kronecker import kronecker_block
+from dubito.selection import Selection
+
+# Above this width a Kronecker factor is summed in the model's own precision, to save memory.
+WIDE = 2048
+
+
+class KroneckerAccumulator(Accumulator):
+    r"""Kronecker factors per parameter (Martens & Grosse 2015, https://arxiv.org/abs/1503.05671).
+
+    The block of a weight is :math:`(\sum g g^\top) \otimes (\sum a a^\top) / n` over the rows of gradients and inputs,
+    that of a bias :math:`\sum g g^\top`. Normalization layers, what has no layer rule, and what layers of different
+    kinds share are diagonal. A partly selected parameter keeps the factors of the whole and takes their principal
+    submatrix.
+
+    Weights that are shared over positions (Eschenhagen et al. 2023, https://arxiv.org/abs/2311.00636): `mode="expand"`
+    treats positions as further examples, `mode="reduce"` first averages inputs and sums gradients over them (embeddings
+    have no inputs to average and are always expanded).
+    """
+
+    def __init__(self, engine: Engine, selection: Selection, mode: str = "expand") -> None:
+        super().__init__(engine, selection)
+        if mode not in ("expand", "reduce"):
+            raise InputError(f"The Kronecker mode must be 'expand' or 'reduce', got '{mode}'.")
+        self.mode = mode
+
+    def zeros(self) -> Sums:
+        """Factors appear with the first batch, when the kind of each layer's rows is known."""
+        return {name: {} for name in self.selection.names}
+
+    def add(self, sums: Sums, tape: Tape, columns: Iterable[Tensor], targets: Tensor | None = None) -> None:
+        """Add ``aᵀa`` once and ``GᵀG`` for every column."""
+        shared = self._shared_biases()
+        for turn, seeds in enumerate(columns):
+            for name, factor in tape.pull(seeds).items():
+                if name not in shared:
+                    self._add_factor(name, sums[name], factor, first=turn == 0)
+
+    def _shared_biases(self) -> dict[str, str]:
+        """From each bias that meets the same rows of gradients as the weight of its layer to that weight.
+
+        Its factor is that weight's output factor, which need not be computed again.
+        """
+        users = Counter(name for roles in self.engine.roles.values() for name in roles.values())
+        found = {}
+        for layer, roles in self.engine.roles.items():
+            rule = rule_for(layer)
+            own = len(roles) == 2 and all(users[name] == 1 for name in roles.values())
+            if own and rule is not None and rule.bias_shares_rows(layer):
+                found[roles["bias"]] = roles["weight"]
+        return found
+
+    def _add_factor(self, name: str, sums: Sums, factor: Factor, first: bool) -> None:
+        parts = factor.parts if factor.explicit is None else []
+        kinds = {_kind(part) for part in parts}
+        factored = len(kinds) == 1 and None not in kinds
+        if not factored and "left" in sums:
+            raise UnsupportedError(
+                f"'{name}' was used in one way by earlier batches and in another by this one, so it has no Kronecker "
+                "factors: use structure='diag', or leave it out of the selection."
+            )
+        if factored:
+            for part in parts:
+                self._add_part(sums, part, first)
+        elif factor.explicit is not None or parts:
+            _accumulate(sums, "diagonal", factor.square_sum())
+
+    def _add_part(self, sums: Sums, part: Part, first: bool) -> None:
+        reduce = self.mode == "reduce"
+        inputs = part.rows
+        if inputs is None:
+            rows = part.bias_grads() if reduce else _bias_rows(part)
+            _accumulate(sums, "left", _gram(rows.flatten(0, -2))[None])
+            return
+        grads = part.grads_as_rows()
+        assert not isinstance(inputs, Elementwise)
+        if isinstance(inputs, Index):
+            real = torch.ones_like(inputs.ids, dtype=torch.bool)
+            if inputs.padding_idx is not None:
+                real = inputs.ids != inputs.padding_idx  # padding is no data
+                grads = grads[:, real][:, :, None]
+            count = int(real.sum())
+        elif reduce:
+            grads, inputs = grads.sum(2, keepdim=True), type(inputs)(inputs.a.mean(1, keepdim=True))
+            count = grads.shape[1]
+        else:
+            count = grads.shape[1] * grads.shape[2]
+        _accumulate(sums, "left", _grouped_gram(grads, isinstance(inputs, Grouped)))
+        if first:
+            _accumulate(sums, "right", _input_factor(inputs))
+            _accumulate(sums, "count", torch.tensor(float(count)))
+
+    def matrix(self, sums: Sums) -> linalg.Kronecker:
+        """One block per parameter; a bias shares the eigenvectors of its weight's output factor."""
+        shared = self._shared_biases()
+        blocks: dict[str, linalg.Block | linalg.Dense | linalg.Diagonal] = {}
+        for name in sorted(self.selection.names, key=lambda name: name in shared):  # weights before biases
+            weight = shared.get(name)
+            known = blocks.get(weight) if weight else None
+            if isinstance(known, linalg.Block) and known.left_values is not None and self.selection.is_whole(name):
+                blocks[name] = linalg.Block(known.left_values[..., None], known.left, None)
+            else:
+                own = {key: sums[weight][key] for key in ("left",) if key in sums[weight]} if weight else sums[name]
+                blocks[name] = self._block(name, own)
+        return linalg.Kronecker([blocks[name] for name in self.selection.names])
+
+    def _block(self, name: str, sums: Sums) -> linalg.Block | linalg.Dense | linalg.Diagonal:
+        chosen, size = self.selection.indices[name], torch.Size(self.selection.shapes[name]).numel()
+        if "left" not in sums:
+            values = sums.get("diagonal", torch.zeros(size, dtype=torch.float64))
+            return linalg.Diagonal(values if chosen is None else values[chosen])
+        order = self.engine.matrix_order(name)
+        if chosen is not None:
+            return linalg.Dense(_submatrix(sums, chosen, order))
+        block = kronecker_block(sums["left"], sums.get("right"), sums.get("count", torch.ones(())), order)
+        dtype = next(self.engine.model.parameters()).dtype
+        block.left, block.right = (None if v is None else v.to(dtype) for v in (block.left, block.right))
+        return block
+
+
+def _kind(part: Part) -> Any:
+    """What parts must have in common to share factors; None where they have none."""
+    if isinstance(part.rows, Elementwise) or isinstance(part.rule, NormRule):
+        return None
+    if isinstance(part.rows, Dense | Grouped):
+        return type(part.rule), *part.rows.a.shape[2:]
+    return type(part.rule), type(part.rows)
+
+
+def _accumulate(sums: Sums, key: str, value: Tensor) -> None:
+    value = value.detach().cpu()
+    value = value if value.ndim > 1 and value.shape[-1] > WIDE else value.double()
+    if key in sums:
+        sums[key] += value
+    else:
+        sums[key] = value
+
+
+def _gram(rows: Tensor) -> Tensor:
+    return rows.mT @ rows
+
+
+def _bias_rows(part: Part) -> Tensor:
+    """The gradient of the bias at each position on its own, as `expand` sees it: ``[V, B, T, O]``."""
+    axis = part.rule.channel_axis(part.layer, part.grad.ndim - 1) + 1
+    return part.grad.movedim(axis, -1).flatten(2, -2) if part.grad.ndim > 3 else part.bias_grads()[:, :, None]
+
+
+def _grouped_gram(grads: Tensor, grouped: bool) -> Tensor:
+    rows = grads.flatten(0, 2)
+    return _gram(rows.transpose(0, 1)) if grouped else _gram(rows)[None]
+
+
+def _input_factor(inputs: Dense | Grouped | Index) -> Tensor:
+    """``[Gr, I, I]``, or the diagonal ``[I]`` of an embedding, whose one-hot rows never meet."""
+    if isinstance(inputs, Index):
+        counts = torch.bincount(inputs.ids.flatten(), minlength=inputs.num_embeddings).double()
+        if inputs.padding_idx is not None:
+            counts[inputs.padding_idx] = 0.0
+        return counts
+    rows = inputs.a.flatten(0, 1)
+    return _gram(rows.transpose(0, 1)) if isinstance(inputs, Grouped) else _gram(rows)[None]
+
+
+def _submatrix(sums: Sums, chosen: Tensor, order: Tensor | None) -> Tensor:
+    """The principal submatrix of a Kronecker block over some of its weights."""
+    if len(chosen) > LARGEST_FULL:
+        raise InputError(f"structure='kron' over {len(chosen):,} single weights of one layer is too large: use 'diag'.")
+    where = chosen if order is None else order.argsort()[chosen]
+    left, right = sums["left"], sums.get("right")
+    if right is None:
+        return left[0][where][:, where]
+    if right.ndim == 1:  # an embedding: tokens × dimensions, tokens uncorrelated
+        width = left.shape[-1]
+        token, dim = where // width, where % width
+        same = (token[:, None] == token[None]) * right[token][:, None]
+        return left[0][dim][:, dim] * same / sums["count"]
+    outputs, inputs = left.shape[-1], right.shape[-1]
+    group, o, i = where // (outputs * inputs), where // inputs % outputs, where % inputs
+    same_group = group[:, None] == group[None]
+    entries = left[group[:, None], o[:, None], o[None]] * right[group[:, None], i[:, None], i[None]]
+    return torch.where(same_group, entries, 0.0) / sums["count"]

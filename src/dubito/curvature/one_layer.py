@@ -1,0 +1,100 @@
+"""Curvature and covariance where one whole linear layer is all that is random: a Kronecker product for each example."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from dubito import linalg
+from dubito.curvature.factors import Factor
+from dubito.curvature.groups import group
+from dubito.selection import Selection
+
+
+@dataclass
+class OneLayer:
+    """The case that all random weights are one whole linear layer called once per example: ``J = G ⊗ (a, 1)``.
+
+    Args:
+        grads: ``[V, B, O]``.
+        inputs: ``[B, I]``, with a column of ones where the bias is random too.
+        has_bias: Whether it is; the flat selection then holds the weight ``[O, I]`` first and then the bias ``[O]``.
+    """
+
+    grads: Tensor
+    inputs: Tensor
+    has_bias: bool
+
+    def curvature(self) -> Tensor:
+        r"""``JᵀJ`` over all columns and examples, :math:`\sum_n (\sum_v G_{vn} G_{vn}^\top) \otimes a_n a_n^\top`.
+
+        It costs `B·O²·I²`, not `V·B·O²·I²`.
+        """
+        outputs, inputs = self.grads.shape[-1], self.inputs.shape[-1]
+        weights = torch.einsum("vbo,vbp->opb", self.grads, self.grads)
+        whole = self.inputs.new_empty(outputs, inputs, outputs, inputs)
+        for o in range(outputs):
+            pairs = (weights[o, o:, :, None] * self.inputs).mT @ self.inputs  # [O − o, I, I]
+            whole[o, :, o:, :] = pairs.transpose(0, 1)
+            whole[o:, :, o, :] = pairs
+        size = outputs * inputs
+        if not self.has_bias:
+            return whole.reshape(size, size)
+        size -= outputs
+        flat = whole.new_empty(size + outputs, size + outputs)
+        flat[:size, :size] = whole[:, :-1, :, :-1].reshape(size, size)
+        flat[:size, size:] = whole[:, :-1, :, -1].reshape(size, outputs)
+        flat[size:, :size] = flat[:size, size:].mT
+        flat[size:, size:] = whole[:, -1, :, -1]
+        return flat
+
+    def blocks(self, flat: Tensor) -> Tensor:
+        """A matrix over the flat selection as ``[O, I, O, I]``."""
+        outputs, inputs = self.grads.shape[-1], self.inputs.shape[-1]
+        if not self.has_bias:
+            return flat.reshape(outputs, inputs, outputs, inputs)
+        size = outputs * (inputs - 1)
+        whole = flat.new_empty(outputs, inputs, outputs, inputs)
+        whole[:, :-1, :, :-1] = flat[:size, :size].reshape(outputs, inputs - 1, outputs, inputs - 1)
+        whole[:, :-1, :, -1] = flat[:size, size:].reshape(outputs, inputs - 1, outputs)
+        whole[:, -1, :, :-1] = flat[size:, :size].reshape(outputs, outputs, inputs - 1)
+        whole[:, -1, :, -1] = flat[size:, size:]
+        return whole
+
+    def variance(self, covariance: linalg.DenseCovariance) -> Tensor:
+        """The diagonal of ``J Σ Jᵀ``, ``[V, B]``; where all examples share the columns it costs `V·B·I²`."""
+        if self.grads.stride(1) != 0:
+            return self.gram(covariance).diagonal(dim1=1, dim2=2).mT
+        columns = self.grads[:, 0]
+        known = covariance.memory.get("columns")
+        if known is None or not torch.equal(known, columns):  # the same for every batch of one prediction
+            halves = torch.einsum("vo,oipj->vpij", columns, self._blocks_of(covariance))
+            covariance.memory |= {"columns": columns, "mixed": torch.einsum("vpij,vp->vij", halves, columns)}
+        return ((self.inputs @ covariance.memory["mixed"]) * self.inputs).sum(-1)
+
+    def gram(self, covariance: linalg.DenseCovariance) -> Tensor:
+        """``J Σ Jᵀ`` per example, ``[B, V, V]``, from the blocks of Σ between outputs."""
+        outputs, blocks = self.grads.shape[-1], self._blocks_of(covariance)
+        between = self.inputs.new_empty(len(self.inputs), outputs, outputs)
+        for o in range(outputs):
+            half = torch.einsum("bi,ipj->pbj", self.inputs, blocks[o, :, o:, :])
+            between[:, o, o:] = between[:, o:, o] = (half * self.inputs).sum(-1).mT
+        if self.grads.stride(1) == 0:
+            return self.grads[:, 0] @ between @ self.grads[:, 0].mT
+        return torch.einsum("vbo,bop,ubp->bvu", self.grads, between, self.grads)
+
+    def _blocks_of(self, covariance: linalg.DenseCovariance) -> Tensor:
+        if "blocks" not in covariance.memory:
+            covariance.memory["blocks"] = self.blocks(covariance.matrix.to(self.inputs.dtype))
+        return covariance.memory["blocks"]
+
+
+def one_layer(factors: dict[str, Factor], selection: Selection) -> OneLayer | None:
+    """Recognize the case of `OneLayer`; None where it is another."""
+    groups = group({name: factors[name] for name in selection.names}, selection)
+    if len(groups) != 1 or groups[0].names != tuple(selection.names) or not selection.is_whole(selection.names[0]):
+        return None
+    outer = groups[0].factor.outer
+    return None if outer is None else OneLayer(*outer, has_bias=len(groups[0].names) == 2)

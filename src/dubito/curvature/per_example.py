@@ -1,0 +1,54 @@
+"""Gradients of parameters that no layer rule covers: slower, but right for every model that can be differentiated."""
+
+from __future__ import annotations
+
+import warnings
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from dubito import batches, params
+
+# Examples that are differentiated side by side.
+SIDE_BY_SIDE = 16
+
+
+def by_vmap(model: nn.Module, names: list[str], inputs: Any, seeds: Tensor) -> dict[str, Tensor]:
+    """Return ``[V, B, *shape]`` per parameter for seeds ``[V, B, ...]``, through `torch.func`.
+
+    Raises:
+        RuntimeError: Some operators (recurrent kernels, custom autograd functions, checkpointing) do not allow it.
+    """
+    own = dict(model.named_parameters())
+    chosen = {name: own[name].detach() for name in names}
+
+    def one(index: Tensor, columns: Tensor) -> dict[str, Tensor]:
+        example = batches.take(inputs, index.reshape(1))
+        pull = torch.func.vjp(lambda p: params.functional_call(model, p, example), chosen)[1]
+        return torch.func.vmap(pull)(columns.unsqueeze(1))[0]
+
+    numbers = torch.arange(seeds.shape[1], device=seeds.device)
+    with warnings.catch_warnings():
+        # vmap announces operators that it loops over; the loop is what we would do ourselves
+        warnings.filterwarnings("ignore", message=".*performance drop.*")
+        found = torch.func.vmap(one, in_dims=(0, 1), chunk_size=SIDE_BY_SIDE)(numbers, seeds)
+    return {name: value.transpose(0, 1) for name, value in found.items()}
+
+
+def by_loop(model: nn.Module, names: list[str], inputs: Any, seeds: Tensor) -> dict[str, Tensor]:
+    """Return the same one by one, through `backward`: what every differentiable model allows."""
+    own = dict(model.named_parameters())
+    found = {name: seeds.new_zeros(*seeds.shape[:2], *own[name].shape) for name in names}
+    for n in range(seeds.shape[1]):
+        with torch.enable_grad():
+            output = params.call(model, batches.map_leaves(torch.clone, batches.take(inputs, slice(n, n + 1))))
+        for v, seed in enumerate(seeds if output.requires_grad else ()):
+            model.zero_grad(set_to_none=True)
+            output.backward(seed[n : n + 1], retain_graph=True)
+            for name in names:
+                grad = own[name].grad
+                if grad is not None:
+                    found[name][v, n] = grad.to_dense()
+    model.zero_grad(set_to_none=True)
+    return found

@@ -1,0 +1,128 @@
+r"""Where a vector-Jacobian product starts: columns whose outer products add up to the likelihood's output Hessian.
+
+`ggn`: all columns of a square root of the Hessian, exact. `fisher-mc`: a few sampled gradients, right in expectation.
+`fisher-empirical`: the gradient at the observed target. `identity`: the outputs themselves, for Jacobians.
+
+Columns are made when they are asked for: all of them at once would be one number per example and pair of outputs.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator
+
+import torch
+from torch import Tensor
+
+from dubito.errors import InputError
+from dubito.likelihoods import Categorical, Likelihood
+
+KINDS = ("ggn", "fisher-mc", "fisher-empirical", "hessian")
+
+# Numbers of a whole root that may be held at a time.
+CHUNK = 2**22
+
+# From numbers of columns and of positions, both [v], to what these columns are at these positions, [v, B, C].
+Root = Callable[[Tensor, Tensor], Tensor]
+
+
+def columns(
+    kind: str,
+    likelihood: Likelihood,
+    outputs: Tensor,
+    targets: Tensor,
+    *,
+    num_samples: int = 1,
+    most: int = 64,
+    generator: torch.Generator | None = None,
+) -> Iterator[Tensor]:
+    """Yield seeds ``[v, *outputs]``, at most `most` columns at a time."""
+    outputs = outputs.detach()
+    if kind == "fisher-mc":
+        sampled = likelihood.fisher_columns(outputs, num_samples, targets, generator=generator)
+        yield from (likelihood.restore(part, outputs) for part in sampled.split(most))
+    elif kind == "fisher-empirical":
+        yield likelihood.restore(likelihood.gradient(outputs, targets)[None], outputs)
+    elif kind == "ggn":
+        yield from _root_columns(likelihood, outputs, targets, most)
+    else:
+        raise InputError(f"There is no curvature '{kind}'; choose one of {', '.join(KINDS)}.")
+
+
+def identity(likelihood: Likelihood, outputs: Tensor, most: int, *, centred: bool = False) -> Iterator[Tensor]:
+    """Yield the unit vectors of one example's canonical outputs as seeds ``[v, *outputs]``, for every example at once.
+
+    Centred over the classes, e_c − 1/C, they span the directions that can change a softmax.
+    """
+    layout = likelihood.canonical(outputs).shape[1:]
+    size = outputs[0].numel()
+    for start in range(0, size, most):
+        unit = torch.zeros(min(most, size - start), size, dtype=outputs.dtype, device=outputs.device)
+        unit[torch.arange(len(unit)), torch.arange(start, start + len(unit))] = 1.0
+        unit = unit.reshape(-1, *layout)
+        if centred:
+            unit = unit - unit.mean(-1, keepdim=True)
+        everyone = unit[:, None].expand(-1, len(outputs), *layout)
+        yield likelihood.restore(everyone, outputs)
+
+
+def _root_columns(likelihood: Likelihood, outputs: Tensor, targets: Tensor, most: int) -> Iterator[Tensor]:
+    """Yield the columns of the Hessian's root, each with one non-zero position: positions share no outer product."""
+    canonical = likelihood.canonical(outputs)
+    batch, width = len(canonical), canonical.shape[-1]
+    positions = math.prod(canonical.shape[1:-1])
+    root, count = _root(likelihood, outputs, targets)
+    for start in range(0, count * positions, most):
+        numbers = torch.arange(start, min(start + most, count * positions), device=outputs.device)
+        values = root(numbers % count, numbers // count)
+        if positions > 1:
+            alone = values.new_zeros(len(numbers), batch, positions, width)
+            alone[torch.arange(len(numbers)), :, numbers // count] = values
+            values = alone
+        yield likelihood.restore(values.reshape(-1, *canonical.shape), outputs)
+
+
+def _root(likelihood: Likelihood, outputs: Tensor, targets: Tensor) -> tuple[Root, int]:
+    """A root of the output Hessian that is never held as a whole where it is large, and its number of columns."""
+    canonical = likelihood.canonical(outputs)
+    width = canonical.shape[-1]
+    if isinstance(likelihood, Categorical):
+        return _softmax_root(canonical, likelihood.observed(targets)), width
+    if canonical.numel() * width > CHUNK and _is_diagonal(likelihood.hessian_root(outputs[:1], targets[:1])):
+        step = max(1, CHUNK // width**2)
+        parts = zip(outputs.split(step), targets.split(step), strict=True)
+        scales = torch.cat([likelihood.hessian_root(*part).diagonal(dim1=0, dim2=-1) for part in parts])
+        return _diagonal_root(scales), width
+    whole = likelihood.hessian_root(outputs, targets)
+    flat = whole.reshape(len(whole), len(outputs), -1, width)
+    return lambda r, t: flat[r, :, t], len(whole)
+
+
+def _softmax_root(logits: Tensor, observed: Tensor) -> Root:
+    r"""The columns :math:`\sqrt{p_r} (e_r - p)`, zero where there is no target."""
+    log_probs = torch.where(observed.unsqueeze(-1), logits, 0.0).log_softmax(dim=-1)
+    log_probs = log_probs.reshape(len(logits), -1, logits.shape[-1])
+    probs, roots = log_probs.exp(), (0.5 * log_probs).exp() * observed.reshape(len(logits), -1, 1)
+
+    def columns(r: Tensor, t: Tensor) -> Tensor:
+        unit = torch.nn.functional.one_hot(r, probs.shape[-1]).to(probs.dtype)
+        return (roots[:, t, r].unsqueeze(-1) * (unit - probs[:, t])).transpose(0, 1)
+
+    return columns
+
+
+def _diagonal_root(scales: Tensor) -> Root:
+    """One column per output, for outputs ``[B, C]`` that do not interact."""
+
+    def columns(r: Tensor, t: Tensor) -> Tensor:
+        made = scales.new_zeros(len(r), *scales.shape)
+        made[torch.arange(len(r)), :, r] = scales[:, r].mT
+        return made
+
+    return columns
+
+
+def _is_diagonal(root: Tensor) -> bool:
+    """Whether the root ``[C, 1, C]`` of one example is diagonal."""
+    matrix = root.flatten(1)
+    return root.ndim == 3 and len(matrix) == matrix.shape[1] and bool((matrix == torch.diag(matrix.diagonal())).all())

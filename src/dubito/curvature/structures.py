@@ -1,0 +1,216 @@
+r"""Curvature of a given structure, summed over batches: :math:`H = \sum_n J_n^\top H_n J_n`, mostly without `J`."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+import torch
+from torch import Tensor
+
+from dubito import batches, linalg, params
+from dubito.curvature.accumulator import LARGEST_FULL, Accumulator, Sums
+from dubito.curvature.engine import Engine, Tape
+from dubito.curvature.factors import Factor
+from dubito.curvature.groups import group
+from dubito.curvature.kronecker import KroneckerAccumulator
+from dubito.curvature.one_layer import one_layer
+from dubito.errors import InputError
+from dubito.likelihoods import Likelihood
+from dubito.randomness import default_generator
+from dubito.selection import Selection
+
+__all__ = [
+    "Accumulator",
+    "DiagonalAccumulator",
+    "FullAccumulator",
+    "HessianAccumulator",
+    "KroneckerAccumulator",
+    "LowRankAccumulator",
+    "Sums",
+    "jacobian",
+    "make_accumulator",
+]
+
+# Rows of an exact Hessian that are differentiated side by side.
+SIDE_BY_SIDE = 32
+
+
+class DiagonalAccumulator(Accumulator):
+    r"""The diagonal, :math:`h_d = \sum_{nv} M_{nvd}^2`; for a linear layer ``(ΣG²)ᵀ(a²)``."""
+
+    def zeros(self) -> Sums:
+        """One number per weight."""
+        return {"diagonal": torch.zeros(self.selection.num_weights, dtype=torch.float64)}
+
+    def add(self, sums: Sums, tape: Tape, columns: Iterable[Tensor], targets: Tensor | None = None) -> None:
+        """Add squares."""
+        for seeds in columns:
+            for each in group(tape.pull(seeds), self.selection):
+                chosen = self.selection.indices[each.names[0]]
+                squares = each.factor.square_sum() if chosen is None else _chosen_squares(each.factor, chosen)
+                for name, values in each.split(squares).items():
+                    sums["diagonal"][self.selection.slices[name]] += values.double().cpu()
+
+    def matrix(self, sums: Sums) -> linalg.Diagonal:
+        """A diagonal matrix."""
+        return linalg.Diagonal(sums["diagonal"])
+
+
+class FullAccumulator(Accumulator):
+    """The whole matrix over few weights; the Jacobian is gathered, never built for weights that are not selected."""
+
+    def __init__(self, engine: Engine, selection: Selection) -> None:
+        super().__init__(engine, selection)
+        if selection.num_weights > LARGEST_FULL:
+            raise InputError(
+                f"structure='full' over {selection.num_weights:,} weights would need "
+                f"{8 * selection.num_weights**2 / 2**30:,.0f} GB: select fewer weights (select.subnetwork(1000)), or "
+                "use structure='kron', 'diag' or 'lowrank'."
+            )
+
+    @property
+    def extra(self) -> int:
+        """A row of the Jacobian."""
+        return self.selection.num_weights
+
+    def zeros(self) -> Sums:
+        """One number per pair of weights."""
+        size = self.selection.num_weights
+        return {"full": torch.zeros(size, size, dtype=torch.float64)}
+
+    def add(self, sums: Sums, tape: Tape, columns: Iterable[Tensor], targets: Tensor | None = None) -> None:
+        """Add ``JᵀJ``."""
+        for seeds in columns:
+            factors = tape.pull(seeds)
+            if (layer := one_layer(factors, self.selection)) is not None:
+                sums["full"] += layer.curvature().cpu()
+            else:
+                rows = jacobian(factors, self.selection).flatten(0, 1)
+                sums["full"] += (rows.mT @ rows).cpu()
+
+    def matrix(self, sums: Sums) -> linalg.Dense:
+        """A dense matrix; of an exact Hessian the part without its negative directions."""
+        return linalg.Dense(sums["full"] if "full" in sums else _positive_part(sums["hessian"]))
+
+
+class HessianAccumulator(FullAccumulator):
+    """The exact Hessian of the negative log-likelihood over few weights, by differentiating twice.
+
+    Unlike the Gauss-Newton matrix it may have negative directions away from a minimum. A Gaussian cannot have them, so
+    `matrix` is the nearest positive semi-definite one.
+    """
+
+    def __init__(self, engine: Engine, selection: Selection, likelihood: Likelihood) -> None:
+        super().__init__(engine, selection)
+        self.likelihood = likelihood
+
+    def zeros(self) -> Sums:
+        """One number per pair of weights."""
+        return {"hessian": super().zeros()["full"]}
+
+    def add(self, sums: Sums, tape: Tape, columns: Iterable[Tensor], targets: Tensor | None = None) -> None:
+        """Add the Hessian of the batch."""
+        assert targets is not None
+        model, selection = self.engine.model, self.selection
+        base = {name: value.detach() for name, value in model.named_parameters()}
+        center = selection.ravel(base).requires_grad_()
+        with torch.enable_grad():
+            inputs = batches.map_leaves(torch.clone, tape.inputs)
+            outputs = params.functional_call(model, selection.merge(base, center), inputs)
+            loss = -self.likelihood.log_prob(outputs, targets).sum()
+            (slope,) = torch.autograd.grad(loss, center, create_graph=True)
+        if not slope.requires_grad:  # the loss is linear in the weights
+            return
+        identity = torch.eye(len(center), dtype=slope.dtype, device=slope.device)
+        for start in range(0, len(center), SIDE_BY_SIDE):
+            rows = slice(start, start + SIDE_BY_SIDE)
+            (found,) = self.engine.vector_jacobian(slope, [center], identity[rows])
+            if found is not None:
+                sums["hessian"][rows] += found.double().cpu()
+
+
+class LowRankAccumulator(Accumulator):
+    r"""The leading eigenpairs by randomized subspace iteration (Halko et al. 2011, https://arxiv.org/abs/0909.4061).
+
+    Each pass over the data computes :math:`Y = H Q = \sum_n J_n^\top (J_n Q)` for a few directions and orthonormalizes;
+    the last one diagonalizes :math:`Q^\top H Q`. Neither `H` nor `J` is formed.
+    """
+
+    passes = 4
+
+    def __init__(self, engine: Engine, selection: Selection, rank: int, generator: torch.Generator) -> None:
+        super().__init__(engine, selection)
+        self.rank, self.generator = rank, generator
+        self.width = min(selection.num_weights, rank + max(5, rank // 4))  # a little wider than asked for, for accuracy
+
+    def zeros(self) -> Sums:
+        """Random orthonormal directions."""
+        size = self.selection.num_weights
+        random = torch.randn(size, self.width, generator=self.generator, dtype=torch.float64)
+        basis = torch.linalg.qr(random).Q
+        return {"basis": basis, "product": torch.zeros_like(basis)}
+
+    def add(self, sums: Sums, tape: Tape, columns: Iterable[Tensor], targets: Tensor | None = None) -> None:
+        """Add ``Jᵀ(J Q)``."""
+        selection = self.selection
+        directions = selection.fill(sums["basis"].mT.to(tape.outputs).contiguous())
+        for seeds in columns:
+            factors = tape.pull(seeds)
+            along = torch.stack([factors[name].dot(directions[name]) for name in selection.names]).sum(0)
+            back = {name: factor.backward_dot(along) for name, factor in factors.items()}
+            shaped = {name: value.reshape(-1, *selection.shapes[name]) for name, value in back.items()}
+            sums["product"] += selection.ravel(shaped).mT.double().cpu()
+
+    def next_pass(self, sums: Sums) -> None:
+        """Take the span of the products as the new directions."""
+        sums["basis"].copy_(torch.linalg.qr(sums["product"]).Q)
+        sums["product"].zero_()
+
+    def matrix(self, sums: Sums) -> linalg.LowRank:
+        """Rayleigh-Ritz pairs in the last subspace, the largest first."""
+        inner = sums["basis"].mT @ sums["product"]
+        values, vectors = linalg.base.eigh((inner + inner.mT) / 2)
+        keep = torch.argsort(values, descending=True)[: self.rank]
+        return linalg.LowRank(sums["basis"] @ vectors[:, keep], values[keep])
+
+
+def make_accumulator(
+    structure: str,
+    engine: Engine,
+    selection: Selection,
+    *,
+    mode: str = "expand",
+    rank: int = 50,
+    generator: torch.Generator | None = None,
+    hessian_of: Likelihood | None = None,
+) -> Accumulator:
+    """Return the accumulator of a structure by its name: ``"diag"``, ``"full"``, ``"kron"`` or ``"lowrank"``."""
+    if hessian_of is not None:
+        return HessianAccumulator(engine, selection, hessian_of)
+    match structure:
+        case "diag":
+            return DiagonalAccumulator(engine, selection)
+        case "full":
+            return FullAccumulator(engine, selection)
+        case "kron":
+            return KroneckerAccumulator(engine, selection, mode)
+        case "lowrank":
+            return LowRankAccumulator(engine, selection, rank, default_generator(generator))
+    raise InputError(f"There is no structure '{structure}'; choose 'diag', 'full', 'kron' or 'lowrank'.")
+
+
+def jacobian(factors: dict[str, Factor], selection: Selection) -> Tensor:
+    """The Jacobian of the selected weights, ``[V, B, D]``, by gathering."""
+    return torch.cat([factors[name].gather(selection.indices[name]) for name in selection.names], dim=-1)
+
+
+def _chosen_squares(factor: Factor, chosen: Tensor) -> Tensor:
+    """Squares of a few entries: gather them where that is cheaper than squaring everything."""
+    if factor.outer is not None or len(chosen) * 16 > torch.Size(factor.shape).numel():
+        return factor.square_sum()[chosen]
+    return factor.gather(chosen).square().sum((0, 1))
+
+
+def _positive_part(matrix: Tensor) -> Tensor:
+    values, vectors = linalg.base.eigh((matrix + matrix.mT) / 2)  # which sets negative eigenvalues to zero
+    return (vectors * values) @ vectors.mT

@@ -1,0 +1,132 @@
+"""One pass over the data: curvature, and how well the network explains what it sees, are summed batch by batch."""
+
+from __future__ import annotations
+
+import copy
+from typing import TYPE_CHECKING
+
+import torch
+
+from dubito import batches, distributed, io
+from dubito.batches import Batch
+from dubito.curvature import seeds
+from dubito.curvature.engine import Engine, Tape
+from dubito.curvature.structures import KroneckerAccumulator, LowRankAccumulator, Sums, make_accumulator
+from dubito.errors import NonFiniteError
+from dubito.inference import Info, Problem, State
+from dubito.laplace.evidence import DataFit
+from dubito.laplace.linearized import MOST_COLUMNS
+from dubito.laplace.posterior import LaplacePosterior
+from dubito.laplace.tuning import check_prior, tune
+from dubito.likelihoods import Gaussian, Likelihood
+from dubito.params import Buffers, Params
+from dubito.selection import Selection
+
+if TYPE_CHECKING:
+    from dubito.laplace.recipe import Laplace
+
+
+class Collector:
+    """Sums over batches: the steps of `Laplace` as an `Inference`.
+
+    Args:
+        recipe: The recipe.
+        problem: Model, data and likelihood.
+        selection: Which weights are random.
+    """
+
+    def __init__(self, recipe: Laplace, problem: Problem, selection: Selection) -> None:
+        check_prior(recipe, selection)
+        self.recipe, self.problem, self.selection = recipe, problem, selection
+        self.likelihood = unit_noise(problem.likelihood)
+        self.engine = Engine(problem.model, selection.names)
+        self.accumulator = make_accumulator(
+            recipe.structure, self.engine, selection,
+            mode=recipe.kron_mode, rank=recipe.rank, generator=problem.generator,
+            hessian_of=self.likelihood if recipe.curvature == "hessian" else None,
+        )  # fmt: skip
+        # the directions of a low-rank pass are the same in every process, so its products are summed batch by batch
+        self.additive = not isinstance(self.accumulator, LowRankAccumulator)
+
+    def init(self, initial: Params, buffers: Buffers, generator: torch.Generator) -> State:
+        """Nothing seen yet."""
+        sums = self.accumulator.zeros()
+        if isinstance(self.accumulator, KroneckerAccumulator):  # which factors there are, one example shows
+            first = self.problem.source.first()
+            one = Batch(batches.take(first.inputs, slice(0, 1)), first.targets[:1], 1)
+            self._add(sums, torch.zeros(2, dtype=torch.float64), one, torch.Generator().manual_seed(0))
+            for tensor in io.tensors(sums):
+                tensor.zero_()
+        return {"sums": sums, "fit": torch.zeros(2, dtype=torch.float64), "seen": 0, "turn": 0}
+
+    def update(self, state: State, batch: Batch, generator: torch.Generator) -> tuple[State, Info]:
+        """Add one batch, and start the next pass after the last one."""
+        local = distributed.local_generator(generator)
+        sums, fit = state["sums"], torch.zeros(2, dtype=torch.float64)
+        if self.additive or not distributed.is_active():
+            self._add(sums, fit, batch, local)
+        else:
+            own = {"basis": sums["basis"], "product": torch.zeros_like(sums["product"])}
+            self._add(own, fit, batch, local)
+            distributed.sum_([own["product"], fit])
+            sums["product"] += own["product"]
+        if state["turn"] == 0:
+            state["fit"] += fit
+        state["seen"] += batch.size
+        if state["seen"] >= self.problem.num_data and state["turn"] + 1 < self.accumulator.passes:
+            self.accumulator.next_pass(sums)
+            state["seen"], state["turn"] = 0, state["turn"] + 1
+        shown = "squared_error" if isinstance(self.likelihood, Gaussian) else "log_likelihood"
+        return state, {shown: state["fit"][0] / state["fit"][1].clamp_min(1.0)}
+
+    def _add(self, sums: Sums, fit: torch.Tensor, batch: Batch, generator: torch.Generator) -> None:
+        recipe, likelihood = self.recipe, self.likelihood
+        if not batch.num_rows:
+            return
+        for rows, tape in self.engine.chunks(batch.inputs, self._num_columns, self.accumulator.extra):
+            targets = batch.targets[rows]
+            fit += self._explained(tape, targets)
+            columns = seeds.columns(
+                recipe.curvature, likelihood, tape.outputs.detach(), targets,
+                num_samples=recipe.fisher_samples, most=MOST_COLUMNS, generator=generator,
+            )  # fmt: skip
+            self.accumulator.add(sums, tape, columns, targets)
+
+    def _explained(self, tape: Tape, targets: torch.Tensor) -> torch.Tensor:
+        """The log-likelihood and the number of examples; for a Gaussian squared error and number of residuals."""
+        outputs = tape.outputs.detach()
+        if isinstance(self.likelihood, Gaussian):
+            residuals = self.likelihood.gradient(outputs, targets)  # at unit noise
+            total, count = residuals.double().square().sum(), residuals.numel()
+        else:
+            total, count = self.likelihood.log_prob(outputs, targets).double().sum(), len(outputs)
+        if not torch.isfinite(total):
+            raise NonFiniteError(
+                "The likelihood of some of the data is NaN or 0 under the network: look for extreme inputs, or for "
+                "outputs that are not finite."
+            )
+        return torch.tensor([float(total), float(count)], dtype=torch.float64)
+
+    @property
+    def _num_columns(self) -> int:
+        """How many columns go through one product."""
+        sampled = {"fisher-mc": self.recipe.fisher_samples, "fisher-empirical": 1}
+        return min(sampled.get(self.recipe.curvature, MOST_COLUMNS), MOST_COLUMNS)
+
+    def posterior(self, state: State) -> LaplacePosterior:
+        """Return the posterior, its prior precision and noise in place."""
+        problem = self.problem
+        distributed.sum_(list(io.tensors(state)) if self.additive else [])
+        total, count = state["fit"].tolist()
+        gaussian = isinstance(problem.likelihood, Gaussian)
+        fit = DataFit(squared_error=total, num_residuals=int(count)) if gaussian else DataFit(log_likelihood=total)
+        raw = LaplacePosterior(
+            copy.deepcopy(problem.model), problem.likelihood, self.recipe, problem.num_data,
+            self.selection, state["sums"], fit,
+        )  # fmt: skip
+        return tune(raw, self.recipe, problem.validation)
+
+
+def unit_noise(likelihood: Likelihood) -> Likelihood:
+    """A Gaussian likelihood at noise 1, because at any other the curvature is a multiple; others as they are."""
+    return Gaussian(noise=1.0) if isinstance(likelihood, Gaussian) else likelihood

@@ -1,0 +1,118 @@
+"""Choosing the prior precision (and the noise) of a Laplace posterior: given, by evidence, or on validation data."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor
+
+from dubito import distributed
+from dubito.batches import Source
+from dubito.errors import InputError
+from dubito.laplace.evidence import as_precision, maximize
+from dubito.laplace.posterior import LaplacePosterior
+from dubito.likelihoods import Gaussian, Likelihood
+from dubito.predictive import links
+from dubito.selection import Selection
+
+if TYPE_CHECKING:
+    from dubito.laplace.recipe import Laplace
+
+# Prior precisions tried on validation data.
+GRID = torch.logspace(-4, 6, 41, dtype=torch.float64)
+
+
+def check_prior(recipe: Laplace, selection: Selection) -> None:
+    """Raise, before any work is done, where the prior does not fit the selected weights."""
+    given_precision(recipe, selection)
+    center = torch.as_tensor(recipe.prior_mean)
+    if center.ndim and center.shape != (selection.num_weights,):
+        raise InputError(
+            f"prior_mean must be a number or have one value for each of the {selection.num_weights:,} random weights, "
+            f"not shape {tuple(center.shape)}."
+        )
+    if not bool(center.isfinite().all()):
+        raise InputError("prior_mean holds NaN or infinite values.")
+
+
+def tune(posterior: LaplacePosterior, recipe: Laplace, validation: Source | None) -> LaplacePosterior:
+    """Return the posterior with its prior precision and noise in place."""
+    prior, noise = given_precision(recipe, posterior.selection), posterior.noise
+    noise_is_free = isinstance(posterior.likelihood, Gaussian) and isinstance(posterior.likelihood.noise, str)
+    if noise_is_free:
+        fit = posterior.fit
+        noise = torch.tensor((fit.squared_error or 0.0) / max(fit.num_residuals, 1), dtype=torch.float64)
+        noise = noise.clamp_min(1e-12).sqrt()
+    if noise_is_free or recipe.prior_precision == "evidence":
+        groups = recipe.prior_groups
+        prior, noise = maximize(posterior.evidence, posterior.selection, groups, noise, noise_is_free, prior)
+    likelihood = posterior.likelihood.replace(noise=float(noise)) if noise_is_free else posterior.likelihood
+    if recipe.prior_precision == "validation":
+        assert validation is not None
+        prior = _best_on_validation(posterior.with_settings(GRID[0], likelihood), validation)
+    assert prior is not None
+    return posterior.with_settings(prior, likelihood)
+
+
+def given_precision(recipe: Laplace, selection: Selection) -> Tensor | None:
+    """A number, or one value per random weight; None where it is to be tuned."""
+    setting = recipe.prior_precision
+    if isinstance(setting, str):
+        return None
+    values = as_precision(_by_name(setting, selection) if isinstance(setting, Mapping) else setting, selection)
+    if values.ndim and recipe.structure == "kron":
+        _check_constant(values, selection)
+    share = selection.num_weights / selection.total
+    return values * share if recipe.prior_scaling == "S/D" else values
+
+
+def _by_name(setting: Mapping[str, float], selection: Selection) -> Tensor:
+    values, used = torch.zeros(selection.num_weights, dtype=torch.float64), set()
+    for name, span in selection.slices.items():
+        fitting = [key for key in setting if f".{key}." in f".{name}."]
+        if not fitting:
+            raise InputError(f"prior_precision has no entry for '{name}': add one for it or for a part of its name.")
+        key = max(fitting, key=len)
+        values[span] = float(setting[key])
+        used.add(key)
+    unused = [key for key in setting if key not in used]
+    if unused:
+        raise InputError(f"prior_precision names '{unused[0]}', which decides no random weight.")
+    return values
+
+
+def _check_constant(values: Tensor, selection: Selection) -> None:
+    for name, span in selection.slices.items():
+        if selection.is_whole(name) and bool((values[span] != values[span.start]).any()):
+            raise InputError(
+                f"structure='kron' needs one prior precision for all of '{name}': a Kronecker product has no place for "
+                "single weights; use 'diag', 'full' or 'lowrank'."
+            )
+
+
+@torch.no_grad()
+def _best_on_validation(posterior: LaplacePosterior, validation: Source) -> Tensor:
+    """Return the precision with the best validation likelihood; each Jacobian is computed once for the whole grid."""
+    likelihood = posterior.likelihood
+    covariances = [posterior.covariance_at(value) for value in GRID]
+    centred = links.has_null_direction(likelihood)
+    total = torch.zeros(len(GRID), dtype=torch.float64)
+    for batch in validation.replay():
+        if batch.num_rows:
+            outputs, variances = posterior.linearized.variances(batch.inputs, covariances, centred=centred)
+            scores = [_log_prob(likelihood, outputs, variance, batch.targets).double().sum() for variance in variances]
+            total += torch.stack(scores).cpu()
+    distributed.sum_([total])
+    if not bool(total.isfinite().all()):
+        raise InputError("The validation likelihood is not finite: look for extreme inputs in the validation data.")
+    return GRID[int(total.argmax())].clone()
+
+
+def _log_prob(likelihood: Likelihood, outputs: Tensor, variance: Tensor, targets: Tensor) -> Tensor:
+    """The predictive log-probability of each target, through the probit link or in closed form."""
+    if not links.is_classification(likelihood):
+        return likelihood.predict_gaussian(outputs, likelihood.restore(variance, outputs)).log_prob(targets)
+    logits = likelihood.restore(links.probit(likelihood.canonical(outputs), variance), outputs)
+    return likelihood.log_prob(logits, targets)

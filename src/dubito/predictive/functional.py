@@ -1,0 +1,163 @@
+r"""The variance that a Gaussian over weights gives to the outputs, :math:`J \Sigma J^\top`, without forming `J`.
+
+What does not depend on the prior (rotations into eigenbases, gathered columns) is done once in `FunctionalTerms`; each
+prior precision that is tried costs only a weighted sum of squares after that.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from dubito import linalg
+from dubito.curvature.factors import Factor
+from dubito.curvature.groups import Group, group, pairs, with_ones
+from dubito.curvature.one_layer import OneLayer, one_layer
+from dubito.curvature.structures import jacobian
+from dubito.errors import UnsupportedError
+from dubito.selection import Selection
+
+
+class FunctionalTerms:
+    """The pulled-back columns of one batch, prepared for covariances of one curvature matrix.
+
+    Args:
+        matrix: The curvature.
+        selection: Which weights are random.
+        factors: The gradients of `V` output columns, by parameter.
+    """
+
+    def __init__(self, matrix: linalg.Matrix, selection: Selection, factors: dict[str, Factor]) -> None:
+        self.selection = selection
+        self.factors = {name: factors[name] for name in selection.names}
+        self.dtype = next(iter(self.factors.values())).like.dtype
+        self.layer: OneLayer | None = None
+        self.rows: Tensor | None = None
+        self.groups: list[Group] = []
+        self.gathered: dict[int, Tensor] = {}  # by the position of the block: columns of a partly selected parameter
+        match matrix:
+            case linalg.Dense():
+                self.layer = one_layer(self.factors, selection)
+                self.rows = jacobian(self.factors, selection) if self.layer is None else None
+            case linalg.Kronecker():
+                self._turn(matrix)
+            case _:
+                self.groups = group(self.factors, selection)
+
+    def _turn(self, matrix: linalg.Kronecker) -> None:
+        """Turn every factor into the eigenbasis of its block."""
+        blocks: dict[str, linalg.Block] = {}
+        for position, (name, block) in enumerate(zip(self.selection.names, matrix.blocks, strict=True)):
+            if isinstance(block, linalg.Block):
+                blocks[name] = block
+            elif isinstance(block, linalg.Diagonal) and self.selection.is_whole(name):
+                self.groups.append(Group(self.factors[name], (name,)))
+            else:
+                self.gathered[position] = self.factors[name].gather(self.selection.indices[name])
+        for names in pairs({name: self.factors[name] for name in blocks}, self.selection):
+            if len(names) == 2 and blocks[names[1]].left is blocks[names[0]].left:
+                self.groups.append(Group(with_ones(_turned(self.factors[names[0]], blocks[names[0]])), names))
+            else:  # a bias may have a basis of its own
+                self.groups += [Group(_turned(self.factors[name], blocks[name]), (name,)) for name in names]
+
+    def variance(self, covariance: linalg.Covariance) -> Tensor:
+        """The variance of each column and example, ``[V, B]``."""
+        # of a low-rank covariance it is a difference, which rounding may make negative
+        return self._contract(covariance, "weighted_square", _square, _minus_square).clamp_min(0.0)
+
+    def gram(self, covariance: linalg.Covariance) -> Tensor:
+        """The covariance between columns for each example, ``[B, V, V]``."""
+        return self._contract(covariance, "weighted_gram", _gram, _minus_gram)
+
+    def _contract(self, covariance: linalg.Covariance, weighted: str, plain: Any, minus: Any) -> Tensor:
+        match covariance:
+            case linalg.DenseCovariance():
+                if self.layer is not None:
+                    return self.layer.variance(covariance) if plain is _square else self.layer.gram(covariance)
+                assert self.rows is not None
+                return plain(self.rows @ covariance.root.to(self.dtype))
+            case linalg.DiagonalCovariance():
+                return self._weighted(self._by_name(covariance.values), weighted)
+            case linalg.KroneckerCovariance():
+                return self._kronecker(covariance, weighted, plain)
+            case linalg.LowRankCovariance():
+                whole = self._weighted(self._by_name(covariance.spread.square()), weighted)
+                return whole - minus(self._along(covariance), covariance.shrink.to(self.dtype))
+        raise UnsupportedError(f"No functional covariance is known for {type(covariance).__name__}.")
+
+    def _weighted(self, values: dict[str, Tensor], weighted: str) -> Tensor:
+        return _total(getattr(each.factor, weighted)(each.join(values)) for each in self.groups)
+
+    def _kronecker(self, covariance: linalg.KroneckerCovariance, weighted: str, plain: Any) -> Tensor:
+        values = {}
+        for name, part in zip(self.selection.names, covariance.parts, strict=True):
+            if isinstance(part, linalg.DiagonalCovariance) and self.selection.is_whole(name):
+                values[name] = part.values.to(self.dtype).reshape(self.factors[name].shape)
+            elif not isinstance(part, linalg.Covariance):
+                values[name] = part[1].to(self.dtype).squeeze(0)
+        terms = [self._weighted(values, weighted)] if self.groups else []
+        for position, columns in self.gathered.items():
+            part = covariance.parts[position]
+            if isinstance(part, linalg.DenseCovariance):
+                terms.append(plain(columns @ part.root.to(self.dtype)))
+            else:
+                assert isinstance(part, linalg.DiagonalCovariance)
+                terms.append(plain(columns * part.values.sqrt().to(self.dtype)))
+        return _total(terms)
+
+    def _by_name(self, flat: Tensor) -> dict[str, Tensor]:
+        """Weights ``[D]`` in the shapes of the parameters, zero where a weight is not random."""
+        return self.selection.fill(flat.to(self.dtype))
+
+    def _along(self, covariance: linalg.LowRankCovariance) -> Tensor:
+        basis = (covariance.basis * covariance.spread[:, None]).mT
+        directions = self.selection.fill(basis.to(self.dtype).contiguous())
+        return _total(factor.dot(directions[name]) for name, factor in self.factors.items())
+
+
+def joint_covariance(covariance: linalg.Covariance, selection: Selection, factors: dict[str, Factor]) -> Tensor:
+    """The covariance between all columns of all examples, ``[B·V, B·V]``; builds their Jacobian: for small batches."""
+    rows = jacobian(factors, selection).transpose(0, 1).flatten(0, 1).double()
+    return covariance.solve(rows) @ rows.mT
+
+
+def _turned(factor: Factor, block: linalg.Block) -> Factor:
+    if factor.explicit is not None:
+        explicit = block.rotate(block.to_matrix(factor.explicit.flatten(2))).flatten(2)
+        return Factor(factor.shape, factor.columns, factor.size, factor.like, explicit=explicit)
+    left, right = block.left, block.right
+    if factor.is_embedding:  # its matrix has the dimensions of the gradient on the right
+        left, right = right, None
+    return factor.rotated(_without_group(left), _without_group(right))
+
+
+def _without_group(basis: Tensor | None) -> Tensor | None:
+    """One group is no group axis."""
+    return basis[0] if basis is not None and len(basis) == 1 else basis
+
+
+def _square(rows: Tensor) -> Tensor:
+    return rows.square().sum(-1)
+
+
+def _gram(rows: Tensor) -> Tensor:
+    return torch.einsum("vbd,ubd->bvu", rows, rows)
+
+
+def _minus_square(along: Tensor, shrink: Tensor) -> Tensor:
+    return along.square() @ shrink
+
+
+def _minus_gram(along: Tensor, shrink: Tensor) -> Tensor:
+    return torch.einsum("vbk,k,ubk->bvu", along, shrink, along)
+
+
+def _total(parts: Iterable[Tensor]) -> Tensor:
+    total = None
+    for part in parts:
+        total = part if total is None else total + part
+    assert total is not None
+    return total

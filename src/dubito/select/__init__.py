@@ -1,0 +1,16 @@
+"""Which weights are random. Each name is a rule: a frozen setting that becomes a `Selection` once there is a model.
+
+    select.all()                         every trainable weight
+    select.last_layer()                  the layer that gives the outputs
+    select.layers("fc") , layers(nn.Conv2d)   by name or type
+    select.random(1000)                  a number of weights, or a fraction below 1
+    select.largest_magnitude(0.1)
+    select.mask({"fc.weight": mask})
+
+Rules combine with ``|``, ``&`` and ``~``.
+"""
+
+from dubito.select.names import all, last_layer, layers, mask
+from dubito.select.weights import largest_magnitude, random
+
+__all__ = ["all", "largest_magnitude", "last_layer", "layers", "mask", "random"]

@@ -1,0 +1,127 @@
+"""Rules that look at names, types and the order in which layers are called, never at values."""
+
+from __future__ import annotations
+
+import copy
+import fnmatch
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from dubito import batches, params
+from dubito.batches import Source
+from dubito.errors import InputError
+from dubito.selection import Selection, SelectionRule
+from dubito.settings import setting
+
+
+@setting
+class all(SelectionRule):
+    """Every trainable weight."""
+
+    setting_name = "select.all"
+
+    def resolve(self, model: nn.Module, *args: Any, **kwargs: Any) -> Selection:
+        """Select everything that asks for gradients."""
+        chosen = Selection.all_of(model)
+        if chosen.num_weights == 0:
+            raise InputError("Every parameter of the model is frozen (requires_grad=False): nothing can be random.")
+        return chosen
+
+
+@setting
+class last_layer(SelectionRule):
+    """The layer that gives the outputs: of those with trainable weights, the last one that a forward pass calls.
+
+    Without data to try, the last one that the model registers.
+    """
+
+    setting_name = "select.last_layer"
+
+    def resolve(self, model: nn.Module, data: Any = None, *args: Any, **kwargs: Any) -> Selection:
+        """Select the trainable parameters of that layer."""
+        order = list(dict(model.named_modules())) if data is None else _called(model, data)
+        modules = dict(model.named_modules())
+        for name in reversed(order):
+            own = modules[name].named_parameters(prefix=name, recurse=False)
+            trainable = [full for full, value in own if value.requires_grad]
+            if trainable:
+                return Selection.all_of(model, _canonical(model, trainable))
+        raise InputError("The model has no layer with trainable parameters.")
+
+
+@setting
+class layers(SelectionRule):
+    """Layers by name or by type.
+
+    Args:
+        pattern: Part of a parameter's dotted name (``"encoder.fc"``), a shell pattern over it (``"*.weight"``), a layer
+            type (``nn.Conv2d``), or a tuple of these.
+    """
+
+    setting_name = "select.layers"
+    pattern: str | type[nn.Module] | tuple[str | type[nn.Module], ...]
+
+    def resolve(self, model: nn.Module, *args: Any, **kwargs: Any) -> Selection:
+        """Select the trainable parameters that fit the pattern."""
+        patterns = self.pattern if isinstance(self.pattern, tuple) else (self.pattern,)
+        chosen: list[str] = []
+        for name, module in model.named_modules():
+            for full, value in module.named_parameters(prefix=name, recurse=False):
+                if value.requires_grad and any(_fits(one, full, module) for one in patterns):
+                    chosen.append(full)
+        if not chosen:
+            names = ", ".join(name for name, _ in model.named_parameters())
+            raise InputError(f"No trainable parameter fits {self.pattern!r}; the model has {names}.")
+        return Selection.all_of(model, _canonical(model, chosen))
+
+
+@setting
+class mask(SelectionRule):
+    """Exactly the weights where a mask is true.
+
+    Args:
+        params: A boolean tensor for each parameter to select from, in the parameter's shape.
+    """
+
+    setting_name = "select.mask"
+    params: Mapping[str, Tensor]
+
+    def resolve(self, model: nn.Module, *args: Any, **kwargs: Any) -> Selection:
+        """Select where the masks are true."""
+        shapes = {name: tuple(value.shape) for name, value in model.named_parameters()}
+        chosen = Selection.from_masks(shapes, {name: torch.as_tensor(value) for name, value in self.params.items()})
+        if chosen.num_weights == 0:
+            raise InputError("The mask selects no weight at all.")
+        return chosen
+
+
+def _fits(pattern: str | type[nn.Module], name: str, module: nn.Module) -> bool:
+    if isinstance(pattern, type):
+        return isinstance(module, pattern)
+    if any(mark in pattern for mark in "*?["):
+        return fnmatch.fnmatchcase(name, pattern)
+    return f".{pattern}." in f".{name}."
+
+
+def _canonical(model: nn.Module, names: list[str]) -> list[str]:
+    """The first names of tied parameters."""
+    by_id = {id(value): name for name, value in model.named_parameters()}
+    everything = dict(model.named_parameters(remove_duplicate=False))
+    return list(dict.fromkeys(by_id[id(everything[name])] for name in names))
+
+
+def _called(model: nn.Module, data: Any) -> list[str]:
+    """The names of the modules that one example runs through, in the order in which they return."""
+    copied = copy.deepcopy(model).eval()
+    weight = next(copied.parameters())
+    source = data if isinstance(data, Source) else Source(data, must_count=False)
+    example = batches.take(source.first().inputs, slice(0, 1))
+    called: list[str] = []
+    for name, module in copied.named_modules():
+        module.register_forward_hook(lambda *_, name=name: called.append(name))
+    with torch.no_grad():
+        params.call(copied, batches.place(example, weight.device, weight.dtype))
+    return called

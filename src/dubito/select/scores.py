@@ -1,0 +1,285 @@
+r"""Two numbers per weight from one pass over the data: its curvature and how much it moves the outputs.
+
+$$h_d = \sum_n J_{nd}^\top H_n J_{nd}, \qquad s_d = \sum_n \lVert \Pi J_{nd} \rVert^2$$
+
+with $J_{nd}$ the derivative of the outputs with respect to weight $d$ and, for a softmax, $\Pi = I - \mathbf 1\mathbf 1^\top / C$:
+shifting all logits together changes no prediction. Both come from the same vector-Jacobian product: it starts from
+orthonormal directions $q_k$ that span the outputs that matter, so $s_d$ is a sum of squares, and the columns of the
+Hessian's root are mixtures of these directions, formed layer by layer after the product.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from dubito import batches, distributed, params
+from dubito.batches import Source
+from dubito.curvature import Engine, Factor, Tape, seeds
+from dubito.curvature.groups import group
+from dubito.errors import InputError, NonFiniteError
+from dubito.likelihoods import Categorical, Gaussian, Likelihood
+from dubito.selection import Selection
+
+# Columns that go through one product; with more outputs than this, curvature takes a product of its own.
+MOST_COLUMNS = 32
+# Numbers of per-example gradients that are formed at a time: what stays in a processor's cache.
+CACHED = 2**19
+# Context inputs that are worked on at a time.
+BATCH_SIZE = 256
+
+
+@dataclass(frozen=True)
+class Scores:
+    """What a pass over the data says about each weight.
+
+    Args:
+        weights: The weights, in whose order the numbers are.
+        curvature: The diagonal of the Gauss-Newton matrix, ``[D]``.
+        slopes: The squared derivatives of the outputs, summed over inputs and outputs, ``[D]``.
+        likelihood: The likelihood, its noise a number.
+    """
+
+    weights: Selection
+    curvature: Tensor
+    slopes: Tensor
+    likelihood: Likelihood
+
+    def variance(self, prior_precision: float) -> Tensor:
+        """The variance of each weight on its own, ``1 / (h_d + λ)``."""
+        return 1 / (self.curvature + prior_precision)
+
+    def of(self, candidates: Selection) -> Scores:
+        """The numbers of some of the weights."""
+        parts = (candidates.ravel(self.weights.fill(values)) for values in (self.curvature, self.slopes))
+        return Scores(candidates, *parts, self.likelihood)
+
+
+def measure(
+    model: nn.Module,
+    names: list[str],
+    source: Source,
+    likelihood: Likelihood,
+    *,
+    context: Any = None,
+    samples: int | None = None,
+    generator: torch.Generator,
+) -> Scores:
+    """Score every weight of the named parameters.
+
+    Args:
+        model: The network.
+        names: The parameters.
+        source: The training data.
+        likelihood: The likelihood; a noise that is not a number is taken from the residuals.
+        context: Inputs for `slopes` in the place of the training inputs.
+        samples: Random output directions and sampled targets per example in the place of all outputs: right in
+            expectation, and cheaper where there are many outputs.
+        generator: The source of randomness of `samples`.
+    """
+    work = _Pass(model, names, likelihood, samples, distributed.local_generator(generator) if samples else generator)
+    work.train(source, slopes=context is None)
+    likelihood = likelihood if work.noise is None else likelihood.replace(noise=work.noise)
+    curvature, slopes = work.curvature, work.slopes
+    if isinstance(likelihood, Gaussian):  # the root of its Hessian is the identity over the noise
+        curvature = slopes / float(likelihood.noise) ** 2
+    if context is not None:
+        work.slopes = torch.zeros_like(slopes)
+        work.look(batches.place(context, source.device, source.dtype))
+        slopes = work.slopes
+    if not bool((curvature.sum() + slopes.sum()).isfinite()):
+        raise NonFiniteError("The gradients of the outputs are not finite: look for NaN weights or extreme inputs.")
+    return Scores(work.weights, curvature, slopes, likelihood)
+
+
+def directions(likelihood: Likelihood, outputs: Tensor) -> Tensor:
+    """Orthonormal directions ``[V, *positions, C]`` of one example's outputs that can change a prediction.
+
+    All of them, except that the logits of a softmax lose the direction in which they shift together.
+    """
+    *positions, width = likelihood.canonical(outputs).shape[1:]
+    basis = _basis(likelihood, outputs)
+    everywhere = torch.kron(torch.eye(math.prod(positions)).to(basis), basis)
+    return everywhere.reshape(-1, *positions, width)
+
+
+def direction_seeds(likelihood: Likelihood, outputs: Tensor, targets: Tensor | None = None) -> Tensor:
+    """The directions as seeds ``[V, *outputs]``, zero at positions without a target."""
+    each = directions(likelihood, outputs).unsqueeze(1)
+    kept = None if targets is None else likelihood.observed(targets)
+    if kept is not None and not bool(kept.all()):
+        each = each * kept.unsqueeze(-1)
+    return likelihood.restore(each.expand(-1, len(outputs), *each.shape[2:]), outputs)
+
+
+def tapes(engine: Engine, source: Source, likelihood: Likelihood, extra: int = 0) -> Iterator[tuple[Tape, Tensor]]:
+    """Run the network over the training data in parts that fit into memory."""
+    for batch in source.replay():
+        if not isinstance(batch.targets, Tensor):
+            raise InputError("The data has inputs but no targets: give (inputs, targets) batches.")
+        if batch.num_rows:
+            for rows, tape in engine.chunks(batch.inputs, MOST_COLUMNS, extra):
+                likelihood.check(tape.outputs, batch.targets[rows])
+                yield tape, batch.targets[rows]
+
+
+def context_tapes(engine: Engine, context: Any, extra: int = 0) -> Iterator[Tape]:
+    """Run the network over inputs without targets."""
+    for start in range(0, batches.num_rows(context), BATCH_SIZE):
+        some = batches.take(context, slice(start, start + BATCH_SIZE))
+        yield from (tape for _, tape in engine.chunks(some, MOST_COLUMNS, extra))
+
+
+def check_context(model: nn.Module, context: Any) -> None:
+    """Raise unless the network can be called on the context inputs."""
+    shapes = " and ".join(str(tuple(leaf.shape)) for leaf in batches.leaves(context))
+    if batches.num_rows(context) == 0:
+        raise InputError("The context holds no input: give at least one, or leave it out.")
+    if not batches.is_finite(context):
+        raise InputError("The context inputs hold NaN or infinite values: clean or impute them first.")
+    first = next(model.parameters())
+    one = batches.place(batches.take(context, slice(0, 1)), first.device, first.dtype)
+    try:
+        with torch.no_grad():
+            params.call(model, batches.map_leaves(torch.clone, one))
+    except (RuntimeError, TypeError, ValueError, LookupError) as error:
+        reason = str(error).strip().splitlines()[0]
+        raise InputError(f"The model cannot be called on context inputs of shape {shapes}: {reason}.") from error
+
+
+class _Pass:
+    """Sums over batches."""
+
+    def __init__(
+        self, model: nn.Module, names: list[str], likelihood: Likelihood, samples: int | None, generator: torch.Generator
+    ) -> None:
+        self.engine, self.likelihood = Engine(model, names), likelihood
+        self.samples, self.generator = samples, generator
+        self.weights = Selection.all_of(model, names)
+        self.curvature, self.slopes = (torch.zeros(self.weights.num_weights, dtype=torch.float64) for _ in range(2))
+        self.noise: float | None = None
+
+    def train(self, source: Source, slopes: bool) -> None:
+        """Add the training data; with a Gaussian likelihood `slopes` are the curvature at noise 1."""
+        residuals = torch.zeros(2, dtype=torch.float64)
+        gaussian = isinstance(self.likelihood, Gaussian)
+        unknown_noise = isinstance(self.likelihood, Gaussian) and isinstance(self.likelihood.noise, str)
+        for tape, targets in tapes(self.engine, source, self.likelihood):
+            outputs = tape.outputs.detach()
+            if unknown_noise:
+                errors = Gaussian(noise=1.0).gradient(outputs, targets).double()
+                residuals += torch.tensor([float(errors.square().sum()), errors.numel()], dtype=torch.float64)
+            if gaussian:
+                self._add_slopes(tape, targets)
+            elif slopes and not self.samples and len(directions(self.likelihood, outputs[:1])) <= MOST_COLUMNS:
+                self._add_both(tape, targets)
+            else:
+                if slopes:
+                    self._add_slopes(tape, targets)
+                self._add_curvature(tape, targets)
+        distributed.sum_([self.curvature, self.slopes, residuals])
+        if unknown_noise:
+            self.noise = max(math.sqrt(float(residuals[0] / residuals[1])), 1e-6)
+
+    def look(self, context: Any) -> None:
+        """Add inputs without targets to `slopes`; every process looks at all of them."""
+        for tape in context_tapes(self.engine, context):
+            self._add_slopes(tape, None)
+
+    def _add_both(self, tape: Tape, targets: Tensor) -> None:
+        outputs = tape.outputs.detach()
+        mix = Mix.of(self.likelihood, outputs, targets)
+        for each in group(tape.pull(direction_seeds(self.likelihood, outputs, targets)), self.weights):
+            slopes, curvature = _squares(each.factor, mix)
+            self._spread(self.slopes, each.split(slopes))
+            self._spread(self.curvature, each.split(curvature))
+
+    def _add_slopes(self, tape: Tape, targets: Tensor | None) -> None:
+        columns = direction_seeds(self.likelihood, tape.outputs.detach(), targets)
+        if self.samples:
+            shape = (self.samples, *columns.shape[:2])
+            signs = torch.randint(2, shape, generator=self.generator, device=self.generator.device)
+            signs = (2 * signs.to(columns) - 1) / math.sqrt(self.samples)
+            columns = torch.einsum("svb,vb...->sb...", signs, columns)
+        for some in columns.split(MOST_COLUMNS):
+            self._add_squares(self.slopes, tape, some)
+
+    def _add_curvature(self, tape: Tape, targets: Tensor) -> None:
+        kind = "fisher-mc" if self.samples else "ggn"
+        for some in seeds.columns(
+            kind, self.likelihood, tape.outputs.detach(), targets,
+            num_samples=self.samples or 1, most=MOST_COLUMNS, generator=self.generator,
+        ):  # fmt: skip
+            self._add_squares(self.curvature, tape, some)
+
+    def _add_squares(self, total: Tensor, tape: Tape, columns: Tensor) -> None:
+        for each in group(tape.pull(columns), self.weights):
+            self._spread(total, each.split(each.factor.square_sum()))
+
+    def _spread(self, total: Tensor, parts: dict[str, Tensor]) -> None:
+        for name, values in parts.items():
+            total[self.weights.slices[name]] += values.cpu()
+
+
+@dataclass(frozen=True)
+class Mix:
+    """The columns of the Hessian's root as mixtures of the directions, ``[B, T, R, K]`` at each of T positions."""
+
+    weights: Tensor
+
+    @classmethod
+    def of(cls, likelihood: Likelihood, outputs: Tensor, targets: Tensor | None) -> Mix:
+        """Along each direction; the root has no part outside of their span."""
+        root = likelihood.hessian_root(outputs, targets)
+        apart = root.reshape(*root.shape[:2], -1, root.shape[-1])  # [R, B, T, C]
+        return cls((apart @ _basis(likelihood, outputs).mT).permute(1, 2, 0, 3).contiguous())
+
+    def squares(self, grads: Tensor, examples: Any = slice(None)) -> Tensor:
+        """The squares of gradients ``[V, B, X]``, summed over columns, before and after mixing: ``[2, B, X]``."""
+        weights = self.weights[examples]
+        each = grads.transpose(0, 1)
+        mixed = torch.matmul(weights, each.unflatten(1, (weights.shape[1], -1)))
+        return torch.stack([each.square().sum(1), mixed.flatten(1, 2).square_().sum(1)])
+
+
+def _squares(factor: Factor, mix: Mix) -> Tensor:
+    """The squares of the gradients summed over columns and examples, before and after mixing: ``[2, size]``."""
+    if (outer := factor.outer) is not None:
+        grads, inputs = outer
+        return (mix.squares(grads).mT.flatten(0, 1) @ inputs.square()).reshape(2, -1)
+    if factor.is_bias:
+        return mix.squares(factor.parts[0].bias_grads()).sum(1)
+    if (tokens := factor.tokens) is not None:
+        each = mix.squares(tokens.grads, tokens.example)
+        return factor.like.new_zeros(2, *factor.shape).index_add(1, tokens.token, each).flatten(1)
+    total = factor.like.new_zeros(2, math.prod(factor.shape))
+    step = max(1, CACHED // max(factor.columns * total.shape[1], 1))
+    for start in range(0, factor.size, step):
+        rows = slice(start, start + step)
+        total += mix.squares(factor.per_sample(rows).flatten(2), rows).sum(1)
+    return total
+
+
+def _basis(likelihood: Likelihood, outputs: Tensor) -> Tensor:
+    """The directions at one position, ``[K, C]``."""
+    width = likelihood.num_outputs(outputs)
+    basis = _contrasts(width) if isinstance(likelihood, Categorical) else torch.eye(width, dtype=torch.float64)
+    return basis.to(outputs)
+
+
+def _contrasts(size: int) -> Tensor:
+    """The orthonormal rows of Helmert's matrix, ``[C − 1, C]``: all directions but (1, …, 1).
+
+    >>> rows = _contrasts(4)
+    >>> torch.allclose(rows.mT @ rows, torch.eye(4, dtype=rows.dtype) - 0.25)
+    True
+    """
+    count = torch.arange(1, size, dtype=torch.float64)
+    rows = torch.ones(size - 1, size, dtype=torch.float64).tril()
+    rows[torch.arange(size - 1), torch.arange(1, size)] = -count
+    return rows / (count * (count + 1)).sqrt()[:, None]

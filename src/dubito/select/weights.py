@@ -1,0 +1,94 @@
+"""Rules that choose single weights by a score that needs no data."""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from numbers import Integral
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from dubito.errors import InputError
+from dubito.randomness import default_generator
+from dubito.selection import Selection, SelectionRule
+from dubito.settings import setting
+
+
+def count_of(size: float, total: int) -> int:
+    """The number of weights that `size` means: a number, or a fraction below 1.
+
+    >>> count_of(0.5, 10), count_of(3, 10)
+    (5, 3)
+    """
+    whole = isinstance(size, Integral) or float(size).is_integer()
+    count = round(size * total) if 0 < size < 1 else int(size) if whole else 0
+    if count < 1 or count > total:
+        raise InputError(
+            f"A selection of size {size!r} is not possible: choose a whole number up to the {total:,} candidates, or a "
+            "fraction between 0 and 1 that leaves at least one."
+        )
+    return count
+
+
+def top(candidates: Selection, scores: Tensor, count: int) -> Selection:
+    """The `count` candidates with the largest scores; ties go to the earlier weight."""
+    order = torch.argsort(scores, descending=True, stable=True)[:count]
+    chosen = torch.zeros(candidates.num_weights, dtype=torch.bool)
+    chosen[order.cpu()] = True
+    parts = {n: candidates.positions(n)[chosen[span]] for n, span in candidates.slices.items()}
+    return Selection(candidates.shapes, parts)
+
+
+@setting
+class _Scored(SelectionRule):
+    """The trainable weights with the largest scores."""
+
+    size: float
+
+    @abstractmethod
+    def scores(self, candidates: Selection, model: nn.Module, generator: torch.Generator) -> Tensor:
+        """One number per candidate."""
+
+    def resolve(
+        self,
+        model: nn.Module,
+        data: Any = None,
+        likelihood: Any = None,
+        prior_precision: float = 1.0,
+        generator: torch.Generator | None = None,
+    ) -> Selection:
+        """Select the largest scores among all trainable weights."""
+        candidates = Selection.all_of(model)
+        count = count_of(self.size, candidates.num_weights)
+        return top(candidates, self.scores(candidates, model, default_generator(generator)), count)
+
+
+@setting
+class random(_Scored):
+    """Weights drawn uniformly without replacement.
+
+    Args:
+        size: A number of weights, or a fraction below 1.
+    """
+
+    setting_name = "select.random"
+
+    def scores(self, candidates: Selection, model: nn.Module, generator: torch.Generator) -> Tensor:
+        """Uniform noise, in float64: in float32 many weights of a large network would tie."""
+        return torch.rand(candidates.num_weights, generator=generator, dtype=torch.float64, device=generator.device)
+
+
+@setting
+class largest_magnitude(_Scored):
+    """The weights that are largest in absolute value: a strong baseline that costs nothing.
+
+    Args:
+        size: A number of weights, or a fraction below 1.
+    """
+
+    setting_name = "select.largest_magnitude"
+
+    def scores(self, candidates: Selection, model: nn.Module, generator: torch.Generator) -> Tensor:
+        """``|w|``."""
+        return candidates.ravel({name: value.detach().abs() for name, value in model.named_parameters()})

@@ -1,0 +1,133 @@
+r"""Layers that are linear in their weight, with noise on their outputs instead of their weights.
+
+`make_stochastic` turns a layer into a `StochasticLayer`, which is still of its class and has the same parameters: the
+means. One implementation over `LayerRule.apply` serves all layer types:
+
+- local reparameterization (Kingma et al. 2015, https://arxiv.org/abs/1506.02557):
+  $y = f(x; \mu) + \sqrt{f(x^2; \sigma^2)} \odot \epsilon$, a weight sample of its own for every output;
+- flipout (Wen et al. 2018, https://arxiv.org/abs/1803.04386): $y = f(x; \mu) + f(x \odot s; \sigma \epsilon) \odot r$
+  with random signs per example and channel, a nearly independent weight sample for every example.
+
+Whoever reads `layer.weight` instead of calling the layer (as attention reads its projection) gets a weight sample. The
+same holds for a layer that is called several times in one pass: its calls share one weight sample.
+"""
+
+from __future__ import annotations
+
+import functools
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from dubito.layers import LayerRule
+from dubito.variational.mean_field import MeanField
+
+OWN = ("rule", "estimator", "random", "drawn", "calls", "shared")  # what a stochastic layer has beyond its class
+_CLASSES: dict[type[nn.Module], type[nn.Module]] = {}
+
+
+class StochasticLayer(nn.Module):
+    """Mixed into the class of a layer; see the module's text. Made by `make_stochastic` only.
+
+    Attributes:
+        rule: What the layer computes.
+        estimator: ``"local"`` or ``"flipout"``.
+        random: The posteriors of its parameters ``weight`` and, where it is random, ``bias``.
+        drawn: The weight samples of the current pass of the whole network; None outside of one.
+        calls: How often the layer was called in this pass.
+        shared: Whether it uses one weight sample for a whole pass, because a pass calls it several times.
+    """
+
+    rule: LayerRule[Any]
+    estimator: str
+    random: dict[str, MeanField]
+    drawn: dict[str, Tensor] | None
+    calls: int
+    shared: bool
+
+    def forward(self, x: Tensor, *args: Any, **kwargs: Any) -> Tensor:
+        """Call the layer with fresh noise."""
+        self.calls += 1
+        if self.shared or args or kwargs:
+            return super().forward(x, *args, **kwargs)  # which reads `self.weight`: a sample
+        return self._local(x) if self.estimator == "local" else self._flipout(x)
+
+    def _local(self, x: Tensor) -> Tensor:
+        weight, bias = self._centers()
+        mean = self.rule.apply(self, x, weight, bias)
+        variances = [self.random[n].variance(v) if n in self.random else None for n, v in self._means()]
+        variance = self.rule.apply_variance(self, x, *variances)  # type: ignore[arg-type]
+        # an output that no input reaches has no variance, and the root no slope at 0
+        return mean + variance.clamp_min(torch.finfo(mean.dtype).tiny).sqrt() * torch.randn_like(mean)
+
+    def _flipout(self, x: Tensor) -> Tensor:
+        weight, bias = self._centers()
+        mean = self.rule.apply(self, x, weight, bias)
+        noise = [self.random[n].noise(v) if n in self.random else None for n, v in self._means()]
+        flipped = x * self._signs(x, "input") if self.rule.linear_in_input else x
+        return mean + self.rule.apply(self, flipped, *noise) * self._signs(mean, "output")  # type: ignore[arg-type]
+
+    def _signs(self, activation: Tensor, side: Any) -> Tensor:
+        """Random signs for each example and channel; an activation without a batch axis is one example."""
+        channels = self.rule.num_inputs(self) if side == "input" else self.rule.num_outputs(self)
+        lead = activation.shape[: min(1, self.rule.channel_axis(self, activation.ndim))]
+        signs = torch.empty(*lead, channels, dtype=torch.float32, device=activation.device).bernoulli_(0.5) * 2 - 1
+        like = activation.dtype if activation.is_floating_point() else signs.dtype
+        return self.rule.scale_channels(self, signs.to(like), side, activation.ndim)
+
+    def _means(self) -> list[tuple[str, Tensor]]:
+        return [(name, self._parameters.get(name)) for name in ("weight", "bias")]  # type: ignore[misc]
+
+    def _centers(self) -> list[Tensor]:
+        return [self.random[name].center(mean) if name in self.random else mean for name, mean in self._means()]
+
+    def _read(self, name: str) -> Tensor | None:
+        """A sample of one parameter: the same for a whole pass, or a new one outside of a pass."""
+        mean = self._parameters.get(name)
+        if mean is None or name not in self.random:
+            return mean
+        if self.drawn is None:
+            return self.random[name].sample(mean)
+        if name not in self.drawn:
+            self.drawn[name] = self.random[name].sample(mean)
+        return self.drawn[name]
+
+    def __reduce__(self) -> Any:  # the class is made at run time, so that it cannot be found by its name
+        return _blank, (_plain_class(type(self)),), self.__getstate__()
+
+
+def make_stochastic(layer: nn.Module, rule: LayerRule[Any], estimator: str, random: dict[str, MeanField]) -> None:
+    """Turn a layer of one of our own networks, in place, into a stochastic one; `make_plain` undoes it."""
+    layer.__class__ = _stochastic_class(type(layer))
+    values = (rule, estimator, random, None, 0, False)
+    vars(layer).update(zip(OWN, values, strict=True))
+
+
+def make_plain(layer: nn.Module) -> None:
+    """Turn a stochastic layer, in place, into what it was; its parameters are the means."""
+    layer.__class__ = _plain_class(type(layer))
+    for name in OWN:
+        del vars(layer)[name]
+
+
+def _stochastic_class(plain: type[nn.Module]) -> type[nn.Module]:
+    """The class of stochastic layers of one kind, made when it is first needed."""
+    if plain not in _CLASSES:
+        readers = {name: property(functools.partial(_reader, name=name)) for name in ("weight", "bias")}
+        bases = (StochasticLayer, plain)
+        _CLASSES[plain] = type(f"Stochastic{plain.__name__}", bases, {"__module__": __name__, **readers})
+    return _CLASSES[plain]
+
+
+def _reader(layer: StochasticLayer, name: str) -> Tensor | None:
+    return layer._read(name)
+
+
+def _plain_class(stochastic: type[nn.Module]) -> type[nn.Module]:
+    return stochastic.__mro__[2]
+
+
+def _blank(plain: type[nn.Module]) -> nn.Module:
+    cls = _stochastic_class(plain)
+    return cls.__new__(cls)

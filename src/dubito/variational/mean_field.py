@@ -1,0 +1,109 @@
+"""The factorised normal posterior over one parameter of a network."""
+
+from __future__ import annotations
+
+import math
+from typing import cast
+
+import torch
+from torch import Tensor, nn
+
+from dubito.errors import InputError
+from dubito.priors import Prior
+from dubito.priors.base import unchecked
+
+
+class MeanField(nn.Module):
+    r"""$q(w) = \prod_i \mathcal N(\mu_i, \sigma_i^2)$ over the random entries of one parameter, and their prior.
+
+    The mean is the parameter of the network itself, under its own name, and is given to each method; what is added
+    here is $\log \sigma$. Entries that are not random have no noise and no prior.
+
+    Args:
+        mean: The parameter.
+        index: The flat positions of the random entries, sorted; None for all.
+        prior: The prior of this parameter. A tensor in it has the shape of the parameter or of its random entries; it
+            becomes a buffer, so that it follows the module and its state.
+        initial_scale: σ at the start: a number, or a tensor with one per random entry.
+        hold_rest: Whether entries that are not random stay what they are; else they are trained as points.
+    """
+
+    index: Tensor | None
+
+    def __init__(
+        self, mean: Tensor, index: Tensor | None, prior: Prior, initial_scale: float | Tensor, hold_rest: bool = False
+    ) -> None:
+        super().__init__()
+        self.register_buffer("index", None if index is None else index.to(mean.device))
+        self.hold_rest = hold_rest
+        chosen = self.chosen(mean.detach())
+        start = torch.as_tensor(initial_scale, dtype=mean.dtype, device=mean.device)
+        self.log_scale = nn.Parameter(start.log().expand(chosen.shape).clone())
+        tensors = {name: value for name, value in prior.fields().items() if isinstance(value, Tensor)}
+        for name, value in tensors.items():
+            own = self.chosen(value) if value.shape == mean.shape else value
+            if own.ndim and own.shape != chosen.shape:
+                raise InputError(
+                    f"The {name} of the prior has shape {tuple(value.shape)}, but the weight is {tuple(mean.shape)}."
+                )
+            self.register_buffer(f"prior_{name}", own.detach().clone().to(mean))
+        self._prior, self._tensor_fields = unchecked(prior, **dict.fromkeys(tensors)), tuple(tensors)
+
+    @property
+    def prior(self) -> Prior:
+        """The prior, with its tensors where this module is."""
+        return unchecked(self._prior, **{name: getattr(self, f"prior_{name}") for name in self._tensor_fields})
+
+    @property
+    def scale(self) -> Tensor:
+        """The standard deviations of the random entries."""
+        return self.log_scale.exp()
+
+    def chosen(self, values: Tensor) -> Tensor:
+        """The random entries of a tensor that is shaped as the parameter."""
+        return values if self.index is None else values.flatten()[self.index]
+
+    def center(self, mean: Tensor) -> Tensor:
+        """The mean; where only some entries are random and the rest is held, it has a gradient for those alone."""
+        if self.index is None or not self.hold_rest:
+            return mean
+        return self._placed(self.chosen(mean), mean.detach())
+
+    def variance(self, mean: Tensor) -> Tensor:
+        """The variances in the shape of the parameter, 0 where an entry is not random."""
+        variance = (2 * self.log_scale).exp()
+        return variance if self.index is None else self._placed(variance, torch.zeros_like(mean))
+
+    def noise(self, mean: Tensor, *, generator: torch.Generator | None = None) -> Tensor:
+        r"""A draw of $w - \mu$, differentiable in the scale."""
+        device = mean.device if generator is None else generator.device
+        normal = torch.empty(self.log_scale.shape, dtype=mean.dtype, device=device).normal_(generator=generator)
+        noise = self.scale * normal.to(mean.device)
+        return noise if self.index is None else self._placed(noise, torch.zeros_like(mean))
+
+    def sample(self, mean: Tensor, *, generator: torch.Generator | None = None) -> Tensor:
+        """A draw of the whole parameter, differentiable in mean and scale."""
+        return self.center(mean) + self.noise(mean, generator=generator)
+
+    def kl(self, mean: Tensor, *, generator: torch.Generator | None = None) -> Tensor:
+        """The divergence from the prior, summed over the random entries."""
+        return self.prior.summed_kl(self.chosen(mean), self.log_scale, generator=generator)
+
+    def log_ratio(self, mean: Tensor, weight: Tensor) -> Tensor:
+        r"""$\log p(w) - \log q(w)$ summed over the random entries, differentiable in `weight` alone."""
+        drawn, center = self.chosen(weight), self.chosen(mean).detach()
+        log_scale = self.log_scale.detach()
+        scale = log_scale.exp()
+        log_q = -0.5 * ((drawn - center) / scale).square() - log_scale - 0.5 * math.log(2 * math.pi)
+        return (self.prior.fitted(center, scale).log_prob(drawn) - log_q).sum()
+
+    def scale_gradient(self, gradient: Tensor, factor: Tensor | float) -> Tensor:
+        """Multiply a gradient in the shape of the parameter by a factor, at the random entries."""
+        if self.index is None:
+            return gradient * factor
+        return self._placed(self.chosen(gradient) * factor, gradient)
+
+    def _placed(self, values: Tensor, base: Tensor) -> Tensor:
+        """`base` with the random entries replaced."""
+        index = cast(Tensor, self.index)
+        return base.flatten().index_copy(0, index, values).view_as(base)

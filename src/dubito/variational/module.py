@@ -1,0 +1,141 @@
+"""A network whose weights are random: a plain `nn.Module` for anyone's training loop."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from dubito import params
+from dubito.params import Params
+from dubito.selection import Selection
+from dubito.variational.layer import StochasticLayer, make_plain
+from dubito.variational.mean_field import MeanField
+
+# Modules with a fused path that reads the weights of their parts instead of calling them.
+FUSED = (nn.MultiheadAttention, nn.TransformerEncoderLayer, nn.TransformerEncoder)
+
+
+class VariationalModule(nn.Module):
+    """A network with a factorised normal posterior over some of its weights; made by `convert`.
+
+    Every call draws new weights, in training and in evaluation mode. `network` keeps the names of the user's own
+    parameters, which are the means; `posterior` holds the scales. Weights whose layer cannot put the noise on its
+    outputs (recurrent and attention blocks, tied weights, all under ``estimator="weight"``) are sampled once for the
+    whole call.
+
+    Args:
+        network: A private copy of the network, its layers made stochastic already where they can be.
+        posterior: By parameter name.
+        selection: The random weights.
+        estimator: ``"local"``, ``"flipout"`` or ``"weight"``.
+    """
+
+    def __init__(
+        self, network: nn.Module, posterior: Mapping[str, MeanField], selection: Selection, estimator: str
+    ) -> None:
+        super().__init__()
+        self.network = network
+        self.posterior = nn.ModuleDict({_key(name): part for name, part in posterior.items()})
+        self.selection, self.estimator = selection, estimator
+        self.layers = [module for module in network.modules() if isinstance(module, StochasticLayer)]
+        on_outputs = {id(part) for layer in self.layers for part in layer.random.values()}
+        self.sampled = [name for name, part in posterior.items() if id(part) not in on_outputs]
+        self.has_fused_parts = any(isinstance(module, FUSED) for module in network.modules())
+
+    def forward(self, *args: Any, **kwargs: Any) -> Any:
+        """Call the network with new weights."""
+        with self._one_pass():
+            output = self.network(*args, **kwargs)
+        if any(layer.calls > 1 and not layer.shared for layer in self.layers):
+            for layer in self.layers:
+                layer.shared = layer.shared or layer.calls > 1
+            return self.forward(*args, **kwargs)  # once in the life of a network: now its calls share a weight sample
+        return output
+
+    def kl(self, *, generator: torch.Generator | None = None) -> Tensor:
+        """Return the divergence of the posterior from the prior, summed over every random weight, tied ones once.
+
+        It is exact where the prior has a closed form, else an unbiased estimate from one draw.
+        """
+        means = self._means()
+        return torch.stack([part.kl(means[name], generator=generator) for name, part in self.parts()]).sum()
+
+    def sample_weights(self, *, generator: torch.Generator | None = None) -> Params:
+        """Draw every random parameter, by the user's names; differentiable in means and scales."""
+        means = self._means()
+        return {name: part.sample(means[name], generator=generator) for name, part in self.parts()}
+
+    def log_ratio(self, weights: Params) -> Tensor:
+        r"""Return $\log p(w) - \log q(w)$ of one draw, differentiable in the weights alone."""
+        means = self._means()
+        return torch.stack([part.log_ratio(means[name], weights[name]) for name, part in self.parts()]).sum()
+
+    def mean_module(self) -> nn.Module:
+        """Return a plain network at the means, of the user's own classes."""
+        network = copy.deepcopy(self.network)
+        for module in network.modules():
+            if isinstance(module, StochasticLayer):
+                make_plain(module)
+        return network
+
+    def freeze(self, generator: torch.Generator | None = None) -> nn.Module:
+        """Return a plain network at one draw of the weights."""
+        with torch.no_grad():
+            return params.load_(self.mean_module(), self.sample_weights(generator=generator))
+
+    def parts(self) -> Iterator[tuple[str, MeanField]]:
+        """Yield the posteriors by the user's names, in the order of the selection."""
+        for name in self.selection.names:
+            part = self.posterior[_key(name)]
+            assert isinstance(part, MeanField)
+            yield name, part
+
+    def scales(self) -> Tensor:
+        """Return the standard deviations of all random weights as one vector, in the order of the selection."""
+        return torch.cat([part.scale.detach().flatten() for _, part in self.parts()])
+
+    def _means(self) -> dict[str, Tensor]:
+        return dict(self.network.named_parameters())
+
+    @contextmanager
+    def _one_pass(self) -> Iterator[None]:
+        """Lend weight samples to the network, and let every layer remember its draws, for one call."""
+        means = self._means()
+        drawn = {name: self.posterior[_key(name)].sample(means[name]) for name in self.sampled}  # type: ignore[operator]
+        for layer in self.layers:
+            layer.drawn, layer.calls = {}, 0
+        try:
+            with params.swapped(self.network, drawn), _calling_every_layer(self.has_fused_parts):
+                yield
+        finally:
+            for layer in self.layers:
+                layer.drawn = None
+
+
+def kl(module: nn.Module) -> Tensor:
+    """Return the summed divergence of every converted part of a module."""
+    parts = [part.kl() for part in module.modules() if isinstance(part, VariationalModule)]
+    return torch.stack(parts).sum() if parts else torch.zeros(())
+
+
+@contextmanager
+def _calling_every_layer(needed: bool) -> Iterator[None]:
+    """Turn off the fused path of transformer layers, which would pass their stochastic parts by."""
+    before = torch.backends.mha.get_fastpath_enabled()
+    if needed:
+        torch.backends.mha.set_fastpath_enabled(False)
+    try:
+        yield
+    finally:
+        if needed:
+            torch.backends.mha.set_fastpath_enabled(before)
+
+
+def _key(name: str) -> str:
+    """A name under which a module can be registered."""
+    return name.replace(".", "/")

@@ -1,0 +1,46 @@
+r"""Variational continual learning: yesterday's posterior is today's prior.
+
+$$q_t = \arg\max_q\; \mathbb E_q[\log p(D_t \mid w)] - T\,\mathrm{KL}(q \,\|\, q_{t-1})$$
+
+(Nguyen et al. 2018, https://arxiv.org/abs/1710.10628). A weight that is not random has no doubt left and stays what it
+is; with ``biases="random"`` biases move too.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from dubito.inference import Inference, Problem
+from dubito.priors import ByName, Normal
+from dubito.recipe import Recipe
+from dubito.settings import setting
+from dubito.variational.convert import convert
+from dubito.variational.posterior import VariationalPosterior
+from dubito.variational.trainer import Trainer
+
+
+@setting
+class Continue(Recipe):
+    """Train a variational posterior on with new data, itself being the prior.
+
+    Args:
+        posterior: The posterior so far.
+    """
+
+    setting_name = "variational.Continue"
+    posterior: Any
+
+    def build(self, problem: Problem) -> Inference:
+        """Return the steps of training."""
+        old: VariationalPosterior = self.posterior
+        selection, recipe = old.selection, old.recipe
+        center, prior, scales = selection.ravel(old.mean()), {}, {}
+        for name, span in selection.slices.items():
+            shape = selection.shapes[name] if selection.is_whole(name) else (span.stop - span.start,)
+            scales[name] = old.scale[span].reshape(shape)
+            prior[name] = Normal(center[span].reshape(shape), scales[name])
+        module = convert(
+            problem.model, prior=ByName(prior), estimator=recipe.estimator, initial_scale=scales,
+            biases="random", weights=selection, rest="hold",
+        )  # fmt: skip
+        return Trainer(recipe, problem, module, before=old).inference()

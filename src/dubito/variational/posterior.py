@@ -1,0 +1,219 @@
+"""The posterior that `Variational` finds."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
+from typing import TYPE_CHECKING, Any, Literal, Self
+
+import torch
+from torch import Tensor, nn
+
+from dubito import params
+from dubito.errors import InputError, UnsupportedError
+from dubito.likelihoods import Likelihood
+from dubito.params import Params
+from dubito.posterior import Posterior, Predictor
+from dubito.predictive.monte_carlo import weight_predictor
+from dubito.priors import Prior
+from dubito.priors.base import Value, unchecked
+from dubito.randomness import default_generator, draw_seed
+from dubito.selection import Selection
+from dubito.settings import Setting
+
+if TYPE_CHECKING:
+    from dubito.batches import Data
+    from dubito.training import Training
+    from dubito.variational.diagnosis import Diagnosis
+
+# Numbers in weight samples that are kept from batch to batch; above it they are drawn again for each batch.
+KEPT = 2**26
+
+
+@dataclass(frozen=True)
+class Record:
+    """What was measured on the training data after the fit; log-likelihoods are sums over the data, in nats.
+
+    Args:
+        num_data: The number of examples of this fit.
+        log_likelihood: Its expectation under the posterior, from several draws.
+        log_likelihood_error: The standard error of that.
+        log_likelihood_at_mean: That of the network at the means.
+        log_likelihood_at_start: That of the network that was given; None for a fresh start.
+        kl: The divergence from the prior.
+        gradient_noise: The share of the last squared gradients that is noise; None where the optimizer has no moments.
+        earlier_bound: The bound on the evidence of the data before, where this posterior is an update.
+    """
+
+    num_data: int
+    log_likelihood: float
+    log_likelihood_error: float
+    log_likelihood_at_mean: float
+    log_likelihood_at_start: float | None
+    kl: float
+    gradient_noise: float | None
+    earlier_bound: float | None
+
+
+class VariationalPosterior(Posterior):
+    r"""The result of `Variational`: independent $\mathcal N(\mu_i, \sigma_i^2)$ over the selected weights.
+
+    Args:
+        model: The network at the means.
+        likelihood: The likelihood.
+        recipe: The recipe.
+        num_data: The number of examples seen in all.
+        selection: Which weights are random.
+        scale: Their standard deviations ``[D]``.
+        priors: The prior of each random parameter's random entries, with its learned values.
+        record: What was measured on the training data.
+    """
+
+    family = "Variational"
+
+    def __init__(
+        self,
+        model: nn.Module,
+        likelihood: Likelihood,
+        recipe: Any,
+        num_data: int,
+        selection: Selection,
+        scale: Tensor,
+        priors: dict[str, Prior],
+        record: Record,
+    ) -> None:
+        super().__init__(model, likelihood, recipe, num_data)
+        self.selection, self.scale, self.priors, self.record = selection, scale, priors, record
+
+    def sample(self, num_samples: int, *, generator: torch.Generator | None = None) -> Params:
+        """Draw weights."""
+        generator, center = default_generator(generator), self.selection.ravel(self.mean())
+        shape = (num_samples, self.selection.num_weights)
+        noise = torch.randn(shape, generator=generator, dtype=center.dtype, device=generator.device)
+        return self.selection.merge(self.mean(), noise.to(center.device).mul_(self.scale).add_(center))
+
+    def marginals(self) -> tuple[Params, Params]:
+        """Return means and variances; the variance is 0 where a weight is not random."""
+        mean = self.mean()
+        return mean, self.selection.merge(params.zeros_like(mean), self.scale.square())
+
+    def prior(self) -> tuple[Params, Params]:
+        """Return mean and variance of the prior; a weight that is not random keeps its value."""
+        mean, zeros = self.mean(), params.zeros_like(self.mean())
+        center = self._by_weight(lambda prior: prior.mean())
+        variance = self._by_weight(lambda prior: prior.variance())
+        return self.selection.merge(mean, center), self.selection.merge(zeros, variance)
+
+    def predictor(
+        self,
+        num_samples: int,
+        generator: torch.Generator,
+        *,
+        method: Literal["weights", "mean"] = "weights",
+        **options: Any,
+    ) -> Predictor:
+        """Return the predictive.
+
+        Args:
+            num_samples: How many weight samples.
+            generator: The source of randomness.
+            method: ``"weights"``: the network at sampled weights, the same for all inputs of a call; ``"mean"``: the
+                network at the means, one pass without epistemic uncertainty.
+            options: None others.
+        """
+        if options:
+            raise InputError(f"A Variational posterior has no predict option '{next(iter(options))}'.")
+        if method not in ("weights", "mean"):
+            raise InputError(f"method must be 'weights' or 'mean', not {method!r}.")
+        if method == "mean":
+            return lambda inputs: self.likelihood.predict(params.call(self.model, inputs))
+        if num_samples * self.selection.num_weights <= KEPT:
+            return weight_predictor(self.model, self.likelihood, self.sample(num_samples, generator=generator))
+        seeds = [draw_seed(generator) for _ in range(num_samples)]
+        return lambda inputs: self.likelihood.predict_samples(
+            torch.stack([self._outputs(inputs, torch.Generator().manual_seed(seed)) for seed in seeds])
+        )
+
+    def _outputs(self, inputs: Any, generator: torch.Generator) -> Tensor:
+        weights = params.unstack(self.sample(1, generator=generator))[0]
+        return params.functional_call(self.model, weights, inputs)
+
+    @property
+    def bound(self) -> float | None:
+        """The evidence lower bound of all data seen, or None where the prior is improper."""
+        if not all(prior.proper for prior in self.priors.values()):
+            return None
+        return self.record.log_likelihood - self.record.kl + (self.record.earlier_bound or 0.0)
+
+    def log_evidence(self) -> Tensor:
+        r"""Return the evidence lower bound $\mathbb E_q[\log p(D \mid w)] - \mathrm{KL}(q \,\|\, p) \le \log p(D)$.
+
+        It is the bound at temperature 1, whatever the posterior was trained with. After updates it is the sum of the
+        bounds of each step, each under the posterior before as its prior.
+        """
+        if self.bound is None:
+            raise UnsupportedError("A log-uniform prior is improper and defines no evidence; use priors.ARD() instead.")
+        return torch.tensor(self.bound, dtype=torch.float64)
+
+    def update(
+        self,
+        data: Data,
+        *,
+        training: Training | None = None,
+        generator: torch.Generator | None = None,
+        progress: bool = True,
+    ) -> VariationalPosterior:
+        """Learn on from new data, with this posterior as the prior; see `dubito.variational.online`."""
+        from dubito.variational.online import Continue
+
+        options: dict[str, Any] = {"training": training, "generator": generator, "progress": progress}
+        return Continue(self).fit(self.model, data, likelihood=self.likelihood, **options)  # type: ignore[return-value]
+
+    def diagnose(self) -> Diagnosis:
+        """Say in plain words whether the posterior is healthy, and what to change if not."""
+        from dubito.variational.diagnosis import diagnose
+
+        return diagnose(self)
+
+    def divergences(self) -> Tensor | None:
+        """Return the divergence of each random weight from its prior ``[D]``, or None without a closed form."""
+        mean = self.selection.ravel(self.mean())
+        parts = []
+        for name, prior in self.priors.items():
+            span = self.selection.slices[name]
+            tensors = {n: v.flatten() for n, v in prior.fields().items() if isinstance(v, Tensor) and v.ndim}
+            part = unchecked(prior, **tensors).kl(mean[span], self.scale[span])
+            if part is None:
+                return None
+            parts.append(part)
+        return torch.cat(parts)
+
+    def _by_weight(self, value_of: Callable[[Prior], Value]) -> Tensor:
+        """A number, or one per weight, of each parameter's prior, as one vector ``[D]``."""
+        parts = []
+        for name, prior in self.priors.items():
+            span = self.selection.slices[name]
+            value = torch.as_tensor(value_of(prior), dtype=self.dtype, device=self.device)
+            parts.append(value.flatten().expand(span.stop - span.start))
+        return torch.cat(parts)
+
+    def state(self) -> dict[str, Any]:
+        """Return selection, scales, priors and record."""
+        tensors: dict[str, Tensor] = {}
+        priors = {name: json.dumps(prior.to_json(tensors)) for name, prior in self.priors.items()}
+        return {
+            "selection": self.selection.to_state(),
+            "scale": self.scale,
+            "priors": priors,
+            "prior_tensors": tensors,
+            "record": asdict(self.record),
+        }
+
+    @classmethod
+    def from_state(cls, model: nn.Module, likelihood: Likelihood, recipe: Any, num_data: int, state: Any) -> Self:
+        """Undo `state`."""
+        tensors = state["prior_tensors"]
+        priors = {name: Setting.from_json(json.loads(text), tensors) for name, text in state["priors"].items()}
+        selection, record = Selection.from_state(state["selection"]), Record(**state["record"])
+        return cls(model, likelihood, recipe, num_data, selection, state["scale"], priors, record)

@@ -1,0 +1,319 @@
+"""One executable contract for all posteriors: every recipe, every method, classification and regression.
+
+A new recipe joins by one line in `RECIPES`. What a family cannot give must raise `UnsupportedError`, in one sentence.
+"""
+
+from __future__ import annotations
+
+import copy
+import json
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.utils.data import DataLoader, TensorDataset
+
+import dubito
+from dubito import MAP, Laplace, Posterior, Training, select
+from dubito.errors import InputError, UnsupportedError
+from dubito.prediction import ClassPrediction, RegressionPrediction
+from dubito.recipe import Recipe
+from dubito.settings import Setting
+
+RECIPES: list[Recipe] = [
+    MAP(),
+    MAP(prior_precision=1.0, temperature="validation"),
+    Laplace(),
+    Laplace(structure="diag", prior_precision=2.0),
+    Laplace(structure="full", weights=select.last_layer(), prior_precision="validation"),
+    Laplace(structure="lowrank", rank=10),
+]
+TASKS = ("classification", "regression")
+TRAINING = Training(epochs=3, lr=1e-2, batch_size=16)
+
+
+@dataclass(frozen=True, eq=False)
+class Case:
+    """One recipe fitted to one task."""
+
+    task: str
+    recipe: Recipe
+    model: nn.Module
+    data: tuple[Tensor, Tensor]
+    validation: tuple[Tensor, Tensor]
+    posterior: Posterior
+
+
+def problem(task: str, dtype: torch.dtype, seed: int = 0) -> tuple[Tensor, Tensor]:
+    x = torch.randn(45, 4, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
+    y = (x[:, 0] > 0).long() + (x[:, 1] > 1) if task == "classification" else torch.stack([x[:, 0].sin(), x[:, 1]], 1)
+    return x.to(dtype), y if task == "classification" else y.to(dtype)
+
+
+def network(task: str, dtype: torch.dtype) -> nn.Module:
+    with torch.random.fork_rng():
+        torch.manual_seed(3)
+        layers = (nn.Linear(4, 6), nn.Tanh(), nn.LayerNorm(6), nn.Linear(6, 3 if task == "classification" else 2))
+        return nn.Sequential(*layers).to(dtype)
+
+
+@cache
+def fitted(recipe: Recipe, task: str, dtype: torch.dtype = torch.float32) -> Case:
+    data, validation, model = problem(task, dtype), problem(task, dtype, seed=1), network(task, dtype)
+    likelihood: Any = "categorical" if task == "classification" else "gaussian"
+    trained = getattr(recipe, "needs_trained_model", False)
+    if trained:
+        model = MAP().fit(model, data, likelihood=likelihood, training=TRAINING).model
+    training = None if trained else TRAINING
+    posterior = recipe.fit(model, data, likelihood=likelihood, validation=validation, training=training)
+    return Case(task, recipe, model, data, validation, posterior)
+
+
+@pytest.fixture(params=TASKS)
+def task(request: pytest.FixtureRequest) -> Any:
+    return request.param
+
+
+@pytest.fixture(params=RECIPES, ids=repr)
+def case(request: pytest.FixtureRequest, task: str) -> Case:
+    return fitted(request.param, task)
+
+
+def quantities(prediction: Any) -> dict[str, Tensor]:
+    names = ("probs", "entropy") if isinstance(prediction, ClassPrediction) else ("mean", "stddev")
+    return {name: getattr(prediction, name) for name in (*names, "aleatoric", "epistemic")}
+
+
+def assert_same(first: Any, second: Any, **tolerance: Any) -> None:
+    for name, value in quantities(first).items():
+        torch.testing.assert_close(quantities(second)[name], value, **(tolerance or {"rtol": 0.0, "atol": 0.0}))
+
+
+def answer(method: Callable[[], Any]) -> Any:
+    """Return what the method gives, or None where the family says in one sentence that it cannot."""
+    try:
+        return method()
+    except UnsupportedError as error:
+        sentence = str(error)
+    assert sentence[0].isupper()
+    assert sentence.endswith(".")
+    assert "\n" not in sentence
+    return None
+
+
+class TestPredict:
+    def test_the_kind_and_the_size(self, case: Case) -> None:
+        x, y = case.data
+        prediction = case.posterior.predict(x)
+        assert isinstance(prediction, ClassPrediction if case.task == "classification" else RegressionPrediction)
+        assert len(prediction) == len(x)
+        assert all(bool(value.isfinite().all()) for value in quantities(prediction).values())
+        assert bool(prediction.log_prob(y).isfinite().all())
+        assert not any(value.requires_grad for value in quantities(prediction).values())
+
+    def test_the_uncertainty_is_the_sum_of_its_parts(self, case: Case) -> None:
+        prediction: Any = case.posterior.predict(case.data[0])
+        total = prediction.entropy if case.task == "classification" else prediction.stddev.square()
+        torch.testing.assert_close(total, prediction.aleatoric + prediction.epistemic, rtol=1e-5, atol=1e-6)
+        assert float(prediction.aleatoric.min()) >= 0
+        assert float(prediction.epistemic.min()) >= -1e-6
+        if case.task == "classification":
+            torch.testing.assert_close(prediction.probs.sum(-1), torch.ones(len(prediction)), rtol=1e-5, atol=1e-5)
+
+    def test_every_kind_of_input_gives_the_same(self, case: Case) -> None:
+        x, y = case.data
+        expected = case.posterior.predict(x)
+        kinds = (x.numpy(), TensorDataset(x, y), TensorDataset(x), DataLoader(TensorDataset(x, y), batch_size=45))
+        for kind in kinds:
+            assert_same(expected, case.posterior.predict(kind))
+
+    def test_how_it_is_cut_does_not_matter(self, case: Case) -> None:
+        x, y = case.data
+        expected = case.posterior.predict(x)
+        assert_same(expected, case.posterior.predict(x, batch_size=7), rtol=1e-4, atol=1e-5)
+        assert_same(expected, case.posterior.predict(DataLoader(TensorDataset(x, y), 7)), rtol=1e-4, atol=1e-5)
+
+    def test_the_same_call_gives_the_same_numbers(self, case: Case) -> None:
+        x, _ = case.data
+        assert_same(case.posterior.predict(x), case.posterior.predict(x))
+        generator = torch.Generator().manual_seed(1)
+        shuffled = DataLoader(TensorDataset(*case.data), 45, shuffle=True, generator=generator)
+        assert_same(case.posterior.predict(shuffled), case.posterior.predict(shuffled))
+        seeded = [case.posterior.predict(x, generator=torch.Generator().manual_seed(5)) for _ in range(2)]
+        assert_same(*seeded)
+
+    def test_bad_input_is_one_sentence(self, case: Case) -> None:
+        x, _ = case.data
+        broken = x.clone()
+        broken[3, 1] = float("nan")
+        with pytest.raises(InputError, match="NaN or infinite"):
+            case.posterior.predict(broken)
+        with pytest.raises(InputError, match="empty"):
+            case.posterior.predict(x[:0])
+        with pytest.raises(InputError, match="num_samples must be at least 1"):
+            case.posterior.predict(x, num_samples=0)
+        with pytest.raises(InputError, match="no predict option 'colour'"):
+            case.posterior.predict(x, colour="red")
+
+
+class TestWeights:
+    def shapes(self, case: Case, *lead: int) -> dict[str, tuple[int, ...]]:
+        return {name: (*lead, *value.shape) for name, value in case.model.named_parameters()}
+
+    def test_samples_have_the_users_names_and_a_leading_axis(self, case: Case) -> None:
+        drawn = answer(lambda: case.posterior.sample(5))
+        if drawn is not None:
+            assert {name: tuple(value.shape) for name, value in drawn.items()} == self.shapes(case, 5)
+            assert all(bool(value.isfinite().all()) for value in drawn.values())
+
+    def test_samples_are_repeatable_and_the_generator_moves_on(self, case: Case) -> None:
+        drawn = [answer(lambda: case.posterior.sample(2)) for _ in range(2)]
+        if drawn[0] is not None:
+            assert all(torch.equal(drawn[0][name], drawn[1][name]) for name in drawn[0])
+            generator = torch.Generator().manual_seed(1)
+            first, second = (case.posterior.sample(2, generator=generator) for _ in range(2))
+            _, variance = case.posterior.marginals()
+            for name, value in first.items():
+                assert torch.equal(value, second[name]) == bool((variance[name] == 0).all())
+
+    def test_samples_agree_with_the_marginals(self, case: Case) -> None:
+        marginals, drawn = answer(case.posterior.marginals), answer(lambda: case.posterior.sample(4000))
+        if marginals is not None and drawn is not None:
+            mean, variance = marginals
+            for name, values in drawn.items():
+                spread = variance[name].sqrt()
+                error = (values.mean(0) - mean[name]).abs()
+                assert bool((error <= 6 * spread / math.sqrt(4000) + 1e-6).all())
+                torch.testing.assert_close(values.var(0), variance[name], rtol=0.2, atol=1e-7)
+
+    @pytest.mark.parametrize("which", ["marginals", "prior"])
+    def test_means_and_variances(self, case: Case, which: str) -> None:
+        moments = answer(getattr(case.posterior, which))
+        if moments is not None:
+            for part in moments:
+                assert {name: tuple(value.shape) for name, value in part.items()} == self.shapes(case)
+                assert all(bool(value.isfinite().all()) for value in part.values())
+            assert all(float(value.min()) >= 0 for value in moments[1].values())
+
+    def test_the_mean_is_that_of_the_marginals(self, case: Case) -> None:
+        mean = case.posterior.mean()
+        assert {name: tuple(value.shape) for name, value in mean.items()} == self.shapes(case)
+        mean["0.weight"].zero_()  # it is a copy
+        assert bool((case.posterior.mean()["0.weight"] != 0).any())
+
+    def test_data_only_narrow_a_prior(self, case: Case) -> None:
+        marginals, prior = answer(case.posterior.marginals), answer(case.posterior.prior)
+        if marginals is not None and prior is not None:
+            for name, variance in marginals[1].items():
+                assert bool((variance <= prior[1][name] * (1 + 1e-4) + 1e-9).all())
+
+
+class TestEvidence:
+    def test_a_finite_number_or_one_sentence(self, case: Case) -> None:
+        evidence = answer(case.posterior.log_evidence)
+        if evidence is not None:
+            assert evidence.shape == ()
+            assert bool(evidence.isfinite())
+
+
+class TestUpdate:
+    def test_a_new_posterior_that_has_seen_more(self, case: Case) -> None:
+        new = problem(case.task, torch.float32, seed=7)
+        before, data = case.posterior.digest(), [part.clone() for part in new]
+        updated = answer(lambda: case.posterior.update(new, training=TRAINING, progress=False))
+        assert case.posterior.digest() == before
+        assert all(map(torch.equal, new, data))
+        if updated is not None:
+            assert type(updated) is type(case.posterior)
+            assert updated.digest() != before
+            assert updated.num_data == 90
+            assert len(updated.predict(new[0])) == 45
+
+
+class TestFiles:
+    def test_saved_loaded_and_asked_again(self, case: Case, tmp_path: Path) -> None:
+        x, _ = case.data
+        case.posterior.save(tmp_path / "posterior")
+        model = network(case.task, torch.float32)
+        again = dubito.load(tmp_path / "posterior", model)
+        assert type(again) is type(case.posterior)
+        assert again.recipe == case.recipe
+        assert again.likelihood == case.posterior.likelihood
+        assert again.num_data == case.posterior.num_data
+        assert again.digest() == case.posterior.digest()
+        assert_same(case.posterior.predict(x), again.predict(x))
+        for method in (lambda p: p.sample(3), lambda p: p.marginals()[1], lambda p: p.prior()[1]):
+            first, second = (answer(lambda p=p, method=method: method(p)) for p in (case.posterior, again))
+            assert (first is None) == (second is None)
+            assert first is None or all(torch.equal(first[name], second[name]) for name in first)
+        evidence = [answer(p.log_evidence) for p in (case.posterior, again)]
+        assert evidence[0] is None or evidence[0].item() == evidence[1].item()
+
+    def test_the_model_that_is_loaded_into_stays(self, case: Case, tmp_path: Path) -> None:
+        case.posterior.save(tmp_path / "posterior")
+        model = network(case.task, torch.float32)
+        before = copy.deepcopy(model.state_dict())
+        dubito.load(tmp_path / "posterior", model)
+        assert all(torch.equal(value, before[name]) for name, value in model.state_dict().items())
+
+
+class TestNothingElseChanges:
+    def test_the_users_model_and_data(self, case: Case) -> None:
+        likelihood: Any = "categorical" if case.task == "classification" else "gaussian"
+        model = copy.deepcopy(case.model).train()
+        data, validation = problem(case.task, torch.float32), problem(case.task, torch.float32, seed=1)
+        weights, tensors = copy.deepcopy(model.state_dict()), [part.clone() for part in (*data, *validation)]
+        keys = [sorted(vars(module)) for module in model.modules()]
+        training = None if getattr(case.recipe, "needs_trained_model", False) else TRAINING
+        state = torch.get_rng_state()
+        posterior = case.recipe.fit(model, data, likelihood=likelihood, validation=validation, training=training)
+        posterior.predict(data[0])
+        answer(lambda: posterior.sample(2))
+        assert torch.equal(torch.get_rng_state(), state)
+        assert all(torch.equal(value, weights[name]) for name, value in model.state_dict().items())
+        assert all(map(torch.equal, (*data, *validation), tensors))
+        assert [sorted(vars(module)) for module in model.modules()] == keys
+        assert all(module.training for module in model.modules())
+        assert all(p.grad is None and p.requires_grad for p in model.parameters())
+        hooks = [(m._forward_hooks, m._forward_pre_hooks, m._backward_hooks) for m in model.modules()]
+        assert not any(len(kind) for each in hooks for kind in each)
+        assert posterior.digest() == case.posterior.digest()  # the same call gives the same posterior
+
+    def test_asking_does_not_change_the_posterior(self, case: Case) -> None:
+        before = case.posterior.digest()
+        case.posterior.predict(case.data[0])
+        for method in (lambda: case.posterior.sample(2), case.posterior.marginals, case.posterior.log_evidence):
+            answer(method)
+        assert case.posterior.digest() == before
+
+    def test_double_precision_stays(self, case: Case) -> None:
+        wide = fitted(case.recipe, case.task, torch.float64)
+        assert wide.posterior.dtype == torch.float64
+        prediction = wide.posterior.predict(wide.data[0])
+        assert all(value.dtype == torch.float64 for value in quantities(prediction).values())
+        for method in (lambda: wide.posterior.sample(2), lambda: wide.posterior.marginals()[1]):
+            tensors = answer(method)
+            assert tensors is None or all(value.dtype == torch.float64 for value in tensors.values())
+
+
+@pytest.mark.parametrize("recipe", RECIPES, ids=repr)
+class TestRecipe:
+    def test_it_prints_as_typed(self, recipe: Recipe) -> None:
+        assert dubito.parse(repr(recipe)) == recipe
+        assert eval(repr(recipe), {name: getattr(dubito, name) for name in dubito.__all__}) == recipe
+
+    def test_it_hashes_and_travels(self, recipe: Recipe) -> None:
+        again = Setting.from_json(json.loads(json.dumps(recipe.to_json())))
+        assert again == recipe
+        assert hash(again) == hash(recipe)
+        assert len({recipe, again}) == 1
+
+
+def test_recipes_are_different() -> None:
+    assert len(set(RECIPES)) == len(RECIPES)

@@ -1,0 +1,189 @@
+"""The user's module and data stay as they were, also after an error in the middle; memory stays bounded."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from curvature.curvature_cases import BATCH, CASES, Case, build, classes, close, fresh, jacobian_matrix, normal
+from dubito import linalg
+from dubito.curvature import Engine, jacobian, seeds
+from dubito.curvature.structures import make_accumulator
+from dubito.likelihoods import Bernoulli, Categorical, Gaussian
+from dubito.predictive.functional import FunctionalTerms
+from dubito.selection import Selection
+
+
+def fingerprint(model: nn.Module) -> Any:
+    """All that a method could leave behind on a module."""
+    hooks = [key for key in vars(nn.Module()) if key.endswith("_hooks") or "hooks_" in key]
+    modules = {
+        name: (module.training, {key: dict(vars(module)[key]) for key in hooks}, sorted(vars(module)))
+        for name, module in model.named_modules()
+    }
+    tensors = {name: (id(value), value._version) for name, value in [*model.named_parameters(), *model.named_buffers()]}
+    flags = {name: (value.requires_grad, value.grad) for name, value in model.named_parameters()}
+    return modules, tensors, flags
+
+
+def use_everything(case: Case) -> None:
+    selection = Selection.all_of(case.model)
+    engine = Engine(case.model, selection.names)
+    for structure in ("diag", "full", "kron", "lowrank"):
+        accumulator = make_accumulator(structure, engine, selection)
+        sums = accumulator.zeros()
+        for rows, tape in engine.chunks(case.inputs, 2):
+            columns = seeds.columns("ggn", case.likelihood, tape.outputs, case.targets[rows], most=2)
+            accumulator.add(sums, tape, columns)
+        accumulator.matrix(sums)
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_nothing_of_the_users_is_changed(name: str) -> None:
+    case = fresh(name)
+    case.model.train()
+    before, data = fingerprint(case.model), [leaf.clone() for leaf in leaves(case)]
+    use_everything(case)
+    assert fingerprint(case.model) == before
+    for leaf, copy in zip(leaves(case), data, strict=True):
+        assert torch.equal(leaf, copy)
+
+
+def leaves(case: Case) -> list[Tensor]:
+    inputs = case.inputs
+    nest = inputs.values() if isinstance(inputs, dict) else inputs if isinstance(inputs, tuple) else [inputs]
+    return [*nest, case.targets]
+
+
+class Stop:
+    """Raises from inside of a forward or backward pass, at its n-th call."""
+
+    def __init__(self, error: type[BaseException], after: int) -> None:
+        self.error, self.left = error, after
+
+    def __call__(self, *_: Any) -> None:
+        self.left -= 1
+        if self.left < 0:
+            raise self.error("stop here")
+
+
+def in_forward(model: nn.Module, stop: Stop) -> None:
+    model[1].register_forward_hook(stop)
+
+
+def in_backward(model: nn.Module, stop: Stop) -> None:
+    model[1].register_forward_hook(lambda layer, args, output: output.register_hook(stop) and None)
+
+
+@pytest.mark.parametrize("error", [RuntimeError, KeyboardInterrupt])
+@pytest.mark.parametrize("after", range(4))
+@pytest.mark.parametrize("place", [in_forward, in_backward])
+@pytest.mark.filterwarnings("ignore::dubito.curvature.FallbackWarning")
+def test_an_error_in_the_middle_leaves_no_trace(
+    error: type[BaseException], after: int, place: Callable[[nn.Module, Stop], None]
+) -> None:
+    case = fresh("mlp")
+    place(case.model, Stop(error, after))
+    before = fingerprint(case.model)
+    with pytest.raises(error, match="stop here"):
+        use_everything(case)
+        raise error("stop here")  # where the engine found another way
+    assert fingerprint(case.model) == before
+
+
+@pytest.mark.parametrize("after", range(5))
+@pytest.mark.filterwarnings("ignore::dubito.curvature.FallbackWarning")
+def test_an_engine_that_was_interrupted_can_be_used_again(after: int) -> None:
+    class Scale(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.factor = nn.Parameter(torch.ones(5))
+
+        def forward(self, x: Tensor) -> Tensor:
+            # neither vmap nor batched columns: one backward pass after the other
+            return x * self.factor * float(x.detach().sum() * 0 + 1)
+
+    case = classes(nn.Sequential(nn.Linear(3, 5), Scale(), nn.Tanh(), nn.Linear(5, 3)), normal(BATCH, 3))
+    selection = Selection.all_of(case.model)
+    expected = jacobian_matrix(case, selection)
+    engine = Engine(case.model, selection.names)
+    stop = Stop(KeyboardInterrupt, after)
+    handle = engine.model[3].register_forward_hook(stop)
+    with pytest.raises(KeyboardInterrupt):
+        tape = engine.run(case.inputs)
+        tape.pull(next(seeds.identity(case.likelihood, tape.outputs, 3)))
+    handle.remove()
+    tape = engine.run(case.inputs)
+    factors = tape.pull(next(seeds.identity(case.likelihood, tape.outputs, 3)))
+    close(jacobian(factors, selection), expected)
+
+
+def test_inference_mode_is_no_obstacle() -> None:
+    case = build("conv2d")
+    selection = Selection.all_of(case.model)
+    expected = jacobian_matrix(case, selection)
+    with torch.inference_mode():
+        engine = Engine(case.model, selection.names)
+        for inputs in (case.inputs, case.inputs * 1.0):
+            tape = engine.run(inputs)
+            close(jacobian(tape.pull(next(seeds.identity(case.likelihood, tape.outputs, 9))), selection), expected)
+
+
+def test_an_empty_batch_has_no_chunks() -> None:
+    case = build("mlp")
+    engine = Engine(case.model, ["0.weight"])
+    assert list(engine.chunks(case.inputs[:0], 3)) == []
+    assert len(list(engine.chunks(case.inputs, 3))) == 1
+
+
+class Largest(TorchDispatchMode):
+    """The number of elements of the largest tensor that any operation made."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.elements = 0
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        out = func(*args, **(kwargs or {}))
+        for one in out if isinstance(out, tuple | list) else [out]:
+            if isinstance(one, Tensor):  # of an expanded view only what it stands on
+                self.elements = max(self.elements, one.untyped_storage().size() // one.element_size())
+        return out
+
+
+MANY = 1000
+
+
+@pytest.mark.parametrize(
+    ("structure", "likelihood"),
+    [("kron", Categorical()), ("diag", Categorical()), ("diag", Bernoulli()), ("diag", Gaussian(noise=1.0))],
+)
+def test_a_thousand_outputs_in_bounded_memory(structure: str, likelihood: Any) -> None:
+    """Nothing is as large as one number per example, column and output: neither the fit nor the variances."""
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(8, 6), nn.ReLU(), nn.Linear(6, MANY))
+    inputs, batch, columns = torch.randn(48, 8), 48, 16
+    targets = likelihood.sample(model(inputs).detach())
+    selection = Selection.all_of(model)
+    engine = Engine(model, selection.names)
+    accumulator = make_accumulator(structure, engine, selection)
+    sums = accumulator.zeros()
+    with Largest() as largest:
+        for rows, tape in engine.chunks(inputs, columns):
+            parts = seeds.columns("ggn", likelihood, tape.outputs, targets[rows], most=columns)
+            accumulator.add(sums, tape, parts)
+        matrix = accumulator.matrix(sums)
+        one = torch.ones((), dtype=torch.float64)
+        covariance = matrix.covariance(one, one)
+        for _, tape in engine.chunks(inputs, columns):
+            for part in seeds.identity(likelihood, tape.outputs, columns):
+                FunctionalTerms(matrix, selection, tape.pull(part)).variance(covariance)
+    factor = MANY**2 if structure == "kron" else 0  # the Kronecker factor of a thousand outputs
+    assert largest.elements <= max(2 * columns * batch * MANY, seeds.CHUNK, factor)
+    assert largest.elements < batch * MANY * MANY / 10
+    assert isinstance(matrix, linalg.Diagonal | linalg.Kronecker)

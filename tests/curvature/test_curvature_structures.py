@@ -1,0 +1,181 @@
+"""Diagonal, full, low-rank and exact-Hessian curvature against matrices made of brute-force Jacobians."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import Tensor
+
+from curvature.curvature_cases import (
+    CASES,
+    Case,
+    accumulate,
+    build,
+    close,
+    copied,
+    dense,
+    gauss_newton,
+    jacobian_matrix,
+    outputs_of,
+    selections,
+)
+from dubito import params
+from dubito.curvature import Engine, engine, factors, seeds
+from dubito.curvature.structures import LARGEST_FULL, FullAccumulator, make_accumulator
+from dubito.errors import InputError
+from dubito.selection import Selection
+
+every_case = pytest.mark.parametrize("name", CASES)
+every_selection = pytest.mark.parametrize("chosen", ["all", "some", "half", "few"])
+
+
+@every_case
+@every_selection
+def test_full_gauss_newton(name: str, chosen: str) -> None:
+    case = build(name)
+    selection = selections(case.model)[chosen]
+    close(dense(accumulate(case, selection, "full")), gauss_newton(case, selection))
+
+
+@every_case
+@every_selection
+def test_diagonal_gauss_newton(name: str, chosen: str) -> None:
+    case = build(name)
+    selection = selections(case.model)[chosen]
+    close(accumulate(case, selection, "diag").diagonal(), gauss_newton(case, selection).diagonal())
+
+
+def slopes(case: Case, selection: Selection) -> Tensor:
+    """The gradient of each example's negative log-likelihood, ``[B, D]``, by autograd."""
+    gradient = case.likelihood.gradient(outputs_of(case), case.targets).flatten(1)
+    return torch.einsum("nc,cnd->nd", gradient, jacobian_matrix(case, selection))
+
+
+@every_case
+def test_empirical_fisher(name: str) -> None:
+    case = build(name)
+    selection = selections(case.model)["half"]
+    each = slopes(case, selection)
+    close(dense(accumulate(case, selection, "full", "fisher-empirical")), each.mT @ each)
+    close(accumulate(case, selection, "diag", "fisher-empirical").diagonal(), each.square().sum(0))
+
+
+@pytest.mark.parametrize("name", ["mlp", "output_per_position", "output_map", "labels", "regression", "noise_too"])
+def test_sampled_fisher_is_made_of_the_likelihoods_columns(name: str) -> None:
+    case = build(name)
+    selection = selections(case.model)["half"]
+    draws = torch.Generator().manual_seed(8)
+    columns = case.likelihood.fisher_columns(outputs_of(case), 4, case.targets, generator=draws).flatten(2)
+    rows = torch.einsum("snc,cnd->snd", columns, jacobian_matrix(case, selection)).flatten(0, 1)
+    engine = Engine(case.model, selection.names)
+    accumulator = make_accumulator("full", engine, selection)
+    sums, tape = accumulator.zeros(), engine.run(case.inputs)
+    again = torch.Generator().manual_seed(8)
+    parts = seeds.columns("fisher-mc", case.likelihood, tape.outputs, case.targets, num_samples=4, most=3, generator=again)
+    accumulator.add(sums, tape, parts)
+    close(sums["full"], rows.mT @ rows)
+
+
+@pytest.mark.parametrize("name", ["mlp", "output_per_position", "noise_too"])
+def test_sampled_fisher_is_the_gauss_newton_matrix_on_average(name: str) -> None:
+    case = build(name)
+    selection = selections(case.model)["few"]
+    tape = Engine(case.model, selection.names).run(case.inputs)
+    draws, count = torch.Generator().manual_seed(1), 5000
+    columns = torch.cat(list(
+        seeds.columns("fisher-mc", case.likelihood, tape.outputs, case.targets, num_samples=count, generator=draws)
+    ))  # fmt: skip
+    flat = case.likelihood.canonical(tape.outputs.detach()).flatten(1).shape
+    found = torch.stack([case.likelihood.canonical(one).reshape(flat) for one in columns])
+    rows = torch.einsum("snc,cnd->snd", found, jacobian_matrix(case, selection))
+    expected = gauss_newton(case, selection)
+    # a mean of `count` outer products: five standard errors, from the fourth moments of the draws themselves
+    each = torch.einsum("snd,sne->sde", rows[:1000], rows[:1000]) * count
+    error = 5 * each.std(0) / count**0.5
+    average = torch.einsum("snd,sne->de", rows, rows)
+    assert bool(((average - expected).abs() <= error + 1e-12).all())
+    assert float(error.max()) < 0.5 * float(expected.abs().max())
+
+
+@pytest.mark.parametrize("name", ["mlp", "conv2d", "embedding", "in_place", "tied_embedding", "overwritten_data", "labels",
+                                  "regression", "noise_too", "attention"])  # fmt: skip
+def test_exact_hessian(name: str) -> None:
+    case = build(name)
+    selection = selections(case.model)["half"]
+    base = params.of(case.model)
+
+    def loss(flat: Tensor) -> Tensor:
+        outputs = params.functional_call(case.model, selection.merge(base, flat), copied(case.inputs))
+        return -case.likelihood.log_prob(outputs, case.targets).sum()
+
+    expected = torch.autograd.functional.hessian(loss, selection.ravel(base))
+    engine = Engine(case.model, selection.names)
+    accumulator = make_accumulator("full", engine, selection, hessian_of=case.likelihood)
+    sums = accumulator.zeros()
+    for rows, tape in engine.chunks(case.inputs, 2, accumulator.extra):
+        accumulator.add(sums, tape, [], case.targets[rows])
+    (found,) = sums.values()
+    close(found, expected)
+    values, vectors = torch.linalg.eigh(expected)
+    close(dense(accumulator.matrix(sums)), (vectors * values.clamp_min(0)) @ vectors.mT)
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_chunks_change_nothing(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    case = build(name)
+    for chosen, selection in selections(case.model).items():
+        if chosen == "half":  # as "few", and slower
+            continue
+        whole = {s: dense(accumulate(case, selection, s)) for s in ("diag", "kron", "full")}
+        with monkeypatch.context() as tiny:
+            tiny.setattr(engine, "MEMORY_BUDGET", 1)
+            tiny.setattr(factors, "CHUNK", 1)
+            for structure, expected in whole.items():
+                if structure == "kron":  # its factors are sums over examples, whatever the chunks
+                    close(dense(accumulate(case, selection, structure, most=100)), expected, 1e-9)
+                else:
+                    close(dense(accumulate(case, selection, structure, most=1)), expected)
+
+
+@every_case
+def test_low_rank_is_exact_where_the_rank_suffices(name: str) -> None:
+    case = build(name)
+    selection = selections(case.model)["half"]
+    expected = gauss_newton(case, selection)
+    values, vectors = torch.linalg.eigh(expected)
+    rank = min(int((values > 1e-9 * values[-1]).sum()), selection.num_weights)
+    found = accumulate(case, selection, "lowrank", rank=rank)
+    close(dense(found), expected, 1e-8)
+    close(found.values, values.flip(0)[:rank], 1e-8)
+    close(found.vectors.mT @ found.vectors, torch.eye(rank, dtype=torch.float64))
+
+
+def test_low_rank_finds_the_leading_eigenpairs() -> None:
+    case = build("mlp")
+    selection = selections(case.model)["all"]
+    values, vectors = torch.linalg.eigh(gauss_newton(case, selection))
+    found = accumulate(case, selection, "lowrank", rank=2)
+    close(found.values, values.flip(0)[:2], 1e-4)
+    close((found.vectors * vectors.flip(1)[:, :2]).sum(0).abs(), torch.ones(2, dtype=torch.float64), 1e-3)
+
+
+def test_full_over_too_many_weights_is_refused() -> None:
+    model = torch.nn.Linear(LARGEST_FULL, 1, bias=False)
+    selection = Selection.all_of(model)
+    FullAccumulator(Engine(model, selection.names), selection)
+    wider = torch.nn.Linear(LARGEST_FULL + 1, 1, bias=False)
+    selection = Selection.all_of(wider)
+    with pytest.raises(InputError, match="select fewer weights"):
+        FullAccumulator(Engine(wider, selection.names), selection)
+
+
+def test_unknown_names_are_refused() -> None:
+    case = build("mlp")
+    selection = selections(case.model)["all"]
+    engine = Engine(case.model, selection.names)
+    with pytest.raises(InputError, match="no structure 'round'"):
+        make_accumulator("round", engine, selection)
+    with pytest.raises(InputError, match="no curvature 'round'"):
+        list(seeds.columns("round", case.likelihood, outputs_of(case), case.targets))
+    with pytest.raises(InputError, match="'expand' or 'reduce'"):
+        make_accumulator("kron", engine, selection, mode="round")

@@ -1,0 +1,97 @@
+"""Closed forms that methods are compared with, in float64."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+
+def design(inputs: Tensor, num_outputs: int = 1, bias: bool = True) -> Tensor:
+    """The matrix ``[N·O, D]`` of `nn.Linear`: its outputs, flattened, are this times its weights, in their flat order."""
+    identity = torch.eye(num_outputs, dtype=inputs.dtype)
+    weight = torch.einsum("ni,op->nopi", inputs, identity).reshape(len(inputs) * num_outputs, -1)
+    return torch.cat([weight, identity.repeat(len(inputs), 1)], dim=1) if bias else weight
+
+
+@dataclass(frozen=True)
+class LinearRegression:
+    r"""Bayesian linear regression: :math:`y = X w + \varepsilon`, noise :math:`N(0, \sigma^2)`, prior :math:`N(m_0, \Lambda^{-1})`.
+
+    Args:
+        inputs: ``[N, I]``.
+        targets: ``[N, O]``.
+        noise: The standard deviation σ.
+        prior_precision: A number or ``[D]``, in the order of `nn.Linear`: weight, then bias.
+        prior_mean: A number or ``[D]``.
+        temperature: By which the log-likelihood is divided.
+    """
+
+    inputs: Tensor
+    targets: Tensor
+    noise: float = 1.0
+    prior_precision: Any = 1.0
+    prior_mean: Any = 0.0
+    temperature: float = 1.0
+
+    @property
+    def matrix(self) -> Tensor:
+        return design(self.inputs, self.targets.shape[1])
+
+    @property
+    def prior(self) -> tuple[Tensor, Tensor]:
+        """Mean and precision, ``[D]`` each."""
+        size = self.matrix.shape[1]
+        expand = lambda value: torch.as_tensor(value, dtype=torch.float64).expand(size)  # noqa: E731
+        return expand(self.prior_mean), expand(self.prior_precision)
+
+    @property
+    def precision(self) -> Tensor:
+        return self.matrix.mT @ self.matrix / (self.noise**2 * self.temperature) + torch.diag(self.prior[1])
+
+    @property
+    def covariance(self) -> Tensor:
+        return torch.linalg.inv(self.precision)
+
+    @property
+    def mean(self) -> Tensor:
+        center, precision = self.prior
+        pull = self.matrix.mT @ self.targets.flatten() / (self.noise**2 * self.temperature) + precision * center
+        return torch.linalg.solve(self.precision, pull)
+
+    @property
+    def log_evidence(self) -> float:
+        r"""From the marginal :math:`N(y; X m_0, \sigma^2 T I + X \Lambda^{-1} X^\top)`, not from any posterior."""
+        center, precision = self.prior
+        matrix, flat = self.matrix, self.targets.flatten()
+        spread = self.noise**2 * self.temperature
+        covariance = spread * torch.eye(len(flat), dtype=torch.float64) + (matrix / precision) @ matrix.mT
+        marginal = torch.distributions.MultivariateNormal(matrix @ center, covariance).log_prob(flat)
+        tempering = (
+            0.5
+            * len(flat)
+            * (math.log(2 * math.pi * spread) - math.log(2 * math.pi * self.noise**2) / self.temperature)
+        )
+        return float(marginal) + tempering
+
+    def predict(self, inputs: Tensor) -> tuple[Tensor, Tensor]:
+        """Mean ``[N, O]`` and joint covariance ``[N·O, N·O]`` of the function, without noise."""
+        rows = design(inputs, self.targets.shape[1])
+        return (rows @ self.mean).reshape(len(inputs), -1), rows @ self.covariance @ rows.mT
+
+    def model(self) -> nn.Linear:
+        """The network at the posterior mean."""
+        layer = nn.Linear(self.inputs.shape[1], self.targets.shape[1], dtype=torch.float64)
+        nn.utils.vector_to_parameters(self.mean, layer.parameters())
+        return layer
+
+
+def regression_data(num: int = 40, inputs: int = 3, outputs: int = 1, seed: int = 0) -> tuple[Tensor, Tensor]:
+    """A linear function with noise 0.3, in float64."""
+    generator = torch.Generator().manual_seed(seed)
+    draw = lambda *shape: torch.randn(*shape, generator=generator, dtype=torch.float64)  # noqa: E731
+    x = draw(num, inputs)
+    return x, x @ draw(inputs, outputs) + 0.5 + 0.3 * draw(num, outputs)
