@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import math
 from pathlib import Path
 from typing import Any
 
@@ -114,13 +115,27 @@ class TestNoise:
         assert 0 < posterior.likelihood.noise < 1e-5
 
 
+def penalty(temperature: float, data: tuple[Tensor, Tensor]) -> float:
+    return 0.5 * math.log(temperature) ** 2 / len(data[0])
+
+
 class TestTemperature:
     def brute_force(self, fit: Any, data: tuple[Tensor, Tensor], low: float, high: float) -> tuple[float, float]:
-        """Return the best of many temperatures, and its loss."""
+        """Return the best of many temperatures and its penalized loss: the mean loss and ½ (log T)² / N."""
         grid = torch.logspace(torch.tensor(low).log10(), torch.tensor(high).log10(), 400).tolist()
-        losses = [nll(fit(temperature), data) for temperature in grid]
+        losses = [nll(fit(temperature), data) + penalty(temperature, data) for temperature in grid]
         best = min(range(400), key=losses.__getitem__)
         return grid[best], losses[best]
+
+    def test_a_flawless_validation_set_does_not_make_it_certain(self) -> None:
+        model = nn.Linear(1, 2)
+        with torch.no_grad():
+            model.weight.copy_(torch.tensor([[-1.0], [1.0]]))
+            model.bias.zero_()
+        x = torch.tensor([[-3.0], [-2.0], [2.0], [3.0]])
+        data = (x, (x[:, 0] > 0).long())
+        tuned = MAP(train=False, temperature="validation").fit(model, data, validation=data)
+        assert 0.3 < tuned.temperature < 1.0
 
     @pytest.mark.parametrize("scale", [0.2, 1.0, 30.0])
     def test_it_minimizes_the_validation_loss(self, scale: float) -> None:
@@ -136,7 +151,7 @@ class TestTemperature:
         tuned = fit("validation")
         temperature, loss = self.brute_force(fit, validation, 1e-2, 1e2)
         assert tuned.temperature == pytest.approx(temperature, rel=0.025)  # the grid's spacing
-        assert nll(tuned, validation) <= loss + 1e-7
+        assert nll(tuned, validation) + penalty(tuned.temperature, validation) <= loss + 1e-7
         assert torch.equal(tuned.predict(validation[0]).mode, fit(1.0).predict(validation[0]).mode)
 
     def test_of_a_regression_it_is_the_validation_noise(self) -> None:
@@ -173,9 +188,12 @@ class TestTemperature:
         assert 0.02 < posterior.temperature < 50
         logits = torch.cat([model(x).flatten(0, 1) for x, _ in parts]) / posterior.temperature
         labels = torch.cat([y.flatten() for _, y in parts])
-        best = -Categorical().log_prob(logits, labels).mean()
-        for factor in (0.98, 1.02):
-            assert best <= -Categorical().log_prob(logits / factor, labels).mean()
+
+        def loss(factor: float) -> float:
+            doubt = 0.5 * math.log(posterior.temperature * factor) ** 2
+            return float(-Categorical().log_prob(logits / factor, labels).sum()) + doubt
+
+        assert all(loss(1.0) <= loss(factor) for factor in (0.98, 1.02))
 
     def test_it_needs_data(self) -> None:
         with pytest.raises(InputError, match="temperature='validation' needs data to judge by: pass `validation=`"):

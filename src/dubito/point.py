@@ -14,7 +14,7 @@ from dubito.batches import Data, Source
 from dubito.descent import Descent, negative_log_likelihood, validation_score
 from dubito.errors import InputError, UnsupportedError
 from dubito.inference import Inference, Problem, State
-from dubito.likelihoods import Likelihood
+from dubito.likelihoods import Bernoulli, Categorical, Likelihood
 from dubito.numeric import minimize_scalar
 from dubito.params import Params
 from dubito.posterior import Posterior, Predictor
@@ -183,9 +183,11 @@ def outputs_of(module: nn.Module, source: Source) -> list[tuple[Tensor, Tensor]]
 def tune_temperature(module: nn.Module, likelihood: Likelihood, validation: Source) -> float:
     """Return the temperature that maximizes the validation likelihood, by golden section on its logarithm.
 
-    The negative log-likelihood is convex in 1/T for a softmax, hence it has one minimum in log T.
+    The negative log-likelihood is convex in 1/T for a softmax, hence it has one minimum in log T. A standard normal
+    prior on log T keeps it finite where a classifier makes no error on the validation data; a few errors outweigh it.
     """
     parts = outputs_of(module, validation)
+    doubt = 0.5 if isinstance(likelihood, Categorical | Bernoulli) else 0.0
 
     def loss(log_temperature: float) -> float:
         total = torch.zeros((), dtype=torch.float64, device=validation.device)
@@ -193,7 +195,7 @@ def tune_temperature(module: nn.Module, likelihood: Likelihood, validation: Sour
             tempered, scaled = likelihood.temper(outputs, math.exp(log_temperature))
             total -= scaled.log_prob(tempered, targets).sum()
         distributed.sum_([total])
-        return float(total)
+        return float(total) + doubt * log_temperature**2
 
     return math.exp(minimize_scalar(loss, math.log(1e-2), math.log(1e2)))
 

@@ -308,8 +308,10 @@ def test_recurrent_and_attention_kernels_in_float32(name: str) -> None:
     close(jacobian(tape.pull(columns), selection).double(), expected, 1e-5)
 
 
-@pytest.mark.parametrize("name", ["mlp", "conv2d", "conv_transpose", "embedding", "norms", "tied_embedding", "attention",
-                                  "called_often", "output_map", "regression"])  # fmt: skip
+@pytest.mark.parametrize("name", [
+    "mlp", "conv2d", "conv_transpose", "embedding", "norms", "tied_embedding", "attention", "called_often",
+    "output_map", "regression",
+])  # fmt: skip
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_rounding_is_no_reason_to_fall_back(name: str, dtype: torch.dtype) -> None:
     case = fresh(name)

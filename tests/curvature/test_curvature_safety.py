@@ -87,12 +87,17 @@ def in_backward(model: nn.Module, stop: Stop) -> None:
 def test_an_error_in_the_middle_leaves_no_trace(
     error: type[BaseException], after: int, place: Callable[[nn.Module, Stop], None]
 ) -> None:
-    case = fresh("mlp")
-    place(case.model, Stop(error, after))
+    case, stop = fresh("mlp"), Stop(error, after)
+    place(case.model, stop)
     before = fingerprint(case.model)
-    with pytest.raises(error, match="stop here"):
+    try:
         use_everything(case)
-        raise error("stop here")  # where the engine found another way
+    except error:
+        stopped = True
+    else:
+        stopped = False
+    # an error in a backward pass may make the engine find another way
+    assert stopped or (error is RuntimeError and place is in_backward and stop.left < 0)
     assert fingerprint(case.model) == before
 
 
@@ -114,13 +119,15 @@ def test_an_engine_that_was_interrupted_can_be_used_again(after: int) -> None:
     engine = Engine(case.model, selection.names)
     stop = Stop(KeyboardInterrupt, after)
     handle = engine.model[3].register_forward_hook(stop)
-    with pytest.raises(KeyboardInterrupt):
+
+    def pull() -> Tensor:
         tape = engine.run(case.inputs)
-        tape.pull(next(seeds.identity(case.likelihood, tape.outputs, 3)))
+        return jacobian(tape.pull(next(seeds.identity(case.likelihood, tape.outputs, 3))), selection)
+
+    with pytest.raises(KeyboardInterrupt):
+        pull()
     handle.remove()
-    tape = engine.run(case.inputs)
-    factors = tape.pull(next(seeds.identity(case.likelihood, tape.outputs, 3)))
-    close(jacobian(factors, selection), expected)
+    close(pull(), expected)
 
 
 def test_inference_mode_is_no_obstacle() -> None:

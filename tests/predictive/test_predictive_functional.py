@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import pytest
 import torch
+from torch import Tensor, nn
+
 from curvature.curvature_cases import (
     CASES,
     Case,
@@ -16,8 +18,6 @@ from curvature.curvature_cases import (
     normal,
     selections,
 )
-from torch import Tensor, nn
-
 from dubito import linalg
 from dubito.curvature import Engine, FallbackWarning, seeds
 from dubito.curvature.factors import Factor
@@ -102,8 +102,23 @@ def test_one_whole_layer(names: list[str], structure: str) -> None:
         close(terms.gram(covariance), expected, 1e-8)
         for rows in (slice(0, 1), slice(1, 4)):  # other examples under the same covariance
             tape = engine_of(case, names).run(case.inputs[rows])
-            terms = FunctionalTerms(matrix, selection, tape.pull(next(seeds.identity(case.likelihood, tape.outputs, 4))))
+            columns = next(seeds.identity(case.likelihood, tape.outputs, 4))
+            terms = FunctionalTerms(matrix, selection, tape.pull(columns))
             close(terms.variance(covariance), expected.diagonal(dim1=1, dim2=2).mT[:, rows], 1e-8)
+
+
+@pytest.mark.parametrize("name", ["mlp", "conv2d", "embedding"])
+@every_structure
+def test_many_priors_share_one_contraction(name: str, structure: str) -> None:
+    case = build(name)
+    for selection in (selections(case.model)[key] for key in ("all", "half")):
+        matrix = accumulate(case, selection, structure, rank=3)
+        shared = FunctionalTerms(matrix, selection, pulled(case, selection))
+        grid = torch.tensor([0.1, 1.0, 10.0], dtype=torch.float64)
+        for prior, covariance in zip(grid, matrix.covariances(grid, SCALE), strict=True):
+            alone = FunctionalTerms(matrix, selection, pulled(case, selection))
+            close(shared.variance(covariance), alone.variance(matrix.covariance(prior, SCALE)), 1e-8)
+            close(shared.gram(covariance), alone.gram(matrix.covariance(prior, SCALE)), 1e-8)
 
 
 @pytest.mark.parametrize("name", ["mlp", "conv_transpose", "embedding"])

@@ -92,11 +92,6 @@ def test_the_bridge_is_its_definition(normalize: bool) -> None:
         close(found.exp(), alpha / alpha.sum())
 
 
-def test_a_shift_of_all_logits_does_not_change_the_bridge() -> None:
-    mean, covariance = normal(5, 4), covariances(5, size=4)
-    close(links.bridge(mean + 3.0, covariance + 7.0), links.bridge(mean, covariance), 1e-8)
-
-
 def test_the_bridge_stays_finite() -> None:
     for dtype in (torch.float32, torch.float64):
         mean = torch.tensor([[300.0, -300.0, 0.0], [1.0, 2.0, 3.0]], dtype=dtype)
@@ -123,7 +118,8 @@ def test_every_example_shares_the_noise_so_that_batches_do_not_matter() -> None:
     shared = noise(7)
     mean, covariance = normal(5, 3), covariances(5, size=3)
     whole = links.draw(mean, covariance, shared)
-    close(torch.cat([links.draw(mean[:2], covariance[:2], shared), links.draw(mean[2:], covariance[2:], shared)], 1), whole)
+    for part in (slice(0, 2), slice(2, 5)):
+        close(links.draw(mean[part], covariance[part], shared), whole[:, part])
     close(links.draw(mean, covariance, noise(7)), whole)
     assert shared.like(normal(2, 4)).shape == (7, 1, 4)  # longer sequences have draws of their own
     close(links.draw(mean, covariance, shared), whole)
@@ -140,7 +136,7 @@ every_layout = pytest.mark.parametrize("layout", LAYOUTS)
 
 
 @every_layout
-@pytest.mark.parametrize("link", ["probit", "mc", "bridge", "bridge-norm"])
+@pytest.mark.parametrize("link", ["probit", "mc"])
 def test_certain_outputs_give_the_predictions_of_the_network(layout: str, link: str) -> None:
     likelihood, shape = LAYOUTS[layout]
     outputs = normal(*shape)
@@ -148,11 +144,9 @@ def test_certain_outputs_give_the_predictions_of_the_network(layout: str, link: 
     expected = likelihood.predict(outputs)
     if link == "probit":
         found = links.predict(likelihood, outputs, torch.zeros_like(canonical), noise(3))
-    elif link == "mc":
+    else:
         nothing = torch.zeros(*canonical.shape, canonical.shape[-1], dtype=torch.float64)
         found = links.predict_with_covariance(likelihood, outputs, nothing, noise(3), link)
-    else:
-        pytest.skip("the bridge has its own limit")
     close(found.probs, expected.probs)
     close(found.entropy, expected.entropy)
     close(found.epistemic, torch.zeros_like(found.epistemic))
@@ -179,11 +173,11 @@ def test_sampled_prediction_uses_the_covariance_at_each_position(layout: str) ->
     outputs = normal(*shape)
     canonical = likelihood.canonical(outputs)
     covariance = covariances(*canonical.shape[:-1], size=canonical.shape[-1])
-    found = links.predict_with_covariance(likelihood, outputs, covariance, noise(40_000), "mc")
-    draws = torch.distributions.MultivariateNormal(canonical, covariance).sample((40_000,))
+    found = links.predict_with_covariance(likelihood, outputs, covariance, noise(4000), "mc")
+    draws = torch.distributions.MultivariateNormal(canonical, covariance).sample((4000,))
     expected = likelihood.predict_samples(likelihood.restore(draws, outputs), keep_samples=False)
-    close(found.probs, expected.probs, 0.015)
-    close(found.epistemic, expected.epistemic, 0.015)
+    close(found.probs, expected.probs, 0.04)
+    close(found.epistemic, expected.epistemic, 0.04)
 
 
 @pytest.mark.parametrize("layout", ["classes", "sequence", "map"])

@@ -32,7 +32,7 @@ from dubito.layers.rows import Rows
 
 # Bytes that the gradients of one vector-Jacobian product may take; batches and columns are split to stay below.
 MEMORY_BUDGET = 96 * 2**20
-# What fits the caches; below it larger parts gain nothing, so parts stay this small unless that leaves too few examples.
+# What fits the caches: larger parts gain nothing, so parts stay this small unless that leaves too few examples.
 CACHE = 16 * 2**20
 FEW = 64
 

@@ -1,9 +1,9 @@
 r"""A gradient in factored form, and the contractions that all curvature is made of.
 
 `Factor` stands for the gradients of `V` columns and `B` examples with respect to one parameter,
-:math:`M_{vn} = \sum_{calls} \sum_t G_{vnt} a_{nt}^\top`. Where there is one call and one position (an MLP) nothing larger
-than `G` and `a` is ever built; where positions or calls add up, `M` is formed for a few examples and columns at a time,
-because squares of sums have cross terms.
+:math:`M_{vn} = \sum_{calls} \sum_t G_{vnt} a_{nt}^\top`. Where there is one call and one position (an MLP) nothing
+larger than `G` and `a` is ever built; where positions or calls add up, `M` is formed for a few examples and columns at
+a time, because squares of sums have cross terms.
 """
 
 from __future__ import annotations
@@ -192,7 +192,7 @@ class Factor:
         return self.explicit is None and len(self.parts) == 1 and isinstance(self.parts[0].rows, Dense)
 
     def _matrix_squares(self) -> Iterator[tuple[range, Tensor]]:
-        """Yield squares ``[b, V, O·I]`` in the order of the matrix, for a few examples at a time, in one reused buffer."""
+        """Yield squares ``[b, V, O·I]`` in the order of the matrix, for a few examples at a time, in one buffer."""
         part = self.parts[0]
         assert isinstance(part.rows, Dense)
         grads, inputs = part.grads_as_rows(), part.rows.a

@@ -6,11 +6,13 @@ import copy
 from typing import TYPE_CHECKING
 
 import torch
+from torch import Tensor
 
 from dubito import batches, distributed, io
 from dubito.batches import Batch
 from dubito.curvature import seeds
-from dubito.curvature.engine import Engine, Tape
+from dubito.curvature.engine import Engine
+from dubito.curvature.output_layer import few_columns, is_one_linear
 from dubito.curvature.structures import KroneckerAccumulator, LowRankAccumulator, Sums, make_accumulator
 from dubito.errors import NonFiniteError
 from dubito.inference import Info, Problem, State
@@ -79,22 +81,30 @@ class Collector:
         shown = "squared_error" if isinstance(self.likelihood, Gaussian) else "log_likelihood"
         return state, {shown: state["fit"][0] / state["fit"][1].clamp_min(1.0)}
 
-    def _add(self, sums: Sums, fit: torch.Tensor, batch: Batch, generator: torch.Generator) -> None:
+    def _add(self, sums: Sums, fit: Tensor, batch: Batch, generator: torch.Generator) -> None:
         recipe, likelihood = self.recipe, self.likelihood
         if not batch.num_rows:
             return
-        for rows, tape in self.engine.chunks(batch.inputs, self._num_columns, self.accumulator.extra):
-            targets = batch.targets[rows]
-            fit += self._explained(tape, targets)
+        few = self._needs_few_columns(batch)
+        for rows, tape in self.engine.chunks(batch.inputs, 1 if few else self._num_columns, self.accumulator.extra):
+            targets, outputs = batch.targets[rows], tape.outputs.detach()
+            fit += self._explained(outputs, targets)
             columns = seeds.columns(
-                recipe.curvature, likelihood, tape.outputs.detach(), targets,
+                recipe.curvature, likelihood, outputs, targets,
                 num_samples=recipe.fisher_samples, most=MOST_COLUMNS, generator=generator,
             )  # fmt: skip
-            self.accumulator.add(sums, tape, columns, targets)
+            merged = [few_columns(recipe.structure, likelihood, outputs, targets)] if few else columns
+            self.accumulator.add(sums, tape, merged, targets)
 
-    def _explained(self, tape: Tape, targets: torch.Tensor) -> torch.Tensor:
+    def _needs_few_columns(self, batch: Batch) -> bool:
+        """Whether the curvature is that of a last layer of many outputs, which has a short form."""
+        if self.recipe.curvature != "ggn" or self.recipe.structure not in ("diag", "kron"):
+            return False
+        first = self.engine.run(batches.take(batch.inputs, slice(0, 1)))
+        return first.outputs.numel() > MOST_COLUMNS and is_one_linear(first)
+
+    def _explained(self, outputs: Tensor, targets: Tensor) -> Tensor:
         """The log-likelihood and the number of examples; for a Gaussian squared error and number of residuals."""
-        outputs = tape.outputs.detach()
         if isinstance(self.likelihood, Gaussian):
             residuals = self.likelihood.gradient(outputs, targets)  # at unit noise
             total, count = residuals.double().square().sum(), residuals.numel()

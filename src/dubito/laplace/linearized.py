@@ -11,11 +11,11 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.autograd.graph import get_gradient_edge
 
 from dubito import batches, linalg, params
 from dubito.curvature import seeds
 from dubito.curvature.engine import Engine, Tape
+from dubito.curvature.output_layer import is_direct
 from dubito.likelihoods import Likelihood
 from dubito.predictive.functional import FunctionalTerms, joint_covariance
 from dubito.selection import Selection
@@ -46,7 +46,7 @@ class Linearized:
         """
         outputs: list[Tensor] = []
         found: list[list[Tensor]] = [[] for _ in covariances]
-        direct = self._is_direct(self._first(inputs))
+        direct = is_direct(self._first(inputs))  # columns that all examples share and nobody multiplies out
         for tape in self._tapes(inputs, 1 if direct else MOST_COLUMNS):
             layout = self.likelihood.canonical(tape.outputs).shape
             columns: list[list[Tensor]] = [[] for _ in covariances]
@@ -123,11 +123,3 @@ class Linearized:
 
     def _first(self, inputs: Any) -> Tape:
         return self.engine.run(batches.take(inputs, slice(0, 1)))
-
-    def _is_direct(self, tape: Tape) -> bool:
-        """Whether only the layer that gives the outputs is random.
-
-        Its columns are the same for every example and are never multiplied out, so all of them fit at once.
-        """
-        top = get_gradient_edge(tape.outputs)
-        return not self.engine.fallback and all(call.edge == top for call in tape.calls)

@@ -107,11 +107,7 @@ class LaplacePosterior(Posterior):
     @cached_property
     def covariance(self) -> linalg.Covariance:
         """The covariance of the random weights."""
-        return self.covariance_at(self.prior_precision)
-
-    def covariance_at(self, prior_precision: Tensor) -> linalg.Covariance:
-        """The covariance for another prior precision."""
-        return self.matrix.covariance(prior_precision, self.evidence.scale(self.noise))
+        return self.matrix.covariance(self.prior_precision, self.evidence.scale(self.noise))
 
     def with_settings(self, prior_precision: Tensor, likelihood: Likelihood) -> LaplacePosterior:
         """Return this posterior with another prior precision and noise; the curvature is shared, not computed again."""

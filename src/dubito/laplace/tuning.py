@@ -96,7 +96,7 @@ def _check_constant(values: Tensor, selection: Selection) -> None:
 def _best_on_validation(posterior: LaplacePosterior, validation: Source) -> Tensor:
     """Return the precision with the best validation likelihood; each Jacobian is computed once for the whole grid."""
     likelihood = posterior.likelihood
-    covariances = [posterior.covariance_at(value) for value in GRID]
+    covariances = posterior.matrix.covariances(GRID, posterior.evidence.scale(posterior.noise))
     centred = links.has_null_direction(likelihood)
     total = torch.zeros(len(GRID), dtype=torch.float64)
     for batch in validation.replay():

@@ -8,7 +8,7 @@ from typing import Any, Self
 import torch
 from torch import Tensor
 
-from dubito.errors import InputError
+from dubito.errors import InputError, NonFiniteError
 
 
 class Covariance(ABC):
@@ -53,6 +53,10 @@ class Matrix(ABC):
     def covariance(self, prior: Tensor, scale: Tensor) -> Covariance:
         r""":math:`(s H + \mathrm{diag}(\lambda))^{-1}`."""
 
+    def covariances(self, priors: Tensor, scale: Tensor) -> list[Covariance]:
+        """The covariance for each of several numbers λ, sharing what they can."""
+        return [self.covariance(prior, scale) for prior in priors]
+
     @abstractmethod
     def state(self) -> dict[str, Any]:
         """Tensors and plain values from which `from_state` makes the matrix again."""
@@ -68,8 +72,28 @@ class Matrix(ABC):
 
 
 def eigh(matrix: Tensor) -> tuple[Tensor, Tensor]:
-    """Eigenvalues (negative rounding errors set to 0) and eigenvectors, in float64: float32 fails on degenerate matrices."""
-    if not bool(matrix.isfinite().all()):
-        raise InputError("The curvature is not finite: look for NaN weights or extreme outputs of the network.")
-    values, vectors = torch.linalg.eigh(matrix.double())
+    """Eigenvalues (negative ones set to 0) and eigenvectors, in float64: float32 fails on degenerate matrices."""
+    values, vectors = torch.linalg.eigh(check_finite(matrix).double())
     return values.clamp_min(0.0), vectors
+
+
+def check_finite(curvature: Tensor) -> Tensor:
+    """Return the numbers, all of which are finite."""
+    if not bool(curvature.isfinite().all()):
+        raise NonFiniteError("The curvature is not finite: look for NaN weights or extreme outputs of the network.")
+    return curvature
+
+
+def check_positive(precision: Tensor) -> Tensor:
+    """Return the precisions, all of which are positive."""
+    if not bool((check_finite(precision) > 0).all()):
+        raise singular()
+    return precision
+
+
+def singular() -> InputError:
+    """The error of a precision matrix that has no inverse."""
+    return InputError(
+        "The precision of the selected weights is singular even in float64: raise prior_precision, or select fewer "
+        "weights (some may have no influence on the outputs)."
+    )

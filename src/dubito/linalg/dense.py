@@ -8,12 +8,11 @@ from typing import Any, Self
 import torch
 from torch import Tensor
 
-from dubito.errors import InputError
-from dubito.linalg.base import Covariance, Matrix, eigh
+from dubito.linalg.base import Covariance, Matrix, check_finite, check_positive, eigh, singular
 
 
 class Dense(Matrix):
-    """A full ``[D, D]`` matrix; with one prior precision for all weights every step after one eigendecomposition is O(D)."""
+    """A full ``[D, D]`` matrix; with one λ for all weights every step after one eigendecomposition is O(D)."""
 
     def __init__(self, matrix: Tensor) -> None:
         self.matrix, self.size = matrix.double(), len(matrix)
@@ -37,11 +36,13 @@ class Dense(Matrix):
             return (scale * self.eigen[0] + prior).log().sum()
         return 2 * self._cholesky(prior, scale).diagonal().log().sum()
 
+    def covariances(self, priors: Tensor, scale: Tensor) -> list[Covariance]:
+        """In one eigenbasis, into which a Jacobian is turned once for all of them."""
+        values, vectors = self.eigen
+        return [DenseCovariance(vectors, check_positive(scale * values + prior).rsqrt()) for prior in priors]
+
     def covariance(self, prior: Tensor, scale: Tensor) -> DenseCovariance:
-        """By the eigenvectors for one λ; by Cholesky where each weight has its own."""
-        if prior.ndim == 0 and "eigen" in self.__dict__:
-            values, vectors = self.eigen
-            return DenseCovariance(vectors * (scale * values + prior).rsqrt())
+        """By Cholesky."""
         factor = self._cholesky(prior.expand(self.size), scale)
         identity = torch.eye(self.size, dtype=factor.dtype, device=factor.device)
         return DenseCovariance(torch.linalg.solve_triangular(factor, identity, upper=False).mT)
@@ -56,21 +57,32 @@ class Dense(Matrix):
         return cls(state["matrix"])
 
     def _cholesky(self, prior: Tensor, scale: Tensor) -> Tensor:
-        factor, failed = torch.linalg.cholesky_ex(scale * self.matrix + torch.diag_embed(prior.double()))
+        diagonal = torch.diag_embed(prior.double())
+        factor, failed = torch.linalg.cholesky_ex(scale * check_finite(self.matrix) + diagonal)
+        if bool(failed):  # sums in float32 may have slightly negative directions
+            values, vectors = self.eigen
+            factor, failed = torch.linalg.cholesky_ex(scale * (vectors * values) @ vectors.mT + diagonal)
         if bool(failed):
-            raise InputError(
-                "The precision of the selected weights is singular even in float64: raise prior_precision, or select fewer "
-                "weights (some may have no influence on the outputs)."
-            )
+            raise singular()
         return factor
 
 
 class DenseCovariance(Covariance):
-    """``R Rᵀ`` for a square root ``R [D, D]``."""
+    """``R Rᵀ`` for a square root ``R [D, D]``, or for ``R = Q diag(c)`` in a basis ``Q`` that several share.
 
-    def __init__(self, root: Tensor) -> None:
-        self.root = root
+    Args:
+        basis: ``R``, or ``Q`` where there are scales.
+        scales: ``c``, or None.
+    """
+
+    def __init__(self, basis: Tensor, scales: Tensor | None = None) -> None:
+        self.basis, self.scales = basis, scales
         self.memory: dict[str, Tensor] = {}  # what a contraction keeps between batches
+
+    @cached_property
+    def root(self) -> Tensor:
+        """``R``, which many covariances in one basis hold only when they are asked for it."""
+        return self.basis if self.scales is None else self.basis * self.scales
 
     @cached_property
     def matrix(self) -> Tensor:

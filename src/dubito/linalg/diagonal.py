@@ -6,7 +6,7 @@ from typing import Any, Self
 
 from torch import Tensor
 
-from dubito.linalg.base import Covariance, Matrix
+from dubito.linalg.base import Covariance, Matrix, check_positive
 
 
 class Diagonal(Matrix):
@@ -35,7 +35,7 @@ class Diagonal(Matrix):
 
     def covariance(self, prior: Tensor, scale: Tensor) -> DiagonalCovariance:
         """``1 / (s h + λ)``."""
-        return DiagonalCovariance(1 / (scale * self.values + prior))
+        return DiagonalCovariance(1 / check_positive(scale * self.values + prior))
 
     def state(self) -> dict[str, Any]:
         """The values."""

@@ -1,7 +1,7 @@
 r"""A block-diagonal matrix with one block per parameter: a Kronecker product, a diagonal or a small full matrix.
 
-The block of a weight matrix is :math:`(G \otimes A)/n` with :math:`G = \sum g g^\top` over output gradients and :math:`A = \sum a a^\top`
-over inputs, from stored sums and counts, so that more data is added by adding sums.
+The block of a weight matrix is :math:`(G \otimes A)/n` with :math:`G = \sum g g^\top` over output gradients and
+:math:`A = \sum a a^\top` over inputs, from stored sums and counts, so that more data is added by adding sums.
 """
 
 from __future__ import annotations
@@ -12,7 +12,8 @@ from typing import Any, Self
 import torch
 from torch import Tensor
 
-from dubito.linalg.base import Covariance, Matrix, eigh
+from dubito.errors import InputError
+from dubito.linalg.base import Covariance, Matrix, check_positive, eigh
 from dubito.linalg.dense import Dense
 from dubito.linalg.diagonal import Diagonal
 
@@ -132,7 +133,7 @@ class Kronecker(Matrix):
         for block, span in zip(self.blocks, self.slices, strict=True):
             part = _of_block(prior, span, block)
             if isinstance(block, Block):
-                parts.append((block, 1 / (scale * block.values + part)))
+                parts.append((block, 1 / check_positive(scale * block.values + part)))
             else:
                 parts.append(block.covariance(part, scale))
         return KroneckerCovariance(parts, self.slices)
@@ -161,7 +162,8 @@ class KroneckerCovariance(Covariance):
 
     def variance(self) -> Tensor:
         """``(Q_l² V (Q_r²)ᵀ)`` for each block."""
-        return torch.cat([p.variance() if isinstance(p, Covariance) else p[0].function_diagonal(p[1]) for p in self.parts])
+        parts = (p.variance() if isinstance(p, Covariance) else p[0].function_diagonal(p[1]) for p in self.parts)
+        return torch.cat(list(parts))
 
     def solve(self, vectors: Tensor) -> Tensor:
         """Block by block."""
@@ -202,4 +204,12 @@ def _of_block(prior: Tensor, span: slice, block: Block | Dense | Diagonal) -> Te
     """The prior of one block: a number where the block needs one."""
     if prior.ndim == 0:
         return prior
-    return prior[span.start] if isinstance(block, Block) else prior[span]
+    own = prior[span]
+    if not isinstance(block, Block):
+        return own
+    if not bool((own == own[0]).all()):
+        raise InputError(
+            "A Kronecker block has one prior precision for all of its weights: use structure='diag' or 'full' for one "
+            "per weight."
+        )
+    return own[0]

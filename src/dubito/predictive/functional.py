@@ -36,12 +36,12 @@ class FunctionalTerms:
         self.dtype = next(iter(self.factors.values())).like.dtype
         self.layer: OneLayer | None = None
         self.rows: Tensor | None = None
+        self.shared: dict[tuple[int, str], tuple[Tensor, ...]] = {}  # what covariances with one basis have in common
         self.groups: list[Group] = []
         self.gathered: dict[int, Tensor] = {}  # by the position of the block: columns of a partly selected parameter
         match matrix:
             case linalg.Dense():
                 self.layer = one_layer(self.factors, selection)
-                self.rows = jacobian(self.factors, selection) if self.layer is None else None
             case linalg.Kronecker():
                 self._turn(matrix)
             case _:
@@ -75,18 +75,28 @@ class FunctionalTerms:
     def _contract(self, covariance: linalg.Covariance, weighted: str, plain: Any, minus: Any) -> Tensor:
         match covariance:
             case linalg.DenseCovariance():
-                if self.layer is not None:
+                if self.layer is not None and covariance.scales is None:  # else a Jacobian serves many covariances
                     return self.layer.variance(covariance) if plain is _square else self.layer.gram(covariance)
-                assert self.rows is not None
-                return plain(self.rows @ covariance.root.to(self.dtype))
+                return plain(self._rows_under(covariance))
             case linalg.DiagonalCovariance():
                 return self._weighted(self._by_name(covariance.values), weighted)
             case linalg.KroneckerCovariance():
                 return self._kronecker(covariance, weighted, plain)
             case linalg.LowRankCovariance():
-                whole = self._weighted(self._by_name(covariance.spread.square()), weighted)
-                return whole - minus(self._along(covariance), covariance.shrink.to(self.dtype))
+                whole, along = self._low_rank(covariance, weighted)
+                return whole - minus(along, covariance.shrink.to(self.dtype))
         raise UnsupportedError(f"No functional covariance is known for {type(covariance).__name__}.")
+
+    def _rows_under(self, covariance: linalg.DenseCovariance) -> Tensor:
+        """The Jacobian times a square root of the covariance; the part that covariances share is computed once."""
+        if self.rows is None:
+            self.rows = jacobian(self.factors, self.selection)
+        if covariance.scales is None:
+            return self.rows @ covariance.root.to(self.dtype)
+        key = (id(covariance.basis), "rows")
+        if key not in self.shared:
+            self.shared[key] = covariance.basis, self.rows @ covariance.basis.to(self.dtype)
+        return self.shared[key][1] * covariance.scales.to(self.dtype)
 
     def _weighted(self, values: dict[str, Tensor], weighted: str) -> Tensor:
         return _total(getattr(each.factor, weighted)(each.join(values)) for each in self.groups)
@@ -112,9 +122,20 @@ class FunctionalTerms:
         """Weights ``[D]`` in the shapes of the parameters, zero where a weight is not random."""
         return self.selection.fill(flat.to(self.dtype))
 
-    def _along(self, covariance: linalg.LowRankCovariance) -> Tensor:
-        basis = (covariance.basis * covariance.spread[:, None]).mT
-        directions = self.selection.fill(basis.to(self.dtype).contiguous())
+    def _low_rank(self, covariance: linalg.LowRankCovariance, weighted: str) -> tuple[Tensor, Tensor]:
+        """The squares under ``Λ⁻¹`` and the Jacobian along ``Λ^{-1/2} V``; of one λ they are known but for a factor."""
+        spread, key = covariance.spread, (id(covariance.basis), weighted)
+        if not covariance.is_uniform:
+            whole = self._weighted(self._by_name(spread.square()), weighted)
+            return whole, self._along(covariance.basis * spread[:, None])
+        if key not in self.shared:
+            ones = self._by_name(torch.ones_like(spread))
+            self.shared[key] = covariance.basis, self._weighted(ones, weighted), self._along(covariance.basis)
+        _, whole, along = self.shared[key]
+        return whole * spread[0].square().to(self.dtype), along * spread[0].to(self.dtype)
+
+    def _along(self, basis: Tensor) -> Tensor:
+        directions = self.selection.fill(basis.mT.to(self.dtype).contiguous())
         return _total(factor.dot(directions[name]) for name, factor in self.factors.items())
 
 

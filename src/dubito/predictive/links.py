@@ -1,4 +1,4 @@
-"""From Gaussian outputs to a prediction: probit, Laplace bridge and Monte Carlo links for classes; exact for regression."""
+"""From Gaussian outputs to a prediction: probit, Laplace bridge or Monte Carlo for classes; exact for regression."""
 
 from __future__ import annotations
 

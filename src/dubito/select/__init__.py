@@ -3,6 +3,8 @@
     select.all()                         every trainable weight
     select.last_layer()                  the layer that gives the outputs
     select.layers("fc") , layers(nn.Conv2d)   by name or type
+    select.subnetwork(1000)              the weights that matter most for the uncertainty of the outputs
+    select.largest_variance(1000)        those whose own variance is largest
     select.random(1000)                  a number of weights, or a fraction below 1
     select.largest_magnitude(0.1)
     select.mask({"fc.weight": mask})
@@ -11,6 +13,17 @@ Rules combine with ``|``, ``&`` and ``~``.
 """
 
 from dubito.select.names import all, last_layer, layers, mask
+from dubito.select.subnetwork import SelectionWarning, largest_variance, subnetwork
 from dubito.select.weights import largest_magnitude, random
 
-__all__ = ["all", "largest_magnitude", "last_layer", "layers", "mask", "random"]
+__all__ = [
+    "SelectionWarning",
+    "all",
+    "largest_magnitude",
+    "largest_variance",
+    "last_layer",
+    "layers",
+    "mask",
+    "random",
+    "subnetwork",
+]

@@ -66,6 +66,7 @@ def measure(
     source: Source,
     likelihood: Likelihood,
     *,
+    slopes: bool = True,
     context: Any = None,
     samples: int | None = None,
     generator: torch.Generator,
@@ -77,24 +78,26 @@ def measure(
         names: The parameters.
         source: The training data.
         likelihood: The likelihood; a noise that is not a number is taken from the residuals.
+        slopes: Whether they are wanted; else only the curvature is right.
         context: Inputs for `slopes` in the place of the training inputs.
         samples: Random output directions and sampled targets per example in the place of all outputs: right in
             expectation, and cheaper where there are many outputs.
         generator: The source of randomness of `samples`.
     """
     work = _Pass(model, names, likelihood, samples, distributed.local_generator(generator) if samples else generator)
-    work.train(source, slopes=context is None)
-    likelihood = likelihood if work.noise is None else likelihood.replace(noise=work.noise)
-    curvature, slopes = work.curvature, work.slopes
-    if isinstance(likelihood, Gaussian):  # the root of its Hessian is the identity over the noise
-        curvature = slopes / float(likelihood.noise) ** 2
     if context is not None:
-        work.slopes = torch.zeros_like(slopes)
-        work.look(batches.place(context, source.device, source.dtype))
-        slopes = work.slopes
-    if not bool((curvature.sum() + slopes.sum()).isfinite()):
+        context = batches.place(context, source.device, source.dtype)
+        check_inputs(work.engine.model, context, "the context")
+    work.train(source, slopes=slopes and context is None)
+    likelihood = likelihood if work.noise is None else likelihood.replace(noise=work.noise)
+    curvature, found = work.curvature, work.slopes
+    if isinstance(likelihood, Gaussian):  # the root of its Hessian is the identity over the noise
+        curvature = found / float(likelihood.noise) ** 2
+    if context is not None:
+        found = work.look(context)
+    if not bool((curvature.sum() + found.sum()).isfinite()):
         raise NonFiniteError("The gradients of the outputs are not finite: look for NaN weights or extreme inputs.")
-    return Scores(work.weights, curvature, slopes, likelihood)
+    return Scores(work.weights, curvature, found, likelihood)
 
 
 def directions(likelihood: Likelihood, outputs: Tensor) -> Tensor:
@@ -135,21 +138,19 @@ def context_tapes(engine: Engine, context: Any, extra: int = 0) -> Iterator[Tape
         yield from (tape for _, tape in engine.chunks(some, MOST_COLUMNS, extra))
 
 
-def check_context(model: nn.Module, context: Any) -> None:
-    """Raise unless the network can be called on the context inputs."""
-    shapes = " and ".join(str(tuple(leaf.shape)) for leaf in batches.leaves(context))
-    if batches.num_rows(context) == 0:
-        raise InputError("The context holds no input: give at least one, or leave it out.")
-    if not batches.is_finite(context):
-        raise InputError("The context inputs hold NaN or infinite values: clean or impute them first.")
-    first = next(model.parameters())
-    one = batches.place(batches.take(context, slice(0, 1)), first.device, first.dtype)
+def check_inputs(model: nn.Module, inputs: Any, which: str) -> None:
+    """Raise unless the network can be called on inputs without targets."""
+    if batches.num_rows(inputs) == 0:
+        raise InputError(f"There is nothing in {which} inputs: give at least one, or leave them out.")
+    if not batches.is_finite(inputs):
+        raise InputError(f"{which.capitalize()} inputs hold NaN or infinite values: clean or impute them first.")
     try:
         with torch.no_grad():
-            params.call(model, batches.map_leaves(torch.clone, one))
+            params.call(model, batches.map_leaves(torch.clone, batches.take(inputs, slice(0, 1))))
     except (RuntimeError, TypeError, ValueError, LookupError) as error:
+        shapes = " and ".join(str(tuple(leaf.shape)) for leaf in batches.leaves(inputs))
         reason = str(error).strip().splitlines()[0]
-        raise InputError(f"The model cannot be called on context inputs of shape {shapes}: {reason}.") from error
+        raise InputError(f"The model cannot be called on {which} inputs of shape {shapes}: {reason}") from error
 
 
 class _Pass:
@@ -186,10 +187,12 @@ class _Pass:
         if unknown_noise:
             self.noise = max(math.sqrt(float(residuals[0] / residuals[1])), 1e-6)
 
-    def look(self, context: Any) -> None:
-        """Add inputs without targets to `slopes`; every process looks at all of them."""
+    def look(self, context: Any) -> Tensor:
+        """Return the slopes at inputs without targets; every process looks at all of them."""
+        self.slopes = torch.zeros_like(self.slopes)
         for tape in context_tapes(self.engine, context):
             self._add_slopes(tape, None)
+        return self.slopes
 
     def _add_both(self, tape: Tape, targets: Tensor) -> None:
         outputs = tape.outputs.detach()

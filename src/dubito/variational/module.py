@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any
 
 import torch
@@ -105,16 +105,21 @@ class VariationalModule(nn.Module):
     @contextmanager
     def _one_pass(self) -> Iterator[None]:
         """Lend weight samples to the network, and let every layer remember its draws, for one call."""
-        means = self._means()
-        drawn = {name: self.posterior[_key(name)].sample(means[name]) for name in self.sampled}  # type: ignore[operator]
         for layer in self.layers:
             layer.drawn, layer.calls = {}, 0
         try:
-            with params.swapped(self.network, drawn), _calling_every_layer(self.has_fused_parts):
+            with self._sampled_weights(), _calling_every_layer(self.has_fused_parts):
                 yield
         finally:
             for layer in self.layers:
                 layer.drawn = None
+
+    def _sampled_weights(self) -> AbstractContextManager[Any]:
+        """Lend a draw of the weights whose layers do not put the noise on their outputs."""
+        if not self.sampled:
+            return nullcontext()
+        means, parts = self._means(), dict(self.parts())
+        return params.swapped(self.network, {name: parts[name].sample(means[name]) for name in self.sampled})
 
 
 def kl(module: nn.Module) -> Tensor:

@@ -1,0 +1,111 @@
+"""A resumable table of methods on trained image classifiers: clean, shifted and out of distribution, several seeds.
+
+Each cell (task, method, seed) is one JSON file; a run that is stopped goes on where it was. Networks are trained once per task and
+seed and shared by all methods. Hyper-parameters are chosen on validation data or by evidence, never on test data.
+"""
+
+from __future__ import annotations
+
+import json
+import statistics
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+
+import dubito
+from dubito import MAP, Training
+
+RESULTS = Path(__file__).parent / "results"
+
+
+@dataclass(frozen=True)
+class Task:
+    """One data set and network.
+
+    Args:
+        data: The name of the data set.
+        model: Makes the untrained network.
+        training: How it is trained.
+        ood: Data sets that are out of distribution.
+        limit: How many training points are used, or None.
+        limit_test: How many test points are used, or None.
+    """
+
+    data: str
+    model: Callable[[], nn.Module]
+    training: Training
+    ood: tuple[str, ...]
+    limit: int | None = None
+    limit_test: int | None = None
+
+
+def run(folder: str, tasks: dict[str, Task], methods: dict[str, Any], seeds: int, kinds: tuple[str, ...]) -> None:
+    """Fill in every cell that is missing."""
+    for task_name, task in tasks.items():
+        for seed in range(seeds):
+            missing = [name for name in methods if not _cell(folder, task_name, name, seed).is_file()]
+            if not missing:
+                continue
+            data = dubito.data.load(task.data, limit=task.limit, limit_test=task.limit_test)
+            ood = {name: dubito.data.load(name, like=data, limit_test=task.limit_test).test for name in task.ood}
+            trained = _trained(folder, task_name, task, data, seed)
+            for name in missing:
+                posterior = methods[name].fit(trained, data.train, validation=data.validation, progress=False)
+                shifts = dubito.data.shifts(data, kinds=kinds)
+                result = dubito.evaluate(posterior, data.test, ood=ood, shifts=shifts, name=name)
+                _cell(folder, task_name, name, seed).write_text(json.dumps(result.to_json()))
+                print(f"{task_name} seed {seed} {name}: NLL {result.scores['nll']:.4f}", flush=True)
+
+
+def _trained(folder: str, task_name: str, task: Task, data: Any, seed: int) -> nn.Module:
+    path = RESULTS / folder / f"{task_name}-{seed}.safetensors"
+    path.parent.mkdir(parents=True, exist_ok=True)
+    torch.manual_seed(seed)
+    model = task.model()
+    if path.is_file():
+        return dubito.load(path, model).model
+    generator = torch.Generator().manual_seed(seed)
+    posterior = MAP().fit(model, data.train, training=task.training, generator=generator, progress=False)
+    posterior.save(path)
+    return posterior.model
+
+
+def _cell(folder: str, task: str, method: str, seed: int) -> Path:
+    name = "".join(c if c.isalnum() else "-" for c in method)
+    return RESULTS / folder / f"{task}-{name}-{seed}.json"
+
+
+def table(folder: str, task_name: str, methods: dict[str, Any], seeds: int) -> str:
+    """Return a Markdown table: mean ± standard deviation over the seeds that are there."""
+    lines: list[str] = []
+    for method in methods:
+        paths = [_cell(folder, task_name, method, seed) for seed in range(seeds)]
+        found = [dubito.reporting.Evaluation.from_json(json.loads(p.read_text())) for p in paths if p.is_file()]
+        if not found:
+            continue
+        rows = [_columns(result) for result in found]
+        if not lines:
+            lines += [f"| method | {' | '.join(rows[0])} |", f"|---|{'---|' * len(rows[0])}"]
+        cells = [_mean([row[key] for row in rows]) for key in rows[0]]
+        lines.append(f"| {method} | {' | '.join(cells)} |")
+    return "\n".join(lines)
+
+
+def _columns(result: Any) -> dict[str, float]:
+    columns = {key: result.scores[key.lower()] for key in ("NLL", "ECE", "accuracy")}
+    for kind, by_severity in result.shifts.items():
+        for key in ("nll", "ece"):
+            columns[f"{kind} {key.upper()}"] = statistics.mean(scores[key] for scores in by_severity.values())
+    for name, scores in result.ood.items():
+        columns[f"OOD {name} (entropy)"] = scores["entropy"]["auroc"]
+        columns[f"OOD {name} (epistemic)"] = scores["epistemic"]["auroc"]
+    return columns
+
+
+def _mean(values: list[float]) -> str:
+    spread = f" ± {statistics.stdev(values):.3f}" if len(values) > 1 else ""
+    return f"{statistics.mean(values):.3f}{spread}"

@@ -1,0 +1,75 @@
+r"""The layer that gives the outputs: its gradients are the seeds themselves, so few columns say all about it.
+
+Every example's output Hessian $H_n$ is known, and a structure needs only part of what the C columns of its root say:
+the diagonal of a linear layer only $\mathrm{diag}(H_n)$, its Kronecker factor only $\sum_n H_n$.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import torch
+from torch import Tensor
+from torch.autograd.graph import get_gradient_edge
+
+from dubito.curvature.engine import Tape
+from dubito.layers.rows import Dense
+from dubito.likelihoods import Categorical, Likelihood
+from dubito.linalg.base import eigh
+
+# Numbers of output Hessians that are held at a time.
+CHUNK = 2**22
+
+
+def is_direct(tape: Tape) -> bool:
+    """Whether only layers that give the outputs are random: a product reaches them without any backward pass."""
+    top = get_gradient_edge(tape.outputs)
+    return not tape.engine.fallback and all(call.edge == top for call in tape.calls)
+
+
+def is_one_linear(tape: Tape) -> bool:
+    """Whether all that is random is one linear layer, called once, whose rows are the outputs ``[B, C]``."""
+    if not is_direct(tape) or len(tape.calls) != 1 or tape.outputs.ndim != 2:
+        return False
+    rows = tape.calls[0].rows
+    return isinstance(rows, Dense) and rows.a.shape[1] == 1
+
+
+def few_columns(structure: str, likelihood: Likelihood, outputs: Tensor, targets: Tensor) -> Tensor:
+    r"""Return seeds ``[V, B, C]`` that give `structure` (``"diag"`` or ``"kron"``) of one linear layer what all would.
+
+    Of the diagonal it is the column $\sqrt{\mathrm{diag}(H_n)}$; for Kronecker factors the columns of a root of
+    $\sum_n H_n$, dealt out to the examples, because only their sum of outer products counts.
+    """
+    if structure == "diag":
+        return hessian_diagonal(likelihood, outputs, targets).sqrt()[None]
+    values, vectors = eigh(hessian_sum(likelihood, outputs, targets))
+    root = (vectors * values.sqrt()).mT.to(outputs.dtype)
+    batch, width = outputs.shape
+    columns = -(-width // batch)
+    return torch.nn.functional.pad(root, (0, 0, 0, columns * batch - width)).reshape(columns, batch, width)
+
+
+def hessian_diagonal(likelihood: Likelihood, outputs: Tensor, targets: Tensor) -> Tensor:
+    """The diagonal of each output Hessian, ``[B, C]``."""
+    if isinstance(likelihood, Categorical):
+        log_probs = outputs.double().log_softmax(dim=-1)
+        found = log_probs.exp() * -torch.expm1(log_probs)  # p(1 − p), also where p rounds to 1
+        return torch.where(likelihood.observed(targets).unsqueeze(-1), found, 0.0).to(outputs.dtype)
+    return torch.cat([part.diagonal(dim1=-2, dim2=-1) for part in _hessians(likelihood, outputs, targets)])
+
+
+def hessian_sum(likelihood: Likelihood, outputs: Tensor, targets: Tensor) -> Tensor:
+    """The sum of the output Hessians, ``[C, C]`` in float64."""
+    if isinstance(likelihood, Categorical):
+        probs = torch.where(likelihood.observed(targets).unsqueeze(-1), outputs.double().softmax(dim=-1), 0.0)
+        total = -(probs.mT @ probs)
+        diagonal = hessian_diagonal(likelihood, outputs.double(), targets).sum(0)
+        return total.diagonal_scatter(diagonal)
+    return torch.stack([part.double().sum(0) for part in _hessians(likelihood, outputs, targets)]).sum(0)
+
+
+def _hessians(likelihood: Likelihood, outputs: Tensor, targets: Tensor) -> Iterator[Tensor]:
+    step = max(1, CHUNK // outputs.shape[-1] ** 2)
+    for part in zip(outputs.split(step), targets.split(step), strict=True):
+        yield likelihood.hessian(*part)

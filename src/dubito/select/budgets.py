@@ -1,0 +1,144 @@
+"""Which weights may be chosen, and how many of them from where."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from dubito.errors import InputError
+from dubito.select.names import all as all_weights
+from dubito.select.names import layers
+from dubito.select.weights import count_of
+from dubito.selection import Selection, SelectionRule
+
+_NORMS = (
+    nn.modules.batchnorm._NormBase,
+    nn.LayerNorm,
+    nn.GroupNorm,
+    nn.RMSNorm,
+)
+
+
+def candidates_of(setting: Any, model: nn.Module, *args: Any, **kwargs: Any) -> Selection:
+    """The weights to choose from: all trainable ones, ``"weights"``, a name or type of layers, or another rule's."""
+    trainable = all_weights().resolve(model)
+    if setting is None:
+        return trainable
+    if isinstance(setting, SelectionRule):
+        chosen = setting.resolve(model, *args, **kwargs) & trainable
+    elif isinstance(setting, str) and setting == "weights":
+        chosen = Selection.all_of(model, _weights_only(model, trainable.names))
+    else:
+        chosen = layers(setting).resolve(model)
+    if chosen.num_weights == 0:
+        raise InputError(f"candidates={setting!r} leaves no trainable weight to choose from.")
+    return chosen
+
+
+def _weights_only(model: nn.Module, names: list[str]) -> list[str]:
+    """The parameters that are neither biases nor those of a normalization."""
+    kept = []
+    for name in names:
+        path, _, leaf = name.rpartition(".")
+        norm = isinstance(model.get_submodule(path), _NORMS)
+        if model.get_parameter(name).ndim > 1 and "bias" not in leaf and not norm:
+            kept.append(name)
+    return kept
+
+
+@dataclass(frozen=True)
+class Budget:
+    """How many candidates to choose, in all and at most of each group.
+
+    Args:
+        count: In all.
+        group: The group of each candidate, ``[n]``; −1 where there is no limit.
+        limits: The limit of each group.
+
+    >>> two_of_each = Budget(3, torch.tensor([0, 0, 0, 1]), [2, 2])
+    >>> two_of_each.best(torch.tensor([5.0, 9.0, 7.0, 1.0])).tolist()
+    [1, 2, 3]
+    """
+
+    count: int
+    group: Tensor
+    limits: list[int] = field(default_factory=list)
+
+    def best(self, scores: Tensor) -> Tensor:
+        """The candidates with the largest scores that the limits allow, the best first; ties go to the earlier one."""
+        allowed = torch.ones(len(scores), dtype=torch.bool)
+        for index, limit in enumerate(self.limits):
+            members = (self.group == index).nonzero().squeeze(1)
+            allowed[members[torch.argsort(scores[members], descending=True, stable=True)[limit:]]] = False
+        where = allowed.nonzero().squeeze(1)
+        left = scores[where]
+        least = torch.kthvalue(left, len(left) - self.count + 1).values  # linear time, unlike sorting all of them
+        ties = (left == least).nonzero().squeeze(1)[: self.count - int((left > least).sum())]
+        chosen = torch.cat([(left > least).nonzero().squeeze(1), ties]).sort().values
+        return where[chosen[torch.argsort(left[chosen], descending=True, stable=True)]]
+
+    def widened(self, count: int) -> Budget:
+        """A larger budget from which this one can always be met: every limit grows in proportion."""
+        factor = math.ceil(count / self.count)
+        limits = [factor * limit for limit in self.limits]
+        return Budget(min(count, _available(self.group, limits)), self.group, limits)
+
+    def of(self, chosen: Tensor) -> Budget:
+        """The same budget among some of the candidates."""
+        return Budget(self.count, self.group[chosen], self.limits)
+
+
+def make_budget(candidates: Selection, size: float, per_layer: str | Mapping[str, float] | None) -> Budget:
+    """The budget that `size` and `per_layer` mean for these candidates."""
+    total = candidates.num_weights
+    count = count_of(size, total)
+    group = torch.full((total,), -1)
+    if per_layer is None:
+        return Budget(count, group)
+    if isinstance(per_layer, str):
+        limits = _proportional(count, [span.stop - span.start for span in candidates.slices.values()])
+        for index, span in enumerate(candidates.slices.values()):
+            group[span] = index
+        return Budget(count, group, limits)
+    keys = list(per_layer)
+    for name, span in candidates.slices.items():
+        fitting = [key for key in keys if f".{key}." in f".{name}."]
+        if fitting:
+            group[span] = keys.index(max(fitting, key=len))
+    limits = [_limit(key, per_layer[key], int((group == index).sum())) for index, key in enumerate(keys)]
+    available = _available(group, limits)
+    if available < count:
+        raise InputError(f"per_layer allows only {available:,} weights in all, but size asks for {count:,}.")
+    return Budget(count, group, limits)
+
+
+def _limit(key: str, size: float, members: int) -> int:
+    if members == 0:
+        raise InputError(f"per_layer names '{key}', but no candidate is called so.")
+    if size == 0:
+        return 0
+    return members if size >= members else count_of(size, members)
+
+
+def _available(group: Tensor, limits: list[int]) -> int:
+    within = sum(min(limit, int((group == index).sum())) for index, limit in enumerate(limits))
+    return int((group < 0).sum()) + within
+
+
+def _proportional(count: int, sizes: list[int]) -> list[int]:
+    """Shares of `count` in proportion to `sizes`, in whole numbers: the largest remainders are rounded up.
+
+    >>> _proportional(10, [70, 20, 10, 5])
+    [7, 2, 1, 0]
+    """
+    exact = [count * size / sum(sizes) for size in sizes]
+    shares = [math.floor(share) for share in exact]
+    by_remainder = sorted(range(len(sizes)), key=lambda i: shares[i] - exact[i])
+    for i in by_remainder[: count - sum(shares)]:
+        shares[i] += 1
+    return shares

@@ -1,0 +1,126 @@
+r"""Greedy choice of the weights that together capture most predictive variance.
+
+With precision $P = H + \lambda I$ and the Jacobian $J$ of the outputs at the inputs that matter, a subnetwork $S$ captures
+$\operatorname{tr} J_S P_{SS}^{-1} J_S^\top$. Adding weight $d$ gains
+
+$$\frac{\sum_m R_{md}^2}{r_d}, \qquad R = J - J_S P_{SS}^{-1} P_{S:}, \qquad r_d = P_{dd} - P_{dS} P_{SS}^{-1} P_{Sd}$$
+
+which is what one step of a pivoted Cholesky factorization of $P$ leaves behind. Neither $H$ nor $J^\top J$ is formed: only
+the columns of weights that look promising are, some at a time.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator
+
+import torch
+from torch import Tensor
+
+from dubito import distributed
+from dubito.select.budgets import Budget
+
+# Columns of the Gram matrices that one pass over the rows gives.
+BLOCK = 128
+# Numbers of the Jacobian's rows that are kept between passes; more than this is computed again each time.
+KEPT = 2**27
+
+
+class Rows:
+    """Rows of a Jacobian over the candidates, given in parts; columns of their Gram matrix on demand.
+
+    Args:
+        make: Yields the rows, ``[m, n]`` at a time.
+        shared: Whether each process has only its own rows.
+        scale: By which the Gram matrix is multiplied.
+    """
+
+    def __init__(self, make: Callable[[], Iterator[Tensor]], *, shared: bool = False, scale: float = 1.0) -> None:
+        self.make, self.shared, self.scale = make, shared, scale
+        self.kept: list[Tensor] | None = None
+
+    def gram_columns(self, wanted: Tensor) -> Tensor:
+        """The columns `wanted` of ``scale · JᵀJ``, ``[n, w]``."""
+        total: Tensor | float = 0.0
+        for rows in self._parts():
+            total = total + (rows.mT @ rows[:, wanted]).double().cpu()
+        assert isinstance(total, Tensor)
+        distributed.sum_([total] if self.shared else [])
+        return total * self.scale
+
+    def _parts(self) -> Iterator[Tensor]:
+        if self.kept is not None:
+            yield from self.kept
+            return
+        kept: list[Tensor] | None = []
+        for rows in self.make():
+            if kept is not None:
+                kept.append(rows)
+                kept = kept if sum(part.numel() for part in kept) <= KEPT else None
+            yield rows
+        self.kept = kept
+
+
+class _Columns:
+    """The columns of several Gram matrices, fetched in blocks of the most promising weights."""
+
+    def __init__(self, *streams: Rows) -> None:
+        self.streams = streams
+        self.known: dict[int, tuple[Tensor, ...]] = {}
+
+    def take(self, index: int, gains: Tensor) -> tuple[Tensor, ...]:
+        """One column of each matrix; it is needed once."""
+        if index not in self.known:
+            fresh = gains.clone()
+            fresh[list(self.known)] = -math.inf
+            count = min(BLOCK, int(fresh.isfinite().sum()))
+            wanted = torch.topk(fresh, count).indices
+            blocks = [stream.gram_columns(wanted) for stream in self.streams]
+            for column, weight in enumerate(wanted.tolist()):
+                self.known[weight] = tuple(block[:, column] for block in blocks)
+        return self.known.pop(index)
+
+
+def greedy(curvature: Rows, slopes: Rows, diagonal: Tensor, squares: Tensor, prior: float, budget: Budget) -> Tensor:
+    """Return the chosen candidates in the order in which they were chosen.
+
+    Args:
+        curvature: Rows whose Gram matrix is the curvature H.
+        slopes: Rows of the Jacobian J whose variance is to be captured.
+        diagonal: The diagonal of H, ``[n]``.
+        squares: The diagonal of ``JᵀJ``, ``[n]``.
+        prior: The prior precision λ.
+        budget: How many to choose, in all and of each group.
+    """
+    columns = _Columns(curvature, slopes)
+    size, count = len(diagonal), budget.count
+    factor, along = torch.zeros(count, size).double(), torch.zeros(count, size).double()  # L and UᵀJ, a row per step
+    inner = torch.zeros(count, count).double()  # UᵀU
+    left, residual, rest = diagonal.double() + prior, squares.double().clone(), list(budget.limits)
+    open_ = torch.ones(size, dtype=torch.bool)
+    for index, limit in enumerate(rest):
+        open_ &= (budget.group != index) | (limit > 0)
+    order = []
+    for step in range(count):
+        gains = torch.where(open_, residual / left, -math.inf)
+        best = int(gains.argmax())
+        column, cross = columns.take(best, gains)
+        column = column.index_add(0, torch.tensor([best]), column.new_tensor([prior]))
+        root, own = left[best].sqrt(), factor[:step, best]
+        new = (column - own @ factor[:step]) / root
+        slope = (cross - own @ along[:step]) / root  # Jᵀu for the new unit direction u
+        overlap = (along[:step, best] - inner[:step, :step] @ own) / root
+        norm = residual[best] / left[best]
+        residual = residual - 2 * new * (slope - overlap @ factor[:step]) + new.square() * norm
+        residual, left = residual.clamp_min(0.0), (left - new.square()).clamp_min(prior)
+        factor[step], along[step] = new, slope
+        inner[step, :step] = inner[:step, step] = overlap
+        inner[step, step] = norm
+        order.append(best)
+        open_[best] = False
+        group = int(budget.group[best])
+        if group >= 0:
+            rest[group] -= 1
+            if rest[group] == 0:
+                open_ &= budget.group != group
+    return torch.tensor(order)

@@ -1,0 +1,197 @@
+r"""How much of the full posterior a subnetwork keeps, in weight space and in function space, for every size at once.
+
+In weight space the squared 2-Wasserstein distance between the posterior of all weights, $N(\hat w, \Sigma)$, and that of a
+subnetwork with the rest at its trained value (Daxberger et al. 2021, https://arxiv.org/abs/2010.14689) is
+
+$$W_2^2 = \operatorname{tr}\big(\Sigma + \Sigma_S - 2 (\Sigma_S^{1/2} \Sigma\, \Sigma_S^{1/2})^{1/2}\big)
+  \approx \sum_{d \notin S} \sigma_d^2$$
+
+the latter with independent weights. In function space a subnetwork is judged by the predictive variance it captures,
+$\sum_x \operatorname{tr} V_S(x) / \sum_x \operatorname{tr} V(x)$ with $V_S = J_S P_S^{-1} J_S^\top$. With the weights in the order
+in which the rule prefers them and $P = L L^\top$, the first $k$ rows of $L^{-1} J^\top$ hold what the first $k$ weights
+capture, so one factorization gives the whole curve.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor, nn
+
+from dubito import batches, likelihoods
+from dubito.batches import Data
+from dubito.curvature import Engine, jacobian
+from dubito.errors import InputError
+from dubito.likelihoods import Categorical, Likelihood
+from dubito.randomness import default_generator
+from dubito.select.names import mask
+from dubito.select.scores import MOST_COLUMNS, Scores, check_inputs, context_tapes, direction_seeds, measure
+from dubito.select.subnetwork import Ranking, as_source, subnetwork
+from dubito.selection import Selection
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+    from dubito.laplace import LaplacePosterior
+
+# Networks up to this many weights are compared with the exact posterior over all of them.
+MOST_EXACT = 2500
+# The recommended size captures this share of what the largest one does.
+ENOUGH = 0.95
+
+
+@dataclass(frozen=True)
+class SubnetworkReport:
+    """What a subnetwork keeps of the full posterior, for each size up to its own.
+
+    Args:
+        rule: The rule that chose it.
+        selection: The weights.
+        captured: The share of the predictive variance that the first 1, 2, … weights capture, ``[S]``.
+        exact: Whether that share is of the full network's exact variance, or of a Kronecker-factored estimate.
+        distance: The squared Wasserstein distance with independent weights, ``[S]``.
+        total_variance: The same distance for no weight at all: the sum of all variances.
+        exact_distance: The distance with all correlations, where the network is small enough; else None.
+    """
+
+    rule: subnetwork
+    selection: Selection
+    captured: Tensor
+    exact: bool
+    distance: Tensor
+    total_variance: float
+    exact_distance: float | None
+
+    @property
+    def recommended(self) -> int:
+        """The smallest size that captures 95 % of what the largest one does."""
+        return int((self.captured >= ENOUGH * self.captured[-1]).nonzero()[0]) + 1
+
+    def __str__(self) -> str:
+        size, of = len(self.captured), "the full network's" if self.exact else "a Kronecker-factored estimate"
+        lines = [
+            f"Subnetwork of {size:,} of {self.selection.total:,} weights by {self.rule!r}",
+            f"  captured predictive variance   {self.captured[-1]:.1%} of {of}",
+            f"  Wasserstein distance²          {self.distance[-1]:.4g} of {self.total_variance:.4g} (independent weights)",
+        ]
+        if self.exact_distance is not None:
+            lines.append(f"  Wasserstein distance², exact   {self.exact_distance:.4g}")
+        lines.append(f"  recommended size               {self.recommended:,}: 95 % of what {size:,} capture")
+        lines.append(f"  {'size':>10} {'captured':>10} {'distance²':>12}")
+        lines += [f"  {k:>10,} {self.captured[k - 1]:>10.1%} {self.distance[k - 1]:>12.4g}" for k in _some_sizes(size)]
+        return "\n".join(lines)
+
+    def figure(self) -> Figure:
+        """Draw what each size keeps: predictive variance, and variance of the weights."""
+        from matplotlib.figure import Figure
+
+        figure = Figure((4.8, 3.2), layout="constrained")
+        axes = figure.subplots()
+        sizes = range(1, len(self.captured) + 1)
+        kept = 1 - self.distance / self.total_variance
+        axes.plot(sizes, self.captured.tolist(), color="#0072b2", label="predictive variance")
+        axes.plot(sizes, kept.tolist(), color="#d55e00", linestyle="--", label="variance of the weights")
+        axes.axvline(self.recommended, color="#59636e", linewidth=1, linestyle=":", label=f"{self.recommended:,} weights")
+        axes.set(xlabel="Weights in the subnetwork", ylabel="Share of the full posterior's", xscale="log")
+        axes.set_ylim(bottom=0)
+        axes.legend(frameon=False, fontsize=8)
+        return figure
+
+
+def report(
+    rule: subnetwork,
+    model: nn.Module,
+    data: Data,
+    *,
+    likelihood: str | Likelihood = "categorical",
+    prior_precision: float = 1.0,
+    inputs: Any = None,
+    largest: float | None = None,
+    generator: torch.Generator | None = None,
+) -> SubnetworkReport:
+    """Compare a subnetwork, and all smaller ones by the same rule, with the posterior over all weights.
+
+    Args:
+        rule: The rule.
+        model: The trained network.
+        data: The training data.
+        likelihood: The likelihood.
+        prior_precision: The prior precision λ, the same for all sizes.
+        inputs: Where predictive variance is captured; by default at the rule's context, or else at the training data.
+        largest: The largest size to look at, a number or a fraction; by default that of the rule.
+        generator: The source of randomness.
+    """
+    generator, known = default_generator(generator), likelihoods.resolve(likelihood)
+    source = as_source(model, data)
+    assert source is not None
+    rule = rule if largest is None else rule.replace(size=largest)
+    ranking = rule.rank(model, source, known, prior_precision, generator)
+    scores = measure(model, Selection.all_of(model).names, source, known, slopes=False, generator=generator)
+    selection, known = ranking.selection, scores.likelihood
+    inputs = source.full().inputs if inputs is None and rule.context is None else inputs
+    inputs = source.place(batches.as_tensors(rule.context if inputs is None else inputs))
+    exact = scores.weights.num_weights <= MOST_EXACT
+
+    def fit(structure: str, **weights: Any) -> LaplacePosterior:
+        from dubito.laplace import Laplace
+
+        recipe = Laplace(structure=structure, prior_precision=prior_precision, **weights)  # type: ignore[arg-type]
+        return recipe.fit(model, data, likelihood=known, progress=False)  # type: ignore[return-value]
+
+    part, whole = fit("full", weights=mask(selection.masks())), fit("full" if exact else "kron")
+    check_inputs(part.model, inputs, "these")
+    total = _total_variance(whole, inputs)
+    if not total > 0:
+        raise InputError("The network's outputs do not depend on any weight at these inputs: give others.")
+    kept = _captured(part, ranking, inputs)
+    distance = _distance(scores, ranking, prior_precision)
+    everything = float(scores.variance(prior_precision).sum())
+    return SubnetworkReport(
+        rule, selection, kept / total, exact, distance, everything, _exact_distance(part, whole) if exact else None
+    )
+
+
+def _total_variance(posterior: LaplacePosterior, inputs: Any) -> float:
+    """The predictive variance of all outputs that matter, summed over the inputs."""
+    centred = isinstance(posterior.likelihood, Categorical)
+    with torch.no_grad():
+        _, (variance,) = posterior.linearized.variances(inputs, [posterior.covariance], centred=centred)
+    return float(variance.double().sum())
+
+
+def _captured(posterior: LaplacePosterior, ranking: Ranking, inputs: Any) -> Tensor:
+    """The predictive variance that the first 1, 2, … weights capture, summed over the inputs."""
+    selection, size = posterior.selection, len(ranking.order)
+    where = torch.searchsorted(ranking.order.sort().values, ranking.order)  # of the ranked weights in the selection
+    precision = posterior.precision_matmul(torch.eye(size, dtype=torch.float64))
+    factor = torch.linalg.cholesky(precision[where][:, where])
+    total = torch.zeros(size, dtype=torch.float64)
+    for tape in context_tapes(Engine(posterior.model, selection.names), inputs, selection.num_weights):
+        for columns in direction_seeds(posterior.likelihood, tape.outputs.detach()).split(MOST_COLUMNS):
+            rows = jacobian(tape.pull(columns), selection).flatten(0, 1)[:, where].double().cpu()
+            total += torch.linalg.solve_triangular(factor, rows.mT, upper=False).square().sum(1)
+    return total.cumsum(0)
+
+
+def _distance(scores: Scores, ranking: Ranking, prior_precision: float) -> Tensor:
+    """The sum of the variances of all weights but the first 1, 2, … ones."""
+    variance = scores.variance(prior_precision)
+    chosen = ranking.candidates.ravel(scores.weights.fill(variance))[ranking.order]
+    return variance.sum() - chosen.cumsum(0)
+
+
+def _exact_distance(part: LaplacePosterior, whole: LaplacePosterior) -> float:
+    """The squared Wasserstein distance between the two Gaussians, the smaller one padded with zeros."""
+    full, small = (p.covariance.solve(torch.eye(p.selection.num_weights).double()) for p in (whole, part))
+    inside = whole.selection.ravel({n: m.double() for n, m in part.selection.masks().items()}).bool()
+    values, vectors = torch.linalg.eigh(small)
+    root = vectors * values.clamp_min(0).sqrt()
+    cross = torch.linalg.eigvalsh(root.mT @ full[inside][:, inside] @ root).clamp_min(0).sqrt().sum()
+    return float(full.trace() + small.trace() - 2 * cross)
+
+
+def _some_sizes(largest: int, count: int = 8) -> list[int]:
+    """A few sizes up to the largest, each a factor apart."""
+    return sorted({max(1, round(largest ** (i / (count - 1)))) for i in range(count)})
