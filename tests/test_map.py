@@ -186,7 +186,7 @@ class TestTemperature:
         parts = [(x, torch.where(torch.rand(x.shape) < 0.3, 0, model(x).argmax(-1))) for x in inputs]
         posterior = MAP(train=False, temperature="validation").fit(model, parts, validation=parts)
         assert 0.02 < posterior.temperature < 50
-        logits = torch.cat([model(x).flatten(0, 1) for x, _ in parts]) / posterior.temperature
+        logits = torch.cat([model(x).flatten(0, 1) for x, _ in parts]).detach().double() / posterior.temperature
         labels = torch.cat([y.flatten() for _, y in parts])
 
         def loss(factor: float) -> float:

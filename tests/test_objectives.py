@@ -7,12 +7,12 @@ from typing import Any
 
 import pytest
 import torch
-from oracles import LinearRegression, regression_data
 from torch import Tensor, nn
 
 from dubito import likelihoods, objectives, params, priors
 from dubito.errors import InputError
 from dubito.variational import VariationalModule, convert
+from oracles import LinearRegression, regression_data
 
 NOISE, PRECISION = 0.3, 2.0
 ORDERS = (-math.inf, -2.0, 0.0, 0.5, 1.0, 2.0, math.inf)
@@ -45,8 +45,8 @@ def module_at(oracle: LinearRegression, mean: Tensor, scale: Tensor, biases: Any
 
 
 def loss_of(objective: Any, module: VariationalModule, oracle: LinearRegression, **options: Any) -> Tensor:
-    likelihood = likelihoods.Gaussian(NOISE)
-    return objective(module, oracle.inputs, oracle.targets, num_data=len(oracle.inputs), likelihood=likelihood, **options)
+    options = {"num_data": len(oracle.inputs), "likelihood": likelihoods.Gaussian(NOISE), **options}
+    return objective(module, oracle.inputs, oracle.targets, **options)
 
 
 def exact_bound(oracle: LinearRegression, mean: Tensor, scale: Tensor, alpha: float) -> float:
@@ -73,8 +73,9 @@ class TestELBO:
         mean, scale = oracle.mean + 0.1, torch.tensor([0.2, 0.1, 0.3], dtype=torch.float64)
         module = module_at(oracle, mean, scale)
         torch.manual_seed(0)
-        values = -len(oracle.inputs) * torch.stack([loss_of(objectives.ELBO(), module, oracle) for _ in range(2000)])
-        error = float(values.std()) / math.sqrt(2000)
+        with torch.no_grad():
+            values = -12 * torch.stack([loss_of(objectives.ELBO(), module, oracle) for _ in range(1000)])
+        error = float(values.std()) / math.sqrt(1000)
         assert float(values.mean()) == pytest.approx(exact_elbo(oracle, mean, scale), abs=5 * error)
         assert error < 0.5
 
@@ -82,8 +83,8 @@ class TestELBO:
         oracle = hadamard()
         module = module_at(oracle, oracle.mean, oracle.precision.diagonal() ** -0.5)
         torch.manual_seed(0)
-        loss = loss_of(objectives.ELBO(num_samples=4000), module, oracle).detach()
-        assert -8 * float(loss) == pytest.approx(oracle.log_evidence, abs=0.2)  # standard error 0.02
+        loss = loss_of(objectives.ELBO(num_samples=2000), module, oracle).detach()
+        assert -8 * float(loss) == pytest.approx(oracle.log_evidence, abs=0.2)  # standard error 0.03
 
     def test_a_batch_stands_for_all_the_data(self) -> None:
         """The divergence counts once for all data, however small the batch."""
@@ -128,32 +129,26 @@ class TestRenyi:
     def test_the_exact_bound_falls_as_alpha_grows(self) -> None:
         """From many draws, against the Gaussian integral; α = 0 is the evidence."""
         oracle = correlated()
-        mean, scale = oracle.mean, 0.9 * oracle.precision.diagonal() ** -0.5
-        module = module_at(oracle, mean, scale)
+        mean, scale = oracle.mean, 0.6 * oracle.precision.diagonal() ** -0.5  # narrow: the integral is finite
+        ratios = ratios_at(oracle, mean, scale)
         orders = (0.0, 0.5, 0.9, 1.5, 3.0)
         exact = [exact_bound(oracle, mean, scale, alpha) for alpha in orders]
         assert exact[0] == pytest.approx(oracle.log_evidence, abs=1e-9)
         assert exact == sorted(exact, reverse=True)
         assert exact[2] > exact_elbo(oracle, mean, scale) > exact[3]
         for alpha, bound in zip(orders[1:], exact[1:], strict=True):
-            torch.manual_seed(0)
-            with torch.no_grad():
-                estimate = -12 * float(loss_of(objectives.Renyi(alpha, num_samples=4000), module, oracle))
-            assert estimate == pytest.approx(bound, abs=0.06)
+            assert float(objectives.Renyi(alpha).bound(ratios)) == pytest.approx(bound, abs=0.06)
 
-    @pytest.mark.parametrize("alpha", [-1.0, 0.0, 0.5])
-    def test_it_grows_with_the_number_of_draws(self, alpha: float) -> None:
+    def test_it_grows_with_the_number_of_draws(self) -> None:
         oracle = correlated()
-        module = module_at(oracle, oracle.mean, oracle.precision.diagonal() ** -0.5)
-        torch.manual_seed(0)
-        with torch.no_grad():
-            ratios = torch.stack([ratio(module, oracle) for _ in range(4096)])
-        objective = objectives.Renyi(alpha)
-        bounds = [float(objective.bound(ratios.reshape(k, -1)).mean()) for k in (1, 4, 16, 64)]
-        assert bounds == sorted(bounds)
-        assert bounds[0] == pytest.approx(exact_elbo(oracle, oracle.mean, oracle.precision.diagonal() ** -0.5), abs=0.1)
-        if alpha >= 0:
-            assert bounds[-1] < oracle.log_evidence + 0.05
+        mean, scale = oracle.mean, oracle.precision.diagonal() ** -0.5
+        ratios = ratios_at(oracle, mean, scale)
+        for alpha in (-1.0, 0.0, 0.5):
+            objective = objectives.Renyi(alpha)
+            bounds = [float(objective.bound(ratios.reshape(k, -1)).mean()) for k in (1, 4, 16, 64)]
+            assert bounds == sorted(bounds)
+            assert bounds[0] == pytest.approx(exact_elbo(oracle, mean, scale), abs=0.1)
+            assert alpha < 0 or bounds[-1] < oracle.log_evidence + 0.05
 
     @pytest.mark.parametrize(("alpha", "temperature"), [(0.0, 1.0), (0.5, 1.0), (-1.0, 1.0), (2.0, 1.0), (0.5, 0.5)])
     def test_its_gradient_is_that_of_the_bound(self, alpha: float, temperature: float) -> None:
@@ -174,8 +169,8 @@ class TestRenyi:
         module = module_at(oracle, oracle.mean + 0.01, 1.05 * oracle.precision.diagonal() ** -0.5)
         weights, objective = list(module.parameters()), objectives.Renyi(0.5, num_samples=3)
         torch.manual_seed(0)
-        ours = stacked(lambda: loss_of(objective, module, oracle), weights, num=300)
-        plain = stacked(lambda: plain_loss(objective, module, oracle, 1.0), weights, num=300)
+        ours = stacked(lambda: loss_of(objective, module, oracle), weights, num=100)
+        plain = stacked(lambda: plain_loss(objective, module, oracle, 1.0), weights, num=100)
         assert bool((ours.var(0) < plain.var(0) / 3).all())
 
     def test_order_one_is_the_elbo(self) -> None:
@@ -196,14 +191,19 @@ class TestRenyi:
             loss_of(objectives.Renyi(0.5), convert(oracle.model(), estimator="weight"), oracle, batch_size=24)
 
 
-def ratio(module: VariationalModule, oracle: LinearRegression) -> Tensor:
-    weights = module.sample_weights()
-    outputs = params.functional_call(module.network, weights, oracle.inputs)
-    explained = likelihoods.Gaussian(NOISE).log_prob(outputs, oracle.targets).sum()
-    return explained + module.log_ratio(weights)
+@torch.no_grad()
+def ratios_at(oracle: LinearRegression, mean: Tensor, scale: Tensor, num: int = 4096) -> Tensor:
+    """Draws of log p(D, w) - log q(w)."""
+    torch.manual_seed(0)
+    module, likelihood, ratios = module_at(oracle, mean, scale), likelihoods.Gaussian(NOISE), []
+    for _ in range(num):
+        weights = module.sample_weights()
+        outputs = params.functional_call(module.network, weights, oracle.inputs)
+        ratios.append(likelihood.log_prob(outputs, oracle.targets).sum() + module.log_ratio(weights))
+    return torch.stack(ratios)
 
 
-def plain_loss(objective: objectives.Renyi, module: VariationalModule, oracle: LinearRegression, temperature: float) -> Tensor:
+def plain_loss(objective: Any, module: VariationalModule, oracle: LinearRegression, temperature: float) -> Tensor:
     """The same bound, differentiated through everything, the density of q included."""
     means, parts = dict(module.network.named_parameters()), dict(module.parts())
     ratios = []
@@ -217,7 +217,7 @@ def plain_loss(objective: objectives.Renyi, module: VariationalModule, oracle: L
     return -objective.bound(torch.stack(ratios)) / len(oracle.inputs)
 
 
-def stacked(loss: Any, weights: list[Tensor], num: int = 1500) -> Tensor:
+def stacked(loss: Any, weights: list[Tensor], num: int = 300) -> Tensor:
     grads = (torch.autograd.grad(loss(), weights) for _ in range(num))
     return torch.stack([torch.cat([part.flatten() for part in slopes]) for slopes in grads])
 
@@ -237,7 +237,7 @@ def test_bad_settings_are_one_sentence(make: Any) -> None:
         make()
 
 
-@pytest.mark.parametrize("objective", [objectives.ELBO(2), objectives.Renyi(-math.inf), objectives.Renyi(0.3, 5)], ids=repr)
+@pytest.mark.parametrize("objective", [objectives.ELBO(2), objectives.Renyi(-math.inf), objectives.Renyi(0.3, 5)])
 def test_settings_travel(objective: Any) -> None:
     from dubito import parse
     from dubito.settings import Setting

@@ -12,8 +12,9 @@
 Rules combine with ``|``, ``&`` and ``~``.
 """
 
+from dubito.select.choose import SelectionWarning
 from dubito.select.names import all, last_layer, layers, mask
-from dubito.select.subnetwork import SelectionWarning, largest_variance, subnetwork
+from dubito.select.subnetwork import largest_variance, subnetwork
 from dubito.select.weights import largest_magnitude, random
 
 __all__ = [

@@ -1,12 +1,12 @@
 r"""Greedy choice of the weights that together capture most predictive variance.
 
-With precision $P = H + \lambda I$ and the Jacobian $J$ of the outputs at the inputs that matter, a subnetwork $S$ captures
-$\operatorname{tr} J_S P_{SS}^{-1} J_S^\top$. Adding weight $d$ gains
+With precision $P = H + \lambda I$ and the Jacobian $J$ of the outputs at the inputs that matter, a subnetwork $S$
+captures $\operatorname{tr} J_S P_{SS}^{-1} J_S^\top$. Adding weight $d$ gains
 
 $$\frac{\sum_m R_{md}^2}{r_d}, \qquad R = J - J_S P_{SS}^{-1} P_{S:}, \qquad r_d = P_{dd} - P_{dS} P_{SS}^{-1} P_{Sd}$$
 
-which is what one step of a pivoted Cholesky factorization of $P$ leaves behind. Neither $H$ nor $J^\top J$ is formed: only
-the columns of weights that look promising are, some at a time.
+which is what the steps of a pivoted Cholesky factorization of $P$ leave behind. Neither $H$ nor $J^\top J$ is formed:
+only the columns of weights that look promising are, some at a time.
 """
 
 from __future__ import annotations

@@ -1,15 +1,15 @@
 r"""How much of the full posterior a subnetwork keeps, in weight space and in function space, for every size at once.
 
-In weight space the squared 2-Wasserstein distance between the posterior of all weights, $N(\hat w, \Sigma)$, and that of a
-subnetwork with the rest at its trained value (Daxberger et al. 2021, https://arxiv.org/abs/2010.14689) is
+In weight space the squared 2-Wasserstein distance between the posterior of all weights, $N(\hat w, \Sigma)$, and that
+of a subnetwork with the rest at its trained value (Daxberger et al. 2021, https://arxiv.org/abs/2010.14689) is
 
 $$W_2^2 = \operatorname{tr}\big(\Sigma + \Sigma_S - 2 (\Sigma_S^{1/2} \Sigma\, \Sigma_S^{1/2})^{1/2}\big)
   \approx \sum_{d \notin S} \sigma_d^2$$
 
 the latter with independent weights. In function space a subnetwork is judged by the predictive variance it captures,
-$\sum_x \operatorname{tr} V_S(x) / \sum_x \operatorname{tr} V(x)$ with $V_S = J_S P_S^{-1} J_S^\top$. With the weights in the order
-in which the rule prefers them and $P = L L^\top$, the first $k$ rows of $L^{-1} J^\top$ hold what the first $k$ weights
-capture, so one factorization gives the whole curve.
+$\sum_x \operatorname{tr} V_S(x) / \sum_x \operatorname{tr} V(x)$ with $V_S = J_S P_S^{-1} J_S^\top$. With the weights
+in the order in which the rule prefers them and $P = L L^\top$, the first $k$ rows of $L^{-1} J^\top$ hold what the
+first $k$ weights capture, so one factorization gives the whole curve.
 """
 
 from __future__ import annotations
@@ -26,9 +26,10 @@ from dubito.curvature import Engine, jacobian
 from dubito.errors import InputError
 from dubito.likelihoods import Categorical, Likelihood
 from dubito.randomness import default_generator
+from dubito.select.choose import Ranking, laplace
 from dubito.select.names import mask
 from dubito.select.scores import MOST_COLUMNS, Scores, check_inputs, context_tapes, direction_seeds, measure
-from dubito.select.subnetwork import Ranking, as_source, subnetwork
+from dubito.select.subnetwork import as_source, subnetwork
 from dubito.selection import Selection
 
 if TYPE_CHECKING:
@@ -71,10 +72,11 @@ class SubnetworkReport:
 
     def __str__(self) -> str:
         size, of = len(self.captured), "the full network's" if self.exact else "a Kronecker-factored estimate"
+        distance, everything = float(self.distance[-1]), self.total_variance
         lines = [
             f"Subnetwork of {size:,} of {self.selection.total:,} weights by {self.rule!r}",
             f"  captured predictive variance   {self.captured[-1]:.1%} of {of}",
-            f"  Wasserstein distance²          {self.distance[-1]:.4g} of {self.total_variance:.4g} (independent weights)",
+            f"  Wasserstein distance²          {distance:.4g} of {everything:.4g} with independent weights",
         ]
         if self.exact_distance is not None:
             lines.append(f"  Wasserstein distance², exact   {self.exact_distance:.4g}")
@@ -93,7 +95,8 @@ class SubnetworkReport:
         kept = 1 - self.distance / self.total_variance
         axes.plot(sizes, self.captured.tolist(), color="#0072b2", label="predictive variance")
         axes.plot(sizes, kept.tolist(), color="#d55e00", linestyle="--", label="variance of the weights")
-        axes.axvline(self.recommended, color="#59636e", linewidth=1, linestyle=":", label=f"{self.recommended:,} weights")
+        enough = self.recommended
+        axes.axvline(enough, color="#59636e", linewidth=1, linestyle=":", label=f"{enough:,} weights")
         axes.set(xlabel="Weights in the subnetwork", ylabel="Share of the full posterior's", xscale="log")
         axes.set_ylim(bottom=0)
         axes.legend(frameon=False, fontsize=8)
@@ -135,10 +138,8 @@ def report(
     exact = scores.weights.num_weights <= MOST_EXACT
 
     def fit(structure: str, **weights: Any) -> LaplacePosterior:
-        from dubito.laplace import Laplace
-
-        recipe = Laplace(structure=structure, prior_precision=prior_precision, **weights)  # type: ignore[arg-type]
-        return recipe.fit(model, data, likelihood=known, progress=False)  # type: ignore[return-value]
+        recipe = laplace(structure=structure, prior_precision=prior_precision, **weights)
+        return recipe.fit(model, data, likelihood=known, progress=False)
 
     part, whole = fit("full", weights=mask(selection.masks())), fit("full" if exact else "kron")
     check_inputs(part.model, inputs, "these")

@@ -2,10 +2,10 @@ r"""Two numbers per weight from one pass over the data: its curvature and how mu
 
 $$h_d = \sum_n J_{nd}^\top H_n J_{nd}, \qquad s_d = \sum_n \lVert \Pi J_{nd} \rVert^2$$
 
-with $J_{nd}$ the derivative of the outputs with respect to weight $d$ and, for a softmax, $\Pi = I - \mathbf 1\mathbf 1^\top / C$:
-shifting all logits together changes no prediction. Both come from the same vector-Jacobian product: it starts from
-orthonormal directions $q_k$ that span the outputs that matter, so $s_d$ is a sum of squares, and the columns of the
-Hessian's root are mixtures of these directions, formed layer by layer after the product.
+with $J_{nd}$ the derivative of the outputs with respect to weight $d$ and, for a softmax,
+$\Pi = I - \mathbf 1\mathbf 1^\top / C$: shifting all logits together changes no prediction. Both come from the same
+vector-Jacobian product. It starts from orthonormal directions that span the outputs that matter, so $s_d$ is a sum of
+squares; the columns of the Hessian's root are mixtures of these directions, formed layer by layer after the product.
 """
 
 from __future__ import annotations
@@ -56,8 +56,8 @@ class Scores:
 
     def of(self, candidates: Selection) -> Scores:
         """The numbers of some of the weights."""
-        parts = (candidates.ravel(self.weights.fill(values)) for values in (self.curvature, self.slopes))
-        return Scores(candidates, *parts, self.likelihood)
+        curvature, slopes = (candidates.ravel(self.weights.fill(values)) for values in (self.curvature, self.slopes))
+        return Scores(candidates, curvature, slopes, self.likelihood)
 
 
 def measure(
@@ -157,7 +157,12 @@ class _Pass:
     """Sums over batches."""
 
     def __init__(
-        self, model: nn.Module, names: list[str], likelihood: Likelihood, samples: int | None, generator: torch.Generator
+        self,
+        model: nn.Module,
+        names: list[str],
+        likelihood: Likelihood,
+        samples: int | None,
+        generator: torch.Generator,
     ) -> None:
         self.engine, self.likelihood = Engine(model, names), likelihood
         self.samples, self.generator = samples, generator

@@ -1,0 +1,176 @@
+"""How `select.subnetwork` chooses where it must look at data."""
+
+from __future__ import annotations
+
+import copy
+import warnings
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor, nn
+
+from dubito.batches import Source
+from dubito.curvature import Engine, Tape, jacobian, seeds
+from dubito.errors import InputError
+from dubito.likelihoods import Gaussian, Likelihood
+from dubito.select.budgets import Budget
+from dubito.select.greedy import Rows, greedy
+from dubito.select.scores import MOST_COLUMNS, Scores, context_tapes, direction_seeds, measure, tapes
+from dubito.selection import Selection
+from dubito.settings import find
+
+if TYPE_CHECKING:
+    from dubito.select.subnetwork import subnetwork
+
+
+class SelectionWarning(UserWarning):
+    """Chosen weights cannot change an output."""
+
+
+@dataclass(frozen=True)
+class Ranking:
+    """Candidates in the order in which a rule prefers them.
+
+    Args:
+        candidates: What there was to choose from.
+        order: Flat positions among them, the best first.
+    """
+
+    candidates: Selection
+    order: Tensor
+
+    @property
+    def selection(self) -> Selection:
+        """The chosen weights."""
+        chosen = torch.zeros(self.candidates.num_weights, dtype=torch.bool)
+        chosen[self.order] = True
+        parts = {n: self.candidates.positions(n)[chosen[span]] for n, span in self.candidates.slices.items()}
+        return Selection(self.candidates.shapes, parts)
+
+
+@dataclass(frozen=True)
+class Chooser:
+    """The rules that look at data.
+
+    Args:
+        rule: The setting.
+        model: The network.
+        source: The training data.
+        likelihood: The likelihood.
+        prior: The prior precision λ.
+        generator: The source of randomness.
+    """
+
+    rule: subnetwork
+    model: nn.Module
+    source: Source
+    likelihood: Likelihood
+    prior: float
+    generator: torch.Generator
+
+    def choose(self, candidates: Selection, budget: Budget) -> Ranking:
+        """Rank the candidates."""
+        rule = self.rule
+        by_weights = rule.rule == "weight-variance"
+        measured = measure(
+            self.model, candidates.names, self.source, self.likelihood,
+            slopes=not by_weights, context=rule.context, samples=rule.samples, generator=self.generator,
+        ).of(candidates)  # fmt: skip
+        variance = self._variance(measured)
+        scores = variance if by_weights else measured.slopes * variance
+        influence = measured.curvature if by_weights else measured.slopes
+        if not bool((influence > 0).any()):
+            raise InputError(
+                "No candidate can change an output on these inputs (dead units, or constant inputs): choose other "
+                "candidates, or look at the network."
+            )
+        if rule.rule == "greedy":
+            order = self._greedy(measured, scores, budget)
+        elif rule.rule == "sampled":
+            order = budget.best(scores.log() + _gumbel(len(scores), self.generator))
+        else:
+            order = budget.best(scores)
+        _warn_of_dead(influence[order] == 0, budget)
+        return Ranking(candidates, order)
+
+    def _variance(self, measured: Scores) -> Tensor:
+        """The variance of each candidate, by the diagonal at hand or by a posterior."""
+        of: Any = self.rule.variance
+        if of == "diag":
+            return measured.variance(self.prior)
+        if of == "kron":
+            of = laplace(structure="kron", prior_precision=self.prior)
+        if not hasattr(of, "marginals"):
+            if not hasattr(of, "fit"):
+                raise InputError("The posterior of this rule was not saved with it: give it one again.")
+            of = of.fit(
+                self.model, _Replayed(self.source), likelihood=self.likelihood,
+                num_data=self.source.num_data, generator=self.generator, progress=False,
+            )  # fmt: skip
+        return measured.weights.ravel(of.marginals()[1]).double().cpu()
+
+    def _greedy(self, measured: Scores, scores: Tensor, budget: Budget) -> Tensor:
+        """Search among the candidates with the largest scores."""
+        near = budget.widened(max(budget.count, min(len(scores), self.rule.prefilter))).best(scores)
+        few = Ranking(measured.weights, near).selection
+        near = near.sort().values  # as the selection has them
+        engine, likelihood, context = Engine(self.model, few.names), measured.likelihood, self.rule.context
+        unit, scale = likelihood, 1.0
+        if isinstance(likelihood, Gaussian):
+            unit, scale = Gaussian(noise=1.0), 1 / float(likelihood.noise) ** 2
+
+        def curvature() -> Iterator[Tensor]:
+            for tape, targets in tapes(engine, self.source, unit, few.num_weights):
+                for columns in seeds.columns("ggn", unit, tape.outputs.detach(), targets, most=MOST_COLUMNS):
+                    yield jacobian(tape.pull(columns), few).flatten(0, 1)
+
+        def slopes() -> Iterator[Tensor]:
+            for tape, targets in self._looked_at(engine, unit, few.num_weights):
+                for columns in direction_seeds(unit, tape.outputs.detach(), targets).split(MOST_COLUMNS):
+                    yield jacobian(tape.pull(columns), few).flatten(0, 1)
+
+        chosen = greedy(
+            Rows(curvature, shared=True, scale=scale), Rows(slopes, shared=context is None),
+            measured.curvature[near], measured.slopes[near], self.prior, budget.of(near),
+        )  # fmt: skip
+        return near[chosen]
+
+    def _looked_at(self, engine: Engine, likelihood: Likelihood, extra: int) -> Iterator[tuple[Tape, Tensor | None]]:
+        """The inputs whose uncertainty matters."""
+        if self.rule.context is None:
+            yield from tapes(engine, self.source, likelihood, extra)
+        else:
+            yield from ((tape, None) for tape in context_tapes(engine, self.source.place(self.rule.context), extra))
+
+
+def laplace(**settings: Any) -> Any:
+    """The `Laplace` recipe, found by its name: it uses selections, so it cannot be imported here."""
+    return find("Laplace")(**settings)
+
+
+class _Replayed:
+    """The data of a source, for a recipe that is fitted on the way."""
+
+    def __init__(self, source: Source) -> None:
+        self.source = copy.copy(source)
+        self.source.shard = False  # the inner fit shares the rows out itself
+
+    def __iter__(self) -> Iterator[tuple[Any, Any]]:
+        return ((batch.inputs, batch.targets) for batch in self.source.replay())
+
+
+def _warn_of_dead(dead: Tensor, budget: Budget) -> None:
+    if bool(dead.any()) and len(budget.group) > budget.count:
+        warnings.warn(
+            f"{int(dead.sum()):,} of the {len(dead):,} chosen weights cannot change an output (dead units, or constant "
+            "inputs): being uncertain about them changes no prediction.",
+            SelectionWarning, stacklevel=5,
+        )  # fmt: skip
+
+
+def _gumbel(size: int, generator: torch.Generator) -> Tensor:
+    """Standard Gumbel noise: the largest of log-scores plus this are a draw without replacement."""
+    uniform = torch.rand(size, generator=generator, dtype=torch.float64, device=generator.device).cpu()
+    return -(-uniform.clamp_min(1e-300).log()).log()
