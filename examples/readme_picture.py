@@ -1,4 +1,4 @@
-"""Draw the picture of the README: noise that a network has learned, and errors that it can tell.
+"""Draw the picture of the README: doubt where there is no data, and less confidence in wrong answers.
 
 Run it as `python examples/readme_picture.py [FILE]`.
 """
@@ -11,40 +11,44 @@ import torch
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-import dubito
-from dubito import MAP, Training, data, models
+from dubito import MAP, Laplace, Training, data, models
 from dubito.reporting import plots
 
 
-def draw_noise(axes: Axes) -> None:
-    """A regression whose noise grows with the input: mean and 95 % interval."""
-    dataset = data.load("toy/growing-noise", validation=0)
-    model = models.mlp(1, 2, hidden=(50, 50), activation="tanh")
-    training = Training(epochs=400, lr=1e-2, batch_size=50)
-    posterior = MAP().fit(model, dataset.train, likelihood="heteroscedastic", training=training)
-    x = torch.linspace(*dataset.train[0].aminmax(), 300)[:, None]
-    prediction = posterior.predict(x)
-    low, high = prediction.interval(0.95)
-    axes.fill_between(x[:, 0], low[:, 0], high[:, 0], color=plots.PALETTE[0], alpha=0.25, label="95 % interval")
-    axes.plot(x, prediction.mean, color=plots.PALETTE[0], label="prediction")
+def draw_gap(axes: Axes) -> None:
+    """A regression with a gap in its data: the network's own 95 % interval, and that of its posterior."""
+    dataset = data.load("toy/gap-sine", validation=0)
+    model = models.mlp(1, 1, hidden=(50, 50), activation="tanh")
+    training = Training(epochs=1500, lr=1e-2, batch_size=50)
+    point = MAP(prior_precision=0.3).fit(model, dataset.train, likelihood="gaussian", training=training)
+    posterior = Laplace(structure="full").fit(point.model, dataset.train, likelihood="gaussian")
+    low, high = (float(bound) for bound in dataset.train[0].aminmax())
+    x = torch.linspace(low - 0.6, high + 0.6, 300)[:, None]
+    for (name, fitted), color in zip({"Laplace": posterior, "MAP": point}.items(), plots.PALETTE, strict=False):
+        prediction = fitted.predict(x)
+        below, above = prediction.interval(0.95)
+        axes.fill_between(x[:, 0], below[:, 0], above[:, 0], color=color, alpha=0.25, linewidth=0, label=f"{name}, 95 %")
+    axes.plot(x, prediction.mean, color=plots.INK, linewidth=1)
     axes.scatter(*dataset.train, s=6, color=plots.INK, linewidths=0, label="data")
-    axes.set(title="Learning how noisy the world is", xlabel="input", ylabel="target")
+    axes.set(title="Doubt where there is no data", xlabel="input", ylabel="target", ylim=(-4, 4))
     axes.legend(loc="lower left", ncols=3)
 
 
-def draw_rejection(axes: Axes) -> None:
-    """What is left of the errors if only the surest predictions are used: digits, upright and turned."""
-    dataset = data.load("digits", limit=600)
+def draw_rotation(axes: Axes) -> None:
+    """Digits turned further and further: how often the network is right, and how sure it is."""
+    dataset = data.load("digits", limit=1000, validation=0.4)
     model = models.mlp(64, 10, hidden=(100, 100))
-    recipe = MAP(temperature="validation")
-    posterior = recipe.fit(model, dataset.train, validation=dataset.validation, training=Training(epochs=60))
-    turned = data.shifts(dataset, ["rotation"])["rotation"]
-    tests = {"upright": dataset.test, "turned by 20°": turned[2], "turned by 30°": turned[3]}
-    for (name, test), color in zip(tests.items(), plots.PALETTE, strict=False):
-        curve = dubito.evaluate(posterior, test).curves.risk_coverage
-        axes.plot(curve.coverage, curve.risk, color=color, label=name)
-    axes.set(title="Knowing when not to answer", xlabel="fraction answered, surest first", ylabel="error rate")
-    axes.legend(loc="upper left")
+    point = MAP().fit(model, dataset.train, training=Training(epochs=300, lr=3e-3))
+    posterior = Laplace().fit(point.model, dataset.train, validation=dataset.validation)
+    images, labels = dataset.test
+    angles = range(0, 91, 10)
+    turned = [data.rotate(images, float(angle), standardizer=dataset.encoder) for angle in angles]
+    right = [float((point.predict(x).mode == labels).float().mean()) for x in turned]
+    axes.plot(angles, right, color=plots.INK, linestyle="--", label="accuracy")
+    for (name, fitted), color in zip({"Laplace": posterior, "MAP": point}.items(), plots.PALETTE, strict=False):
+        axes.plot(angles, [float(fitted.predict(x).confidence.mean()) for x in turned], color=color, label=f"confidence, {name}")
+    axes.set(title="Less sure of itself where it fails", xlabel="digits turned by (degrees)", ylim=(0, 1.02))
+    axes.legend(loc="lower left")
 
 
 def main(path: str = "docs/img/readme.png") -> None:
@@ -52,8 +56,8 @@ def main(path: str = "docs/img/readme.png") -> None:
     with plots.style():
         figure = Figure(figsize=(10, 3.6), layout="constrained", facecolor="white")
         left, right = figure.subplots(1, 2)
-        draw_noise(left)
-        draw_rejection(right)
+        draw_gap(left)
+        draw_rotation(right)
         figure.savefig(path, dpi=150)
 
 

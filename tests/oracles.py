@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 
 def design(inputs: Tensor, num_outputs: int = 1, bias: bool = True) -> Tensor:
-    """The matrix ``[N·O, D]`` of `nn.Linear`: its outputs, flattened, are this times its weights, in their flat order."""
+    """The matrix ``[N·O, D]`` of `nn.Linear`: its flattened outputs are this times its weights, in their flat order."""
     identity = torch.eye(num_outputs, dtype=inputs.dtype)
     weight = torch.einsum("ni,op->nopi", inputs, identity).reshape(len(inputs) * num_outputs, -1)
     return torch.cat([weight, identity.repeat(len(inputs), 1)], dim=1) if bias else weight
@@ -19,7 +19,7 @@ def design(inputs: Tensor, num_outputs: int = 1, bias: bool = True) -> Tensor:
 
 @dataclass(frozen=True)
 class LinearRegression:
-    r"""Bayesian linear regression: :math:`y = X w + \varepsilon`, noise :math:`N(0, \sigma^2)`, prior :math:`N(m_0, \Lambda^{-1})`.
+    r"""Bayesian linear regression: $y = X w + \varepsilon$, noise $N(0, \sigma^2)$, prior $N(m_0, \Lambda^{-1})$.
 
     Args:
         inputs: ``[N, I]``.
@@ -64,7 +64,7 @@ class LinearRegression:
 
     @property
     def log_evidence(self) -> float:
-        r"""From the marginal :math:`N(y; X m_0, \sigma^2 T I + X \Lambda^{-1} X^\top)`, not from any posterior."""
+        r"""From the marginal $N(y; X m_0, \sigma^2 T I + X \Lambda^{-1} X^\top)$, not from any posterior."""
         center, precision = self.prior
         matrix, flat = self.matrix, self.targets.flatten()
         spread = self.noise**2 * self.temperature

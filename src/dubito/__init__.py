@@ -20,6 +20,7 @@ _PUBLIC: dict[str, tuple[str, str | None]] = {
     "Laplace": ("dubito.laplace", "Laplace"),
     "MAP": ("dubito.point", "MAP"),
     "Training": ("dubito.training", "Training"),
+    "Variational": ("dubito.variational", "Variational"),
     "Posterior": ("dubito.posterior", "Posterior"),
     "Prediction": ("dubito.prediction", "Prediction"),
     "Selection": ("dubito.selection", "Selection"),
@@ -32,13 +33,16 @@ _PUBLIC: dict[str, tuple[str, str | None]] = {
     "likelihoods": ("dubito.likelihoods", None),
     "metrics": ("dubito.metrics", None),
     "models": ("dubito.models", None),
+    "objectives": ("dubito.objectives", None),
+    "priors": ("dubito.priors", None),
     "select": ("dubito.select", None),
+    "variational": ("dubito.variational", None),
 }
 
 __all__ = sorted(_PUBLIC)  # noqa: PLE0605 - the names live in one table
 
 if TYPE_CHECKING:
-    from dubito import data, errors, likelihoods, metrics, models, select
+    from dubito import data, errors, likelihoods, metrics, models, objectives, priors, select, variational
     from dubito.grammar import parse
     from dubito.laplace import Laplace
     from dubito.point import MAP
@@ -47,6 +51,7 @@ if TYPE_CHECKING:
     from dubito.reporting import evaluate, report
     from dubito.selection import Selection
     from dubito.training import Training
+    from dubito.variational import Variational
 
 
 def __getattr__(name: str) -> Any:

@@ -110,9 +110,10 @@ class ELBO(Objective):
 
     def loss(self, module: VariationalModule, step: Step) -> Tensor:
         r"""Return $-\frac1B \sum_n \log p(y_n \mid x_n, w) + T\,\mathrm{KL} / N$."""
-        draws = [step.explained(params.call(module, step.inputs)) for _ in range(self.num_samples)]
+        with module.shared_moments() as kl:
+            draws = [step.explained(params.call(module, step.inputs)) for _ in range(self.num_samples)]
         share = step.temperature * step.rows / step.batch_size / step.num_data
-        return -torch.stack(draws).mean() / step.batch_size + module.kl() * share
+        return -torch.stack(draws).mean() / step.batch_size + kl * share
 
 
 @setting

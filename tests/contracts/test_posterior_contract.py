@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader, TensorDataset
 
 import dubito
-from dubito import MAP, Laplace, Posterior, Training, select
+from dubito import MAP, Laplace, Posterior, Training, Variational, objectives, priors, select
 from dubito.errors import InputError, UnsupportedError
 from dubito.prediction import ClassPrediction, RegressionPrediction
 from dubito.recipe import Recipe
@@ -33,6 +33,11 @@ RECIPES: list[Recipe] = [
     Laplace(structure="diag", prior_precision=2.0),
     Laplace(structure="full", weights=select.last_layer(), prior_precision="validation"),
     Laplace(structure="lowrank", rank=10),
+    Variational(),
+    Variational(prior=priors.ARD(), estimator="flipout", biases="random", kl_warmup=0.5),
+    Variational(prior=priors.LogUniform(), weights=select.last_layer(), temperature=0.1),
+    Variational(prior=priors.StudentT(3.0), objective=objectives.Renyi(0.5, num_samples=2), estimator="weight"),
+    Variational(prior=priors.Normal("model", 0.1), weights=select.random(0.5)),
 ]
 TASKS = ("classification", "regression")
 TRAINING = Training(epochs=3, lr=1e-2, batch_size=16)
@@ -243,7 +248,7 @@ class TestFiles:
         model = network(case.task, torch.float32)
         again = dubito.load(tmp_path / "posterior", model)
         assert type(again) is type(case.posterior)
-        assert again.recipe == case.recipe
+        assert again.recipe == case.posterior.recipe
         assert again.likelihood == case.posterior.likelihood
         assert again.num_data == case.posterior.num_data
         assert again.digest() == case.posterior.digest()

@@ -116,9 +116,9 @@ def depthwise() -> Case:
 
 def conv_transpose() -> Case:
     model = nn.Sequential(
-        nn.ConvTranspose1d(2, 3, 2), nn.Tanh(),
+        nn.ConvTranspose1d(2, 3, 3), nn.Tanh(),
         nn.ConvTranspose1d(3, 3, 3, stride=2, padding=1, output_padding=1, groups=3, dilation=2),
-        nn.Flatten(), nn.Linear(24, 2),
+        nn.Flatten(), nn.Linear(30, 2),
     )  # fmt: skip
     return classes(model, normal(BATCH, 2, 2))
 

@@ -31,8 +31,9 @@ from curvature.curvature_cases import (
 )
 from dubito import layers
 from dubito.curvature import Engine, FallbackWarning, jacobian, seeds
-from dubito.errors import UnsupportedError
+from dubito.errors import InputError, UnsupportedError
 from dubito.layers import registry
+from dubito.models import transformer
 from dubito.selection import Selection
 
 
@@ -322,6 +323,15 @@ def test_rounding_is_no_reason_to_fall_back(name: str, dtype: torch.dtype) -> No
     assert engine.fallback == []
 
 
+def test_gradients_that_cancel_are_no_reason_to_fall_back() -> None:
+    """The bias of the keys changes nothing: both its gradients are rounding errors, and not the same ones."""
+    torch.manual_seed(0)
+    model = transformer(50, 3, length=40, width=32, depth=2, heads=4).eval()
+    engine = Engine(model, [n for n, _ in model.named_parameters()])
+    engine.run(torch.randint(1, 50, (8, 40)))
+    assert engine.fallback == []
+
+
 def test_many_parameters_make_one_sentence() -> None:
     model = nn.Sequential(nn.LSTM(2, 2, num_layers=3))
     names = [name for name, _ in model.named_parameters()]
@@ -387,6 +397,16 @@ def test_examples_that_depend_on_each_other_are_refused() -> None:
     case = classes(Net(use, first=nn.Linear(3, 4), out=nn.Linear(4, 3)), normal(BATCH, 3))
     with pytest.raises(UnsupportedError, match="depend on the other examples"):
         Engine(case.model, ["first.weight"]).run(case.inputs)
+
+
+@pytest.mark.parametrize("change", [torch.sum, lambda outputs: outputs.mT])
+def test_outputs_without_a_batch_axis_are_refused(change: Callable[[Tensor], Tensor]) -> None:
+    def use(net: Any, x: Tensor) -> Tensor:
+        return change(net.out(x))
+
+    model = Net(use, out=nn.Linear(3, 2))
+    with pytest.raises(InputError, match="the first axis must be the batch"):
+        Engine(model, ["out.weight"]).run(torch.randn(BATCH, 3))
 
 
 def test_an_error_of_the_model_is_not_swallowed() -> None:

@@ -20,7 +20,7 @@ from curvature.curvature_cases import (
     selections,
 )
 from dubito import params
-from dubito.curvature import Engine, engine, factors, seeds
+from dubito.curvature import Engine, engine, factors, seeds, structures
 from dubito.curvature.structures import LARGEST_FULL, FullAccumulator, make_accumulator
 from dubito.errors import InputError
 from dubito.selection import Selection
@@ -35,6 +35,14 @@ def test_full_gauss_newton(name: str, chosen: str) -> None:
     case = build(name)
     selection = selections(case.model)[chosen]
     close(dense(accumulate(case, selection, "full")), gauss_newton(case, selection))
+
+
+@pytest.mark.parametrize("name", ["mlp", "conv2d", "linear_alone"])
+def test_full_gauss_newton_in_blocks_of_columns(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(structures, "NARROWEST", 3)
+    case = build(name)
+    for selection in selections(case.model).values():
+        close(dense(accumulate(case, selection, "full")), gauss_newton(case, selection))
 
 
 @every_case
@@ -72,7 +80,7 @@ def test_sampled_fisher_is_made_of_the_likelihoods_columns(name: str) -> None:
     sums, tape = accumulator.zeros(), engine.run(case.inputs)
     options = {"num_samples": 4, "most": 3, "generator": torch.Generator().manual_seed(8)}
     accumulator.add(sums, tape, seeds.columns("fisher-mc", case.likelihood, tape.outputs, case.targets, **options))
-    close(sums["full"], rows.mT @ rows)
+    close(dense(accumulator.matrix(sums)), rows.mT @ rows)
 
 
 @pytest.mark.parametrize("name", ["mlp", "output_per_position", "noise_too"])

@@ -9,7 +9,6 @@ import numpy as np
 import pytest
 import scipy.optimize
 import torch
-from oracles import LinearRegression
 from torch import Tensor, nn
 from torch.utils.data import Dataset
 
@@ -17,6 +16,7 @@ import dubito
 from dubito import MAP, Laplace, Training
 from dubito.errors import InputError, UnsupportedError
 from dubito.likelihoods import Gaussian
+from oracles import LinearRegression
 
 
 def centred_data() -> tuple[Tensor, Tensor]:

@@ -321,7 +321,7 @@ def test_recipes_as_text() -> None:
 BAD_SETTINGS: dict[str, tuple[dict, str]] = {
     "structure": ({"structure": "eigen"}, "structure='eigen'.* is not one of kron, full, diag, lowrank"),
     "curvature": ({"curvature": "fisher"}, "curvature='fisher'.* is not one of ggn"),
-    "word": ({"prior_precision": "marglik"}, "a number, a dict, a tensor, 'evidence' or 'validation'"),
+    "word": ({"prior_precision": "marglik"}, "a number, a dict, a tensor, 'auto', 'evidence' or 'validation'"),
     "zero": ({"prior_precision": 0.0}, "prior_precision must be positive, got 0.0"),
     "negative": ({"prior_precision": -1}, "prior_precision must be positive, got -1"),
     "nan": ({"prior_precision": math.nan}, "prior_precision must be positive, got nan"),
@@ -369,6 +369,20 @@ def test_bad_fits(name: str) -> None:
         case("categorical").fit(**settings)
 
 
+def test_single_precisions_of_a_kronecker_block() -> None:
+    posterior = case("categorical").fit(prior_precision=1.0)
+    with pytest.raises(InputError, match=r"structure='kron' needs one prior precision for all of '0.weight'"):
+        posterior.log_evidence(torch.linspace(1, 2, 31))
+
+
+@pytest.mark.parametrize("num_data", [11, 13, 24])
+def test_several_passes_need_the_number_of_examples(num_data: int) -> None:
+    problem = case("categorical")
+    with pytest.raises(InputError, match=f"num_data is {num_data}, but the data holds another number"):
+        Laplace(structure="lowrank").fit(problem.model, [problem.data], num_data=num_data)
+    assert Laplace(structure="diag").fit(problem.model, [problem.data], num_data=num_data).num_data == num_data
+
+
 def test_a_full_matrix_over_too_many_weights() -> None:
     model, x = nn.Linear(200, 200), torch.randn(4, 200)
     with pytest.raises(InputError, match=r"over 40,200 weights would need 12 GB: select fewer"):
@@ -400,7 +414,7 @@ def test_outputs_that_are_not_finite(likelihood) -> None:
     inputs[17] = 100.0
     targets = torch.zeros(20, dtype=torch.long) if likelihood == Categorical() else torch.zeros(20, 2)
     data = [(inputs[rows], targets[rows]) for rows in torch.arange(20).split(5)]
-    with pytest.raises((NonFiniteError, InputError), match="not finite|NaN"):
+    with pytest.raises((NonFiniteError, InputError), match=r"not finite|NaN"):
         Laplace().fit(Overflow(), data, likelihood=likelihood)
 
 

@@ -17,8 +17,9 @@ from dubito.likelihoods import Gaussian
 try:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        from laplace import Laplace as Peer
         from laplace.curvature import CurvlinopsEF
+
+        from laplace import Laplace as Peer
 except ImportError:
     pytest.skip("laplace-torch is not installed: pip install laplace-torch", allow_module_level=True)
 

@@ -23,6 +23,7 @@ from dubito.curvature import Engine, FallbackWarning, seeds
 from dubito.curvature.factors import Factor
 from dubito.errors import UnsupportedError
 from dubito.likelihoods import Categorical
+from dubito.linalg.kronecker import kronecker_block
 from dubito.predictive.functional import FunctionalTerms, joint_covariance
 from dubito.selection import Selection
 
@@ -131,6 +132,19 @@ def test_joint_covariance(name: str, structure: str) -> None:
         rows = jacobian_matrix(case, selection).transpose(0, 1).flatten(0, 1)
         found = joint_covariance(matrix.covariance(prior, SCALE), selection, pulled(case, selection))
         close(found, rows @ inverse(matrix, prior) @ rows.mT, 1e-8)
+
+
+def test_a_bias_with_a_basis_of_its_own() -> None:
+    case = build("mlp")
+    selection = Selection.all_of(case.model)
+    matrix = accumulate(case, selection, "kron")
+    root = normal(1, 5, 5)
+    own = kronecker_block(root @ root.mT, None, torch.ones(()))
+    other = linalg.Kronecker([matrix.blocks[0], own, *matrix.blocks[2:]])
+    jacobian, prior = jacobian_matrix(case, selection), torch.tensor(0.4, dtype=torch.float64)
+    expected = torch.einsum("vbd,de,vbe->vb", jacobian, inverse(other, prior), jacobian)
+    found = FunctionalTerms(other, selection, pulled(case, selection)).variance(other.covariance(prior, SCALE))
+    close(found, expected)
 
 
 class Switch(nn.Module):

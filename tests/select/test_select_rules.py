@@ -86,7 +86,7 @@ def test_layers_by_name_pattern_and_type(model: nn.Module) -> None:
     assert select.layers(nn.BatchNorm1d).resolve(model).names == ["body.1.weight", "body.1.bias"]
     both = select.layers(("head", nn.BatchNorm1d)).resolve(model)
     assert both.names == ["head.weight", "head.bias", "body.1.weight", "body.1.bias"]
-    with pytest.raises(InputError, match="No trainable parameter fits 'bod'; the model has head.weight"):
+    with pytest.raises(InputError, match=r"No trainable parameter fits 'bod'; the model has head.weight"):
         select.layers("bod").resolve(model)
 
 

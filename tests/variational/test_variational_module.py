@@ -356,3 +356,48 @@ def test_inputs_and_outputs_of_any_kind() -> None:
     assert params.call(module, {"a": x, "b": x}).shape == (4, 2)
     noise = (module(x, b=-x)["logits"] - 2 * module.network.layer.bias).detach()
     assert float(noise.abs().max()) < 1e-12  # both calls see the same weights
+
+
+class TestSharedMoments:
+    """A training step computes mean, variance and divergence together: the same numbers and slopes as apart."""
+
+    CASES = (
+        ("mlp", {}),
+        ("mlp", {"prior": priors.Normal(0.3, 0.7), "biases": "random"}),
+        ("mlp", {"prior": priors.Normal("model", 0.7)}),
+        ("mlp", {"prior": priors.Normal(0.0, "learn")}),
+        ("mlp", {"prior": priors.LogUniform(), "weights": select.random(6)}),
+        ("mlp", {"estimator": "flipout"}),
+        ("tied", {}),
+        ("lstm", {"biases": "random"}),
+        ("transformer_encoder", {"biases": "random"}),
+    )
+
+    @pytest.mark.parametrize(("name", "options"), CASES, ids=str)
+    def test_the_same_as_apart(self, name: str, options: Any) -> None:
+        network, x = case(name)
+        module = convert(network.eval(), initial_scale=0.3, **options)
+        results = []
+        for shared in (False, True):
+            torch.manual_seed(0)
+            if shared:
+                with module.shared_moments() as kl:
+                    output = module(x)
+            else:
+                output, kl = module(x), module.kl()
+            slopes = torch.autograd.grad(output.square().sum() + 0.1 * kl, list(module.parameters()), allow_unused=True)
+            results.append((output, kl, slopes))
+        torch.testing.assert_close(*results, rtol=1e-10, atol=1e-12)
+
+    def test_nothing_is_kept(self) -> None:
+        module = convert(seeded(mlp))
+        with module.shared_moments():
+            assert all(layer.moments for layer in module.layers)
+        assert all(layer.moments is None for layer in module.layers)
+        copy.deepcopy(module)
+
+    def test_the_written_out_gradient(self) -> None:
+        from dubito.variational.fused import NormalMoments
+
+        mean, log_scale = normal(3, 2).requires_grad_(), normal(3, 2, seed=1).requires_grad_()
+        assert torch.autograd.gradcheck(lambda m, r: NormalMoments.apply(m, r, 0.3, 0.7), (mean, log_scale))

@@ -25,7 +25,7 @@ from dubito import batches, params
 from dubito.curvature import per_example
 from dubito.curvature.check import is_independent, misfits
 from dubito.curvature.factors import Factor, Part
-from dubito.errors import UnsupportedError
+from dubito.errors import InputError, UnsupportedError
 from dubito.layers import require_rule, rule_for
 from dubito.layers.base import LayerRule
 from dubito.layers.rows import Rows
@@ -197,6 +197,11 @@ class Engine:
                 outputs = params.call(self.model, given)
         finally:
             self._calls = None
+        if outputs.ndim == 0 or len(outputs) != self._rows:
+            raise InputError(
+                f"The network returned outputs of shape {tuple(outputs.shape)} for {self._rows} examples: the first "
+                "axis must be the batch."
+            )
         self._overwrites = self._overwrites or before != [leaf._version for leaf in batches.leaves(given)]
         if any(call.inputs._version != call.version for call in calls):
             self._copy_inputs = True  # a later layer overwrote an input in place: run again, keeping copies

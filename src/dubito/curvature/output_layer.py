@@ -23,7 +23,7 @@ CHUNK = 2**22
 
 def is_direct(tape: Tape) -> bool:
     """Whether only layers that give the outputs are random: a product reaches them without any backward pass."""
-    top = get_gradient_edge(tape.outputs)
+    top = get_gradient_edge(tape.outputs) if tape.outputs.requires_grad else None
     return not tape.engine.fallback and all(call.edge == top for call in tape.calls)
 
 
@@ -53,8 +53,10 @@ def few_columns(structure: str, likelihood: Likelihood, outputs: Tensor, targets
 def hessian_diagonal(likelihood: Likelihood, outputs: Tensor, targets: Tensor) -> Tensor:
     """The diagonal of each output Hessian, ``[B, C]``."""
     if isinstance(likelihood, Categorical):
-        log_probs = outputs.double().log_softmax(dim=-1)
-        found = log_probs.exp() * -torch.expm1(log_probs)  # p(1 − p), also where p rounds to 1
+        probs = outputs.double().softmax(dim=-1)
+        best = probs.argmax(dim=-1, keepdim=True)
+        others = probs.scatter(-1, best, 0.0).sum(dim=-1, keepdim=True)
+        found = probs * (1 - probs).scatter(-1, best, others)  # p(1 − p), also where p rounds to 1
         return torch.where(likelihood.observed(targets).unsqueeze(-1), found, 0.0).to(outputs.dtype)
     return torch.cat([part.diagonal(dim1=-2, dim2=-1) for part in _hessians(likelihood, outputs, targets)])
 

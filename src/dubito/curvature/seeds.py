@@ -88,10 +88,8 @@ def _root(likelihood: Likelihood, outputs: Tensor, targets: Tensor) -> tuple[Roo
     width = canonical.shape[-1]
     if isinstance(likelihood, Categorical):
         return _softmax_root(canonical, likelihood.observed(targets)), width
-    if canonical.numel() * width > CHUNK and _is_diagonal(likelihood.hessian_root(outputs[:1], targets[:1])):
-        step = max(1, CHUNK // width**2)
-        parts = zip(outputs.split(step), targets.split(step), strict=True)
-        scales = torch.cat([likelihood.hessian_root(*part).diagonal(dim1=0, dim2=-1) for part in parts])
+    large = canonical.ndim == 2 and canonical.numel() * width > CHUNK
+    if large and (scales := _scales(likelihood, outputs, targets, max(1, CHUNK // width**2))) is not None:
         return _diagonal_root(scales), width
     whole = likelihood.hessian_root(outputs, targets)
     flat = whole.reshape(len(whole), len(outputs), -1, width)
@@ -122,7 +120,13 @@ def _diagonal_root(scales: Tensor) -> Root:
     return columns
 
 
-def _is_diagonal(root: Tensor) -> bool:
-    """Whether the root ``[C, 1, C]`` of one example is diagonal."""
-    matrix = root.flatten(1)
-    return root.ndim == 3 and len(matrix) == matrix.shape[1] and bool((matrix == torch.diag(matrix.diagonal())).all())
+def _scales(likelihood: Likelihood, outputs: Tensor, targets: Tensor, step: int) -> Tensor | None:
+    """The diagonals ``[B, C]`` of the roots, made for a few examples at a time; None where outputs interact."""
+    scales = []
+    for part in zip(outputs.split(step), targets.split(step), strict=True):
+        root = likelihood.hessian_root(*part)
+        own = root.diagonal(dim1=0, dim2=-1)
+        if len(root) != root.shape[-1] or root.count_nonzero() != own.count_nonzero():
+            return None
+        scales.append(own.clone())
+    return torch.cat(scales)

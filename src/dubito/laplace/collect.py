@@ -14,7 +14,7 @@ from dubito.curvature import seeds
 from dubito.curvature.engine import Engine
 from dubito.curvature.output_layer import few_columns, is_one_linear
 from dubito.curvature.structures import KroneckerAccumulator, LowRankAccumulator, Sums, make_accumulator
-from dubito.errors import NonFiniteError
+from dubito.errors import InputError, NonFiniteError
 from dubito.inference import Info, Problem, State
 from dubito.laplace.evidence import DataFit
 from dubito.laplace.linearized import MOST_COLUMNS
@@ -76,6 +76,7 @@ class Collector:
             state["fit"] += fit
         state["seen"] += batch.size
         if state["seen"] >= self.problem.num_data and state["turn"] + 1 < self.accumulator.passes:
+            self._check_count(state["seen"])
             self.accumulator.next_pass(sums)
             state["seen"], state["turn"] = 0, state["turn"] + 1
         shown = "squared_error" if isinstance(self.likelihood, Gaussian) else "log_likelihood"
@@ -98,10 +99,11 @@ class Collector:
 
     def _needs_few_columns(self, batch: Batch) -> bool:
         """Whether the curvature is that of a last layer of many outputs, which has a short form."""
-        if self.recipe.curvature != "ggn" or self.recipe.structure not in ("diag", "kron"):
+        few_outputs = 0 < self.engine.num_outputs <= MOST_COLUMNS
+        if few_outputs or self.recipe.curvature != "ggn" or self.recipe.structure not in ("diag", "kron"):
             return False
-        first = self.engine.run(batches.take(batch.inputs, slice(0, 1)))
-        return first.outputs.numel() > MOST_COLUMNS and is_one_linear(first)
+        first = self.engine.run(batches.take(batch.inputs, slice(0, 2)))
+        return first.outputs[0].numel() > MOST_COLUMNS and is_one_linear(first)
 
     def _explained(self, outputs: Tensor, targets: Tensor) -> Tensor:
         """The log-likelihood and the number of examples; for a Gaussian squared error and number of residuals."""
@@ -117,6 +119,14 @@ class Collector:
             )
         return torch.tensor([float(total), float(count)], dtype=torch.float64)
 
+    def _check_count(self, seen: int) -> None:
+        """Raise where passes over the data cannot be told apart."""
+        if self.accumulator.passes > 1 and seen != self.problem.num_data:
+            raise InputError(
+                f"structure='{self.recipe.structure}' goes over the data several times and must know how many examples "
+                f"there are: num_data is {self.problem.num_data:,}, but the data holds another number."
+            )
+
     @property
     def _num_columns(self) -> int:
         """How many columns go through one product."""
@@ -126,6 +136,7 @@ class Collector:
     def posterior(self, state: State) -> LaplacePosterior:
         """Return the posterior, its prior precision and noise in place."""
         problem = self.problem
+        self._check_count(state["seen"] if state["turn"] + 1 == self.accumulator.passes else 0)
         distributed.sum_(list(io.tensors(state)) if self.additive else [])
         total, count = state["fit"].tolist()
         gaussian = isinstance(problem.likelihood, Gaussian)

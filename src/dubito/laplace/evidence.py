@@ -84,7 +84,7 @@ class Evidence:
         return self.fit.at(noise) / self.temperature - 0.5 * (log_det + scatter)
 
 
-def as_precision(value: Tensor | float, selection: Selection) -> Tensor:
+def as_precision(value: Tensor | float, selection: Selection, structure: str) -> Tensor:
     """Return a prior precision as a float64 tensor: a number, or one value per random weight."""
     values = torch.as_tensor(value, dtype=torch.float64)
     if values.ndim and values.shape != (selection.num_weights,):
@@ -94,6 +94,12 @@ def as_precision(value: Tensor | float, selection: Selection) -> Tensor:
         )
     if not bool(((values > 0) & values.isfinite()).all()):
         raise InputError("Every prior precision must be a positive number.")
+    for name, span in selection.slices.items() if values.ndim and structure == "kron" else ():
+        if selection.is_whole(name) and bool((values[span] != values[span.start]).any()):
+            raise InputError(
+                f"structure='kron' needs one prior precision for all of '{name}': a Kronecker product has no place for "
+                "single weights; use 'diag', 'full' or 'lowrank'."
+            )
     return values
 
 
@@ -152,13 +158,13 @@ def _climb(
     """Maximize over the logarithms of the precisions (one, or one for each of `sizes`) and of the noise, by L-BFGS."""
     if tune_noise:  # from the best noise at the starting precision, not from the residuals alone
         noise = _best_noise(lambda value: evidence.log(prior, value), noise)
-    log_prior = prior.log().repeat(len(sizes)) if sizes else prior.log().clone()
-    log_noise = noise.log().clone().requires_grad_(tune_noise)
-    log_prior.requires_grad_()
+    device = evidence.deviation.device
+    log_prior = prior.log().to(device, copy=True).expand(len(sizes) if sizes else ()).clone().requires_grad_()
+    log_noise = noise.log().to(device, copy=True).requires_grad_(tune_noise)
 
     def settings() -> tuple[Tensor, Tensor]:
         values = log_prior.clamp(LOW, HIGH).exp()
-        return values.repeat_interleave(torch.tensor(sizes)) if sizes else values, log_noise.exp()
+        return values.repeat_interleave(torch.tensor(sizes, device=device)) if sizes else values, log_noise.exp()
 
     def closure() -> Tensor:
         optimizer.zero_grad()

@@ -27,7 +27,7 @@ from dubito.likelihoods import Gaussian
 from dubito.params import Buffers, Params
 from dubito.selection import Selection
 
-RECIPE = Laplace(structure="kron", prior_groups="layer")
+RECIPE = Laplace(structure="kron", prior_precision="evidence", prior_groups="layer")
 
 
 class EvidenceDescent(Descent):

@@ -81,7 +81,7 @@ def _gauss_newton(posterior: LaplacePosterior, data: Data, generator: torch.Gene
     new = _curvature_at(posterior, posterior.model, data, generator, progress=False)
     metric = _sum_matrices(posterior, new).covariance(posterior.prior_precision, scale)
     tolerance = 100 * torch.finfo(posterior.dtype).eps
-    center = flat = selection.ravel(posterior.mean()).double().cpu()
+    center = flat = selection.ravel(posterior.mean()).double()
     value, slope = _objective(posterior, source, flat, center)
     for _ in range(MOST_STEPS):
         step = -metric.solve(slope)
@@ -95,20 +95,20 @@ def _gauss_newton(posterior: LaplacePosterior, data: Data, generator: torch.Gene
         else:
             break
         flat, value, slope = flat + step, at_trial, slope_there
-    return selection.merge(posterior.mean(), flat.to(posterior.device, posterior.dtype))
+    return selection.merge(posterior.mean(), flat.to(posterior.dtype))
 
 
 def _objective(posterior: LaplacePosterior, source: Source, at: Tensor, center: Tensor) -> tuple[float, Tensor]:
     """The penalized loss ``−log p(D'|w)/T + ½ δᵀPδ`` at some random weights, and its gradient."""
     base, likelihood = posterior.mean(), posterior.likelihood
-    flat = at.to(posterior.device, posterior.dtype, copy=True).requires_grad_()
-    sums = torch.zeros(1 + len(at), dtype=torch.float64)
+    flat = at.to(posterior.dtype, copy=True).requires_grad_()
+    sums = at.new_zeros(1 + len(at))
     for batch in source.replay():
         if batch.num_rows:
             with torch.enable_grad():
                 outputs = params.functional_call(posterior.model, posterior.selection.merge(base, flat), batch.inputs)
                 loss = -likelihood.log_prob(outputs, batch.targets).double().sum() / posterior.recipe.temperature
-            sums += torch.cat([loss.detach().reshape(1), torch.autograd.grad(loss, flat)[0].double()]).cpu()
+            sums += torch.cat([loss.detach().reshape(1), torch.autograd.grad(loss, flat)[0].double()])
     distributed.sum_([sums])
     moved = at - center
     pull = posterior.precision_matmul(moved)
@@ -134,7 +134,7 @@ class Continue(Recipe):
 
         def loss(module: nn.Module, batch: Batch, hyper: Params, generator: torch.Generator) -> Tensor:
             moved = module.flat - module.center  # type: ignore[operator]
-            pull = old.precision_matmul(moved.detach().double().cpu()).to(moved)
+            pull = old.precision_matmul(moved.detach().double()).to(moved)
             share = batch.num_rows / batch.size / problem.num_data
             surrogate = (moved * pull).sum() * share
             penalty = surrogate - 0.5 * surrogate.detach()  # the value of ½ δᵀPδ, the gradient Pδ
@@ -192,7 +192,7 @@ def _sum_matrices(old: LaplacePosterior, new: LaplacePosterior) -> linalg.Matrix
 def _chained_evidence(old: LaplacePosterior, merged: LaplacePosterior, new: LaplacePosterior) -> float:
     r"""$\log p(D) + \log p(D' \mid D)$, each by Laplace: exact for linear models."""
     scale = old.evidence.scale(old.noise)
-    moved = (merged.selection.ravel(merged.mean()) - old.selection.ravel(old.mean())).double().cpu()
+    moved = (merged.selection.ravel(merged.mean()) - old.selection.ravel(old.mean())).double()
     log_det = merged.matrix.log_det(old.prior_precision, scale) - old.matrix.log_det(old.prior_precision, scale)
     explained = new.fit.at(old.noise) / old.recipe.temperature
     return float(old.log_evidence() + explained - 0.5 * (log_det + moved @ old.precision_matmul(moved)))

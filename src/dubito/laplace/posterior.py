@@ -65,7 +65,7 @@ class LaplacePosterior(Posterior):
         super().__init__(model, likelihood, recipe, num_data)
         self.selection, self.sums, self.fit, self.known_evidence = selection, sums, fit, known_evidence
         one = torch.ones((), dtype=torch.float64)
-        self.prior_precision = one if prior_precision is None else prior_precision.double()
+        self.prior_precision = (one if prior_precision is None else prior_precision.double()).to(self.device)
 
     # ------------------------------------------------------------------ the Gaussian
 
@@ -80,7 +80,8 @@ class LaplacePosterior(Posterior):
         return self.matrix_of(self.sums)
 
     def matrix_of(self, sums: dict[str, Any]) -> linalg.Matrix:
-        """The curvature that accumulated sums stand for."""
+        """The curvature that accumulated sums stand for; they are kept on the CPU, it lives where the model does."""
+        sums = sums if self.device.type == "cpu" else io.clone(sums, self.device)
         if "matrix" in sums:  # a low-rank matrix after an update: its passes are over
             return linalg.LowRank.from_state(sums["matrix"])
         recipe = self.recipe
@@ -100,9 +101,9 @@ class LaplacePosterior(Posterior):
     @cached_property
     def evidence(self) -> Evidence:
         """The evidence as a function of prior precision and noise."""
-        center = self.selection.ravel(self.mean()).double().cpu()
-        deviation = (center - torch.as_tensor(self.recipe.prior_mean, dtype=torch.float64)).square()
-        return Evidence(self.matrix, deviation, self.fit, self.recipe.temperature)
+        center = self.selection.ravel(self.mean()).double()
+        prior_mean = torch.as_tensor(self.recipe.prior_mean, dtype=torch.float64, device=self.device)
+        return Evidence(self.matrix, (center - prior_mean).square(), self.fit, self.recipe.temperature)
 
     @cached_property
     def covariance(self) -> linalg.Covariance:
@@ -153,7 +154,9 @@ class LaplacePosterior(Posterior):
             if prior_precision is not None or noise is not None:
                 raise UnsupportedError("After an update the evidence is known only at the posterior's own settings.")
             return torch.tensor(self.known_evidence, dtype=torch.float64)
-        prior = self.prior_precision if prior_precision is None else as_precision(prior_precision, self.selection)
+        prior = self.prior_precision
+        if prior_precision is not None:
+            prior = as_precision(prior_precision, self.selection, self.recipe.structure).to(self.device)
         return self.evidence.log(prior, self.noise if noise is None else torch.as_tensor(noise, dtype=torch.float64))
 
     def log_prob(self, weights: Params) -> Tensor:
@@ -163,7 +166,7 @@ class LaplacePosterior(Posterior):
             weights: One tensor per parameter, or ``[S, ...]`` as `sample` gives them; only random ones are looked at.
         """
         center, size = self.selection.ravel(self.mean()), self.selection.num_weights
-        moved = (self.selection.ravel(weights).to(center) - center).double().cpu()
+        moved = (self.selection.ravel(weights).to(center) - center).double()
         log_det = self.matrix.log_det(self.prior_precision, self.evidence.scale(self.noise))
         distance = (moved * self.precision_matmul(moved)).sum(-1)
         return 0.5 * (log_det - distance - size * math.log(2 * math.pi))

@@ -40,8 +40,9 @@ class Laplace(Recipe):
         weights: Which weights are random; the rest stay at their trained value.
         curvature: ``"ggn"`` (exact Gauss-Newton), ``"fisher-mc"`` (sampled targets), ``"fisher-empirical"`` (observed
             ones), or ``"hessian"`` (full structure only).
-        prior_precision: A number; ``"evidence"`` or ``"validation"`` to choose it; a dict from parameter names (or
-            parts of them) to numbers; or a tensor with one value per random weight.
+        prior_precision: A number; ``"evidence"`` or ``"validation"`` to choose it (``"auto"``: by validation data where
+            `fit` is given any, else by evidence); a dict from parameter names (or parts of them) to numbers; or a
+            tensor with one value per random weight.
         prior_mean: A number, or a tensor with one value per random weight.
         prior_groups: With ``"evidence"``: one precision for ``"all"`` weights, one per ``"layer"`` (each weight and
             each bias), or one per ``"weight"`` (diag only).
@@ -57,7 +58,7 @@ class Laplace(Recipe):
     structure: Literal["kron", "full", "diag", "lowrank"] = "kron"
     weights: SelectionRule = all_weights()
     curvature: Literal["ggn", "fisher-mc", "fisher-empirical", "hessian"] = "ggn"
-    prior_precision: float | str | Mapping[str, float] | Tensor = "evidence"
+    prior_precision: float | str | Mapping[str, float] | Tensor = "auto"
     prior_mean: float | Tensor = 0.0
     prior_groups: Literal["all", "layer", "weight"] = "all"
     temperature: float = 1.0
@@ -70,8 +71,8 @@ class Laplace(Recipe):
         for name, allowed in CHOICES.items():
             if getattr(self, name) not in allowed:
                 raise InputError(f"Laplace({name}={getattr(self, name)!r}) is not one of {', '.join(allowed)}.")
-        if isinstance(self.prior_precision, str) and self.prior_precision not in ("evidence", "validation"):
-            raise InputError("prior_precision must be a number, a dict, a tensor, 'evidence' or 'validation'.")
+        if isinstance(self.prior_precision, str) and self.prior_precision not in ("auto", "evidence", "validation"):
+            raise InputError("prior_precision must be a number, a dict, a tensor, 'auto', 'evidence' or 'validation'.")
         if isinstance(self.prior_precision, int | float) and not self.prior_precision > 0:
             raise InputError(f"prior_precision must be positive, got {self.prior_precision}.")
         if not self.temperature > 0:
@@ -81,7 +82,7 @@ class Laplace(Recipe):
         self._check_combinations()
 
     def _check_combinations(self) -> None:
-        if self.prior_groups != "all" and self.prior_precision != "evidence":
+        if self.prior_groups != "all" and self.prior_precision not in ("auto", "evidence"):
             raise InputError(f"prior_groups={self.prior_groups!r} is for prior_precision='evidence'.")
         if self.prior_groups == "weight" and self.structure != "diag":
             raise InputError("prior_groups='weight' needs structure='diag': other structures mix weights.")
@@ -92,12 +93,15 @@ class Laplace(Recipe):
 
     def default_training(self) -> Training:
         """One pass in larger batches; nothing is trained."""
-        return Training(epochs=1, batch_size=256, shuffle=False)
+        return Training(epochs=1, batch_size=1024, shuffle=False)
 
     def build(self, problem: Problem) -> Inference:
         """Return the steps that sum curvature over the data."""
         from dubito.laplace.collect import Collector
 
+        if self.prior_precision == "auto":
+            judged = problem.validation is not None and self.prior_groups == "all"
+            return self.replace(prior_precision="validation" if judged else "evidence").build(problem)
         if self.prior_precision == "validation" and problem.validation is None:
             raise InputError("prior_precision='validation' needs data to judge by: pass `validation=` to fit.")
         guess = float(self.prior_precision) if isinstance(self.prior_precision, int | float) else 1.0

@@ -40,6 +40,7 @@ def check_prior(recipe: Laplace, selection: Selection) -> None:
 def tune(posterior: LaplacePosterior, recipe: Laplace, validation: Source | None) -> LaplacePosterior:
     """Return the posterior with its prior precision and noise in place."""
     prior, noise = given_precision(recipe, posterior.selection), posterior.noise
+    prior = prior if prior is None else prior.to(posterior.device)
     noise_is_free = isinstance(posterior.likelihood, Gaussian) and isinstance(posterior.likelihood.noise, str)
     if noise_is_free:
         fit = posterior.fit
@@ -61,9 +62,8 @@ def given_precision(recipe: Laplace, selection: Selection) -> Tensor | None:
     setting = recipe.prior_precision
     if isinstance(setting, str):
         return None
-    values = as_precision(_by_name(setting, selection) if isinstance(setting, Mapping) else setting, selection)
-    if values.ndim and recipe.structure == "kron":
-        _check_constant(values, selection)
+    given = _by_name(setting, selection) if isinstance(setting, Mapping) else setting
+    values = as_precision(given, selection, recipe.structure)
     share = selection.num_weights / selection.total
     return values * share if recipe.prior_scaling == "S/D" else values
 
@@ -81,15 +81,6 @@ def _by_name(setting: Mapping[str, float], selection: Selection) -> Tensor:
     if unused:
         raise InputError(f"prior_precision names '{unused[0]}', which decides no random weight.")
     return values
-
-
-def _check_constant(values: Tensor, selection: Selection) -> None:
-    for name, span in selection.slices.items():
-        if selection.is_whole(name) and bool((values[span] != values[span.start]).any()):
-            raise InputError(
-                f"structure='kron' needs one prior precision for all of '{name}': a Kronecker product has no place for "
-                "single weights; use 'diag', 'full' or 'lowrank'."
-            )
 
 
 @torch.no_grad()

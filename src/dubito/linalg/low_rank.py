@@ -31,7 +31,8 @@ class LowRank(Matrix):
             rest = self.size - len(self.values)
             return rest * prior.log() + (scale * self.values + prior).log().sum()
         root = self.vectors * self.values.sqrt()
-        inner = torch.eye(len(self.values), dtype=torch.float64) + scale * (root / prior[:, None]).mT @ root
+        identity = torch.eye(len(self.values), dtype=torch.float64, device=root.device)
+        inner = identity + scale * (root / prior[:, None]).mT @ root
         return prior.double().log().sum() + torch.logdet(inner)
 
     def covariance(self, prior: Tensor, scale: Tensor) -> LowRankCovariance:

@@ -132,7 +132,7 @@ class Chooser:
                     yield jacobian(tape.pull(columns), few).flatten(0, 1)
 
         chosen = greedy(
-            Rows(curvature, shared=True, scale=scale), Rows(slopes, shared=context is None),
+            Rows(curvature, len(near), shared=True, scale=scale), Rows(slopes, len(near), shared=context is None),
             measured.curvature[near], measured.slopes[near], self.prior, budget.of(near),
         )  # fmt: skip
         return near[chosen]

@@ -31,20 +31,22 @@ class Rows:
 
     Args:
         make: Yields the rows, ``[m, n]`` at a time.
+        size: The number of candidates n.
         shared: Whether each process has only its own rows.
         scale: By which the Gram matrix is multiplied.
     """
 
-    def __init__(self, make: Callable[[], Iterator[Tensor]], *, shared: bool = False, scale: float = 1.0) -> None:
-        self.make, self.shared, self.scale = make, shared, scale
+    def __init__(
+        self, make: Callable[[], Iterator[Tensor]], size: int, *, shared: bool = False, scale: float = 1.0
+    ) -> None:
+        self.make, self.size, self.shared, self.scale = make, size, shared, scale
         self.kept: list[Tensor] | None = None
 
     def gram_columns(self, wanted: Tensor) -> Tensor:
         """The columns `wanted` of ``scale · JᵀJ``, ``[n, w]``."""
-        total: Tensor | float = 0.0
+        total = torch.zeros(self.size, len(wanted), dtype=torch.float64)
         for rows in self._parts():
-            total = total + (rows.mT @ rows[:, wanted]).double().cpu()
-        assert isinstance(total, Tensor)
+            total += (rows.mT @ rows[:, wanted]).cpu()
         distributed.sum_([total] if self.shared else [])
         return total * self.scale
 

@@ -85,6 +85,7 @@ def measure(
         generator: The source of randomness of `samples`.
     """
     work = _Pass(model, names, likelihood, samples, distributed.local_generator(generator) if samples else generator)
+    check_inputs(work.engine.model, source.first().inputs, "the training")
     if context is not None:
         context = batches.place(context, source.device, source.dtype)
         check_inputs(work.engine.model, context, "the context")
@@ -146,11 +147,13 @@ def check_inputs(model: nn.Module, inputs: Any, which: str) -> None:
         raise InputError(f"{which.capitalize()} inputs hold NaN or infinite values: clean or impute them first.")
     try:
         with torch.no_grad():
-            params.call(model, batches.map_leaves(torch.clone, batches.take(inputs, slice(0, 1))))
+            outputs = params.call(model, batches.map_leaves(torch.clone, batches.take(inputs, slice(0, 1))))
     except (RuntimeError, TypeError, ValueError, LookupError) as error:
         shapes = " and ".join(str(tuple(leaf.shape)) for leaf in batches.leaves(inputs))
         reason = str(error).strip().splitlines()[0]
         raise InputError(f"The model cannot be called on {which} inputs of shape {shapes}: {reason}") from error
+    if bool(outputs.isnan().any()):
+        raise NonFiniteError(f"The model's outputs at {which} inputs are NaN: look at its weights.")
 
 
 class _Pass:

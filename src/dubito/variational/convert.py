@@ -60,7 +60,7 @@ def convert(
     parameters = dict(network.named_parameters())
     if rest == "hold":
         for name, value in parameters.items():
-            value.requires_grad_(value.requires_grad and name in chosen.indices)
+            value.requires_grad_(value.requires_grad and (name in selection.indices or chosen.is_whole(name)))
     posterior = {}
     for name in selection.names:
         mean, index = parameters[name], selection.indices[name]

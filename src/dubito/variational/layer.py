@@ -23,7 +23,8 @@ from torch import Tensor, nn
 from dubito.layers import LayerRule
 from dubito.variational.mean_field import MeanField
 
-OWN = ("rule", "estimator", "random", "drawn", "calls", "shared")  # what a stochastic layer has beyond its class
+# What a stochastic layer has beyond its class.
+OWN = ("rule", "estimator", "random", "drawn", "calls", "shared", "moments")
 _CLASSES: dict[type[nn.Module], type[nn.Module]] = {}
 
 
@@ -37,6 +38,7 @@ class StochasticLayer(nn.Module):
         drawn: The weight samples of the current pass of the whole network; None outside of one.
         calls: How often the layer was called in this pass.
         shared: Whether it uses one weight sample for a whole pass, because a pass calls it several times.
+        moments: Mean and variance of its parameters where a training step has computed them already; else None.
     """
 
     rule: LayerRule[Any]
@@ -45,6 +47,7 @@ class StochasticLayer(nn.Module):
     drawn: dict[str, Tensor] | None
     calls: int
     shared: bool
+    moments: dict[str, tuple[Tensor, Tensor]] | None
 
     def forward(self, x: Tensor, *args: Any, **kwargs: Any) -> Tensor:
         """Call the layer with fresh noise."""
@@ -53,11 +56,24 @@ class StochasticLayer(nn.Module):
             return super().forward(x, *args, **kwargs)  # which reads `self.weight`: a sample
         return self._local(x) if self.estimator == "local" else self._flipout(x)
 
+    def compute_moments(self) -> list[Tensor]:
+        """Compute mean and variance of the parameters for the calls to come, and return their divergences."""
+        self.moments, divergences = {}, []
+        for name, mean in self._means():
+            if name in self.random:
+                center, variance, kl = self.random[name].moments_and_kl(mean)
+                self.moments[name] = (center, variance)
+                divergences.append(kl)
+        return divergences
+
     def _local(self, x: Tensor) -> Tensor:
-        weight, bias = self._centers()
+        moments: dict[str, Any] = self.moments or {
+            name: (self.random[name].center(mean), self.random[name].variance(mean))
+            for name, mean in self._means() if name in self.random
+        }  # fmt: skip
+        (weight, weight_variance), (bias, bias_variance) = (moments.get(n, (mean, None)) for n, mean in self._means())
         mean = self.rule.apply(self, x, weight, bias)
-        variances = [self.random[n].variance(v) if n in self.random else None for n, v in self._means()]
-        variance = self.rule.apply_variance(self, x, *variances)  # type: ignore[arg-type]
+        variance = self.rule.apply_variance(self, x, weight_variance, bias_variance)
         # an output that no input reaches has no variance, and the root no slope at 0
         return mean + variance.clamp_min(torch.finfo(mean.dtype).tiny).sqrt() * torch.randn_like(mean)
 
@@ -100,7 +116,7 @@ class StochasticLayer(nn.Module):
 def make_stochastic(layer: nn.Module, rule: LayerRule[Any], estimator: str, random: dict[str, MeanField]) -> None:
     """Turn a layer of one of our own networks, in place, into a stochastic one; `make_plain` undoes it."""
     layer.__class__ = _stochastic_class(type(layer))
-    values = (rule, estimator, random, None, 0, False)
+    values = (rule, estimator, random, None, 0, False, None)
     vars(layer).update(zip(OWN, values, strict=True))
 
 

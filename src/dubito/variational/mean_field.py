@@ -9,8 +9,9 @@ import torch
 from torch import Tensor, nn
 
 from dubito.errors import InputError
-from dubito.priors import Prior
+from dubito.priors import Normal, Prior
 from dubito.priors.base import unchecked
+from dubito.variational.fused import NormalMoments
 
 
 class MeanField(nn.Module):
@@ -73,6 +74,13 @@ class MeanField(nn.Module):
         """The variances in the shape of the parameter, 0 where an entry is not random."""
         variance = (2 * self.log_scale).exp()
         return variance if self.index is None else self._placed(variance, torch.zeros_like(mean))
+
+    def moments_and_kl(self, mean: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """Center, variance and divergence, sharing their work where the prior is a fixed normal one."""
+        prior = self._prior
+        if isinstance(prior, Normal) and self.index is None and not self._tensor_fields and not prior.learns_scale:
+            return NormalMoments.apply(mean, self.log_scale, prior.loc, prior.scale)
+        return self.center(mean), self.variance(mean), self.kl(mean)
 
     def noise(self, mean: Tensor, *, generator: torch.Generator | None = None) -> Tensor:
         r"""A draw of $w - \mu$, differentiable in the scale."""

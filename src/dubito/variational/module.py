@@ -65,6 +65,22 @@ class VariationalModule(nn.Module):
         means = self._means()
         return torch.stack([part.kl(means[name], generator=generator) for name, part in self.parts()]).sum()
 
+    @contextmanager
+    def shared_moments(self) -> Iterator[Tensor]:
+        """Compute all moments once for the calls inside the block, and yield the divergence: for a training step."""
+        if self.estimator != "local":
+            yield self.kl()
+            return
+        terms = [kl for layer in self.layers for kl in layer.compute_moments()]
+        if self.sampled:
+            means, parts = self._means(), dict(self.parts())
+            terms += [parts[name].kl(means[name]) for name in self.sampled]
+        try:
+            yield torch.stack(terms).sum()
+        finally:
+            for layer in self.layers:
+                layer.moments = None
+
     def sample_weights(self, *, generator: torch.Generator | None = None) -> Params:
         """Draw every random parameter, by the user's names; differentiable in means and scales."""
         means = self._means()

@@ -43,6 +43,7 @@ class Record:
         log_likelihood_at_start: That of the network that was given; None for a fresh start.
         kl: The divergence from the prior.
         gradient_noise: The share of the last squared gradients that is noise; None where the optimizer has no moments.
+        moving_scales: The share of scales that were still on their way when training ended; None as above.
         earlier_bound: The bound on the evidence of the data before, where this posterior is an update.
     """
 
@@ -53,6 +54,7 @@ class Record:
     log_likelihood_at_start: float | None
     kl: float
     gradient_noise: float | None
+    moving_scales: float | None
     earlier_bound: float | None
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor, nn
@@ -112,7 +112,8 @@ class Trainer:
             log_likelihood_at_mean=float(totals[-1]),
             log_likelihood_at_start=self._at_start(),
             kl=float(kl),
-            gradient_noise=self._gradient_noise(state),
+            gradient_noise=gradient_noise(state, [f"network.{name}" for name in module.selection.names]),
+            moving_scales=moving_scales(state),
             earlier_bound=earlier,
         )
 
@@ -124,17 +125,6 @@ class Trainer:
         if "log_noise" in likelihood.hyper():
             likelihood = likelihood.resolved({"log_noise": fit_log_noise(network, self.problem)})
         return float(data_log_likelihood(network, [{}], self.problem.source, likelihood)[0])
-
-    def _gradient_noise(self, state: State) -> float | None:
-        """The share of the squared gradient of the means that is noise, from the moments that Adam keeps."""
-        moments, names = state["optimizer"], [f"network.{name}" for name in self.module.selection.names]
-        if "first" not in moments or state["step"] == 0:
-            return None
-        step = state["step"]
-        first = sum(float(moments["first"][name].double().square().sum()) for name in names) / (1 - 0.9**step) ** 2
-        second = sum(float(moments["second"][name].double().sum()) for name in names) / (1 - 0.999**step)
-        signal = (first / second - NOISE_LEFT) / (1 - NOISE_LEFT) if second > 0 else 1.0
-        return 1 - min(max(signal, 0.0), 1.0)
 
     def _loaded(self, state: State) -> VariationalModule:
         self.descent.load(state)
@@ -154,34 +144,65 @@ class Trainer:
             params.call(self.module.eval(), inputs)
 
 
+def gradient_noise(state: State, names: list[str]) -> float | None:
+    """Return the share of the squared gradient of some parameters that is noise, from the moments that Adam keeps."""
+    moments = _adam_moments(state, names)
+    if moments is None:
+        return None
+    mean, square = moments
+    signal = (float(mean.square().sum() / square.sum()) - NOISE_LEFT) / (1 - NOISE_LEFT)
+    return 1 - min(max(signal, 0.0), 1.0)
+
+
+def moving_scales(state: State) -> float | None:
+    """Return the share of scales whose last gradients mostly agreed in their sign: they were still on their way."""
+    names = [name for name in state["params"] if name.startswith("posterior.")]
+    moments = _adam_moments(state, names)
+    if moments is None:
+        return None
+    mean, square = moments
+    return float((mean.abs() > 0.5 * square.sqrt()).double().mean())
+
+
+def _adam_moments(state: State, names: list[str]) -> tuple[Tensor, Tensor] | None:
+    """The running mean of gradients and of their squares, flat; None for another optimizer or before the first step."""
+    moments, step = state["optimizer"], state["step"]
+    if "first" not in moments or step == 0:
+        return None
+    first, second = (torch.cat([moments[k][n].double().flatten() for n in names]) for k in ("first", "second"))
+    return first / (1 - 0.9**step), (second / (1 - 0.999**step)).clamp_min(1e-300)
+
+
 @torch.no_grad()
 def data_log_likelihood(network: nn.Module, draws: list[Params], source: Source, likelihood: Likelihood) -> Tensor:
     """Return the log-likelihood of all data at each draw of the weights, ``[S]``."""
 
-    def measure(outputs: Tensor, targets: Tensor) -> Tensor:
-        return likelihood.log_prob(outputs, targets).double().sum()
+    def measure(outputs: Tensor, targets: Tensor) -> tuple[Tensor, int]:
+        return likelihood.log_prob(outputs, targets).double().sum(), len(outputs)
 
-    return _summed(network, draws, source, measure)
+    return _summed(network, draws, source, measure)[:, 0]
 
 
 @torch.no_grad()
 def expected_log_noise(network: nn.Module, draws: list[Params], source: Source) -> Tensor:
     """Return the logarithm of the noise that maximizes the bound: the root of the expected squared residual."""
 
-    def measure(outputs: Tensor, targets: Tensor) -> Tensor:
+    def measure(outputs: Tensor, targets: Tensor) -> tuple[Tensor, int]:
         residuals = outputs.double() - targets.reshape(outputs.shape)
-        return torch.stack([residuals.square().sum(), residuals.new_tensor(residuals.numel())])
+        return residuals.square().sum(), residuals.numel()
 
     square, count = _summed(network, draws, source, measure).sum(0)
     return (square / count).clamp_min(1e-12).log() / 2
 
 
-def _summed(network: nn.Module, draws: list[Params], source: Source, measure: Callable[..., Tensor]) -> Tensor:
-    """Sum a measure of outputs and targets over all data, for each draw: ``[S, ...]``."""
-    total: Any = 0
+def _summed(
+    network: nn.Module, draws: list[Params], source: Source, measure: Callable[[Tensor, Tensor], tuple[Tensor, int]]
+) -> Tensor:
+    """Sum a measure of outputs and targets, and a count, over all data for each draw: ``[S, 2]``."""
+    totals = torch.zeros(len(draws), 2, dtype=torch.float64, device=source.device)
     for batch in source.replay():
-        if batch.num_rows:
-            outputs = (params.functional_call(network, draw, batch.inputs) for draw in draws)
-            total = total + torch.stack([measure(output, batch.targets) for output in outputs])
-    distributed.sum_([total])
-    return total
+        for total, draw in zip(totals, draws if batch.num_rows else (), strict=False):
+            value, count = measure(params.functional_call(network, draw, batch.inputs), batch.targets)
+            total += torch.stack([value, value.new_tensor(count)])
+    distributed.sum_([totals])
+    return totals

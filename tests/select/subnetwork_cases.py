@@ -1,0 +1,168 @@
+"""Small networks in float64 for subnetworks, and brute force for what the rules and the posterior say about them."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+from dubito import params
+from dubito.likelihoods import Bernoulli, Categorical, Gaussian, HeteroscedasticGaussian, Likelihood
+from dubito.selection import Selection
+
+
+class Tied(nn.Module):
+    """One square matrix is used twice, under two names."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.second, self.head = nn.Linear(3, 3), nn.Linear(3, 3, bias=False), nn.Linear(3, 3)
+        self.second.weight = self.first.weight
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.head(torch.tanh(self.second(torch.tanh(self.first(x)))))
+
+
+class Tokens(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.table, self.head = nn.Embedding(5, 3, padding_idx=0), nn.Linear(3, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.head(torch.tanh(self.table(x)).mean(1))
+
+
+class Recurrent(nn.Module):
+    """Without a layer rule: gradients come example by example."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.body, self.head = nn.GRU(2, 2, batch_first=True), nn.Linear(2, 2)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.head(self.body(x)[0][:, -1])
+
+
+class Case(NamedTuple):
+    model: nn.Module
+    inputs: Tensor
+    targets: Tensor
+    likelihood: Likelihood
+
+    @property
+    def data(self) -> tuple[Tensor, Tensor]:
+        return self.inputs, self.targets
+
+    def weights(self) -> Selection:
+        return Selection.all_of(self.model)
+
+
+def mlp(outputs: int) -> nn.Sequential:
+    return nn.Sequential(nn.Linear(3, 4), nn.Tanh(), nn.Linear(4, outputs))
+
+
+def case(name: str, num: int = 10) -> Case:
+    """A network with random weights, a few inputs and random targets."""
+    torch.manual_seed(5)
+    flat, likelihood = torch.randn(num, 3).double(), Categorical()
+    x: Tensor = flat
+    match name:
+        case "categorical":
+            model: nn.Module = mlp(3)
+        case "many classes":  # more than go through one product
+            model = nn.Linear(3, 40)
+        case "bernoulli":
+            model, likelihood = mlp(2), Bernoulli()
+        case "gaussian":
+            model, likelihood = mlp(2), Gaussian(noise=0.5)
+        case "line":
+            model, likelihood = mlp(1), Gaussian(noise=0.5)
+        case "gaussian, noise unknown":
+            model, likelihood = mlp(1), Gaussian()
+        case "heteroscedastic":
+            model, likelihood = mlp(4), HeteroscedasticGaussian()
+        case "sequence":
+            model, x, likelihood = mlp(3), torch.randn(num, 2, 3).double(), Categorical(ignore_index=-1)
+        case "image":
+            layers = (nn.Conv2d(2, 3, 2), nn.BatchNorm2d(3), nn.Tanh(), nn.Flatten(), nn.Linear(18, 3))
+            model, x = nn.Sequential(*layers), torch.randn(num, 2, 4, 3).double()
+        case "grouped":
+            layers = (nn.Conv1d(2, 4, 2, groups=2), nn.Tanh(), nn.Flatten(), nn.LayerNorm(12), nn.Linear(12, 2))
+            model, x = nn.Sequential(*layers), torch.randn(num, 2, 4).double()
+        case "tied":
+            model = Tied()
+        case "tokens":
+            model, x = Tokens(), torch.randint(5, (num, 4))
+        case "recurrent":
+            model, x = Recurrent(), torch.randn(num, 3, 2).double()
+        case _:
+            raise ValueError(name)
+    model = model.double().eval()
+    targets = likelihood.sample(model(x).detach(), {"log_noise": torch.tensor(-1.0)} if "unknown" in name else None)
+    if name == "sequence":
+        targets[::3, 1] = -1
+    return Case(model, x, targets, likelihood)
+
+
+CASES = (
+    "categorical", "many classes", "bernoulli", "gaussian", "line", "gaussian, noise unknown", "heteroscedastic",
+    "sequence", "image", "grouped", "tied", "tokens", "recurrent",
+)  # fmt: skip
+
+
+def jacobian(one: Case, inputs: Tensor | None = None) -> Tensor:
+    """The Jacobian of the canonical outputs, ``[B, *positions, C, D]``."""
+    inputs, weights, base = one.inputs if inputs is None else inputs, one.weights(), params.of(one.model)
+
+    def outputs(flat: Tensor) -> Tensor:
+        return one.likelihood.canonical(params.functional_call(one.model, weights.merge(base, flat), inputs))
+
+    if any(isinstance(module, nn.RNNBase) for module in one.model.modules()):
+        return _by_loop(one, inputs)
+    return torch.func.jacrev(outputs)(weights.ravel(base))
+
+
+def _by_loop(one: Case, inputs: Tensor) -> Tensor:
+    """For recurrent kernels, which cannot be vmapped."""
+    outputs = one.likelihood.canonical(one.model(inputs))
+    own = dict(one.model.named_parameters())
+    rows = []
+    for entry in outputs.flatten():
+        slopes = torch.autograd.grad(entry, list(own.values()), retain_graph=True)
+        rows.append(one.weights().ravel(dict(zip(own, slopes, strict=True))))
+    return torch.stack(rows).reshape(*outputs.shape, -1)
+
+
+def curvature(one: Case) -> Tensor:
+    """The Gauss-Newton matrix ``[D, D]``, at the noise that the residuals have where it is unknown."""
+    outputs = one.model(one.inputs).detach()
+    likelihood = one.likelihood
+    if isinstance(likelihood, Gaussian) and isinstance(likelihood.noise, str):
+        likelihood = Gaussian(noise=float((outputs - one.targets).square().mean().sqrt()))
+    slopes = jacobian(one)
+    return torch.einsum("...cd,...ce,...ef->df", slopes, likelihood.hessian(outputs, one.targets), slopes)
+
+
+def centred(one: Case, slopes: Tensor, targets: Tensor | None = None) -> Tensor:
+    """The rows ``[M, D]`` of a Jacobian whose variance matters."""
+    if isinstance(one.likelihood, Categorical):
+        slopes = slopes - slopes.mean(-2, keepdim=True)
+        if targets is not None:
+            slopes = slopes * one.likelihood.observed(targets)[..., None, None]
+    return slopes.flatten(0, -2)
+
+
+def captured(rows: Tensor, matrix: Tensor, prior: float, chosen: list[int]) -> float:
+    """The predictive variance of a subnetwork, summed over rows: ``tr J_S (H_SS + λ)⁻¹ J_Sᵀ``."""
+    part = matrix[chosen][:, chosen] + prior * torch.eye(len(chosen)).double()
+    return float((rows[:, chosen] @ torch.linalg.inv(part) * rows[:, chosen]).sum())
+
+
+def brute_greedy(rows: Tensor, matrix: Tensor, prior: float, count: int) -> list[int]:
+    """Add the weight that captures most, again and again."""
+    chosen: list[int] = []
+    for _ in range(count):
+        rest = [d for d in range(len(matrix)) if d not in chosen]
+        chosen.append(max(rest, key=lambda d: captured(rows, matrix, prior, [*chosen, d])))
+    return chosen

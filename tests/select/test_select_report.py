@@ -1,0 +1,123 @@
+"""What a subnetwork keeps of the full posterior, against dense matrices in float64."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from subnetwork_cases import Case, captured, case, centred, curvature, jacobian
+from torch import Tensor
+
+from dubito import select
+from dubito.errors import InputError
+from dubito.select import report as reporting
+from dubito.select.report import SubnetworkReport
+
+PRIOR = 0.7
+
+
+def reported(one: Case, rule: select.subnetwork, **options) -> SubnetworkReport:
+    return rule.report(one.model, one.data, likelihood=one.likelihood, prior_precision=PRIOR, **options)
+
+
+def wasserstein(first: Tensor, second: Tensor) -> float:
+    """Between two Gaussians of the same mean, by square roots of whole matrices."""
+
+    def root(matrix: Tensor) -> Tensor:
+        values, vectors = torch.linalg.eigh(matrix)
+        return vectors * values.clamp_min(0).sqrt() @ vectors.mT
+
+    half = root(second)
+    return float((first + second - 2 * root(half @ first @ half)).trace())
+
+
+@pytest.mark.parametrize("rule", ["output-variance", "greedy", "weight-variance", "magnitude", "sampled"])
+@pytest.mark.parametrize("name", ["categorical", "line", "gaussian, noise unknown", "image"])
+def test_every_size_by_brute_force(name: str, rule: str) -> None:
+    one = case(name)
+    setting = select.subnetwork(9, rule=rule)
+    found = reported(one, setting)
+    order = setting.rank(one.model, one.data, one.likelihood, PRIOR).order
+    rows, matrix = centred(one, jacobian(one)), curvature(one)
+    total = captured(rows, matrix, PRIOR, list(range(len(matrix))))
+    shares = [captured(rows, matrix, PRIOR, order[: k + 1].tolist()) / total for k in range(9)]
+    assert found.captured.tolist() == pytest.approx(shares, rel=1e-10)
+    variance = 1 / (matrix.diagonal() + PRIOR)
+    left = [float(variance.sum() - variance[order[: k + 1]].sum()) for k in range(9)]
+    assert found.distance.tolist() == pytest.approx(left, rel=1e-10)
+    assert found.total_variance == pytest.approx(float(variance.sum()), rel=1e-10)
+    full, padded = torch.linalg.inv(matrix + PRIOR * torch.eye(len(matrix)).double()), torch.zeros_like(matrix)
+    inside = torch.meshgrid(order, order, indexing="ij")
+    padded[inside] = torch.linalg.inv(matrix[inside] + PRIOR * torch.eye(9).double())
+    assert found.exact
+    assert found.exact_distance == pytest.approx(wasserstein(full, padded), rel=1e-6)
+
+
+def test_at_other_inputs_and_other_sizes() -> None:
+    one = case("categorical")
+    far = 4 * torch.randn(5, 3)
+    found = reported(one, select.subnetwork(9), inputs=far, largest=0.5)
+    rows, matrix = centred(one, jacobian(one, far.double())), curvature(one)
+    order = select.subnetwork(9).rank(one.model, one.data, one.likelihood, PRIOR).order.tolist()
+    total = captured(rows, matrix, PRIOR, list(range(31)))
+    assert len(found.captured) == found.selection.num_weights == 16
+    assert float(found.captured[8]) == pytest.approx(captured(rows, matrix, PRIOR, order) / total, rel=1e-10)
+    by_context = reported(one, select.subnetwork(9, context=far))
+    order = select.subnetwork(9, context=far).rank(one.model, one.data, one.likelihood, PRIOR).order.tolist()
+    assert float(by_context.captured[-1]) == pytest.approx(captured(rows, matrix, PRIOR, order) / total, rel=1e-10)
+
+
+def test_all_weights_capture_everything() -> None:
+    one = case("categorical")
+    found = reported(one, select.subnetwork(31))
+    assert float(found.captured[-1]) == pytest.approx(1, abs=1e-10)
+    assert float(found.distance[-1]) == pytest.approx(0, abs=1e-10)
+    assert found.exact_distance == pytest.approx(0, abs=1e-6)
+
+
+def test_the_recommended_size_is_the_smallest_that_is_enough() -> None:
+    one = case("categorical")
+    found = reported(one, select.subnetwork(31))
+    enough = [k for k in range(1, 32) if found.captured[k - 1] >= 0.95 * found.captured[-1]]
+    assert found.recommended == enough[0] < 31
+
+
+def test_a_large_network_is_compared_with_a_kronecker_estimate(monkeypatch: pytest.MonkeyPatch) -> None:
+    one = case("categorical")
+    exact = reported(one, select.subnetwork(9))
+    monkeypatch.setattr(reporting, "MOST_EXACT", 30)
+    rough = reported(one, select.subnetwork(9))
+    assert not rough.exact
+    assert rough.exact_distance is None
+    assert "Kronecker-factored estimate" in str(rough)
+    # the same subnetwork, another denominator
+    torch.testing.assert_close(rough.captured / rough.captured[-1], exact.captured / exact.captured[-1])
+
+
+def test_the_rule_of_the_paper_has_a_report_too() -> None:
+    one = case("categorical")
+    mine = select.largest_variance(9).report(one.model, one.data, prior_precision=PRIOR)
+    assert torch.equal(mine.distance, reported(one, select.subnetwork(9, rule="weight-variance")).distance)
+    # no rule has a smaller distance with independent weights, at any size
+    assert bool((mine.distance <= reported(one, select.subnetwork(9)).distance + 1e-12).all())
+
+
+def test_it_prints_and_draws() -> None:
+    one = case("categorical")
+    found = reported(one, select.subnetwork(9))
+    text = str(found)
+    assert text.startswith("Subnetwork of 9 of 31 weights by select.subnetwork(9)")
+    assert f"{found.captured[-1]:.1%} of the full network's" in text
+    assert f"recommended size               {found.recommended}" in text
+    (axes,) = found.figure().axes
+    curve, kept, line = axes.get_lines()
+    assert curve.get_ydata() == pytest.approx(found.captured.tolist())
+    assert kept.get_ydata() == pytest.approx((1 - found.distance / found.total_variance).tolist())
+    assert line.get_xdata()[0] == found.recommended
+
+
+def test_bad_inputs() -> None:
+    one = case("categorical")
+    with pytest.raises(InputError, match=r"cannot be called on these inputs of shape \(5, 2\)"):
+        reported(one, select.subnetwork(9), inputs=torch.randn(5, 2))
+    with pytest.raises(InputError, match="up to the 31 candidates"):
+        reported(one, select.subnetwork(9), largest=32)
