@@ -60,6 +60,19 @@ def test_validation_computes_each_jacobian_once(structure: str, monkeypatch: pyt
     assert tuned - plain <= 3  # one for the batch, the others for the engine's check of itself
 
 
+def test_validation_data_decides_by_default() -> None:
+    problem = case("categorical")
+
+    def fit(validation=problem.data, **settings):
+        return Laplace(structure="diag", **settings).fit(problem.model, problem.data, validation=validation)
+
+    assert fit().prior_precision == fit(prior_precision="validation").prior_precision
+    assert fit(validation=None).prior_precision == fit(prior_precision="evidence").prior_precision
+    layers = fit(prior_groups="layer").prior_precision
+    assert torch.equal(layers, fit(prior_groups="layer", prior_precision="evidence").prior_precision)
+    assert fit().recipe == Laplace(structure="diag")  # what was typed
+
+
 def test_validation_with_noise_by_evidence() -> None:
     problem = case("gaussian")
     recipe = Laplace(structure="full", prior_precision="validation")

@@ -44,11 +44,7 @@ def misfits(tape: Tape, names: list[str]) -> list[tuple[list[str], str]]:
     except RuntimeError as error:  # reentrant checkpointing forbids autograd.grad
         return [(names, str(error).strip().splitlines()[0])]
     factors = tape.pull(seeds)
-    wrong = [
-        name
-        for name, *grads in zip(names, *truth, strict=True)
-        if not all(_fits(factors[name], v, n, grads[v]) for v, n in enumerate(examples))
-    ]
+    wrong = [name for name, *grads in zip(names, *truth, strict=True) if not _fits(factors[name], examples, grads)]
     return [(wrong, "they are not used as the rules of their layers say.")] if wrong else []
 
 
@@ -70,15 +66,18 @@ def _single_examples(outputs: Tensor) -> tuple[Tensor, list[int]]:
     return seeds, examples
 
 
-def _fits(factor: Factor, v: int, n: int, truth: Tensor | None) -> bool:
-    """Whether the gradient of column `v`, which concerns example `n` alone, is the true one."""
+def _fits(factor: Factor, examples: list[int], truth: list[Tensor | None]) -> bool:
+    """Whether the gradients of columns that concern one example each are the true ones, for it alone and in total."""
+    bound = _bound(factor)
     try:
-        alone, total = factor.per_sample(slice(n, n + 1))[v, 0], factor.summed()[v]
+        for v, (n, total) in enumerate(zip(examples, factor.summed(), strict=True)):
+            alone = factor.per_sample(slice(n, n + 1), slice(v, v + 1))[0, 0]
+            true = torch.zeros_like(total) if truth[v] is None else truth[v].to_dense()  # type: ignore[union-attr]
+            if not (_close(alone, true, bound) and _close(total, true, bound)):
+                return False
     except RuntimeError:  # shapes that do not meet
         return False
-    truth = torch.zeros_like(total) if truth is None else truth.to_dense()
-    bound = _bound(factor)
-    return _close(alone, truth, bound) and _close(total, truth, bound)
+    return True
 
 
 def _bound(factor: Factor) -> float:

@@ -37,7 +37,7 @@ CACHE = 16 * 2**20
 FEW = 64
 
 # Examples on which the engine is tried out before it is trusted.
-TRIED = 8
+TRIED = 4
 
 
 class FallbackWarning(UserWarning):

@@ -99,9 +99,6 @@ class Laplace(Recipe):
         """Return the steps that sum curvature over the data."""
         from dubito.laplace.collect import Collector
 
-        if self.prior_precision == "auto":
-            judged = problem.validation is not None and self.prior_groups == "all"
-            return self.replace(prior_precision="validation" if judged else "evidence").build(problem)
         if self.prior_precision == "validation" and problem.validation is None:
             raise InputError("prior_precision='validation' needs data to judge by: pass `validation=` to fit.")
         guess = float(self.prior_precision) if isinstance(self.prior_precision, int | float) else 1.0

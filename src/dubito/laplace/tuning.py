@@ -46,11 +46,14 @@ def tune(posterior: LaplacePosterior, recipe: Laplace, validation: Source | None
         fit = posterior.fit
         noise = torch.tensor((fit.squared_error or 0.0) / max(fit.num_residuals, 1), dtype=torch.float64)
         noise = noise.clamp_min(1e-12).sqrt()
-    if noise_is_free or recipe.prior_precision == "evidence":
+    chosen_by = recipe.prior_precision
+    if chosen_by == "auto":
+        chosen_by = "validation" if validation is not None and recipe.prior_groups == "all" else "evidence"
+    if noise_is_free or chosen_by == "evidence":
         groups = recipe.prior_groups
         prior, noise = maximize(posterior.evidence, posterior.selection, groups, noise, noise_is_free, prior)
     likelihood = posterior.likelihood.replace(noise=float(noise)) if noise_is_free else posterior.likelihood
-    if recipe.prior_precision == "validation":
+    if chosen_by == "validation":
         assert validation is not None
         prior = _best_on_validation(posterior.with_settings(GRID[0], likelihood), validation)
     assert prior is not None

@@ -10,6 +10,7 @@ squares; the columns of the Hessian's root are mixtures of these directions, for
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -283,6 +284,7 @@ def _basis(likelihood: Likelihood, outputs: Tensor) -> Tensor:
     return basis.to(outputs)
 
 
+@functools.lru_cache(maxsize=8)
 def _contrasts(size: int) -> Tensor:
     """The orthonormal rows of Helmert's matrix, ``[C − 1, C]``: all directions but (1, …, 1).
 

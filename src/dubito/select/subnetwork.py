@@ -36,6 +36,8 @@ if TYPE_CHECKING:
 RULES = ("output-variance", "sampled", "greedy", "weight-variance", "magnitude", "random")
 # The rules that look at how much a weight moves the outputs.
 LOOK_AT_OUTPUTS = ("output-variance", "sampled", "greedy")
+# Examples that are worked on at a time, where the data is not in batches already.
+BATCH_SIZE = 512
 # Candidates among which the greedy rule searches, those with the largest scores.
 PREFILTER = 10_000
 
@@ -172,4 +174,4 @@ def as_source(model: nn.Module, data: Any) -> Source | None:
     if data is None or isinstance(data, Source):
         return data
     first = next(model.parameters(), torch.empty(0))
-    return Source(data, must_count=False, device=first.device, dtype=first.dtype)
+    return Source(data, batch_size=BATCH_SIZE, must_count=False, device=first.device, dtype=first.dtype)

@@ -3,20 +3,20 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor, nn
 
 from dubito import batches, distributed, params
-from dubito.batches import Batch, Source
+from dubito.batches import Batch
 from dubito.descent import Descent
 from dubito.errors import UnsupportedError
 from dubito.inference import Inference, Info, Problem, State
 from dubito.likelihoods import Likelihood
 from dubito.params import Params
 from dubito.point import fit_log_noise
+from dubito.variational.measure import data_log_likelihood, expected_log_noise, gradient_noise, moving_scales
 from dubito.variational.module import VariationalModule
 from dubito.variational.posterior import Record, VariationalPosterior
 
@@ -25,8 +25,8 @@ if TYPE_CHECKING:
 
 # Weight draws over which the expected log-likelihood of the data is taken after the fit.
 EVALUATION_DRAWS = 8
-# The share of the squared first moment of Adam that is left of pure noise, (1 - β₁) / (1 + β₁).
-NOISE_LEFT = 0.1 / 1.9
+# The noise level of a regression is one number that all data move: it may go faster than a weight.
+NOISE_RATE = 10.0
 
 
 class Trainer:
@@ -51,10 +51,14 @@ class Trainer:
         self.recipe, self.problem, self.module, self.before = recipe, problem, module, before
         self.progress = 0.0
         self._try_one_row()
+        self.plain = module.mean_module().eval()  # a plain network into which states are lent
         scales = [name for name, _ in module.named_parameters() if name.startswith("posterior.")]
         no_decay = dict.fromkeys([*scales, *(f"network.{name}" for name in module.selection.names)], 0.0)
-        hyper = problem.likelihood.hyper()
-        self.descent = Descent(problem, module, self._loss, hyper=hyper, weight_decay=no_decay)
+        self.hyper = problem.likelihood.hyper()
+        if "log_noise" in self.hyper:
+            self.hyper["log_noise"] = fit_log_noise(problem.model, problem)
+        rates = {f"hyper.{name}": NOISE_RATE for name in self.hyper}
+        self.descent = Descent(problem, module, self._loss, hyper=self.hyper, weight_decay=no_decay, rates=rates)
 
     def inference(self) -> Inference:
         """Return the steps for the fit loop."""
@@ -78,8 +82,10 @@ class Trainer:
     @torch.no_grad()
     def score(self, state: State, batch: Batch) -> Tensor:
         """The log-probability of validation targets under the network at the means."""
-        network = self._loaded(state).mean_module()
-        return self.problem.likelihood.log_prob(params.call(network, batch.inputs), batch.targets, state["hyper"])
+        values = {**state["params"], **state["buffers"]}
+        means = {n.removeprefix("network."): value for n, value in values.items() if n.startswith("network.")}
+        outputs = params.functional_call(self.plain, means, batch.inputs)
+        return self.problem.likelihood.log_prob(outputs, batch.targets, state["hyper"])
 
     @torch.no_grad()
     def posterior(self, state: State) -> VariationalPosterior:
@@ -121,10 +127,8 @@ class Trainer:
         """How well the network that was given explains the data, at the noise that suits it best."""
         if self.recipe.starts_fresh:
             return None
-        network, likelihood = self.problem.model.eval(), self.problem.likelihood
-        if "log_noise" in likelihood.hyper():
-            likelihood = likelihood.resolved({"log_noise": fit_log_noise(network, self.problem)})
-        return float(data_log_likelihood(network, [{}], self.problem.source, likelihood)[0])
+        likelihood = self.problem.likelihood.resolved(self.hyper)
+        return float(data_log_likelihood(self.problem.model.eval(), [{}], self.problem.source, likelihood)[0])
 
     def _loaded(self, state: State) -> VariationalModule:
         self.descent.load(state)
@@ -142,67 +146,3 @@ class Trainer:
         inputs = batches.take(self.problem.source.first().inputs, slice(0, 1))
         with torch.no_grad():
             params.call(self.module.eval(), inputs)
-
-
-def gradient_noise(state: State, names: list[str]) -> float | None:
-    """Return the share of the squared gradient of some parameters that is noise, from the moments that Adam keeps."""
-    moments = _adam_moments(state, names)
-    if moments is None:
-        return None
-    mean, square = moments
-    signal = (float(mean.square().sum() / square.sum()) - NOISE_LEFT) / (1 - NOISE_LEFT)
-    return 1 - min(max(signal, 0.0), 1.0)
-
-
-def moving_scales(state: State) -> float | None:
-    """Return the share of scales whose last gradients mostly agreed in their sign: they were still on their way."""
-    names = [name for name in state["params"] if name.startswith("posterior.")]
-    moments = _adam_moments(state, names)
-    if moments is None:
-        return None
-    mean, square = moments
-    return float((mean.abs() > 0.5 * square.sqrt()).double().mean())
-
-
-def _adam_moments(state: State, names: list[str]) -> tuple[Tensor, Tensor] | None:
-    """The running mean of gradients and of their squares, flat; None for another optimizer or before the first step."""
-    moments, step = state["optimizer"], state["step"]
-    if "first" not in moments or step == 0:
-        return None
-    first, second = (torch.cat([moments[k][n].double().flatten() for n in names]) for k in ("first", "second"))
-    return first / (1 - 0.9**step), (second / (1 - 0.999**step)).clamp_min(1e-300)
-
-
-@torch.no_grad()
-def data_log_likelihood(network: nn.Module, draws: list[Params], source: Source, likelihood: Likelihood) -> Tensor:
-    """Return the log-likelihood of all data at each draw of the weights, ``[S]``."""
-
-    def measure(outputs: Tensor, targets: Tensor) -> tuple[Tensor, int]:
-        return likelihood.log_prob(outputs, targets).double().sum(), len(outputs)
-
-    return _summed(network, draws, source, measure)[:, 0]
-
-
-@torch.no_grad()
-def expected_log_noise(network: nn.Module, draws: list[Params], source: Source) -> Tensor:
-    """Return the logarithm of the noise that maximizes the bound: the root of the expected squared residual."""
-
-    def measure(outputs: Tensor, targets: Tensor) -> tuple[Tensor, int]:
-        residuals = outputs.double() - targets.reshape(outputs.shape)
-        return residuals.square().sum(), residuals.numel()
-
-    square, count = _summed(network, draws, source, measure).sum(0)
-    return (square / count).clamp_min(1e-12).log() / 2
-
-
-def _summed(
-    network: nn.Module, draws: list[Params], source: Source, measure: Callable[[Tensor, Tensor], tuple[Tensor, int]]
-) -> Tensor:
-    """Sum a measure of outputs and targets, and a count, over all data for each draw: ``[S, 2]``."""
-    totals = torch.zeros(len(draws), 2, dtype=torch.float64, device=source.device)
-    for batch in source.replay():
-        for total, draw in zip(totals, draws if batch.num_rows else (), strict=False):
-            value, count = measure(params.functional_call(network, draw, batch.inputs), batch.targets)
-            total += torch.stack([value, value.new_tensor(count)])
-    distributed.sum_([totals])
-    return totals
