@@ -2,8 +2,8 @@
 
     python benchmarks/calibration.py [--seeds 3] [--tasks mlp lenet5]
 
-Clean test data, rotation and noise in five severities (their mean), out-of-distribution detection against MNIST and KMNIST. Resumable: cells that are
-done are kept in benchmarks/results/calibration.
+Clean test data, rotation and noise in five severities (their mean), out-of-distribution detection against MNIST and
+KMNIST. Resumable: cells that are done are kept in benchmarks/results/calibration.
 """
 
 from __future__ import annotations
@@ -17,7 +17,8 @@ from dubito import MAP, Laplace, Training, models, select
 
 TASKS = {
     "mlp": Task(
-        "fashion-mnist", models.lenet_300_100, Training(epochs=40, schedule="constant"), ("mnist", "kmnist"), limit_test=4000
+        "fashion-mnist", models.lenet_300_100, Training(epochs=40, schedule="constant"), ("mnist", "kmnist"),
+        limit_test=4000,
     ),
     "lenet5": Task(
         "fashion-mnist", models.lenet5, Training(epochs=20, schedule="constant"), ("mnist", "kmnist"),

@@ -1,7 +1,8 @@
 """A resumable table of methods on trained image classifiers: clean, shifted and out of distribution, several seeds.
 
-Each cell (task, method, seed) is one JSON file; a run that is stopped goes on where it was. Networks are trained once per task and
-seed and shared by all methods. Hyper-parameters are chosen on validation data or by evidence, never on test data.
+Each cell (task, method, seed) is one JSON file; a run that is stopped goes on where it was. Networks are trained once
+per task and seed and shared by all methods. Hyper-parameters are chosen on validation data or by evidence, never on the
+test data.
 """
 
 from __future__ import annotations

@@ -2,8 +2,8 @@
 
     python benchmarks/resnet_memory.py [--fit 2000] [--predict 500] [--curvature fisher-mc]
 
-Fits on CIFAR-10 images (random ones where the data is not there: neither memory nor time depends on what they show), predicts, and
-prints seconds and the peak memory of the whole process.
+Fits on CIFAR-10 images (random ones where the data is not there: neither memory nor time depends on what they show),
+predicts, and prints seconds and the peak memory of the whole process.
 """
 
 from __future__ import annotations

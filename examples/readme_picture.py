@@ -27,7 +27,8 @@ def draw_gap(axes: Axes) -> None:
     for (name, fitted), color in zip({"Laplace": posterior, "MAP": point}.items(), plots.PALETTE, strict=False):
         prediction = fitted.predict(x)
         below, above = prediction.interval(0.95)
-        axes.fill_between(x[:, 0], below[:, 0], above[:, 0], color=color, alpha=0.25, linewidth=0, label=f"{name}, 95 %")
+        band = (x[:, 0], below[:, 0], above[:, 0])
+        axes.fill_between(*band, color=color, alpha=0.25, linewidth=0, label=f"{name}, 95 %")
     axes.plot(x, prediction.mean, color=plots.INK, linewidth=1)
     axes.scatter(*dataset.train, s=6, color=plots.INK, linewidths=0, label="data")
     axes.set(title="Doubt where there is no data", xlabel="input", ylabel="target", ylim=(-4, 4))
@@ -46,7 +47,8 @@ def draw_rotation(axes: Axes) -> None:
     right = [float((point.predict(x).mode == labels).float().mean()) for x in turned]
     axes.plot(angles, right, color=plots.INK, linestyle="--", label="accuracy")
     for (name, fitted), color in zip({"Laplace": posterior, "MAP": point}.items(), plots.PALETTE, strict=False):
-        axes.plot(angles, [float(fitted.predict(x).confidence.mean()) for x in turned], color=color, label=f"confidence, {name}")
+        confidence = [float(fitted.predict(x).confidence.mean()) for x in turned]
+        axes.plot(angles, confidence, color=color, label=f"confidence, {name}")
     axes.set(title="Less sure of itself where it fails", xlabel="digits turned by (degrees)", ylim=(0, 1.02))
     axes.legend(loc="lower left")
 

@@ -150,7 +150,7 @@ class TestRenyi:
             assert bounds[0] == pytest.approx(exact_elbo(oracle, mean, scale), abs=0.1)
             assert alpha < 0 or bounds[-1] < oracle.log_evidence + 0.05
 
-    @pytest.mark.parametrize(("alpha", "temperature"), [(0.0, 1.0), (0.5, 1.0), (-1.0, 1.0), (2.0, 1.0), (0.5, 0.5)])
+    @pytest.mark.parametrize(("alpha", "temperature"), [(0.0, 1.0), (-1.0, 1.0), (2.0, 1.0), (0.5, 0.5)])
     def test_its_gradient_is_that_of_the_bound(self, alpha: float, temperature: float) -> None:
         """Without bias against plain differentiation of the same bound, and with less noise; biases are points here."""
         oracle = correlated()
@@ -192,7 +192,7 @@ class TestRenyi:
 
 
 @torch.no_grad()
-def ratios_at(oracle: LinearRegression, mean: Tensor, scale: Tensor, num: int = 4096) -> Tensor:
+def ratios_at(oracle: LinearRegression, mean: Tensor, scale: Tensor, num: int = 2048) -> Tensor:
     """Draws of log p(D, w) - log q(w)."""
     torch.manual_seed(0)
     module, likelihood, ratios = module_at(oracle, mean, scale), likelihoods.Gaussian(NOISE), []
@@ -217,7 +217,7 @@ def plain_loss(objective: Any, module: VariationalModule, oracle: LinearRegressi
     return -objective.bound(torch.stack(ratios)) / len(oracle.inputs)
 
 
-def stacked(loss: Any, weights: list[Tensor], num: int = 300) -> Tensor:
+def stacked(loss: Any, weights: list[Tensor], num: int = 200) -> Tensor:
     grads = (torch.autograd.grad(loss(), weights) for _ in range(num))
     return torch.stack([torch.cat([part.flatten() for part in slopes]) for slopes in grads])
 

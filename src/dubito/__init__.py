@@ -1,7 +1,7 @@
 """Dubito: one posterior over the weights, two dividends.
 
-The network knows what it does not know (calibrated predictions, out-of-distribution detection, rejection) and drops what it does
-not need (pruning, shrinking, quantization).
+The network knows what it does not know (calibrated predictions, out-of-distribution detection, rejection) and drops
+what it does not need (pruning, shrinking, quantization).
 
     posterior = dubito.MAP().fit(model, train_loader)
     prediction = posterior.predict(x)
@@ -39,7 +39,7 @@ _PUBLIC: dict[str, tuple[str, str | None]] = {
     "variational": ("dubito.variational", None),
 }
 
-__all__ = sorted(_PUBLIC)  # noqa: PLE0605 - the names live in one table
+__all__ = sorted(_PUBLIC)
 
 if TYPE_CHECKING:
     from dubito import data, errors, likelihoods, metrics, models, objectives, priors, select, variational

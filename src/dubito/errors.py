@@ -1,7 +1,7 @@
 """What goes wrong, in one clear sentence each: what was wrong, and what to do.
 
-Every error that Dubito raises on purpose is a `DubitoError`, so a script or the command line can catch them all; each is
-also the built-in error a Python programmer would expect.
+Every error that Dubito raises on purpose is a `DubitoError`, so a script or the command line can catch them all; each
+is also the built-in error a Python programmer would expect.
 """
 
 from __future__ import annotations

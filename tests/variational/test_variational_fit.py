@@ -21,7 +21,7 @@ from oracles import LinearRegression, regression_data
 NOISE, PRECISION = 0.3, 2.0
 PRIOR = priors.Normal(0.0, PRECISION**-0.5)
 LIKELIHOOD = likelihoods.Gaussian(NOISE)
-LONG = Training(epochs=300, lr=0.05, batch_size=1000)
+LONG = Training(epochs=250, lr=0.05, batch_size=1000)
 SHORT = Training(epochs=2, lr=1e-2, batch_size=16)
 
 
@@ -81,7 +81,7 @@ class TestLinearRegression:
         x, y = regression_data(20)
         oracle = LinearRegression(x, y, noise=NOISE, prior_precision=PRECISION, temperature=temperature)
         recipe = Variational(
-            prior=PRIOR, biases="random", estimator=estimator, temperature=temperature, objective=objectives.ELBO(16)
+            prior=PRIOR, biases="random", estimator=estimator, temperature=temperature, objective=objectives.ELBO(8)
         )
         posterior = recipe.fit(blank_linear(), (x, y), likelihood=LIKELIHOOD, training=LONG)
         assert_close_to(posterior, oracle.mean, oracle.precision.diagonal())

@@ -102,6 +102,28 @@ class Attending(nn.Module):
         return self.head(self.attention(x, x, x, need_weights=False)[0].mean(1))
 
 
+class LowRank(nn.Linear):
+    """A linear layer with a forward of its own, as adapters have it."""
+
+    def __init__(self) -> None:
+        super().__init__(3, 2)
+        self.down, self.up = nn.Parameter(torch.randn(2, 3)), nn.Parameter(torch.randn(2, 2))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return super().forward(x) + x @ self.down.T @ self.up.T
+
+
+class Token(nn.Sequential):
+    """A container with a parameter of its own."""
+
+    def __init__(self) -> None:
+        super().__init__(nn.Linear(3, 2), nn.Tanh())
+        self.token = nn.Parameter(torch.randn(1, 3))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return super().forward(x + self.token)
+
+
 def mlp() -> nn.Module:
     return nn.Sequential(nn.Linear(3, 5), nn.Tanh(), nn.Linear(5, 2))
 
@@ -130,4 +152,6 @@ NETWORKS: dict[str, tuple[Any, Tensor]] = {
     "gru": (lambda: Recurrent(nn.GRU), normal(4, 5, 3)),
     "attention": (Attending, normal(4, 5, 4)),
     "transformer_encoder": (encoder, normal(4, 5, 4)),
+    "low_rank": (LowRank, normal(4, 3)),
+    "token": (Token, normal(4, 3)),
 }

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from dubito import batches, linalg, params
 from dubito.curvature.accumulator import LARGEST_FULL, Accumulator, Sums
@@ -74,7 +74,7 @@ class FullAccumulator(Accumulator):
     @property
     def extra(self) -> int:
         """A row of the Jacobian."""
-        return self.selection.num_weights
+        return jacobian_width(self.engine, self.selection)
 
     def zeros(self) -> Sums:
         """One number per pair of weights; those below the diagonal are not filled in."""
@@ -211,6 +211,13 @@ def add_gram(total: Tensor, rows: Tensor) -> None:
     width = max(NARROWEST, -(-rows.shape[1] // BLOCKS))
     for start in range(0, rows.shape[1], width):
         total[start : start + width, start:] += (rows[:, start : start + width].mT @ rows[:, start:]).cpu()
+
+
+def jacobian_width(engine: Engine, selection: Selection) -> int:
+    """The numbers in a row of the Jacobian that will be built: none where one whole linear layer is all that is random."""
+    names = set(selection.names)
+    one = any(isinstance(layer, nn.Linear) and names == set(roles.values()) for layer, roles in engine.roles.items())
+    return 0 if one and all(map(selection.is_whole, names)) else selection.num_weights
 
 
 def jacobian(factors: dict[str, Factor], selection: Selection) -> Tensor:

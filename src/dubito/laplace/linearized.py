@@ -16,6 +16,7 @@ from dubito import batches, linalg, params
 from dubito.curvature import seeds
 from dubito.curvature.engine import Engine, Tape
 from dubito.curvature.output_layer import is_direct
+from dubito.curvature.structures import jacobian_width
 from dubito.likelihoods import Likelihood
 from dubito.predictive.functional import FunctionalTerms, joint_covariance
 from dubito.selection import Selection
@@ -118,7 +119,7 @@ class Linearized:
 
     def _tapes(self, inputs: Any, num_columns: int) -> Iterator[Tape]:
         """Run the model on parts of the inputs that are small enough for so many columns (or all outputs) at a time."""
-        extra = self.selection.num_weights if isinstance(self.matrix, linalg.Dense) else 0
+        extra = jacobian_width(self.engine, self.selection) if isinstance(self.matrix, linalg.Dense) else 0
         yield from (tape for _, tape in self.engine.chunks(inputs, num_columns, extra))
 
     def _first(self, inputs: Any) -> Tape:

@@ -14,7 +14,12 @@ from dubito.posterior import Predictor
 
 
 def weight_predictor(
-    model: nn.Module, likelihood: Likelihood, samples: Params, *, buffers: Params | None = None, temperature: float = 1.0
+    model: nn.Module,
+    likelihood: Likelihood,
+    samples: Params,
+    *,
+    buffers: Params | None = None,
+    temperature: float = 1.0,
 ) -> Predictor:
     """Return the mixture over networks with weights `samples` ``[S, ...]`` (and their own `buffers` ``[S, ...]``).
 

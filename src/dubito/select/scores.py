@@ -22,8 +22,10 @@ from torch import Tensor, nn
 from dubito import batches, distributed, params
 from dubito.batches import Source
 from dubito.curvature import Engine, Factor, Tape, seeds
+from dubito.curvature.factors import Part
 from dubito.curvature.groups import group
 from dubito.errors import InputError, NonFiniteError
+from dubito.layers.rows import Dense
 from dubito.likelihoods import Categorical, Gaussian, Likelihood
 from dubito.selection import Selection
 
@@ -251,30 +253,43 @@ class Mix:
         apart = root.reshape(*root.shape[:2], -1, root.shape[-1])  # [R, B, T, C]
         return cls((apart @ _basis(likelihood, outputs).mT).permute(1, 2, 0, 3).contiguous())
 
-    def squares(self, grads: Tensor, examples: Any = slice(None)) -> Tensor:
-        """The squares of gradients ``[V, B, X]``, summed over columns, before and after mixing: ``[2, B, X]``."""
+    def __call__(self, grads: Tensor, examples: Any = slice(None)) -> Tensor:
+        """Mix gradients ``[B, V, X]`` of the directions into those of the root, ``[B, T·R, X]``."""
         weights = self.weights[examples]
-        each = grads.transpose(0, 1)
-        mixed = torch.matmul(weights, each.unflatten(1, (weights.shape[1], -1)))
-        return torch.stack([each.square().sum(1), mixed.flatten(1, 2).square_().sum(1)])
+        apart = grads.unflatten(1, (weights.shape[1], -1))
+        return torch.bmm(weights.flatten(0, 1), apart.flatten(0, 1)).reshape(len(grads), -1, grads.shape[-1])
 
 
 def _squares(factor: Factor, mix: Mix) -> Tensor:
     """The squares of the gradients summed over columns and examples, before and after mixing: ``[2, size]``."""
     if (outer := factor.outer) is not None:
         grads, inputs = outer
-        return (mix.squares(grads).mT.flatten(0, 1) @ inputs.square()).reshape(2, -1)
+        return (_both(grads.transpose(0, 1), mix).mT @ inputs.square()).flatten(1)
     if factor.is_bias:
-        return mix.squares(factor.parts[0].bias_grads()).sum(1)
+        return _both(factor.parts[0].bias_grads().transpose(0, 1), mix).sum(1)
     if (tokens := factor.tokens) is not None:
-        each = mix.squares(tokens.grads, tokens.example)
+        each = _both(tokens.grads.transpose(0, 1), mix, tokens.example)
         return factor.like.new_zeros(2, *factor.shape).index_add(1, tokens.token, each).flatten(1)
     total = factor.like.new_zeros(2, math.prod(factor.shape))
     step = max(1, CACHED // max(factor.columns * total.shape[1], 1))
+    single = factor.explicit is None and len(factor.parts) == 1 and isinstance(factor.parts[0].rows, Dense)
     for start in range(0, factor.size, step):
         rows = slice(start, start + step)
-        total += mix.squares(factor.per_sample(rows).flatten(2), rows).sum(1)
-    return total
+        grads = _products(factor.parts[0], rows) if single else factor.per_sample(rows).flatten(2).transpose(0, 1)
+        total += _both(grads, mix, rows).sum(1)
+    return torch.stack([factor.parts[0].from_matrix(values, factor.shape) for values in total]) if single else total
+
+
+def _both(grads: Tensor, mix: Mix, examples: Any = slice(None)) -> Tensor:
+    """The squares of gradients ``[B, V, X]`` summed over columns, before and after mixing: ``[2, B, X]``."""
+    return torch.stack([grads.square().sum(1), mix(grads, examples).square_().sum(1)])
+
+
+def _products(part: Part, rows: slice) -> Tensor:
+    """The gradients ``[b, V, O·I]`` of some examples, in the order of the matrix that the layer's rows meet."""
+    assert isinstance(part.rows, Dense)
+    grads = part.grads_as_rows()[:, rows].permute(1, 0, 3, 2)  # [b, V, O, T]
+    return torch.bmm(grads.flatten(1, 2), part.rows.a[rows]).reshape(*grads.shape[:2], -1)
 
 
 def _basis(likelihood: Likelihood, outputs: Tensor) -> Tensor:

@@ -8,8 +8,8 @@ means. One implementation over `LayerRule.apply` serves all layer types:
 - flipout (Wen et al. 2018, https://arxiv.org/abs/1803.04386): $y = f(x; \mu) + f(x \odot s; \sigma \epsilon) \odot r$
   with random signs per example and channel, a nearly independent weight sample for every example.
 
-Whoever reads `layer.weight` instead of calling the layer (as attention reads its projection) gets a weight sample. The
-same holds for a layer that is called several times in one pass: its calls share one weight sample.
+Whoever reads `layer.weight` instead of calling the layer (as attention reads its projection) gets a weight sample. A
+layer that is used several times in one pass has one weight sample for all of them.
 """
 
 from __future__ import annotations
@@ -36,8 +36,8 @@ class StochasticLayer(nn.Module):
         estimator: ``"local"`` or ``"flipout"``.
         random: The posteriors of its parameters ``weight`` and, where it is random, ``bias``.
         drawn: The weight samples of the current pass of the whole network; None outside of one.
-        calls: How often the layer was called in this pass.
-        shared: Whether it uses one weight sample for a whole pass, because a pass calls it several times.
+        calls: How often the layer was called, or one of its random parameters read, in this pass.
+        shared: Whether it uses one weight sample for a whole pass, because a pass uses it several times.
         moments: Mean and variance of its parameters where a training step has computed them already; else None.
     """
 
@@ -107,6 +107,7 @@ class StochasticLayer(nn.Module):
             return self.random[name].sample(mean)
         if name not in self.drawn:
             self.drawn[name] = self.random[name].sample(mean)
+            self.calls += 1
         return self.drawn[name]
 
     def __reduce__(self) -> Any:  # the class is made at run time, so that it cannot be found by its name

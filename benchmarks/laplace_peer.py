@@ -1,0 +1,51 @@
+"""laplace-torch on the same models and points, for `laplace.py --peers`.
+
+It would take hours on all points, so each piece runs on a part of them and its time is scaled up to all: an order of
+magnitude.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import nn
+from torch.utils.data import DataLoader, TensorDataset
+
+# (name, subset of weights, structure, backend, points to fit on, points to predict for)
+PIECES = (
+    ("diag", "all", "diag", "BackPackGGN", 1200, 32),
+    ("kron", "all", "kron", "CurvlinopsGGN", 1200, 16),
+    ("last-layer full", "last_layer", "full", "BackPackGGN", 1200, 1000),
+)
+
+
+def peer_works(model: nn.Module, train: Any, test: Any) -> dict[str, tuple[Callable[[], Any], float]]:
+    """Return pieces of work and the factors that scale them to all points; empty where the peer is not installed."""
+    try:
+        import laplace
+        from laplace import Laplace
+    except ImportError:
+        print("laplace-torch is not installed: only Dubito is measured.")
+        return {}
+    found: dict[str, tuple[Callable[[], Any], float]] = {}
+    for name, subset, structure, backend, num_fit, num_predict in PIECES:
+        loader = DataLoader(TensorDataset(*(part[:num_fit] for part in train)), batch_size=128)
+        options = {"subset_of_weights": subset, "hessian_structure": structure}
+        kind = getattr(laplace.curvature, backend)
+
+        def fit(loader: Any = loader, options: Any = options, kind: Any = kind) -> Any:
+            posterior = Laplace(model, "classification", backend=kind, prior_precision=35.0, **options)
+            posterior.fit(loader)
+            return posterior
+
+        posterior = fit()
+        inputs = test[:num_predict].split(16)
+        found[f"laplace-torch {name} fit"] = (fit, len(train[0]) / num_fit)
+        found[f"laplace-torch {name} predict"] = (
+            lambda posterior=posterior, inputs=inputs: [posterior(x, link_approx="probit") for x in inputs],
+            len(test) / num_predict,
+        )
+    torch.set_num_threads(1)
+    return found
