@@ -12,7 +12,7 @@ from torch import nn
 from dubito.batches import Source
 from dubito.curvature import FallbackWarning
 from dubito.errors import InputError, NonFiniteError
-from dubito.select import scores
+from dubito.select import mixing, scores
 from dubito.select.scores import Scores, measure
 
 
@@ -47,7 +47,7 @@ def test_context_replaces_the_inputs_of_the_slopes_only(name: str) -> None:
 def test_small_chunks_and_separate_products_change_nothing(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     one = case(name)
     expected = scored(one)
-    monkeypatch.setattr(scores, "CACHED", 1)
+    monkeypatch.setattr(mixing, "CACHED", 1)
     chunked = scored(one)
     monkeypatch.setattr(scores, "MOST_COLUMNS", 1)
     apart = scored(one)

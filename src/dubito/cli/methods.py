@@ -7,6 +7,6 @@ METHODS: tuple[str, ...] = (
     "map(temperature=validation)",
     "laplace()",
     "laplace(weights=select.last_layer(), structure=full)",
-    "laplace(weights=select.subnetwork(500), structure=full)",
+    "laplace(weights=select.subnetwork(0.03), structure=full)",
     "variational()",
 )

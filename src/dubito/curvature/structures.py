@@ -214,7 +214,7 @@ def add_gram(total: Tensor, rows: Tensor) -> None:
 
 
 def jacobian_width(engine: Engine, selection: Selection) -> int:
-    """The numbers in a row of the Jacobian that will be built: none where one whole linear layer is all that is random."""
+    """The length of the Jacobian's rows that will be built: 0 where one whole linear layer is all that is random."""
     names = set(selection.names)
     one = any(isinstance(layer, nn.Linear) and names == set(roles.values()) for layer, roles in engine.roles.items())
     return 0 if one and all(map(selection.is_whole, names)) else selection.num_weights

@@ -17,7 +17,8 @@ from dubito.errors import InputError
 from dubito.likelihoods import Gaussian, Likelihood
 from dubito.select.budgets import Budget
 from dubito.select.greedy import Rows, greedy
-from dubito.select.scores import MOST_COLUMNS, Scores, context_tapes, direction_seeds, measure, tapes
+from dubito.select.mixing import direction_seeds
+from dubito.select.scores import MOST_COLUMNS, Scores, context_tapes, measure, tapes
 from dubito.selection import Selection
 from dubito.settings import find
 

@@ -27,8 +27,9 @@ from dubito.errors import InputError
 from dubito.likelihoods import Categorical, Likelihood
 from dubito.randomness import default_generator
 from dubito.select.choose import Ranking, laplace
+from dubito.select.mixing import direction_seeds
 from dubito.select.names import mask
-from dubito.select.scores import MOST_COLUMNS, Scores, check_inputs, context_tapes, direction_seeds, measure
+from dubito.select.scores import MOST_COLUMNS, Scores, check_inputs, context_tapes, measure
 from dubito.select.subnetwork import as_source, subnetwork
 from dubito.selection import Selection
 
