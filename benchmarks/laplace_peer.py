@@ -6,7 +6,11 @@ magnitude.
 
 from __future__ import annotations
 
+import copy
+import importlib
+import sys
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -21,11 +25,20 @@ PIECES = (
 )
 
 
+def _peer() -> tuple[Any, Any]:
+    """Import the package `laplace`, which the benchmark of the same name in this folder would hide."""
+    here = Path(__file__).parent.resolve()
+    before, sys.path = sys.path, [path for path in sys.path if Path(path or ".").resolve() != here]
+    try:
+        return importlib.import_module("laplace").Laplace, importlib.import_module("laplace.curvature")
+    finally:
+        sys.path = before
+
+
 def peer_works(model: nn.Module, train: Any, test: Any) -> dict[str, tuple[Callable[[], Any], float]]:
     """Return pieces of work and the factors that scale them to all points; empty where the peer is not installed."""
     try:
-        import laplace
-        from laplace import Laplace
+        Laplace, backends = _peer()
     except ImportError:
         print("laplace-torch is not installed: only Dubito is measured.")
         return {}
@@ -33,10 +46,12 @@ def peer_works(model: nn.Module, train: Any, test: Any) -> dict[str, tuple[Calla
     for name, subset, structure, backend, num_fit, num_predict in PIECES:
         loader = DataLoader(TensorDataset(*(part[:num_fit] for part in train)), batch_size=128)
         options = {"subset_of_weights": subset, "hessian_structure": structure}
-        kind = getattr(laplace.curvature, backend)
+        kind = getattr(backends, backend)
 
-        def fit(loader: Any = loader, options: Any = options, kind: Any = kind) -> Any:
-            posterior = Laplace(model, "classification", backend=kind, prior_precision=35.0, **options)
+        clean = copy.deepcopy(model)  # a backend leaves hooks and tensors on the model it was given
+
+        def fit(loader: Any = loader, options: Any = options, kind: Any = kind, clean: nn.Module = clean) -> Any:
+            posterior = Laplace(copy.deepcopy(clean), "classification", backend=kind, prior_precision=35.0, **options)
             posterior.fit(loader)
             return posterior
 

@@ -258,3 +258,20 @@ def test_a_dense_covariance_and_its_root() -> None:
     matrix = semidefinite(size=4)
     covariance = linalg.Dense(matrix).covariance(torch.ones((), dtype=torch.float64), SCALE)
     close(covariance.matrix, torch.linalg.inv(SCALE * matrix + torch.eye(4)))
+
+
+@pytest.mark.parametrize("size", [3, 200, 1100])
+def test_products_with_a_triangular_root_leave_out_zeros_only(size: int) -> None:
+    rows = torch.randn(5, 2, size, dtype=torch.float64)
+    root = torch.randn(size, size, dtype=torch.float64)
+    for known in (root.triu(), root):
+        covariance = linalg.DenseCovariance(known)
+        assert covariance.is_triangular == (known is not root)
+        close(covariance.times_root(rows), rows @ known)
+        close(covariance.variance_along(rows), (rows @ known).square().sum(-1))
+
+
+def test_the_root_of_a_covariance_is_triangular() -> None:
+    rows = torch.randn(400, 300, dtype=torch.float64)
+    one = torch.ones((), dtype=torch.float64)
+    assert linalg.Dense(rows.mT @ rows).covariance(one, one).is_triangular

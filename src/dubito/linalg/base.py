@@ -10,6 +10,9 @@ from torch import Tensor
 
 from dubito.errors import InputError, NonFiniteError
 
+# Into how many blocks of columns half a product is divided, and the fewest columns of one.
+BLOCKS, NARROWEST = 8, 128
+
 
 class Covariance(ABC):
     r"""The inverse of a precision :math:`P = s H + \mathrm{diag}(\lambda)`."""
@@ -97,3 +100,13 @@ def singular() -> InputError:
         "The precision of the selected weights is singular even in float64: raise prior_precision, or select fewer "
         "weights (some may have no influence on the outputs)."
     )
+
+
+def column_blocks(size: int) -> list[slice]:
+    """Divide columns so that a product of which one half is known (zero, or the mirror of the other) can leave it out.
+
+    >>> column_blocks(300)
+    [slice(0, 128, None), slice(128, 256, None), slice(256, 300, None)]
+    """
+    width = max(NARROWEST, -(-size // BLOCKS))
+    return [slice(start, min(start + width, size)) for start in range(0, size, width)]

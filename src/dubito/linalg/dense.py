@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import functools
+from collections.abc import Iterator
 from functools import cached_property
 from typing import Any, Self
 
 import torch
 from torch import Tensor
 
-from dubito.linalg.base import Covariance, Matrix, check_finite, check_positive, eigh, singular
+from dubito.linalg.base import Covariance, Matrix, check_finite, check_positive, column_blocks, eigh, singular
 
 
 class Dense(Matrix):
@@ -88,6 +90,32 @@ class DenseCovariance(Covariance):
     def matrix(self) -> Tensor:
         """The whole covariance."""
         return self.root @ self.root.mT
+
+    @cached_property
+    def is_triangular(self) -> bool:
+        """Whether the root is upper triangular, as the inverse of a Cholesky factor is."""
+        return not bool(self.root.tril(-1).any())
+
+    def times_root(self, rows: Tensor) -> Tensor:
+        """``V R`` for rows ``V [..., D]``, in their precision."""
+        return torch.cat(list(self._times_root(rows.flatten(0, -2))), dim=-1).reshape(rows.shape)
+
+    def variance_along(self, rows: Tensor) -> Tensor:
+        """The diagonal of ``V R Rᵀ Vᵀ`` for rows ``V [..., D]``, in their precision."""
+        parts = (part.square_().sum(-1) for part in self._times_root(rows.flatten(0, -2)))
+        return functools.reduce(Tensor.add_, parts).reshape(rows.shape[:-1])
+
+    def _times_root(self, rows: Tensor) -> Iterator[Tensor]:
+        """``V R``, some columns at a time, without most of the zeros of a triangular root."""
+        key = f"root {rows.dtype}"
+        if key not in self.memory:
+            self.memory[key] = self.root.to(rows)
+        root = self.memory[key]
+        if not self.is_triangular:
+            yield rows @ root
+            return
+        for block in column_blocks(len(root)):
+            yield rows[:, : block.stop] @ root[: block.stop, block]
 
     def variance(self) -> Tensor:
         """The squared lengths of the rows of the root."""

@@ -77,6 +77,8 @@ class FunctionalTerms:
             case linalg.DenseCovariance():
                 if self.layer is not None and covariance.scales is None:  # else a Jacobian serves many covariances
                     return self.layer.variance(covariance) if plain is _square else self.layer.gram(covariance)
+                if covariance.scales is None and plain is _square:
+                    return covariance.variance_along(self._jacobian())
                 return plain(self._rows_under(covariance))
             case linalg.DiagonalCovariance():
                 return self._weighted(self._by_name(covariance.values), weighted)
@@ -89,14 +91,17 @@ class FunctionalTerms:
 
     def _rows_under(self, covariance: linalg.DenseCovariance) -> Tensor:
         """The Jacobian times a square root of the covariance; the part that covariances share is computed once."""
-        if self.rows is None:
-            self.rows = jacobian(self.factors, self.selection)
         if covariance.scales is None:
-            return self.rows @ covariance.root.to(self.dtype)
+            return covariance.times_root(self._jacobian())
         key = (id(covariance.basis), "rows")
         if key not in self.shared:
-            self.shared[key] = covariance.basis, self.rows @ covariance.basis.to(self.dtype)
+            self.shared[key] = covariance.basis, self._jacobian() @ covariance.basis.to(self.dtype)
         return self.shared[key][1] * covariance.scales.to(self.dtype)
+
+    def _jacobian(self) -> Tensor:
+        if self.rows is None:
+            self.rows = jacobian(self.factors, self.selection)
+        return self.rows
 
     def _weighted(self, values: dict[str, Tensor], weighted: str) -> Tensor:
         return _total(getattr(each.factor, weighted)(each.join(values)) for each in self.groups)

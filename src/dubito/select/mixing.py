@@ -1,6 +1,6 @@
 r"""From one set of output directions to another after a vector-Jacobian product: products are linear.
 
-A product starts from orthonormal directions of the outputs. The columns of the likelihood's Hessian root are mixtures of
+A product starts from orthonormal directions of the outputs. The columns of the Hessian root are mixtures of
 these directions, so their gradients are the same mixtures of what the product gave, and need no product of their own.
 """
 
@@ -74,8 +74,8 @@ def both_squares(factor: Factor, mix: Mix) -> Tensor:
         each = _both(tokens.grads.transpose(0, 1), mix, tokens.example)
         return factor.like.new_zeros(2, *factor.shape).index_add(1, tokens.token, each).flatten(1)
     total = factor.like.new_zeros(2, math.prod(factor.shape))
-    for rows, each in _explicit(factor, max(1, CACHED // max(factor.columns * total.shape[1], 1))):
-        for sums, grads in zip(total, (each, mix(each, rows)), strict=True):
+    for examples, entries, each in _explicit(factor):
+        for sums, grads in zip(total[:, entries], (each, mix(each, examples)), strict=True):
             sums += grads.flatten(0, 1).square().sum(0)
     if not _is_convolution(factor):
         return total
@@ -87,17 +87,30 @@ def _is_convolution(factor: Factor) -> bool:
     return factor.explicit is None and len(factor.parts) == 1 and isinstance(factor.parts[0].rows, Dense)
 
 
-def _explicit(factor: Factor, step: int) -> Iterator[tuple[slice, Tensor]]:
-    """Yield explicit gradients ``[b, V, size]`` of `step` examples, for a convolution in the order of its matrix."""
-    examples = (slice(start, start + step) for start in range(0, factor.size, step))
+def _explicit(factor: Factor) -> Iterator[tuple[slice, slice, Tensor]]:
+    """Yield explicit gradients ``[b, V, x]`` of some examples and entries, and which; few enough to stay in the cache.
+
+    The entries of a convolution are in the order of its matrix.
+    """
     if not _is_convolution(factor):
-        yield from ((rows, factor.per_sample(rows).flatten(2).transpose(0, 1)) for rows in examples)
+        for examples in _slices(factor.size, CACHED // max(factor.columns * math.prod(factor.shape), 1)):
+            yield examples, slice(None), factor.per_sample(examples).flatten(2).transpose(0, 1)
         return
     inputs = factor.parts[0].rows
     assert isinstance(inputs, Dense)
-    grads = factor.parts[0].grads_as_rows().permute(1, 0, 3, 2)  # [B, V, O, T]
-    for rows in examples:
-        yield rows, torch.bmm(grads[rows].flatten(1, 2), inputs.a[rows]).unflatten(1, grads.shape[1:3]).flatten(2)
+    grads, width = factor.parts[0].grads_as_rows().permute(1, 0, 3, 2), inputs.a.shape[-1]  # [B, V, O, T]
+    outputs = _slices(grads.shape[2], CACHED // (factor.columns * width))
+    for examples in _slices(factor.size, CACHED // (factor.columns * width * (outputs[0].stop - outputs[0].start))):
+        for some in outputs:
+            left = grads[examples, :, some]
+            product = torch.bmm(left.flatten(1, 2), inputs.a[examples]).unflatten(1, left.shape[1:3])
+            yield examples, slice(some.start * width, some.stop * width), product.flatten(2)
+
+
+def _slices(size: int, step: int) -> list[slice]:
+    """Divide `size` into parts of `step`, but of at least one."""
+    step = max(1, step)
+    return [slice(start, min(start + step, size)) for start in range(0, size, step)]
 
 
 def _both(grads: Tensor, mix: Mix, examples: Any = slice(None)) -> Tensor:
