@@ -43,17 +43,25 @@ def test_context_replaces_the_inputs_of_the_slopes_only(name: str) -> None:
     torch.testing.assert_close(found.slopes, rows.square().sum(0), atol=1e-12, rtol=1e-10)
 
 
-@pytest.mark.parametrize("name", ["categorical", "bernoulli", "sequence", "image", "tokens"])
-def test_small_chunks_and_separate_products_change_nothing(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("cached", [1, 30, 100])
+@pytest.mark.parametrize("name", ["categorical", "bernoulli", "sequence", "image", "grouped", "tokens", "tied"])
+def test_parts_of_any_size_change_nothing(name: str, cached: int, monkeypatch: pytest.MonkeyPatch) -> None:
     one = case(name)
     expected = scored(one)
-    monkeypatch.setattr(mixing, "CACHED", 1)
-    chunked = scored(one)
+    monkeypatch.setattr(mixing, "CACHED", cached)
+    found = scored(one)
+    torch.testing.assert_close(found.curvature, expected.curvature, atol=1e-12, rtol=1e-10)
+    torch.testing.assert_close(found.slopes, expected.slopes, atol=1e-12, rtol=1e-10)
+
+
+@pytest.mark.parametrize("name", ["categorical", "bernoulli", "sequence", "image", "tokens"])
+def test_a_product_for_each_column_changes_nothing(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    one = case(name)
+    expected = scored(one)
     monkeypatch.setattr(scores, "MOST_COLUMNS", 1)
-    apart = scored(one)
-    for found in (chunked, apart):
-        torch.testing.assert_close(found.curvature, expected.curvature, atol=1e-12, rtol=1e-10)
-        torch.testing.assert_close(found.slopes, expected.slopes, atol=1e-12, rtol=1e-10)
+    found = scored(one)
+    torch.testing.assert_close(found.curvature, expected.curvature, atol=1e-12, rtol=1e-10)
+    torch.testing.assert_close(found.slopes, expected.slopes, atol=1e-12, rtol=1e-10)
 
 
 @pytest.mark.parametrize("name", ["categorical", "gaussian", "sequence"])

@@ -20,7 +20,7 @@ from dubito.layers.rows import Dense
 from dubito.likelihoods import Categorical, Likelihood
 
 # Numbers of per-example gradients that are formed at a time: what stays in a processor's cache.
-CACHED = 2**18
+CACHED = 2**19
 
 
 def directions(likelihood: Likelihood, outputs: Tensor) -> Tensor:
@@ -73,13 +73,14 @@ def both_squares(factor: Factor, mix: Mix) -> Tensor:
     if (tokens := factor.tokens) is not None:
         each = _both(tokens.grads.transpose(0, 1), mix, tokens.example)
         return factor.like.new_zeros(2, *factor.shape).index_add(1, tokens.token, each).flatten(1)
-    total = factor.like.new_zeros(2, math.prod(factor.shape))
+    total = factor.like.new_zeros(2, math.prod(factor.shape))  # mixed, and as they are
     for examples, entries, each in _explicit(factor):
-        for sums, grads in zip(total[:, entries], (each, mix(each, examples)), strict=True):
-            sums += grads.flatten(0, 1).square().sum(0)
+        for sums, grads in zip(total[:, entries], (mix(each, examples), each), strict=True):
+            rows = grads.flatten(0, 1).square_()
+            sums += rows.new_ones(len(rows)) @ rows
     if not _is_convolution(factor):
-        return total
-    return torch.stack([factor.parts[0].from_matrix(values, factor.shape) for values in total])
+        return total.flip(0)
+    return torch.stack([factor.parts[0].from_matrix(values, factor.shape) for values in total.flip(0)])
 
 
 def _is_convolution(factor: Factor) -> bool:
@@ -90,20 +91,25 @@ def _is_convolution(factor: Factor) -> bool:
 def _explicit(factor: Factor) -> Iterator[tuple[slice, slice, Tensor]]:
     """Yield explicit gradients ``[b, V, x]`` of some examples and entries, and which; few enough to stay in the cache.
 
-    The entries of a convolution are in the order of its matrix.
+    The entries of a convolution are in the order of its matrix. The caller may change the gradients, which are gone
+    with the next ones.
     """
     if not _is_convolution(factor):
         for examples in _slices(factor.size, CACHED // max(factor.columns * math.prod(factor.shape), 1)):
-            yield examples, slice(None), factor.per_sample(examples).flatten(2).transpose(0, 1)
+            yield examples, slice(None), factor.per_sample(examples).flatten(2).transpose(0, 1).clone()
         return
     inputs = factor.parts[0].rows
     assert isinstance(inputs, Dense)
-    grads, width = factor.parts[0].grads_as_rows().permute(1, 0, 3, 2), inputs.a.shape[-1]  # [B, V, O, T]
-    outputs = _slices(grads.shape[2], CACHED // (factor.columns * width))
-    for examples in _slices(factor.size, CACHED // (factor.columns * width * (outputs[0].stop - outputs[0].start))):
+    grads, width = factor.parts[0].grads_as_rows(), inputs.a.shape[-1]
+    outputs = _slices(grads.shape[-1], CACHED // (factor.columns * width))
+    height = outputs[0].stop - outputs[0].start
+    parts = _slices(factor.size, CACHED // (factor.columns * width * height))
+    buffer = grads.new_empty(parts[0].stop, factor.columns, height, width)
+    for examples in parts:
         for some in outputs:
-            left = grads[examples, :, some]
-            product = torch.bmm(left.flatten(1, 2), inputs.a[examples]).unflatten(1, left.shape[1:3])
+            product = buffer[: examples.stop - examples.start, :, : some.stop - some.start]
+            for each, n in zip(product, range(examples.start, examples.stop), strict=True):
+                torch.bmm(grads[:, n, :, some].mT, inputs.a[n].expand(factor.columns, -1, -1), out=each)
             yield examples, slice(some.start * width, some.stop * width), product.flatten(2)
 
 
