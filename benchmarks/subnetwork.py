@@ -13,6 +13,7 @@ and the peak memory is printed.
 from __future__ import annotations
 
 import argparse
+import copy
 import importlib
 import resource
 import sys
@@ -115,9 +116,10 @@ def print_peer(model: nn.Module, train: Any, test: Tensor, size: int) -> None:
         everything = torch.utils.data.DataLoader(torch.utils.data.TensorDataset(*train), batch_size=256)
         options = {"likelihood": "classification", "prior_precision": PRIOR, "backend": backend}
         which = {"subset_of_weights": "subnetwork", "subnetwork_indices": chosen.squeeze(1)}
-        posterior = peer.Laplace(model, hessian_structure="full", **which, **options)
         unit = cpu_seconds(lambda: train_epoch(model, *train))
-        mask = utils.LargestVarianceDiagLaplaceSubnetMask(model, size, peer.DiagLaplace(model, **options))
+        mine, other = copy.deepcopy(model), copy.deepcopy(model)  # its backend leaves hooks on the network
+        posterior = peer.Laplace(mine, hessian_structure="full", **which, **options)
+        mask = utils.LargestVarianceDiagLaplaceSubnetMask(other, size, peer.DiagLaplace(other, **options))
         times = {
             "select, weight variance": cpu_seconds(lambda: mask.select(everything)),
             "fit": cpu_seconds(lambda: posterior.fit(loader)) * len(train[0]) / few,

@@ -187,7 +187,7 @@ class Selection:
             span = self.slices.get(name)
             count = span.stop - span.start if span else 0
             filled = round(20 * count / math.prod(shape)) if math.prod(shape) else 0
-            bar = "█" * filled + "·" * (20 - filled)
+            bar = ("█" * filled or "▏" * bool(count)).ljust(20, "·")  # a few are not none
             lines.append(f"  {name:<32} {bar} {count:>9,} of {math.prod(shape):,}")
         return "\n".join(lines)
 

@@ -270,9 +270,14 @@ class TestUse:
 
     def test_it_prints_what_it_chose(self) -> None:
         one = case("categorical")
-        text = repr(select.subnetwork(9).resolve(one.model, one.data))
-        assert text.startswith("Selection of 9 of 31 weights")
-        assert text.count("█") > 0
+        chosen = select.subnetwork(9).resolve(one.model, one.data)
+        header, *lines = repr(chosen).splitlines()
+        assert header == "Selection of 9 of 31 weights"
+        for line, (name, span) in zip(lines, chosen.slices.items(), strict=True):
+            assert line.split()[0] == name
+            assert line.split()[2:] == [str(span.stop - span.start), "of", str(one.model.get_parameter(name).numel())]
+        few = repr(Selection({"a": (1000,)}, {"a": torch.tensor([3])}))
+        assert "▏···················         1 of 1,000" in few
 
 
 def dead_network() -> Case:
