@@ -10,7 +10,7 @@ from subnetwork_cases import CASES, Case, case, centred, curvature, jacobian
 from torch import nn
 
 from dubito.batches import Source
-from dubito.curvature import FallbackWarning
+from dubito.curvature import FallbackWarning, products
 from dubito.errors import InputError, NonFiniteError
 from dubito.select import mixing, scores
 from dubito.select.scores import Scores, measure
@@ -49,6 +49,7 @@ def test_parts_of_any_size_change_nothing(name: str, cached: int, monkeypatch: p
     one = case(name)
     expected = scored(one)
     monkeypatch.setattr(mixing, "CACHED", cached)
+    monkeypatch.setattr(products, "CACHED", cached)
     found = scored(one)
     torch.testing.assert_close(found.curvature, expected.curvature, atol=1e-12, rtol=1e-10)
     torch.testing.assert_close(found.slopes, expected.slopes, atol=1e-12, rtol=1e-10)

@@ -17,6 +17,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from dubito.curvature.products import explicit_products, slices
 from dubito.layers.base import LayerRule
 from dubito.layers.rows import Dense, Grouped, Index, Rows, per_sample_gradient, summed_gradient
 
@@ -144,8 +145,8 @@ class Factor:
         size = max(math.prod(self.shape), 1)
         width = self.columns if all_columns else min(self.columns, max(1, CHUNK // size))
         step = max(1, CHUNK // (width * size))
-        for rows in _slices(self.size, step):
-            for columns in _slices(self.columns, width):
+        for rows in slices(self.size, step):
+            for columns in slices(self.columns, width):
                 yield columns, rows, self.per_sample(rows, columns).flatten(2)
 
     def _map(self, function: Callable[[Tensor], Tensor], *width: int) -> Tensor:
@@ -177,33 +178,25 @@ class Factor:
             zeros = self.like.new_zeros(self.shape)
             return zeros.index_add(0, tokens.token, tokens.grads.square().sum(0)).flatten()
         total = self.like.new_zeros(math.prod(self.shape))
-        if self._is_convolution:
-            ones = self.like.new_ones(self.columns * self.size)
-            for rows, squares in self._matrix_squares():
-                total += ones[: len(rows) * self.columns] @ squares.flatten(0, 1)
+        if self.is_convolution:
+            for _, entries, grads in self.products():
+                squares = grads.square_().flatten(0, 1)
+                total[entries] += squares.new_ones(len(squares)) @ squares
             return self.parts[0].from_matrix(total, self.shape)
         for *_, chunk in self.chunks():
             total += chunk.flatten(0, 1).square().sum(0)
         return total
 
     @property
-    def _is_convolution(self) -> bool:
+    def is_convolution(self) -> bool:
         """Whether this is one call of a layer with dense rows at many positions."""
         return self.explicit is None and len(self.parts) == 1 and isinstance(self.parts[0].rows, Dense)
 
-    def _matrix_squares(self) -> Iterator[tuple[range, Tensor]]:
-        """Yield squares ``[b, V, O·I]`` in the order of the matrix, for a few examples at a time, in one buffer."""
+    def products(self) -> Iterator[tuple[slice, slice, Tensor]]:
+        """Yield explicit gradients of a convolution in the order of its matrix; see `explicit_products`."""
         part = self.parts[0]
         assert isinstance(part.rows, Dense)
-        grads, inputs = part.grads_as_rows(), part.rows.a
-        outputs, width = grads.shape[-1], inputs.shape[-1]
-        step = max(1, min(self.size, CHUNK // max(self.columns * outputs * width, 1)))
-        product = self.like.new_empty(step, self.columns * outputs, width)
-        for start in range(0, self.size, step):
-            rows = range(start, min(start + step, self.size))
-            left = grads[:, start : rows.stop].permute(1, 0, 3, 2).reshape(len(rows), -1, grads.shape[2])
-            each = torch.bmm(left, inputs[start : rows.stop], out=product[: len(rows)])
-            yield rows, each.square_().view(len(rows), self.columns, -1)
+        return explicit_products(part.grads_as_rows(), part.rows.a)
 
     def gather(self, positions: Tensor | None) -> Tensor:
         """Return the columns of some entries, ``[V, B, S]``: cost and memory `V·B·S` (times positions), not `V·B·D`."""
@@ -220,7 +213,7 @@ class Factor:
 
     def _few(self, count: int) -> bool:
         """Whether gathering before the sum over positions is cheaper than forming `M`; it costs about 16 products."""
-        return self._is_convolution and 16 * count < math.prod(self.shape)
+        return self.is_convolution and 16 * count < math.prod(self.shape)
 
     def _gather_first(self, positions: Tensor) -> Tensor:
         part = self.parts[0]
@@ -228,7 +221,7 @@ class Factor:
         width, grads, where = part.rows.a.shape[-1], part.grads_as_rows(), part.in_matrix(positions)
         step = max(1, CHUNK // max(self.columns * grads.shape[2] * len(positions), 1))
         gathered = []
-        for rows in _slices(self.size, step):
+        for rows in slices(self.size, step):
             left, right = grads[:, rows][..., where // width], part.rows.a[rows][..., where % width]
             gathered.append(torch.einsum("vbts,bts->vbs", left, right))
         return torch.cat(gathered, dim=1)
@@ -246,9 +239,11 @@ class Factor:
         if (tokens := self.tokens) is not None:
             each = torch.einsum("vkd,kd->vk", tokens.grads.square(), weight.reshape(self.shape)[tokens.token])
             return self.like.new_zeros(self.columns, self.size).index_add(1, tokens.example, each)
-        if self._is_convolution:
-            flat = self.parts[0].to_matrix(weight)
-            return torch.cat([squares @ flat for _, squares in self._matrix_squares()]).mT
+        if self.is_convolution:
+            flat, found = self.parts[0].to_matrix(weight), self.like.new_zeros(self.size, self.columns)
+            for examples, entries, grads in self.products():
+                found[examples] += grads.square_() @ flat[entries]
+            return found.mT
         flat = weight.flatten()
         return self._map(lambda chunk: chunk.square() @ flat)
 
@@ -388,7 +383,3 @@ class Tokens:
         wanted = torch.arange(size, device=keys.device)[:, None] * self.num_embeddings + positions // width
         found = torch.searchsorted(keys, wanted).clamp_max(len(keys) - 1)
         return self.grads[:, found, positions % width] * (keys[found] == wanted)
-
-
-def _slices(size: int, step: int) -> list[slice]:
-    return [slice(start, min(start + step, size)) for start in range(0, size, step)]

@@ -16,11 +16,8 @@ import torch
 from torch import Tensor
 
 from dubito.curvature import Factor
-from dubito.layers.rows import Dense
+from dubito.curvature.products import CACHED, slices
 from dubito.likelihoods import Categorical, Likelihood
-
-# Numbers of per-example gradients that are formed at a time: what stays in a processor's cache.
-CACHED = 2**19
 
 
 def directions(likelihood: Likelihood, outputs: Tensor) -> Tensor:
@@ -74,49 +71,19 @@ def both_squares(factor: Factor, mix: Mix) -> Tensor:
         each = _both(tokens.grads.transpose(0, 1), mix, tokens.example)
         return factor.like.new_zeros(2, *factor.shape).index_add(1, tokens.token, each).flatten(1)
     total = factor.like.new_zeros(2, math.prod(factor.shape))  # mixed, and as they are
-    for examples, entries, each in _explicit(factor):
+    for examples, entries, each in factor.products() if factor.is_convolution else _explicit(factor):
         for sums, grads in zip(total[:, entries], (mix(each, examples), each), strict=True):
             rows = grads.flatten(0, 1).square_()
             sums += rows.new_ones(len(rows)) @ rows
-    if not _is_convolution(factor):
-        return total.flip(0)
-    return torch.stack([factor.parts[0].from_matrix(values, factor.shape) for values in total.flip(0)])
-
-
-def _is_convolution(factor: Factor) -> bool:
-    """Whether this is one call of a layer with dense rows."""
-    return factor.explicit is None and len(factor.parts) == 1 and isinstance(factor.parts[0].rows, Dense)
+    if factor.is_convolution:
+        return torch.stack([factor.parts[0].from_matrix(values, factor.shape) for values in total.flip(0)])
+    return total.flip(0)
 
 
 def _explicit(factor: Factor) -> Iterator[tuple[slice, slice, Tensor]]:
-    """Yield explicit gradients ``[b, V, x]`` of some examples and entries, and which; few enough to stay in the cache.
-
-    The entries of a convolution are in the order of its matrix. The caller may change the gradients, which are gone
-    with the next ones.
-    """
-    if not _is_convolution(factor):
-        for examples in _slices(factor.size, CACHED // max(factor.columns * math.prod(factor.shape), 1)):
-            yield examples, slice(None), factor.per_sample(examples).flatten(2).transpose(0, 1).clone()
-        return
-    inputs = factor.parts[0].rows
-    assert isinstance(inputs, Dense)
-    grads, width = factor.parts[0].grads_as_rows(), inputs.a.shape[-1]
-    outputs = _slices(grads.shape[-1], CACHED // (factor.columns * width))
-    height = outputs[0].stop - outputs[0].start
-    parts = _slices(factor.size, CACHED // (factor.columns * width * height))
-    buffer = grads.new_empty(parts[0].stop, factor.columns, height, width)
-    for examples in parts:
-        for some in outputs:
-            product = buffer[: examples.stop - examples.start, :, : some.stop - some.start]
-            for each, n in zip(product, range(examples.start, examples.stop), strict=True):
-                torch.bmm(grads[:, n, :, some].mT, inputs.a[n].expand(factor.columns, -1, -1), out=each)
-            yield examples, slice(some.start * width, some.stop * width), product.flatten(2)
-
-
-def _slices(size: int, step: int) -> list[slice]:
-    """Divide `size` into parts of `step`, but of at least one."""
-    step = max(1, step)
-    return [slice(start, min(start + step, size)) for start in range(0, size, step)]
+    """Yield the explicit gradients ``[b, V, size]`` of some examples, and which; the caller may change them."""
+    for examples in slices(factor.size, CACHED // max(factor.columns * math.prod(factor.shape), 1)):
+        yield examples, slice(None), factor.per_sample(examples).flatten(2).transpose(0, 1).clone()
 
 
 def _both(grads: Tensor, mix: Mix, examples: Any = slice(None)) -> Tensor:
