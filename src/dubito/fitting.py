@@ -321,7 +321,9 @@ def _fingerprint(recipe: Recipe, problem: Problem) -> str:
 
 
 def _all_finite(state: State) -> bool:
-    return all(bool(tensor.isfinite().all()) for tensor in io.tensors(state) if tensor.is_floating_point())
+    floats = (tensor for tensor in io.tensors(state) if tensor.is_floating_point())
+    # a finite sum has finite terms and is found several times as fast; one that is not may just have overflowed
+    return all(bool(each.sum().isfinite()) or bool(each.isfinite().all()) for each in floats)
 
 
 def _bar(problem: Problem, inference: Inference, epoch: int, batch: int) -> Any:

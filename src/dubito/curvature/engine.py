@@ -32,9 +32,10 @@ from dubito.layers.rows import Rows
 
 # Bytes that the gradients of one vector-Jacobian product may take; batches and columns are split to stay below.
 MEMORY_BUDGET = 96 * 2**20
-# What fits the caches: larger parts gain nothing, so parts stay this small unless that leaves too few examples.
+# What fits the caches: larger parts gain nothing, so parts stay this small unless that leaves too few examples. Their
+# number is bounded too, because the forward pass has caches of its own.
 CACHE = 16 * 2**20
-FEW = 64
+FEW, MANY = 64, 512
 
 # Examples on which the engine is tried out before it is trusted.
 TRIED = 4
@@ -235,7 +236,7 @@ class Engine:
         columns = min(num_columns, self.num_outputs)
         bytes_of_one = (2 * self._size_of_one + extra) * columns * next(self.model.parameters()).element_size()
         bytes_of_one = max(bytes_of_one, 1)
-        step = max(1, min(size, MEMORY_BUDGET // bytes_of_one, max(FEW, CACHE // bytes_of_one)))
+        step = max(1, min(size, MANY, MEMORY_BUDGET // bytes_of_one, max(FEW, CACHE // bytes_of_one)))
         for start in range(0, size, step):
             rows = slice(start, min(start + step, size))
             yield rows, self.run(batches.take(inputs, rows))

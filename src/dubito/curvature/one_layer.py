@@ -12,6 +12,9 @@ from dubito.curvature.factors import Factor
 from dubito.curvature.groups import group
 from dubito.selection import Selection
 
+# The fewest columns of one block of a symmetric product.
+NARROWEST = 64
+
 
 @dataclass
 class OneLayer:
@@ -27,28 +30,21 @@ class OneLayer:
     inputs: Tensor
     has_bias: bool
 
-    def curvature(self) -> Tensor:
-        r"""``JᵀJ`` over all columns and examples, :math:`\sum_n (\sum_v G_{vn} G_{vn}^\top) \otimes a_n a_n^\top`.
+    def add_curvature(self, total: Tensor) -> None:
+        r"""Add ``JᵀJ``, :math:`\sum_n (\sum_v G_{vn} G_{vn}^\top) \otimes a_n a_n^\top`, to the upper half of `total`.
 
-        It costs `B·O²·I²`, not `V·B·O²·I²`.
+        It costs some `B·O²·I²/4`, not `V·B·O²·I²`: the pairs of outputs are symmetric, and so is the sum of each.
         """
-        outputs, inputs = self.grads.shape[-1], self.inputs.shape[-1]
         weights = torch.einsum("vbo,vbp->opb", self.grads, self.grads)
-        whole = self.inputs.new_empty(outputs, inputs, outputs, inputs)
+        outputs, width = len(weights), self.inputs.shape[-1] - self.has_bias
+        first_bias, features = outputs * width, self.inputs[:, :width]
+        whole = total[:first_bias, :first_bias].unflatten(1, (outputs, width)).unflatten(0, (outputs, width))
         for o in range(outputs):
-            pairs = (weights[o, o:, :, None] * self.inputs).mT @ self.inputs  # [O − o, I, I]
-            whole[o, :, o:, :] = pairs.transpose(0, 1)
-            whole[o:, :, o, :] = pairs
-        size = outputs * inputs
-        if not self.has_bias:
-            return whole.reshape(size, size)
-        size -= outputs
-        flat = whole.new_empty(size + outputs, size + outputs)
-        flat[:size, :size] = whole[:, :-1, :, :-1].reshape(size, size)
-        flat[:size, size:] = whole[:, :-1, :, -1].reshape(size, outputs)
-        flat[size:, :size] = flat[:size, size:].mT
-        flat[size:, size:] = whole[:, -1, :, -1]
-        return flat
+            whole[o, :, o:] += _symmetric_products(weights[o, o:], features).transpose(0, 1).to(total.device)
+        if self.has_bias:
+            across = torch.einsum("opb,bi->oip", weights, features).to(total.device)
+            total[:first_bias, first_bias:] += across.flatten(0, 1)
+            total[first_bias:, first_bias:] += weights.sum(-1).to(total.device)
 
     def blocks(self, flat: Tensor) -> Tensor:
         """A matrix over the flat selection as ``[O, I, O, I]``."""
@@ -98,3 +94,15 @@ def one_layer(factors: dict[str, Factor], selection: Selection) -> OneLayer | No
         return None
     outer = groups[0].factor.outer
     return None if outer is None else OneLayer(*outer, has_bias=len(groups[0].names) == 2)
+
+
+def _symmetric_products(weights: Tensor, rows: Tensor) -> Tensor:
+    """``Σ_n w_n a_n a_nᵀ`` for weightings ``[P, B]`` of rows ``[B, I]``; only the upper halves are multiplied out."""
+    count, width, columns = len(weights), rows.shape[1], rows.mT
+    found = rows.new_empty(count, width, width)
+    for block in linalg.base.column_blocks(width, NARROWEST):
+        weighted = (weights[:, None] * columns[block]).flatten(0, 1)
+        half = (weighted @ rows[:, block.start :]).unflatten(0, (count, -1))
+        found[:, block, block.start :] = half
+        found[:, block.stop :, block] = half[:, :, block.stop - block.start :].mT
+    return found

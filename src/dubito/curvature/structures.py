@@ -84,7 +84,7 @@ class FullAccumulator(Accumulator):
         for seeds in columns:
             factors = tape.pull(seeds)
             if (layer := one_layer(factors, self.selection)) is not None:
-                sums["full"] += layer.curvature().cpu()
+                layer.add_curvature(sums["full"])
             else:
                 add_gram(sums["full"], jacobian(factors, self.selection).flatten(0, 1))
 
