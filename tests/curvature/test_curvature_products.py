@@ -37,3 +37,12 @@ def test_squares_of_a_convolution(cached: int, monkeypatch: pytest.MonkeyPatch) 
         torch.testing.assert_close(
             factor.weighted_square(weight), explicit.square() @ weight.flatten(), atol=1e-12, rtol=1e-12
         )
+
+
+@pytest.mark.parametrize("width", [1, 64, 65, 200])
+def test_gram(width: int) -> None:
+    rows = torch.randn(3, 7, width, dtype=torch.float64)
+    torch.testing.assert_close(products.gram(rows), rows.mT @ rows, rtol=0, atol=1e-12)
+    weights = torch.randn(5, 7, dtype=torch.float64)
+    expected = torch.einsum("pn,ni,nj->pij", weights, rows[0], rows[0])
+    torch.testing.assert_close(products.gram(rows[0], weights), expected, rtol=0, atol=1e-12)

@@ -20,7 +20,7 @@ from curvature.curvature_cases import (
     selections,
 )
 from dubito import linalg, params
-from dubito.curvature import Engine, engine, factors, seeds
+from dubito.curvature import Engine, engine, factors, products, seeds
 from dubito.curvature.structures import LARGEST_FULL, FullAccumulator, make_accumulator
 from dubito.errors import InputError
 from dubito.selection import Selection
@@ -40,6 +40,7 @@ def test_full_gauss_newton(name: str, chosen: str) -> None:
 @pytest.mark.parametrize("name", ["mlp", "conv2d", "linear_alone"])
 def test_full_gauss_newton_in_blocks_of_columns(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(linalg.base, "NARROWEST", 3)
+    monkeypatch.setattr(products, "NARROWEST", 3)
     case = build(name)
     for selection in selections(case.model).values():
         close(dense(accumulate(case, selection, "full")), gauss_newton(case, selection))

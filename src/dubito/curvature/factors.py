@@ -10,14 +10,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from dubito.curvature.products import explicit_products, slices
+from dubito.curvature.products import explicit_products, fits, slices
 from dubito.layers.base import LayerRule
 from dubito.layers.rows import Dense, Grouped, Index, Rows, per_sample_gradient, summed_gradient
 
@@ -42,7 +42,7 @@ class Part:
             inputs = self.rows._replace(ids=self.rows.ids[rows])
         elif self.rows is not None:
             inputs = type(self.rows)(self.rows.a[rows])
-        return type(self)(self.rule, self.layer, self.role, inputs, self.grad[columns, rows])
+        return replace(self, rows=inputs, grad=self.grad[columns, rows])
 
     def grads_as_rows(self) -> Tensor:
         """``[V, B, T, O]``, grouped ``[V, B, T, Gr, O]``."""
@@ -196,7 +196,7 @@ class Factor:
         """Yield explicit gradients of a convolution in the order of its matrix; see `explicit_products`."""
         part = self.parts[0]
         assert isinstance(part.rows, Dense)
-        return explicit_products(part.grads_as_rows(), part.rows.a)
+        return explicit_products(part.grads_as_rows(), part.rows.a, part.later if isinstance(part, Turned) else None)
 
     def gather(self, positions: Tensor | None) -> Tensor:
         """Return the columns of some entries, ``[V, B, S]``: cost and memory `V·B·S` (times positions), not `V·B·D`."""
@@ -296,8 +296,14 @@ class Factor:
         return turned
 
 
+@dataclass
 class Turned(Part):
-    """A part whose gradients are rows already, in another basis or with another input; its matrix is its weight."""
+    """A part whose gradients are rows already, in another basis or with another input; its matrix is its weight.
+
+    Where a layer has more positions than inputs, its few matrices are turned `later`, not its many gradients.
+    """
+
+    later: Tensor | None = None  # [O, O]
 
     @classmethod
     def of(cls, part: Part, left: Tensor | None, right: Tensor | None) -> Turned:
@@ -309,7 +315,10 @@ class Turned(Part):
         if right is not None:
             assert isinstance(rows, Dense | Grouped)
             rows = type(rows)(_times(rows.a, right))
-        return cls(part.rule, part.layer, part.role, rows, _times(part.grads_as_rows(), left))
+        grads = part.grads_as_rows()
+        if isinstance(rows, Dense) and rows.a.shape[1] > rows.a.shape[2] and fits(grads, rows.a):
+            return cls(part.rule, part.layer, part.role, rows, grads, later=left)
+        return cls(part.rule, part.layer, part.role, rows, _times(grads, left))
 
     def is_its_matrix(self, shape: tuple[int, ...]) -> bool:
         """Where it has one matrix, not one per group."""
@@ -335,7 +344,8 @@ class Turned(Part):
         """``[V, B, size]`` in the order of the matrix, not of the stored weight."""
         if self.rows is None:
             return self.bias_grads()
-        return per_sample_gradient(self.rows, self.grad).flatten(2)
+        found = per_sample_gradient(self.rows, self.grad)
+        return (found if self.later is None else self.later.mT @ found).flatten(2)
 
 
 def _times(rows: Tensor, basis: Tensor | None) -> Tensor:

@@ -71,5 +71,5 @@ def with_ones(factor: Factor) -> Factor:
     assert isinstance(part.rows, Dense)
     rows, grads = part.rows.a, part.grads_as_rows()
     padded = Dense(torch.cat([rows, rows.new_ones(*rows.shape[:2], 1)], dim=2))
-    both = Turned(part.rule, part.layer, "weight", padded, grads)
+    both = Turned(part.rule, part.layer, "weight", padded, grads, part.later if isinstance(part, Turned) else None)
     return Factor((grads.shape[-1], rows.shape[-1] + 1), factor.columns, factor.size, factor.like, [both])

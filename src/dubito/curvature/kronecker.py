@@ -13,6 +13,7 @@ from dubito import linalg
 from dubito.curvature.accumulator import LARGEST_FULL, Accumulator, Sums
 from dubito.curvature.engine import Engine, Tape
 from dubito.curvature.factors import Factor, Part
+from dubito.curvature.products import gram
 from dubito.errors import InputError, UnsupportedError
 from dubito.layers import rule_for
 from dubito.layers.norm import NormRule
@@ -89,7 +90,7 @@ class KroneckerAccumulator(Accumulator):
         inputs = part.rows
         if inputs is None:
             rows = part.bias_grads() if reduce else _bias_rows(part)
-            _accumulate(sums, "left", _gram(rows.flatten(0, -2))[None])
+            _accumulate(sums, "left", gram(rows.flatten(0, -2))[None])
             return
         grads = part.grads_as_rows()
         assert not isinstance(inputs, Elementwise)
@@ -155,10 +156,6 @@ def _accumulate(sums: Sums, key: str, value: Tensor) -> None:
         sums[key] = value
 
 
-def _gram(rows: Tensor) -> Tensor:
-    return rows.mT @ rows
-
-
 def _bias_rows(part: Part) -> Tensor:
     """The gradient of the bias at each position on its own, as `expand` sees it: ``[V, B, T, O]``."""
     axis = part.rule.channel_axis(part.layer, part.grad.ndim - 1) + 1
@@ -167,7 +164,7 @@ def _bias_rows(part: Part) -> Tensor:
 
 def _grouped_gram(grads: Tensor, grouped: bool) -> Tensor:
     rows = grads.flatten(0, 2)
-    return _gram(rows.transpose(0, 1)) if grouped else _gram(rows)[None]
+    return gram(rows.transpose(0, 1)) if grouped else gram(rows)[None]
 
 
 def _input_factor(inputs: Dense | Grouped | Index) -> Tensor:
@@ -178,7 +175,7 @@ def _input_factor(inputs: Dense | Grouped | Index) -> Tensor:
             counts[inputs.padding_idx] = 0.0
         return counts
     rows = inputs.a.flatten(0, 1)
-    return _gram(rows.transpose(0, 1)) if isinstance(inputs, Grouped) else _gram(rows)[None]
+    return gram(rows.transpose(0, 1)) if isinstance(inputs, Grouped) else gram(rows)[None]
 
 
 def _submatrix(sums: Sums, chosen: Tensor, order: Tensor | None) -> Tensor:

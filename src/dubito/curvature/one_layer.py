@@ -10,10 +10,8 @@ from torch import Tensor
 from dubito import linalg
 from dubito.curvature.factors import Factor
 from dubito.curvature.groups import group
+from dubito.curvature.products import gram
 from dubito.selection import Selection
-
-# The fewest columns of one block of a symmetric product.
-NARROWEST = 64
 
 
 @dataclass
@@ -40,7 +38,7 @@ class OneLayer:
         first_bias, features = outputs * width, self.inputs[:, :width]
         whole = total[:first_bias, :first_bias].unflatten(1, (outputs, width)).unflatten(0, (outputs, width))
         for o in range(outputs):
-            whole[o, :, o:] += _symmetric_products(weights[o, o:], features).transpose(0, 1).to(total.device)
+            whole[o, :, o:] += gram(features, weights[o, o:]).transpose(0, 1).to(total.device)
         if self.has_bias:
             across = torch.einsum("opb,bi->oip", weights, features).to(total.device)
             total[:first_bias, first_bias:] += across.flatten(0, 1)
@@ -94,15 +92,3 @@ def one_layer(factors: dict[str, Factor], selection: Selection) -> OneLayer | No
         return None
     outer = groups[0].factor.outer
     return None if outer is None else OneLayer(*outer, has_bias=len(groups[0].names) == 2)
-
-
-def _symmetric_products(weights: Tensor, rows: Tensor) -> Tensor:
-    """``Σ_n w_n a_n a_nᵀ`` for weightings ``[P, B]`` of rows ``[B, I]``; only the upper halves are multiplied out."""
-    count, width, columns = len(weights), rows.shape[1], rows.mT
-    found = rows.new_empty(count, width, width)
-    for block in linalg.base.column_blocks(width, NARROWEST):
-        weighted = (weights[:, None] * columns[block]).flatten(0, 1)
-        half = (weighted @ rows[:, block.start :]).unflatten(0, (count, -1))
-        found[:, block, block.start :] = half
-        found[:, block.stop :, block] = half[:, :, block.stop - block.start :].mT
-    return found

@@ -7,11 +7,17 @@ from collections.abc import Iterator
 import torch
 from torch import Tensor
 
+from dubito.linalg.base import column_blocks
+
 # Numbers of explicit gradients that are held at a time: what stays in a processor's cache.
 CACHED = 2**20
+# The fewest columns of one block of a symmetric product.
+NARROWEST = 64
 
 
-def explicit_products(grads: Tensor, inputs: Tensor) -> Iterator[tuple[slice, slice, Tensor]]:
+def explicit_products(
+    grads: Tensor, inputs: Tensor, left: Tensor | None = None
+) -> Iterator[tuple[slice, slice, Tensor]]:
     """Yield gradients ``[b, V, x]`` of some examples and some entries of the matrix ``[O, I]``, and which those are.
 
     They are in a buffer that is used again for the next ones; until then the caller may change them.
@@ -19,6 +25,7 @@ def explicit_products(grads: Tensor, inputs: Tensor) -> Iterator[tuple[slice, sl
     Args:
         grads: Rows of output gradients, ``[V, B, T, O]``.
         inputs: Rows of inputs, ``[B, T, I]``.
+        left: A basis ``[O, O]`` that the matrices are turned into, where they are small enough (`fits`).
     """
     columns, size, _, num_outputs = grads.shape
     width = inputs.shape[-1]
@@ -31,7 +38,32 @@ def explicit_products(grads: Tensor, inputs: Tensor) -> Iterator[tuple[slice, sl
             product = buffer[: examples.stop - examples.start, :, : some.stop - some.start]
             for n, each in enumerate(product, examples.start):  # all examples at once would copy the gradients
                 torch.bmm(grads[:, n, :, some].mT, inputs[n].expand(columns, -1, -1), out=each)
-            yield examples, slice(some.start * width, some.stop * width), product.flatten(2)
+            turned = product if left is None else left.mT @ product
+            yield examples, slice(some.start * width, some.stop * width), turned.flatten(2)
+
+
+def fits(grads: Tensor, inputs: Tensor) -> bool:
+    """Whether `explicit_products` yields whole matrices, even with a bias."""
+    return grads.shape[0] * grads.shape[-1] * (inputs.shape[-1] + 1) <= CACHED
+
+
+def gram(rows: Tensor, weights: Tensor | None = None) -> Tensor:
+    """``Σ_n a_n a_nᵀ`` of rows ``[..., N, I]``, of which only the upper half is multiplied out.
+
+    With `weights` ``[P, N]`` it is ``Σ_n w_pn a_n a_nᵀ`` for every `p`.
+
+    >>> gram(torch.tensor([[1.0, 2.0]]), torch.tensor([[3.0]])).tolist()
+    [[[3.0, 6.0], [6.0, 12.0]]]
+    """
+    width, columns = rows.shape[-1], rows.mT
+    shape = rows.shape[:-2] if weights is None else weights.shape[:1]
+    found = rows.new_empty(*shape, width, width)
+    for block in column_blocks(width, NARROWEST):
+        left = columns[..., block, :] if weights is None else weights[:, None] * columns[block]
+        half = left @ rows[..., block.start :]
+        found[..., block, block.start :] = half
+        found[..., block.stop :, block] = half[..., block.stop - block.start :].mT
+    return found
 
 
 def slices(size: int, step: int) -> list[slice]:

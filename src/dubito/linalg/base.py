@@ -102,11 +102,11 @@ def singular() -> InputError:
     )
 
 
-def column_blocks(size: int, narrowest: int = NARROWEST) -> list[slice]:
+def column_blocks(size: int, narrowest: int | None = None) -> list[slice]:
     """Divide columns so that a product of which one half is known (zero, or the mirror of the other) can leave it out.
 
     >>> column_blocks(300)
     [slice(0, 128, None), slice(128, 256, None), slice(256, 300, None)]
     """
-    width = max(narrowest, -(-size // BLOCKS))
+    width = max(narrowest or NARROWEST, -(-size // BLOCKS))
     return [slice(start, min(start + width, size)) for start in range(0, size, width)]
