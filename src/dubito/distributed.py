@@ -7,7 +7,9 @@ twice.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from contextvars import ContextVar
 
 import torch
 import torch.distributed as dist
@@ -15,10 +17,22 @@ from torch import Tensor
 
 from dubito.randomness import derive_seed, draw_seed
 
+_alone: ContextVar[bool] = ContextVar("alone", default=False)
+
 
 def is_active() -> bool:
     """Whether more than one process takes part."""
-    return dist.is_available() and dist.is_initialized() and dist.get_world_size() > 1
+    return not _alone.get() and dist.is_available() and dist.is_initialized() and dist.get_world_size() > 1
+
+
+@contextmanager
+def alone() -> Iterator[None]:
+    """Let this process work by itself for the length of the block: on all rows, and without waiting for the others."""
+    token = _alone.set(True)
+    try:
+        yield
+    finally:
+        _alone.reset(token)
 
 
 def rank() -> int:
@@ -78,3 +92,16 @@ def from_first(value: bool, device: torch.device | None = None) -> bool:
 def local_generator(generator: torch.Generator) -> torch.Generator:
     """Return a generator for noise per example: seeded from the shared one, different in each process."""
     return torch.Generator(device=generator.device).manual_seed(derive_seed(draw_seed(generator), rank()))
+
+
+def bytes_from(owner: int, content: bytes, device: torch.device | None = None) -> bytes:
+    """Return in every process the bytes that the process `owner` gives; those of the others are ignored."""
+    if not is_active():
+        return content
+    mine = rank() == owner
+    size = torch.tensor([len(content)], device=device)
+    dist.broadcast(size, src=owner)
+    message = bytearray(content) if mine else bytearray(int(size))
+    data = torch.frombuffer(message, dtype=torch.uint8).to(device)
+    dist.broadcast(data, src=owner)
+    return data.cpu().numpy().tobytes()
