@@ -1,0 +1,93 @@
+"""Variance networks: all that a layer knows is in the variances of its weights, and what that means for pruning rules.
+
+The first layer's weights are independent normals with mean zero that never moves; only their scales are trained. The
+network at the means knows nothing, a single draw of the weights knows something, and the mean over many draws
+classifies almost as well as a usual network (Neklyudov et al. 2019, https://arxiv.org/abs/1803.03764).
+
+A rule that asks how far a mean lies from zero, in whatever unit, must remove every such weight, and then the network is
+at chance. The second moment μ² + σ², the power of a weight, sees what it does. Run it as
+
+    python examples/variance_networks.py
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+from dubito import data, priors, rules, select
+from dubito.variational import convert
+
+EPOCHS = 100
+WIDTH = 300
+LAYER = "1.weight"
+
+
+def train(images: Tensor, labels: Tensor) -> nn.Module:
+    """Return a network whose first layer has zero means, trained by its scales."""
+    model = nn.Sequential(nn.Flatten(), nn.Linear(64, WIDTH), nn.ReLU(), nn.Linear(WIDTH, 10))
+    nn.init.zeros_(model[1].weight)
+    module = convert(model, weights=select.layers("1"), initial_scale=0.1, prior=priors.Normal(0, 1))
+    dict(module.network.named_parameters())[LAYER].requires_grad_(False)
+    optimizer = torch.optim.Adam([p for p in module.parameters() if p.requires_grad], lr=1e-2)
+    for _ in range(EPOCHS):
+        for rows in torch.randperm(len(images)).split(128):
+            optimizer.zero_grad()
+            functional.cross_entropy(module(images[rows]), labels[rows]).backward()
+            optimizer.step()
+    return module
+
+
+@torch.no_grad()
+def accuracy(module: nn.Module, images: Tensor, labels: Tensor, draws: int) -> float:
+    """Return the accuracy of the mean of the probabilities over several draws of the weights."""
+    probs = torch.stack([module(images).softmax(-1) for _ in range(draws)]).mean(0)
+    return float((probs.argmax(-1) == labels).double().mean())
+
+
+def scales(module: nn.Module) -> Tensor:
+    return dict(module.parts())[LAYER].log_scale  # type: ignore[operator]
+
+
+@torch.no_grad()
+def without(module: nn.Module, keep: Tensor, images: Tensor, labels: Tensor, draws: int) -> float:
+    """Return the accuracy without some weights: a weight that is removed is zero for sure."""
+    log_scale = scales(module)
+    before = log_scale.clone()
+    log_scale[~keep.flatten() if log_scale.ndim == 1 else ~keep] = -30.0
+    found = accuracy(module, images, labels, draws)
+    log_scale.copy_(before)
+    return found
+
+
+def main() -> None:
+    torch.manual_seed(0)
+    torch.set_num_threads(1)
+    digits = data.load("digits", validation=0)
+    # Pixels from 0 to 1: such a layer sees the squares of its inputs, and below zero they would lose their sign.
+    (train_images, train_labels), (test_images, labels) = digits.train, digits.test
+    module = train(digits.encoder.decode(train_images), train_labels)  # type: ignore[union-attr]
+    images = digits.encoder.decode(test_images)  # type: ignore[union-attr]
+    at_means = float((module.mean_module()(images).argmax(-1) == labels).double().mean())  # type: ignore[operator]
+    print(f"at the means {at_means:.1%}")
+    for draws in (1, 10, 100):
+        print(f"mean of {draws:3d} draws {accuracy(module, images, labels, draws):.1%}")
+    variance = (2 * scales(module).detach()).exp().reshape(WIDTH, 64)
+    mean = torch.zeros_like(variance)
+    prior = ({LAYER: mean}, {LAYER: torch.ones_like(mean)})
+    belief = rules.Belief({LAYER: mean}, {LAYER: variance}, {LAYER: 1 / variance}, prior)
+    for rule in (rules.SignalToNoise(1.0), rules.LogAlpha(3.0), rules.ModelReduction()):
+        keep = rule.keep(rule.relevance(belief))[LAYER]
+        left = without(module, keep, images, labels, 100)
+        print(f"{rule!r} keeps {float(keep.double().mean()):.0%} of the layer: {left:.1%}")
+    power = mean.square() + variance
+    for share in (0.5, 0.25, 0.1):
+        keep = power >= power.flatten().quantile(1 - share)
+        print(f"the {share:.0%} of the highest power: {without(module, keep, images, labels, 100):.1%}")
+        lowest = power <= power.flatten().quantile(share)
+        print(f"the {share:.0%} of the lowest power: {without(module, lowest, images, labels, 100):.1%}")
+
+
+if __name__ == "__main__":
+    main()
