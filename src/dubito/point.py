@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import json
 import math
 from typing import Any, Literal, Self
 
@@ -15,11 +16,13 @@ from dubito.descent import Descent, negative_log_likelihood, validation_score
 from dubito.errors import InputError, UnsupportedError
 from dubito.inference import Inference, Problem, State
 from dubito.likelihoods import Bernoulli, Categorical, Likelihood
+from dubito.map_prior import PriorDescent, check_map_prior, prior_moments
 from dubito.numeric import minimize_scalar
 from dubito.params import Params
 from dubito.posterior import Posterior, Predictor
+from dubito.priors import Prior
 from dubito.recipe import Recipe
-from dubito.settings import setting
+from dubito.settings import Setting, setting
 from dubito.training import Training
 
 
@@ -31,6 +34,9 @@ class MAP(Recipe):
 
     Args:
         prior_precision: λ, the precision of a zero-mean normal prior on every weight; 0 is a flat prior.
+        prior: Another prior, one of `dubito.priors`, of every matrix; biases and other vectors then have a flat one.
+            `priors.Mixture` is learned along with the weights, which it makes share few values.
+        prior_weight: The power of that prior; below 1 it says less than the data.
         temperature: A number by which logits are divided, or ``"validation"`` to choose it by the likelihood of
             validation data (Guo et al. 2017, https://arxiv.org/abs/1706.04599). For regression it multiplies the noise.
         train: False takes the model's weights as they are.
@@ -42,6 +48,8 @@ class MAP(Recipe):
     temperature: float | Literal["validation"] = 1.0
     train: bool = True
     start: Literal["model", "fresh"] = "model"
+    prior: Prior | None = None
+    prior_weight: float = 1.0
 
     def __post_init__(self) -> None:
         if not 0 <= self.prior_precision < math.inf:
@@ -54,6 +62,8 @@ class MAP(Recipe):
         if self.start == "fresh" and not self.train:
             raise InputError("MAP(start='fresh', train=False) would be an untrained network: drop one of the two.")
 
+        check_map_prior(self.prior, self.prior_weight, self.prior_precision)
+
     def build(self, problem: Problem) -> Inference:
         """Return the steps of plain training."""
         if self.temperature == "validation" and problem.validation is None:
@@ -62,6 +72,8 @@ class MAP(Recipe):
             raise InputError("The decoupled decay of 'adamw' is no prior: use 'adam' or 'sgd' with prior_precision.")
         epochs = problem.training.epochs if self.train else 0
         by_evidence = self.train and problem.training.evidence_every is not None
+        if by_evidence and self.prior is not None:
+            raise InputError("evidence_every chooses the precision of a normal prior: drop it, or the prior of MAP.")
         descent = self._descent(problem, epochs, by_evidence)
 
         def posterior(state: State) -> PointPosterior:
@@ -75,7 +87,8 @@ class MAP(Recipe):
                 assert problem.validation is not None
                 temperature = tune_temperature(module, likelihood, problem.validation)
             precision = {name: float(value) for name, value in state["precision"].items()} if by_evidence else None
-            return PointPosterior(module, likelihood, self, problem.num_data, float(temperature), precision)
+            prior = descent.prior_at(state) if isinstance(descent, PriorDescent) else None
+            return PointPosterior(module, likelihood, self, problem.num_data, float(temperature), precision, prior)
 
         score = validation_score(problem, descent.load)
         return Inference(descent.init, descent.update, posterior, epochs=epochs, score=score)
@@ -85,6 +98,8 @@ class MAP(Recipe):
             from dubito.laplace.marginal import EvidenceDescent
 
             return EvidenceDescent(problem, self.prior_precision, epochs)
+        if self.prior is not None and epochs:
+            return PriorDescent(problem, self.prior, self.prior_weight, epochs)
         decay = problem.training.weight_decay + self.prior_precision / problem.num_data
         return Descent(
             problem,
@@ -110,9 +125,11 @@ class PointPosterior(Posterior):
         num_data: int,
         temperature: float = 1.0,
         precision: dict[str, float] | None = None,
+        learned_prior: Prior | None = None,
     ) -> None:
         super().__init__(model, likelihood, recipe, num_data)
         self.temperature = temperature
+        self.learned_prior = learned_prior  # of all matrices, where it was trained along with them
         self.precision = precision  # of the prior, by parameter, where the evidence chose it
 
     def sample(self, num_samples: int, *, generator: torch.Generator | None = None) -> Params:
@@ -125,7 +142,9 @@ class PointPosterior(Posterior):
         return mean, params.zeros_like(mean)
 
     def prior(self) -> tuple[Params, Params]:
-        """Return the normal prior that the weights were trained under."""
+        """Return mean and variance of the prior that the weights were trained under."""
+        if self.recipe.prior is not None:
+            return prior_moments(self.learned_prior or self.recipe.prior, self.model)
         if self.precision is None and self.recipe.prior_precision == 0:
             raise UnsupportedError("This point was found under a flat prior; MAP(prior_precision=...) has one.")
         precision = self.precision or dict.fromkeys(params.trainable(self.model), self.recipe.prior_precision)
@@ -163,13 +182,18 @@ class PointPosterior(Posterior):
         return posterior
 
     def state(self) -> dict[str, Any]:
-        """Return what is beyond the weights: the temperature, and a prior that the evidence chose."""
-        return {"temperature": self.temperature, "precision": self.precision}
+        """Return what is beyond the weights: the temperature, and a prior that was learned."""
+        tensors: dict[str, Tensor] = {}
+        prior = None if self.learned_prior is None else json.dumps(self.learned_prior.to_json(tensors))
+        found = {"temperature": self.temperature, "precision": self.precision}
+        return {**found, "learned_prior": prior, "prior_tensors": tensors}
 
     @classmethod
     def from_state(cls, model: nn.Module, likelihood: Likelihood, recipe: MAP, num_data: int, state: Any) -> Self:
         """Make the point again."""
-        return cls(model, likelihood, recipe, num_data, state["temperature"], state["precision"])
+        text = state["learned_prior"]
+        prior = None if text is None else Setting.from_json(json.loads(text), state["prior_tensors"])
+        return cls(model, likelihood, recipe, num_data, state["temperature"], state["precision"], prior)
 
 
 @torch.no_grad()

@@ -32,6 +32,9 @@ class Prior(Setting, ABC):
     proper: ClassVar[bool] = True
     """Whether the density can be normalized; if not, evidence is defined only up to a constant."""
 
+    learned_fields: ClassVar[tuple[str, ...]] = ()
+    """The tensors that are trained along with the weights."""
+
     @abstractmethod
     def log_prob(self, w: Tensor) -> Tensor:
         """Return the log-density of each weight, in the shape of `w`."""
