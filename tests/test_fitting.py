@@ -43,6 +43,15 @@ def updates(monkeypatch: pytest.MonkeyPatch) -> list[Batch]:
     return seen
 
 
+@pytest.mark.parametrize("off", [torch.no_grad, torch.inference_mode])
+def test_gradients_may_be_turned_off_around_a_fit(off: Any) -> None:
+    expected = weights_of(MAP().fit(network(), classification(), training=QUICK))
+    model, data = network(), classification()
+    with off():
+        found = MAP().fit(model, data, training=QUICK)
+    assert torch.equal(weights_of(found), expected)
+
+
 class TestNothingOfTheUsersChanges:
     @pytest.mark.parametrize("mode", [True, False])
     def test_the_model(self, mode: bool) -> None:

@@ -31,6 +31,8 @@ if TYPE_CHECKING:
     from dubito.recipe import Recipe
 
 
+@torch.inference_mode(False)
+@torch.enable_grad()  # whatever the caller has turned off
 def fit(
     recipe: Recipe,
     model: nn.Module,
@@ -69,7 +71,8 @@ def fit(
         with Stream(derive_seed(seed, "build"), weight.device).active():
             if recipe.starts_fresh:
                 reset_parameters(private)
-            inference = recipe.build(problem)
+            rule = getattr(recipe, "weights", None)
+            inference = recipe.build(problem) if rule is None else rule.build(recipe, problem)
         return _Loop(inference, problem, template, fingerprint, seed).run()
     except KeyboardInterrupt:
         generator.set_state(start)  # so that the same call goes on from the checkpoint
