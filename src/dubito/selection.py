@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import torch
 from torch import Tensor, nn
@@ -16,7 +16,9 @@ from dubito.settings import Setting, setting
 
 if TYPE_CHECKING:
     from dubito.batches import Data, Source
+    from dubito.inference import Inference, Problem
     from dubito.likelihoods import Likelihood
+    from dubito.recipe import Recipe
 
 
 class Selection:
@@ -196,6 +198,9 @@ class Selection:
 class SelectionRule(Setting, ABC):
     """How to choose the random weights: a frozen setting that becomes a `Selection` once there is a model and data."""
 
+    is_set: ClassVar[bool] = True
+    """Whether single weights are chosen, so that rules can be combined; directions of a subspace are no set."""
+
     @abstractmethod
     def resolve(
         self,
@@ -207,14 +212,18 @@ class SelectionRule(Setting, ABC):
     ) -> Selection:
         """Decide. Rules that look only at names ignore everything but `model`."""
 
+    def build(self, recipe: Recipe, problem: Problem) -> Inference:
+        """Return the steps of `recipe`, whose rule this is; one that chooses other things than weights changes them."""
+        return recipe.build(problem)
+
     def __or__(self, other: SelectionRule) -> SelectionRule:
-        return Either(self, other)
+        return Either(_as_set(self), _as_set(other))
 
     def __and__(self, other: SelectionRule) -> SelectionRule:
-        return Both(self, other)
+        return Both(_as_set(self), _as_set(other))
 
     def __invert__(self) -> SelectionRule:
-        return Not(self)
+        return Not(_as_set(self))
 
 
 @setting
@@ -262,6 +271,12 @@ class Not(SelectionRule):
 
     def __repr__(self) -> str:
         return f"~{_bracketed(self.rule, Either, Both)}"
+
+
+def _as_set(rule: SelectionRule) -> SelectionRule:
+    if not rule.is_set:
+        raise InputError(f"{rule!r} chooses directions, not weights: it cannot be combined with |, & or ~.")
+    return rule
 
 
 def _bracketed(rule: SelectionRule, *looser: type[SelectionRule]) -> str:

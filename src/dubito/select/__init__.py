@@ -8,13 +8,15 @@
     select.random(1000)                  a number of weights, or a fraction below 1
     select.largest_magnitude(0.1)
     select.mask({"fc.weight": mask})
+    select.subspace(10)                  a few directions through the trained weights
 
-Rules combine with ``|``, ``&`` and ``~``.
+Rules combine with ``|``, ``&`` and ``~``, all but the last.
 """
 
 from dubito.select.choose import SelectionWarning
 from dubito.select.names import all, last_layer, layers, mask
 from dubito.select.subnetwork import largest_variance, subnetwork
+from dubito.select.subspace import subspace
 from dubito.select.weights import largest_magnitude, random
 
 __all__ = [
@@ -27,4 +29,5 @@ __all__ = [
     "mask",
     "random",
     "subnetwork",
+    "subspace",
 ]

@@ -1,0 +1,175 @@
+r"""Low-dimensional affine subspaces: not single weights are random, but a few directions through the trained ones.
+
+$$w(z) = \hat w + P z, \qquad P \in \mathbb R^{D \times r},\; P^\top P = I$$
+
+(Izmailov et al. 2019, https://arxiv.org/abs/1907.07504). The coordinates z are what a method is uncertain about, and
+the prior is on them: N(0, s²) on z is N(ŵ, s² I) on the weights, restricted to the subspace.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, NoReturn
+
+import torch
+from torch import Tensor, nn
+
+from dubito import distributed, likelihoods, params
+from dubito.batches import Data, Source
+from dubito.errors import InputError
+from dubito.likelihoods import Likelihood
+from dubito.params import Params
+from dubito.randomness import default_generator
+from dubito.select.names import all as all_weights
+from dubito.selection import Selection, SelectionRule
+from dubito.settings import setting
+
+if TYPE_CHECKING:
+    from dubito.inference import Inference, Problem
+    from dubito.recipe import Recipe
+
+
+class Subspace(Selection):
+    """A selection whose random numbers are the coordinates of an affine subspace.
+
+    Args:
+        weights: The weights that move.
+        offset: Where they are at z = 0, ``[D]``.
+        basis: Orthonormal directions ``[D, r]``.
+    """
+
+    def __init__(self, weights: Selection, offset: Tensor, basis: Tensor) -> None:
+        super().__init__(weights.shapes, weights.indices)
+        if basis.shape[0] != weights.num_weights or offset.shape != basis.shape[:1]:
+            raise InputError(f"A basis {tuple(basis.shape)} does not fit {weights.num_weights} weights.")
+        self.weights, self.offset, self.basis = weights, offset, basis.contiguous()
+        self.num_weights = basis.shape[1]
+
+    def lift(self, coordinates: Tensor) -> Tensor:
+        """Return the weights ``[..., D]`` at coordinates ``[..., r]``."""
+        return self.offset.to(coordinates) + coordinates @ self.basis.to(coordinates).mT
+
+    def ravel(self, params: Mapping[str, Tensor]) -> Tensor:
+        """Return the coordinates of the point of the subspace that is closest to some weights."""
+        flat = self.weights.ravel(params)
+        return (flat - self.offset.to(flat)) @ self.basis.to(flat)
+
+    def merge(self, base: Mapping[str, Tensor], flat: Tensor) -> Params:
+        """Return `base` with the weights at coordinates ``[r]`` or ``[S, r]``."""
+        if flat.shape[-1] != self.num_weights:
+            raise InputError(f"Expected {self.num_weights} coordinates, got a vector of {flat.shape[-1]}.")
+        return self.weights.merge(base, self.lift(flat))
+
+    def to_state(self) -> dict[str, Any]:
+        """Return tensors and plain values from which `from_state` makes the subspace again."""
+        return {"weights": self.weights.to_state(), "offset": self.offset, "basis": self.basis}
+
+    @classmethod
+    def from_state(cls, state: Mapping[str, Any]) -> Subspace:
+        """Undo `to_state`."""
+        return cls(Selection.from_state(state["weights"]), state["offset"], state["basis"])
+
+    def masks(self) -> NoReturn:
+        """A subspace has directions, not single weights."""
+        raise InputError("A subspace consists of directions, not of weights: it has no masks, and no |, & or ~.")
+
+    def __repr__(self) -> str:
+        return f"Subspace of {self.num_weights} directions through {self.weights.num_weights:,} weights"
+
+
+@setting
+class subspace(SelectionRule):
+    """A few directions through the trained weights.
+
+    Args:
+        rank: The number of directions.
+        directions: ``"trajectory"``: the principal directions of a few epochs of SGD that start at the trained weights;
+            ``"random"``: directions drawn at random.
+        weights: The weights that may move along them.
+        epochs: Epochs of SGD for ``"trajectory"``.
+        lr: Its learning rate.
+    """
+
+    setting_name = "select.subspace"
+    is_set: ClassVar[bool] = False
+    rank: int
+    directions: Literal["trajectory", "random"] = "trajectory"
+    weights: SelectionRule = all_weights()
+    epochs: int = 10
+    lr: float = 0.05
+
+    def __post_init__(self) -> None:
+        whole = isinstance(self.rank, int) and not isinstance(self.rank, bool)
+        if not whole or self.rank < 1:
+            raise InputError(f"select.subspace(rank={self.rank!r}) must be a whole number, 1 or more.")
+        if self.directions not in ("trajectory", "random"):
+            raise InputError(f"select.subspace(directions={self.directions!r}) is not one of trajectory, random.")
+        if self.epochs < 1 or not self.lr > 0:
+            raise InputError("select.subspace needs at least one epoch and a positive lr.")
+
+    def resolve(
+        self,
+        model: nn.Module,
+        data: Data | Source | None = None,
+        likelihood: Likelihood | None = None,
+        prior_precision: float = 1.0,
+        generator: torch.Generator | None = None,
+    ) -> Subspace:
+        """Find the directions; ``"trajectory"`` needs data."""
+        generator = default_generator(generator)
+        weights = self.weights.resolve(model, data, likelihood, prior_precision, generator)
+        if self.rank > weights.num_weights:
+            raise InputError(f"{self.rank} directions do not fit into {weights.num_weights} weights: choose fewer.")
+        offset = weights.ravel(params.of(model))
+        if self.directions == "random":
+            noise = torch.randn(len(offset), self.rank, generator=generator, dtype=torch.float64)
+            return Subspace(weights, offset, torch.linalg.qr(noise).Q.to(offset))
+        if data is None or likelihood is None:
+            raise InputError("The principal directions of a trajectory need data and a likelihood to train on.")
+        source = data if isinstance(data, Source) else Source(data)
+        visited = self._trajectory(model, weights, source, likelihoods.resolve(likelihood))
+        if len(visited) <= self.rank:
+            raise InputError(
+                f"A trajectory of {len(visited)} snapshots has fewer than {self.rank} directions: raise `epochs`, or "
+                "use smaller batches."
+            )
+        away = visited.double() - visited.double().mean(0)
+        basis = torch.linalg.svd(away, full_matrices=False).Vh[: self.rank].mT
+        return Subspace(weights, offset, basis.to(offset))
+
+    def _trajectory(self, model: nn.Module, weights: Selection, source: Source, likelihood: Likelihood) -> Tensor:
+        """Return snapshots ``[M, D]`` of SGD, some of each epoch."""
+        base, flat = params.of(model), weights.ravel(params.of(model))
+        was_training = model.training
+        model.eval()
+        every = max(1, (source.num_batches or 1) * self.epochs // (4 * self.rank))
+        velocity, kept, step = torch.zeros_like(flat), [], 0
+        hyper = {name: value.to(flat) for name, value in likelihood.hyper().items()}
+        for _ in range(self.epochs):
+            for batch in source.replay():
+                slope = torch.zeros_like(flat)
+                if batch.num_rows:
+                    leaf = flat.detach().requires_grad_()
+                    outputs = params.functional_call(model, weights.merge(base, leaf), batch.inputs)
+                    loss = -likelihood.log_prob(outputs, batch.targets, hyper).sum() / batch.size
+                    slope = torch.autograd.grad(loss, leaf)[0]
+                distributed.sum_([slope])
+                velocity.mul_(0.9).add_(slope)
+                flat = flat - self.lr * velocity
+                step += 1
+                if step % every == 0:
+                    kept.append(flat)
+        model.train(was_training)
+        visited = torch.stack(kept) if kept else flat[None]
+        if not bool(visited.isfinite().all()):
+            raise InputError(f"SGD with lr={self.lr:g} diverges from these weights: lower select.subspace(lr=...).")
+        return visited
+
+    def build(self, recipe: Recipe, problem: Problem) -> Inference:
+        """Return the steps of a recipe on the coordinates."""
+        from dubito.select.lifted import lifted_inference
+
+        if recipe.starts_fresh:
+            raise InputError("A subspace goes through trained weights: use start='model'.")
+        chosen = self.resolve(problem.model, problem.source, problem.likelihood, generator=problem.generator)
+        return lifted_inference(recipe, problem, chosen)
