@@ -35,6 +35,9 @@ NAMESPACES: dict[str, str] = {
     "likelihoods": "dubito.likelihoods",
     "objectives": "dubito.objectives",
     "rules": "dubito.rules",
+    "compression": "dubito.compression",
+    "decisions": "dubito.decisions",
+    "transfer": "dubito.transfer",
 }
 
 

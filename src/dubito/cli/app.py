@@ -130,6 +130,53 @@ def compare(
     deliver(comparison, out, json)
 
 
+@app.command("compress", help=manual.COMPRESS, short_help="Train a network and make it small.")
+def compress_command(
+    data: Annotated[str, typer.Option("--data", metavar="NAME|TABLE", help="A data set by name, or a table.")],
+    target: Annotated[str | None, typer.Option(metavar="COLUMN", help="The column of a table to predict.")] = None,
+    model: Annotated[str, typer.Option(metavar="NETWORK", help="The network, as for compare.")] = "mlp",
+    method: Annotated[
+        str, typer.Option(metavar="METHOD", help="How the posterior is found.")
+    ] = "variational(prior=priors.LogUniform(), kl_warmup=0.5)",
+    rule: Annotated[
+        str | None, typer.Option(metavar="RULE", help="What goes.  [default: the posterior's own rule]")
+    ] = None,
+    structure: Annotated[
+        str, typer.Option(metavar="WHAT", help="Remove single 'weights', or whole 'units'.")
+    ] = "weights",
+    finetune: Annotated[int, typer.Option(metavar="N", min=0, help="Epochs of training afterwards.")] = 0,
+    epochs: Annotated[int | None, typer.Option(metavar="N", help="Passes over the data.")] = None,
+    lr: Annotated[float | None, typer.Option(metavar="RATE", help="The learning rate.")] = None,
+    batch_size: Annotated[int | None, typer.Option(metavar="N", help="Examples per step of training.")] = None,
+    limit: Annotated[int | None, typer.Option(metavar="N", help="Train and validate on at most N rows.")] = None,
+    seed: Annotated[int, typer.Option(metavar="N", help="Where randomness starts.")] = 0,
+    save: Annotated[Path | None, typer.Option(metavar="FILE", help="Write the network, entropy-coded.")] = None,
+    export: Annotated[Path | None, typer.Option(metavar="FILE", help="Write it as .onnx or .pt2.")] = None,
+    json: Json = False,
+) -> None:
+    """Train a network and make it small."""
+    from dubito.cli import options
+    from dubito.cli.compressing import fit_and_compress, read_rule
+    from dubito.cli.output import print_json
+
+    for path in (save, export):
+        if path is not None:
+            options.check_writable(path)
+    chosen = options.read_training(None, epochs=epochs, lr=lr, batch_size=batch_size)
+    wanted = read_rule(rule)
+    dataset = options.read_data(data, target, split=0, gap=False, limit=limit, limit_test=None)
+    made = fit_and_compress(
+        dataset, model=model, method=method, rule=wanted, structure=structure, training=chosen, finetune=finetune,
+        seed=seed,
+    )  # fmt: skip
+    report = made.report(dataset.test, feature_names=dataset.feature_names)
+    if save is not None:
+        made.save(save)
+    if export is not None:
+        made.export(export)
+    print_json(report.to_json()) if json else typer.echo(str(report))
+
+
 @data_app.command("list", help=manual.DATA_LIST, short_help="List every data set, with where it was found.")
 def data_list(json: Json = False) -> None:
     """List the data sets."""

@@ -30,6 +30,7 @@ Examples:
   dubito demo
   dubito compare --data digits --method "map()" --method "laplace(structure=kron)"
   dubito compare --data houses.csv --target price --seeds 5
+  dubito compress --data digits --save digits.dubito
   dubito data list
 
 Results go to stdout, progress and errors to stderr. --debug, anywhere on the line, shows the traceback of an error.
@@ -78,6 +79,25 @@ Examples:
   dubito compare --data houses.csv --target price --method "map(prior_precision=1)"
   dubito compare --data mnist --limit 5000 --limit-test 2000 --model lenet5 --ood kmnist --ood notmnist
   dubito compare --data mr --model "lstm(width=32)" --json > results.json
+
+{_EXIT_CODES}
+{_ENVIRONMENT}"""
+
+COMPRESS = f"""Train a network, find the posterior over its weights, remove what it does not need, and report.
+
+The report says what is left of every layer, how large real files are, how fast the network is, and its scores before
+and after; those of the smaller network are measured after writing it to a file and loading it again.
+
+\b
+Rules:        log_alpha(3), signal_to_noise(1), model_reduction()
+              posterior_damage(0.9), magnitude(0.9), random(0.9): the fraction that goes
+              signal_to_noise(max_drop=0.01): the accuracy that may be lost on validation data
+
+\b
+Examples:
+  dubito compress --data digits --epochs 100
+  dubito compress --data digits --method "laplace()" --rule "posterior_damage(0.6)" --structure units --finetune 20
+  dubito compress --data houses.csv --target price --save houses.dubito --json
 
 {_EXIT_CODES}
 {_ENVIRONMENT}"""

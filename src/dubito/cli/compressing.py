@@ -1,0 +1,53 @@
+"""From the words of `dubito compress` to a smaller network."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from dubito import grammar
+from dubito.cli.comparison import Comparison, needs_trained_model
+from dubito.cli.options import read_likelihood, read_methods
+from dubito.compression import Compression, compress
+from dubito.data import DataSet
+from dubito.errors import InputError
+from dubito.rules import Rule
+from dubito.training import Training
+
+
+def read_rule(text: str | None) -> Rule | None:
+    """Return the rule that the text describes; None leaves it to the posterior."""
+    if text is None:
+        return None
+    rule = grammar.parse(text, "rules")
+    if not isinstance(rule, Rule):
+        raise InputError(f"'{text}' is not a rule; write one such as \"magnitude(0.9)\" or \"log_alpha(3)\".")
+    return rule
+
+
+def fit_and_compress(
+    dataset: DataSet,
+    *,
+    model: str,
+    method: str,
+    rule: Rule | None,
+    structure: str,
+    training: dict[str, Any],
+    finetune: int,
+    seed: int,
+) -> Compression:
+    """Train a network, find its posterior, and compress it; amounts are judged on the validation part."""
+    (recipe,) = read_methods([method])
+    comparison = Comparison(
+        dataset, model=model, recipes=(recipe,), likelihood=read_likelihood(None, dataset), training=training
+    )
+    comparison.check()
+    network = comparison.network(seed)
+    if needs_trained_model(recipe):
+        network = comparison.fit(comparison.base_recipe(), network, seed).model
+    posterior = comparison.fit(recipe, network, seed)
+    options: dict[str, Any] = {"data": dataset.validation or dataset.test, "structure": structure}
+    if finetune:
+        options |= {"finetune": dataset.train, "training": Training(epochs=finetune, lr=1e-3, schedule="linear")}
+    return compress(posterior, rule, **options, generator=torch.Generator().manual_seed(seed))

@@ -1,0 +1,176 @@
+"""`compress`: from any posterior with marginals to a smaller network."""
+
+from __future__ import annotations
+
+import copy
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import torch
+from torch import nn
+
+from dubito import batches, params
+from dubito.batches import Data, Source
+from dubito.compression.belief import adapted, belief_of, default_rule, prunable
+from dubito.compression.chain import Units, trace
+from dubito.compression.dependencies import depend
+from dubito.compression.finetune import finetune as train_on
+from dubito.compression.plan import Plan, weight_plan
+from dubito.compression.result import Compression
+from dubito.compression.search import largest_within, score_of
+from dubito.compression.shrink import shrink, silenced
+from dubito.compression.units import unit_plan, unit_relevance
+from dubito.compression.verify import require_same
+from dubito.errors import InputError, MissingDataError
+from dubito.params import Params
+from dubito.posterior import Posterior
+from dubito.rules import Masks, PosteriorDamage, Rule
+from dubito.training import Training
+
+# Rows of the data on which smaller and masked networks are compared and latencies measured.
+EXAMPLE_ROWS = 128
+
+
+def compress(
+    posterior: Posterior,
+    rule: Rule | None = None,
+    *,
+    structure: Literal["weights", "units"] = "weights",
+    data: Data | None = None,
+    finetune: Data | None = None,
+    training: Training | None = None,
+    example: Any = None,
+    allow_empty: bool = False,
+    generator: torch.Generator | None = None,
+) -> Compression:
+    """Remove what the posterior does not need; the posterior and its network stay as they were.
+
+    Args:
+        posterior: Any posterior with `marginals()`: variational, Laplace, SWAG, samplers around one mode, a point.
+        rule: One of `dubito.rules`; by default the posterior's own: `LogAlpha(3)` under a log-uniform prior, else
+            `ModelReduction()`.
+        structure: ``"weights"`` sets single weights to zero, which makes the file small; ``"units"`` removes neurons
+            and channels, which also makes the network fast.
+        data: Held-out data with targets: what an accuracy budget is judged on, and by default what `report` and
+            `sweep` measure on.
+        finetune: Training data to train the remaining weights on; without it nothing is trained.
+        training: How; by default three epochs at a tenth of the usual learning rate.
+        example: A batch of inputs, where there is no `data` to take one from; `structure="units"` needs one.
+        allow_empty: Whether a layer may lose all of its weights, which leaves a constant network.
+        generator: The source of randomness for `rules.Random` and for fine-tuning.
+
+    >>> import dubito
+    >>> from dubito import MAP, Training, rules
+    >>> digits = dubito.data.load("digits")
+    >>> model = dubito.models.mlp(64, 10, hidden=30)
+    >>> posterior = MAP().fit(model, digits.train, training=Training(epochs=2), progress=False)
+    >>> small = compress(posterior, rules.Magnitude(0.5))
+    >>> small.plan.num_kept
+    1110
+    """
+    _check(structure, finetune, rule)
+    rule = default_rule(posterior) if rule is None else rule
+    example = _example(posterior, data, example, structure)
+    pruner = Pruner.of(posterior, rule, structure, example, allow_empty, generator)
+    if rule.max_drop is not None:
+        if data is None:
+            raise MissingDataError(f"{rule!r} decides by held-out data: give `data=`.")
+        rule = largest_within(pruner, rule, score_of(posterior, data))
+    plan, model = pruner.at(rule)
+    if finetune is not None:
+        how = training or Training(epochs=3, lr=1e-4, schedule="linear")
+        masks = {name: mask for name, mask in plan.keep.items() if not plan.units}
+        model = train_on(model, masks, finetune, posterior.likelihood, how, generator=generator)
+    return Compression(posterior, rule, plan, model, pruner, data, example)
+
+
+@dataclass(frozen=True)
+class Pruner:
+    """Everything about a posterior that does not depend on how much goes.
+
+    Args:
+        posterior: The posterior.
+        center: The network at the posterior's mean.
+        rule: The rule.
+        relevance: Of every weight or, where units go, of every unit.
+        groups: Where units go, who feeds whom.
+        example: A batch of inputs, or None.
+        allow_empty: Whether a layer may lose all of its weights.
+    """
+
+    posterior: Posterior
+    center: nn.Module
+    rule: Rule
+    relevance: Params
+    groups: list[Units]
+    example: Any
+    allow_empty: bool
+
+    @classmethod
+    def of(
+        cls,
+        posterior: Posterior,
+        rule: Rule,
+        structure: str,
+        example: Any,
+        allow_empty: bool,
+        generator: torch.Generator | None,
+    ) -> Pruner:
+        """Look at a posterior."""
+        relevance = rule.relevance(belief_of(posterior, rule), generator=generator)
+        center = params.load_(copy.deepcopy(posterior.model).eval(), posterior.marginals()[0])
+        groups: list[Units] = []
+        if structure == "units":
+            traced = trace(center, example) if isinstance(example, torch.Tensor) else None
+            groups = depend(center, example) if traced is None else traced
+            relevance = unit_relevance(center, groups, relevance, rule)
+        return cls(posterior, center, rule, relevance, groups, example, allow_empty)
+
+    def at(self, rule: Rule) -> tuple[Plan, nn.Module]:
+        """Return the plan of `rule`, which differs from ours only in how much goes, and the network that follows."""
+        kept = {name: mask.cpu() for name, mask in rule.keep(self.relevance).items()}
+        model = copy.deepcopy(self.center)
+        if not self.groups:
+            plan = weight_plan(kept, rule, self._first(model)).check(self.allow_empty)
+            return plan, plan.masked(self._adapted(model, kept))
+        plan = unit_plan(model, self.groups, kept, rule, prunable(model)).check()
+        changed: Masks = {name: mask for name, mask in kept.items() if not bool(mask.all())}
+        quiet = silenced(self._adapted(model, plan.keep), self.groups, changed, self.example)
+        small = shrink(quiet, self.groups, changed, self.example).eval()
+        require_same(quiet, small, self.example)
+        return plan, small
+
+    def _adapted(self, model: nn.Module, keep: Masks) -> nn.Module:
+        if self.rule.adapts or (isinstance(self.rule, PosteriorDamage) and self.rule.update):
+            return params.load_(model, adapted(self.posterior, keep))
+        return model
+
+    def _first(self, model: nn.Module) -> str | None:
+        """The weight matrix that sees the input features, where inputs are plain features."""
+        if not isinstance(self.example, torch.Tensor) or self.example.ndim != 2 or not self.example.is_floating_point():
+            return None
+        first = next(name for name, value in model.named_parameters() if value.ndim > 1)
+        matches = dict(model.named_parameters())[first].shape[1:] == self.example.shape[1:]
+        return first if matches else None
+
+
+def _check(structure: str, finetune: Any, rule: Any) -> None:
+    if structure not in ("weights", "units"):
+        raise InputError(f"structure must be 'weights' or 'units', not {structure!r}.")
+    if isinstance(finetune, Training | int | bool):
+        raise InputError("finetune takes the training data; say how to train with training=Training(...).")
+    if rule is not None and not isinstance(rule, Rule):
+        raise InputError(f"rule must be one of dubito.rules, such as rules.LogAlpha(3), not {rule!r}.")
+
+
+def _example(posterior: Posterior, data: Data | None, example: Any, structure: str) -> Any:
+    """A few inputs, where the model is."""
+    if example is None and data is not None:
+        source = Source(data, batch_size=EXAMPLE_ROWS, must_count=False, shard=False)
+        example = source.first().inputs
+    if example is None:
+        if structure == "units":
+            raise InputError('structure="units" needs to see one batch: give `data=` or `example=`.')
+        return None
+    rows = batches.take(batches.as_tensors(example), slice(0, EXAMPLE_ROWS))
+    return batches.place(rows, posterior.device, posterior.dtype)

@@ -1,0 +1,87 @@
+"""Which whole units go: the relevances of their weights, reduced, and the plan that follows."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from dubito.compression.chain import Part, Units
+from dubito.compression.plan import Plan
+from dubito.errors import UnsupportedError
+from dubito.params import Params
+from dubito.rules import Masks, Rule
+
+
+def unit_relevance(model: nn.Module, groups: list[Units], relevance: Params, rule: Rule) -> Params:
+    """Return one relevance per unit, by the name of its group.
+
+    A unit is needed only if something comes in and something goes out: its relevance is the smaller one of what its
+    incoming weights say together and of what its outgoing weights say together.
+    """
+    found: Params = {}
+    for group in groups:
+        rows = [_by_unit(by_output(model, p.layer, relevance[weight(p.layer)]), p, group) for p in group.producers]
+        columns = [_by_unit(by_input(model, p.layer, relevance[weight(p.layer)]), p, group) for p in group.consumers]
+        sides = [rule.reduced(torch.cat(side, 1)) for side in (rows, columns)]
+        found[group.name] = torch.stack(sides).amin(0)
+    if all(bool((value == math.inf).all()) for value in found.values()):
+        raise UnsupportedError(
+            "No layer of this network can lose units: none with random weights feeds another layer directly. "
+            'Use structure="weights".'
+        )
+    return found
+
+
+def unit_plan(model: nn.Module, groups: list[Units], kept: Masks, rule: Rule, names: list[str]) -> Plan:
+    """Return the plan that keeps these units of each group, with the masks of all weights that they touch."""
+    parameters = dict(model.named_parameters())
+    keep = {name: torch.ones(parameters[name].shape, dtype=torch.bool) for name in names}
+    units: Masks = {}
+    for group in groups:
+        stays = kept.get(group.name, torch.ones(group.size, dtype=torch.bool)).cpu()
+        if bool(stays.all()):
+            continue
+        for part in group.producers:
+            rows = by_output(model, part.layer, keep[weight(part.layer)])
+            units.setdefault(part.layer, torch.ones(len(rows), dtype=torch.bool))[gone_of(part, stays)] = False
+            rows[gone_of(part, stays)] = False
+        for part in group.consumers:
+            by_input(model, part.layer, keep[weight(part.layer)])[gone_of(part, stays)] = False
+    return Plan(keep, units, None, rule)
+
+
+def weight(layer: str) -> str:
+    """The name of a layer's weight."""
+    return f"{layer}.weight" if layer else "weight"
+
+
+def by_output(model: nn.Module, layer: str, tensor: Tensor) -> Tensor:
+    """A tensor shaped as the weight of a layer with the outputs first, ``[outputs, ...]``; a view."""
+    return _first_axis(model, layer, tensor, outputs=True)
+
+
+def by_input(model: nn.Module, layer: str, tensor: Tensor) -> Tensor:
+    """The same as ``[inputs, ...]``; a view."""
+    return _first_axis(model, layer, tensor, outputs=False)
+
+
+def gone_of(part: Part, stays: Tensor) -> Tensor:
+    """The channels of a layer that go when only some units stay."""
+    return part.index[~stays[part.unit]]
+
+
+def _by_unit(channels: Tensor, part: Part, group: Units) -> Tensor:
+    """A tensor ``[channels, ...]`` as ``[units, ...]``: each unit owns equally many channels."""
+    order = part.index[torch.argsort(part.unit, stable=True)]
+    return channels[order.to(channels.device)].reshape(group.size, -1)
+
+
+def _first_axis(model: nn.Module, layer: str, tensor: Tensor, outputs: bool) -> Tensor:
+    module: Any = model.get_submodule(layer)
+    # a transposed convolution and an embedding have their inputs first
+    inputs_first = bool(getattr(module, "transposed", False)) or isinstance(module, nn.Embedding)
+    axis = 0 if outputs != inputs_first else 1
+    return tensor.movedim(axis, 0)

@@ -1,0 +1,34 @@
+"""Is the smaller network the same function? Always asked, never assumed."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import nn
+
+from dubito import params
+from dubito.errors import UnsupportedError
+
+TOLERANCE = 1e-5
+
+
+def largest_difference(first: nn.Module, second: nn.Module, example: Any) -> float:
+    """Return the largest difference of two networks' outputs, relative to the largest output if that is above 1."""
+    with torch.no_grad():
+        expected, found = (params.call(model.eval(), example).double() for model in (first, second))
+    if expected.shape != found.shape or not bool(found.isfinite().all()):
+        return float("inf")
+    return float((expected - found).abs().max() / expected.abs().max().clamp_min(1.0))
+
+
+def require_same(reference: nn.Module, small: nn.Module, example: Any, tolerance: float = TOLERANCE) -> float:
+    """Return the difference, if it is within the tolerance."""
+    difference = largest_difference(reference, small, example)
+    tolerance = max(tolerance, 4 * torch.finfo(next(reference.parameters()).dtype).eps)  # half precision
+    if not difference <= tolerance:
+        raise UnsupportedError(
+            f"The smaller network differs from the masked one by {difference:.2g}, more than {tolerance:g}: units of "
+            'this network cannot be removed exactly; use structure="weights".'
+        )
+    return difference
