@@ -48,21 +48,22 @@ def run(folder: str, tasks: dict[str, Task], methods: dict[str, Any], seeds: int
     """Fill in every cell that is missing."""
     for task_name, task in tasks.items():
         for seed in range(seeds):
-            missing = [name for name in methods if not _cell(folder, task_name, name, seed).is_file()]
+            missing = [name for name in methods if not cell(folder, task_name, name, seed).is_file()]
             if not missing:
                 continue
             data = dubito.data.load(task.data, limit=task.limit, limit_test=task.limit_test)
             ood = {name: dubito.data.load(name, like=data, limit_test=task.limit_test).test for name in task.ood}
-            trained = _trained(folder, task_name, task, data, seed)
+            trained = trained_network(folder, task_name, task, data, seed)
             for name in missing:
                 posterior = methods[name].fit(trained, data.train, validation=data.validation, progress=False)
                 shifts = dubito.data.shifts(data, kinds=kinds)
                 result = dubito.evaluate(posterior, data.test, ood=ood, shifts=shifts, name=name)
-                _cell(folder, task_name, name, seed).write_text(json.dumps(result.to_json()))
+                cell(folder, task_name, name, seed).write_text(json.dumps(result.to_json()))
                 print(f"{task_name} seed {seed} {name}: NLL {result.scores['nll']:.4f}", flush=True)
 
 
-def _trained(folder: str, task_name: str, task: Task, data: Any, seed: int) -> nn.Module:
+def trained_network(folder: str, task_name: str, task: Task, data: Any, seed: int) -> nn.Module:
+    """Return the network of a task and seed, trained now or before."""
     path = RESULTS / folder / f"{task_name}-{seed}.safetensors"
     path.parent.mkdir(parents=True, exist_ok=True)
     torch.manual_seed(seed)
@@ -75,7 +76,8 @@ def _trained(folder: str, task_name: str, task: Task, data: Any, seed: int) -> n
     return posterior.model
 
 
-def _cell(folder: str, task: str, method: str, seed: int) -> Path:
+def cell(folder: str, task: str, method: str, seed: int) -> Path:
+    """Return the file of one cell."""
     name = "".join(c if c.isalnum() else "-" for c in method)
     return RESULTS / folder / f"{task}-{name}-{seed}.json"
 
@@ -84,14 +86,14 @@ def table(folder: str, task_name: str, methods: dict[str, Any], seeds: int) -> s
     """Return a Markdown table: mean ± standard deviation over the seeds that are there."""
     lines: list[str] = []
     for method in methods:
-        paths = [_cell(folder, task_name, method, seed) for seed in range(seeds)]
+        paths = [cell(folder, task_name, method, seed) for seed in range(seeds)]
         found = [dubito.reporting.Evaluation.from_json(json.loads(p.read_text())) for p in paths if p.is_file()]
         if not found:
             continue
         rows = [_columns(result) for result in found]
         if not lines:
             lines += [f"| method | {' | '.join(rows[0])} |", f"|---|{'---|' * len(rows[0])}"]
-        cells = [_mean([row[key] for row in rows]) for key in rows[0]]
+        cells = [mean_text([row[key] for row in rows]) for key in rows[0]]
         lines.append(f"| {method} | {' | '.join(cells)} |")
     return "\n".join(lines)
 
@@ -107,6 +109,7 @@ def _columns(result: Any) -> dict[str, float]:
     return columns
 
 
-def _mean(values: list[float]) -> str:
+def mean_text(values: list[float]) -> str:
+    """Return mean ± standard deviation."""
     spread = f" ± {statistics.stdev(values):.3f}" if len(values) > 1 else ""
     return f"{statistics.mean(values):.3f}{spread}"

@@ -191,7 +191,7 @@ class PointPosterior(Posterior):
     @classmethod
     def from_state(cls, model: nn.Module, likelihood: Likelihood, recipe: MAP, num_data: int, state: Any) -> Self:
         """Make the point again."""
-        text = state["learned_prior"]
+        text = state.get("learned_prior")
         prior = None if text is None else Setting.from_json(json.loads(text), state["prior_tensors"])
         return cls(model, likelihood, recipe, num_data, state["temperature"], state["precision"], prior)
 

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader, DistributedSampler, TensorDataset
 
 import dubito
-from dubito import MAP, Posterior, Training, distributed, io, params
+from dubito import MAP, Posterior, Training, Variational, distributed, io, params
 from dubito.batches import Batch, Source
 from dubito.errors import InputError
 from dubito.inference import Inference, Problem, State
@@ -78,8 +78,12 @@ def fits() -> dict[str, Any]:
         "stopped": fit(MAP(temperature="validation"), classes(), validation=classes(2), training=stopped),
         "one row of validation": fit(MAP(temperature="validation"), classes(), validation=classes(2, rows=1)),
         "regression": regression,
+        "weight samples": fit(Variational(estimator="weight", initial_scale=0.2), classes()),
+        "natural": fit(Variational(optimizer="natural"), classes()),
+        "correlated": fit(Variational(family="low-rank", rank=2, initial_scale=0.2), classes()),
     }
     found: dict[str, Any] = {name: weights(posterior)["params"] for name, posterior in results.items()}
+    found["scales"] = {name: results[name].scale for name in ("weight samples", "natural", "correlated")}
     found["numbers"] = torch.tensor(
         [regression.likelihood.noise, regression.temperature, results["stopped"].temperature], dtype=torch.float64
     )

@@ -47,7 +47,10 @@ def compare(found: Any, expected: Any, tolerance: float) -> None:
         torch.testing.assert_close(found[name], value, rtol=tolerance, atol=tolerance)
 
 
-FITS = ("adam", "sgd", "fresh", "loader", "batches", "stopped", "one row of validation", "regression", "scores")
+FITS = (
+    "adam", "sgd", "fresh", "loader", "batches", "stopped", "one row of validation", "regression", "scores",
+    "weight samples", "natural", "correlated", "scales",
+)  # fmt: skip
 
 
 @pytest.mark.parametrize("name", FITS)

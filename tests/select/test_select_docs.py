@@ -5,15 +5,29 @@ from __future__ import annotations
 import importlib
 import re
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 ROOT = Path(__file__).parents[2]
 PAGE = (ROOT / "docs" / "subnetworks.md").read_text()
+RESULTS = (ROOT / "docs" / "results-subnetworks.md").read_text()
+
+
+def examples(page: str) -> list[str]:
+    return re.findall(r"^```python\n(.*?)^```$", page, flags=re.DOTALL | re.MULTILINE)
+
+
+def test_the_recommended_setting_runs() -> None:
+    (block,) = examples(RESULTS)
+    scope: dict[str, Any] = {"__name__": "page"}
+    exec(block, scope)
+    assert scope["posterior"].selection.num_weights == 1000
+    assert scope["point"].temperature != 1.0
 
 
 def test_the_examples_run(capsys: pytest.CaptureFixture[str]) -> None:
-    blocks = re.findall(r"^```python\n(.*?)^```$", PAGE, flags=re.DOTALL | re.MULTILINE)
+    blocks = examples(PAGE)
     assert len(blocks) == 3
     exec("\n".join(blocks), {"__name__": "page"})
     printed = capsys.readouterr().out

@@ -20,6 +20,7 @@ from torch import Tensor
 
 from dubito import Laplace, select
 from dubito.curvature import FallbackWarning
+from dubito.errors import InputError
 from dubito.laplace import LaplacePosterior
 from dubito.selection import Selection, SelectionRule
 
@@ -151,6 +152,16 @@ def test_tuning_and_updating_over_a_subnetwork(structure: str) -> None:
     judged = recipe.replace(prior_precision="validation").fit(one.model, one.data, validation=one.data)
     assert float(judged.prior_precision) > 0
     assert tuned.update(one.data).selection == tuned.selection
+
+
+def test_too_many_weights_for_a_full_matrix_have_a_low_rank_form(monkeypatch: pytest.MonkeyPatch) -> None:
+    one = case("categorical")
+    with monkeypatch.context() as patch:
+        patch.setattr("dubito.curvature.structures.LARGEST_FULL", 19)
+        with pytest.raises(InputError, match=r"over 20 weights would need .* GB: select fewer .*'lowrank'"):
+            fit(one, select.subnetwork(20))
+        small = fit(one, select.subnetwork(20), "lowrank")  # its rank is large enough to be exact
+    same(one, small, fit(one, select.subnetwork(20)))
 
 
 SCRIPT = """

@@ -222,6 +222,18 @@ class TestTraining:
         recipe.fit(seeded(mlp), classes(64), training=SHORT.replace(epochs=2, batch_size=8))
         assert weights == pytest.approx([0.8 * min(step / 8, 1.0) for step in range(16)])
 
+    def test_it_warms_up_in_cycles(self) -> None:
+        weights: list[float] = []
+
+        class Spy(objectives.ELBO):
+            def loss(self, module: Any, step: Any) -> Tensor:
+                weights.append(step.temperature)
+                return super().loss(module, step)
+
+        recipe = Variational(objective=Spy(), kl_warmup=0.5, kl_cycles=2)
+        recipe.fit(seeded(mlp), classes(64), training=SHORT.replace(epochs=2, batch_size=8))
+        assert weights == pytest.approx([0.0, 0.25, 0.5, 0.75, 1.0, 1.0, 1.0, 1.0] * 2)
+
     def test_colder_is_narrower(self) -> None:
         cold, warm = (
             Variational(temperature=t).fit(seeded(mlp), classes(), training=LONG.replace(epochs=60))
@@ -338,7 +350,9 @@ def test_files_keep_priors_by_weight(tmp_path: Path) -> None:
         ({"initial_scale": -1.0}, "out of range"),
         ({"temperature": 0.0}, "out of range"),
         ({"kl_warmup": 2.0}, "out of range"),
+        ({"kl_cycles": 0}, "out of range"),
         ({"objective": objectives.Renyi(0.5)}, "estimator='weight'"),
+        ({"objective": objectives.Renyi(-1.0), "estimator": "flipout"}, "estimator='weight'"),
         ({"prior": priors.Normal("model", 1.0), "start": "fresh"}, "needs start='model'"),
     ],
 )

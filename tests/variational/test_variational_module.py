@@ -372,6 +372,10 @@ class TestSharedMoments:
         ("mlp", {"prior": priors.Normal(0.0, "learn")}),
         ("mlp", {"prior": priors.LogUniform(), "weights": select.random(6)}),
         ("mlp", {"estimator": "flipout"}),
+        ("mlp", {"estimator": "weight"}),
+        ("token", {"estimator": "weight", "prior": priors.Normal(0.3, 0.7), "biases": "random"}),
+        ("mlp", {"estimator": "weight", "prior": priors.Laplace(), "weights": select.random(6)}),
+        ("lstm", {"estimator": "weight", "prior": priors.Normal("model", 0.7)}),
         ("tied", {}),
         ("lstm", {"biases": "random"}),
         ("transformer_encoder", {"biases": "random"}),
@@ -401,8 +405,18 @@ class TestSharedMoments:
         assert all(layer.moments is None for layer in module.layers)
         copy.deepcopy(module)
 
+    def test_only_the_first_call_has_the_draw_of_the_divergence(self) -> None:
+        module, x = convert(seeded(mlp), estimator="weight", initial_scale=0.3), normal(4, 3)
+        with module.shared_moments():
+            first, second = module(x), module(x)
+        assert not torch.equal(first, second)
+        assert not module.ready
+
     def test_the_written_out_gradient(self) -> None:
-        from dubito.variational.fused import NormalMoments
+        from dubito.variational.fused import NormalDraw, NormalMoments
 
         mean, log_scale = normal(3, 2).requires_grad_(), normal(3, 2, seed=1).requires_grad_()
+        noise = normal(3, 2, seed=2)
+        draw = lambda m, r: NormalDraw.apply(m, r, noise.clone(), 0.3, 0.7)  # noqa: E731
+        assert torch.autograd.gradcheck(draw, (mean, log_scale))
         assert torch.autograd.gradcheck(lambda m, r: NormalMoments.apply(m, r, 0.3, 0.7), (mean, log_scale))

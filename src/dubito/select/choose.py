@@ -107,7 +107,7 @@ class Chooser:
             if not hasattr(of, "fit"):
                 raise InputError("The posterior of this rule was not saved with it: give it one again.")
             of = of.fit(
-                self.model, _Replayed(self.source), likelihood=self.likelihood,
+                self.model, _fit_data(self.source), likelihood=self.likelihood,
                 num_data=self.source.num_data, generator=self.generator, progress=False,
             )  # fmt: skip
         return measured.weights.ravel(of.marginals()[1]).double().cpu()
@@ -149,6 +149,11 @@ class Chooser:
 def laplace(**settings: Any) -> Any:
     """The `Laplace` recipe, found by its name: it uses selections, so it cannot be imported here."""
     return find("Laplace")(**settings)
+
+
+def _fit_data(source: Source) -> Any:
+    """The data of a source for a recipe of its own: as it was given, so that it is batched and shuffled anew."""
+    return _Replayed(source) if source.pair is None else source.pair
 
 
 class _Replayed:

@@ -39,7 +39,7 @@ if TYPE_CHECKING:
     from dubito.laplace import LaplacePosterior
 
 # Networks up to this many weights are compared with the exact posterior over all of them.
-MOST_EXACT = 2500
+MOST_EXACT = 3000
 # The recommended size captures this share of what the largest one does.
 ENOUGH = 0.95
 

@@ -11,10 +11,12 @@ from dubito.errors import InputError
 from dubito.fitting import private_copy
 from dubito.layers import rule_for
 from dubito.layers.norm import NormRule
-from dubito.priors import Normal, Prior
+from dubito.priors import GroupPrior, Normal, Prior
 from dubito.priors.base import require_real
 from dubito.select import all as all_weights
 from dubito.selection import Selection, SelectionRule
+from dubito.variational.correlations import FAMILIES
+from dubito.variational.joint import JointModule
 from dubito.variational.layer import StochasticLayer, make_stochastic
 from dubito.variational.mean_field import MeanField
 from dubito.variational.module import VariationalModule
@@ -32,6 +34,8 @@ def convert(
     biases: Literal["deterministic", "random"] = "deterministic",
     weights: SelectionRule | Selection = all_weights(),  # noqa: B008 - a frozen setting
     rest: Literal["train", "hold"] = "train",
+    family: Literal["mean-field", "low-rank", "full"] = "mean-field",
+    rank: int = 10,
 ) -> VariationalModule:
     r"""Return a copy of any network with a posterior $\mathcal N(\mu, \sigma^2)$ over its weights, as a plain module.
 
@@ -47,6 +51,9 @@ def convert(
         biases: Whether vectors (biases, gains of normalization layers) are random too, or trained as points.
         weights: Which weights are random.
         rest: Whether weights that are not selected can be trained, as points, or are held at their value.
+        family: ``"mean-field"``: independent weights. ``"low-rank"`` and ``"full"``: correlated ones, for small
+            selections; all weights are then sampled together, whatever the estimator.
+        rank: The rank of the correlations of ``"low-rank"``.
 
     >>> import torch
     >>> module = convert(nn.Linear(3, 2), initial_scale=1.0)
@@ -54,6 +61,7 @@ def convert(
     >>> torch.testing.assert_close(module.kl(), 0.5 * means.square().sum())  # N(μ, 1) under N(0, 1)
     """
     _check(model, prior, estimator, initial_scale, biases, rest)
+    check_family(family, rank, prior)
     network = private_copy(model)
     chosen = weights if isinstance(weights, Selection) else weights.resolve(network)
     selection = random_weights(network, chosen, biases)
@@ -61,15 +69,34 @@ def convert(
     if rest == "hold":
         for name, value in parameters.items():
             value.requires_grad_(value.requires_grad and (name in selection.indices or chosen.is_whole(name)))
-    posterior = {}
+    if isinstance(prior, GroupPrior):
+        from dubito.variational.groups.convert import convert_groups
+
+        groups = convert_groups(network, selection, prior, estimator, initial_scale, rest == "hold")
+        return groups.train(model.training)
+    posterior = _fields(parameters, selection, prior, initial_scale, rest == "hold")
+    if family != "mean-field":
+        return JointModule(network, posterior, selection, family, rank).train(model.training)
+    if estimator != "weight":
+        _put_noise_on_outputs(network, posterior, estimator)
+    return VariationalModule(network, posterior, selection, estimator).train(model.training)
+
+
+def _fields(
+    parameters: dict[str, nn.Parameter],
+    selection: Selection,
+    prior: Prior,
+    initial_scale: float | dict[str, Tensor],
+    hold_rest: bool,
+) -> dict[str, MeanField]:
+    """Scales and priors of each parameter."""
+    fields = {}
     for name in selection.names:
         mean, index = parameters[name], selection.indices[name]
         entries = mean.detach() if index is None else mean.detach().flatten()[index.to(mean.device)]
         scale = initial_scale[name] if isinstance(initial_scale, dict) else initial_scale
-        posterior[name] = MeanField(mean, index, prior.resolve(name, entries), scale, rest == "hold")
-    if estimator != "weight":
-        _put_noise_on_outputs(network, posterior, estimator)
-    return VariationalModule(network, posterior, selection, estimator).train(model.training)
+        fields[name] = MeanField(mean, index, prior.resolve(name, entries), scale, hold_rest)
+    return fields
 
 
 def random_weights(network: nn.Module, chosen: Selection, biases: str) -> Selection:
@@ -104,6 +131,16 @@ def _put_noise_on_outputs(network: nn.Module, posterior: dict[str, MeanField], e
         # the gain of a normalization layer is sampled: it is small, and the layer's own forward keeps its statistics
         if "weight" in own and own["weight"].ndim >= 2 and not tied and not isinstance(rule, NormRule):
             make_stochastic(module, rule, estimator, {n: posterior[names[id(value)]] for n, value in own.items()})
+
+
+def check_family(family: str, rank: int, prior: Prior) -> None:
+    """Raise unless there is such a family, and it goes with the prior."""
+    if family not in FAMILIES:
+        raise InputError(f"family must be one of {', '.join(FAMILIES)}, got {family!r}.")
+    if isinstance(rank, bool) or not isinstance(rank, int) or rank < 1:
+        raise InputError(f"rank must be a whole number, at least 1, got {rank!r}.")
+    if family != "mean-field" and isinstance(prior, GroupPrior):
+        raise InputError(f"{prior!r} has scales of groups and independent weights: use family='mean-field' with it.")
 
 
 def _check(

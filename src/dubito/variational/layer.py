@@ -15,6 +15,7 @@ layer that is used several times in one pass has one weight sample for all of th
 from __future__ import annotations
 
 import functools
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -24,8 +25,26 @@ from dubito.layers import LayerRule
 from dubito.variational.mean_field import MeanField
 
 # What a stochastic layer has beyond its class.
-OWN = ("rule", "estimator", "random", "drawn", "calls", "shared", "moments")
+OWN = ("rule", "estimator", "random", "drawn", "calls", "shared", "moments", "memory")
 _CLASSES: dict[type[nn.Module], type[nn.Module]] = {}
+
+
+class Memory:
+    """What a layer found for its inputs, for as long as they are the same in every sample of a prediction."""
+
+    def __init__(self) -> None:
+        self.inputs: Tensor | None = None
+        self.found: tuple[Tensor, Tensor] | None = None
+        self.useless = False  # the inputs differ from sample to sample: there is noise before this layer
+
+    def recall(self, inputs: Tensor, find: Callable[[Tensor], tuple[Tensor, Tensor]]) -> tuple[Tensor, Tensor]:
+        """Return what `find` gives for the inputs, from memory if they have not changed."""
+        if self.found is not None and self.inputs is not None and torch.equal(inputs, self.inputs):
+            return self.found
+        found = find(inputs)
+        self.useless = self.useless or self.found is not None
+        self.inputs, self.found = (None, found) if self.useless else (inputs, found)
+        return found
 
 
 class StochasticLayer(nn.Module):
@@ -33,12 +52,13 @@ class StochasticLayer(nn.Module):
 
     Attributes:
         rule: What the layer computes.
-        estimator: ``"local"`` or ``"flipout"``.
+        estimator: ``"local"``, ``"flipout"``, or ``"scaled"`` for a weight in groups, which draws their scales too.
         random: The posteriors of its parameters ``weight`` and, where it is random, ``bias``.
         drawn: The weight samples of the current pass of the whole network; None outside of one.
         calls: How often the layer was called, or one of its random parameters read, in this pass.
         shared: Whether it uses one weight sample for a whole pass, because a pass uses it several times.
         moments: Mean and variance of its parameters where a training step has computed them already; else None.
+        memory: The moments of its outputs, kept from sample to sample of a prediction; else None.
     """
 
     rule: LayerRule[Any]
@@ -48,12 +68,15 @@ class StochasticLayer(nn.Module):
     calls: int
     shared: bool
     moments: dict[str, tuple[Tensor, Tensor]] | None
+    memory: Memory | None
 
     def forward(self, x: Tensor, *args: Any, **kwargs: Any) -> Tensor:
         """Call the layer with fresh noise."""
         self.calls += 1
         if self.shared or args or kwargs:
             return super().forward(x, *args, **kwargs)  # which reads `self.weight`: a sample
+        if self.estimator == "scaled":
+            return self.random["weight"].noisy_output(self, x)  # type: ignore[operator]
         return self._local(x) if self.estimator == "local" else self._flipout(x)
 
     def compute_moments(self) -> list[Tensor]:
@@ -67,6 +90,11 @@ class StochasticLayer(nn.Module):
         return divergences
 
     def _local(self, x: Tensor) -> Tensor:
+        mean, scale = self._output_moments(x) if self.memory is None else self.memory.recall(x, self._output_moments)
+        return torch.addcmul(mean, scale, torch.randn_like(mean))
+
+    def _output_moments(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        """Mean and standard deviation of the outputs."""
         moments: dict[str, Any] = self.moments or {
             name: (self.random[name].center(mean), self.random[name].variance(mean))
             for name, mean in self._means() if name in self.random
@@ -75,7 +103,7 @@ class StochasticLayer(nn.Module):
         mean = self.rule.apply(self, x, weight, bias)
         variance = self.rule.apply_variance(self, x, weight_variance, bias_variance)
         # an output that no input reaches has no variance, and the root no slope at 0
-        return mean + variance.clamp_min(torch.finfo(mean.dtype).tiny).sqrt() * torch.randn_like(mean)
+        return mean, variance.clamp_min(torch.finfo(mean.dtype).tiny).sqrt()
 
     def _flipout(self, x: Tensor) -> Tensor:
         weight, bias = self._centers()
@@ -110,6 +138,12 @@ class StochasticLayer(nn.Module):
             self.calls += 1
         return self.drawn[name]
 
+    def __setattr__(self, name: str, value: Any) -> None:
+        if name in OWN:
+            vars(self)[name] = value  # several are set in every call, and a module is slow to look whether it owns them
+        else:
+            super().__setattr__(name, value)
+
     def __reduce__(self) -> Any:  # the class is made at run time, so that it cannot be found by its name
         return _blank, (_plain_class(type(self)),), self.__getstate__()
 
@@ -117,7 +151,7 @@ class StochasticLayer(nn.Module):
 def make_stochastic(layer: nn.Module, rule: LayerRule[Any], estimator: str, random: dict[str, MeanField]) -> None:
     """Turn a layer of one of our own networks, in place, into a stochastic one; `make_plain` undoes it."""
     layer.__class__ = _stochastic_class(type(layer))
-    values = (rule, estimator, random, None, 0, False, None)
+    values = (rule, estimator, random, None, 0, False, None, None)
     vars(layer).update(zip(OWN, values, strict=True))
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from typing import cast
+from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from dubito.errors import InputError
 from dubito.priors import Normal, Prior
 from dubito.priors.base import unchecked
-from dubito.variational.fused import NormalMoments
+from dubito.variational.fused import NormalDraw, NormalMoments
 
 
 class MeanField(nn.Module):
@@ -42,6 +42,9 @@ class MeanField(nn.Module):
         self.log_scale = nn.Parameter(start.log().expand(chosen.shape).clone())
         tensors = {name: value for name, value in prior.fields().items() if isinstance(value, Tensor)}
         for name, value in tensors.items():
+            if name in prior.learned_fields:
+                self.register_parameter(f"prior_{name}", nn.Parameter(value.detach().clone().to(mean)))
+                continue
             own = self.chosen(value) if value.shape == mean.shape else value
             if own.ndim and own.shape != chosen.shape:
                 raise InputError(
@@ -68,26 +71,45 @@ class MeanField(nn.Module):
         """The mean; where only some entries are random and the rest is held, it has a gradient for those alone."""
         if self.index is None or not self.hold_rest:
             return mean
-        return self._placed(self.chosen(mean), mean.detach())
+        return self.placed(self.chosen(mean), mean.detach())
 
     def variance(self, mean: Tensor) -> Tensor:
         """The variances in the shape of the parameter, 0 where an entry is not random."""
         variance = (2 * self.log_scale).exp()
-        return variance if self.index is None else self._placed(variance, torch.zeros_like(mean))
+        return variance if self.index is None else self.placed(variance, torch.zeros_like(mean))
 
     def moments_and_kl(self, mean: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """Center, variance and divergence, sharing their work where the prior is a fixed normal one."""
-        prior = self._prior
-        if isinstance(prior, Normal) and self.index is None and not self._tensor_fields and not prior.learns_scale:
+        if self._is_simple:
+            prior: Any = self._prior
             return NormalMoments.apply(mean, self.log_scale, prior.loc, prior.scale)
         return self.center(mean), self.variance(mean), self.kl(mean)
 
+    def sample_and_kl(self, mean: Tensor, *, generator: torch.Generator | None = None) -> tuple[Tensor, Tensor]:
+        """A draw and the divergence, sharing their work where the prior is a fixed normal one."""
+        if self._is_simple:
+            prior: Any = self._prior
+            noise = self._normal(mean, generator)
+            return NormalDraw.apply(mean, self.log_scale, noise, prior.loc, prior.scale)
+        return self.sample(mean, generator=generator), self.kl(mean)
+
+    @property
+    def _is_simple(self) -> bool:
+        """Whether all entries are random, under one normal prior of known numbers."""
+        prior = self._prior
+        return (
+            isinstance(prior, Normal) and self.index is None and not self._tensor_fields and not prior.learns_scale
+        )
+
     def noise(self, mean: Tensor, *, generator: torch.Generator | None = None) -> Tensor:
         r"""A draw of $w - \mu$, differentiable in the scale."""
+        noise = self.scale * self._normal(mean, generator)
+        return noise if self.index is None else self.placed(noise, torch.zeros_like(mean))
+
+    def _normal(self, mean: Tensor, generator: torch.Generator | None) -> Tensor:
         device = mean.device if generator is None else generator.device
-        normal = torch.empty(self.log_scale.shape, dtype=mean.dtype, device=device).normal_(generator=generator)
-        noise = self.scale * normal.to(mean.device)
-        return noise if self.index is None else self._placed(noise, torch.zeros_like(mean))
+        drawn = torch.empty(self.log_scale.shape, dtype=mean.dtype, device=device).normal_(generator=generator)
+        return drawn.to(mean.device)
 
     def sample(self, mean: Tensor, *, generator: torch.Generator | None = None) -> Tensor:
         """A draw of the whole parameter, differentiable in mean and scale."""
@@ -109,9 +131,9 @@ class MeanField(nn.Module):
         """Multiply a gradient in the shape of the parameter by a factor, at the random entries."""
         if self.index is None:
             return gradient * factor
-        return self._placed(self.chosen(gradient) * factor, gradient)
+        return self.placed(self.chosen(gradient) * factor, gradient)
 
-    def _placed(self, values: Tensor, base: Tensor) -> Tensor:
+    def placed(self, values: Tensor, base: Tensor) -> Tensor:
         """`base` with the random entries replaced."""
         index = cast(Tensor, self.index)
         return base.flatten().index_copy(0, index, values).view_as(base)

@@ -46,6 +46,8 @@ class VariationalModule(nn.Module):
         on_outputs = {id(part) for layer in self.layers for part in layer.random.values()}
         self.sampled = [name for name, part in posterior.items() if id(part) not in on_outputs]
         self.has_fused_parts = any(isinstance(module, FUSED) for module in network.modules())
+        self.weight_noise: torch.Generator | None = None
+        self.ready: Params = {}  # weights that a training step has drawn already, for its first call
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         """Call the network with new weights."""
@@ -67,17 +69,19 @@ class VariationalModule(nn.Module):
 
     @contextmanager
     def shared_moments(self) -> Iterator[Tensor]:
-        """Compute all moments once for the calls inside the block, and yield the divergence: for a training step."""
-        if self.estimator != "local":
-            yield self.kl()
-            return
-        terms = [kl for layer in self.layers for kl in layer.compute_moments()]
-        if self.sampled:
-            means, parts = self._means(), dict(self.parts())
-            terms += [parts[name].kl(means[name]) for name in self.sampled]
+        """Share work between the calls inside the block and the divergence, which is yielded: for a training step."""
+        means, parts = self._means(), dict(self.parts())
+        if self.estimator == "local":
+            terms = [kl for layer in self.layers for kl in layer.compute_moments()]
+        else:
+            terms = [part.kl(means[name]) for name, part in parts.items() if name not in self.sampled]
+        for name in self.sampled:
+            self.ready[name], kl = parts[name].sample_and_kl(means[name], generator=self.weight_noise)
+            terms.append(kl)
         try:
             yield torch.stack(terms).sum()
         finally:
+            self.ready.clear()
             for layer in self.layers:
                 layer.moments = None
 
@@ -134,8 +138,24 @@ class VariationalModule(nn.Module):
         """Lend a draw of the weights whose layers do not put the noise on their outputs."""
         if not self.sampled:
             return nullcontext()
-        means, parts = self._means(), dict(self.parts())
-        return params.swapped(self.network, {name: parts[name].sample(means[name]) for name in self.sampled})
+        drawn = dict(self.ready)
+        self.ready.clear()
+        if not drawn:
+            means, parts, generator = self._means(), dict(self.parts()), self.weight_noise
+            drawn = {name: parts[name].sample(means[name], generator=generator) for name in self.sampled}
+        return params.swapped(self.network, drawn)
+
+    @contextmanager
+    def drawing_from(self, generator: torch.Generator) -> Iterator[None]:
+        """Draw weights for whole calls from a generator inside the block, where several processes must draw the same.
+
+        Noise on outputs still comes from the global generator: it belongs to each process's own rows.
+        """
+        vars(self)["weight_noise"] = generator
+        try:
+            yield
+        finally:
+            vars(self)["weight_noise"] = None
 
 
 def kl(module: nn.Module) -> Tensor:

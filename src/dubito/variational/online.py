@@ -15,6 +15,7 @@ from dubito.priors import ByName, Normal
 from dubito.recipe import Recipe
 from dubito.settings import setting
 from dubito.variational.convert import convert
+from dubito.variational.joint import JointModule
 from dubito.variational.posterior import VariationalPosterior
 from dubito.variational.trainer import Trainer
 
@@ -34,13 +35,13 @@ class Continue(Recipe):
         """Return the steps of training."""
         old: VariationalPosterior = self.posterior
         selection, recipe = old.selection, old.recipe
-        center, prior, scales = selection.ravel(old.mean()), {}, {}
-        for name, span in selection.slices.items():
-            shape = selection.shapes[name] if selection.is_whole(name) else (span.stop - span.start,)
-            scales[name] = old.scale[span].reshape(shape)
-            prior[name] = Normal(center[span].reshape(shape), scales[name])
+        own = old.scale if old.correlations is None else old.scale / old.correlations.spread()
+        centers, spreads = (old.by_name(flat) for flat in (selection.ravel(old.mean()), old.scale))
+        prior = {name: Normal(center, spreads[name]) for name, center in centers.items()}
         module = convert(
-            problem.model, prior=ByName(prior), estimator=recipe.estimator, initial_scale=scales,
-            biases="random", weights=selection, rest="hold",
+            problem.model, prior=ByName(prior), estimator=recipe.sampling, initial_scale=old.by_name(own),
+            biases="random", weights=selection, rest="hold", family=recipe.family, rank=recipe.rank,
         )  # fmt: skip
+        if isinstance(module, JointModule) and old.factor is not None:
+            module.continue_from(old.factor)
         return Trainer(recipe, problem, module, before=old).inference()

@@ -15,17 +15,21 @@ from dubito.errors import InputError, UnsupportedError
 from dubito.likelihoods import Likelihood
 from dubito.params import Params
 from dubito.posterior import Posterior, Predictor
+from dubito.prediction import Prediction
 from dubito.predictive.monte_carlo import weight_predictor
-from dubito.priors import Prior
+from dubito.priors import GroupPrior, Prior
 from dubito.priors.base import Value, unchecked
 from dubito.randomness import default_generator, draw_seed
 from dubito.selection import Selection
 from dubito.settings import Setting
+from dubito.variational.correlations import Correlations
+from dubito.variational.predicting import local_predictor, predict_to
 
 if TYPE_CHECKING:
     from dubito.batches import Data
     from dubito.training import Training
     from dubito.variational.diagnosis import Diagnosis
+    from dubito.variational.module import VariationalModule
 
 # Numbers in weight samples that are kept from batch to batch; above it they are drawn again for each batch.
 KEPT = 2**26
@@ -59,7 +63,7 @@ class Record:
 
 
 class VariationalPosterior(Posterior):
-    r"""The result of `Variational`: independent $\mathcal N(\mu_i, \sigma_i^2)$ over the selected weights.
+    r"""The result of `Variational`: a normal distribution over the selected weights, of independent ones by default.
 
     Args:
         model: The network at the means.
@@ -67,9 +71,10 @@ class VariationalPosterior(Posterior):
         recipe: The recipe.
         num_data: The number of examples seen in all.
         selection: Which weights are random.
-        scale: Their standard deviations ``[D]``.
+        scale: Their marginal standard deviations ``[D]``.
         priors: The prior of each random parameter's random entries, with its learned values.
         record: What was measured on the training data.
+        factor: How they move together in a ``"low-rank"`` or ``"full"`` family; see `dubito.variational.correlations`.
     """
 
     family = "Variational"
@@ -84,16 +89,26 @@ class VariationalPosterior(Posterior):
         scale: Tensor,
         priors: dict[str, Prior],
         record: Record,
+        factor: Tensor | None = None,
     ) -> None:
         super().__init__(model, likelihood, recipe, num_data)
         self.selection, self.scale, self.priors, self.record = selection, scale, priors, record
+        self.factor = factor
+
+    @property
+    def correlations(self) -> Correlations | None:
+        """How the weights move together, or None where they are independent."""
+        return None if self.factor is None else Correlations(self.recipe.family, self.factor)
 
     def sample(self, num_samples: int, *, generator: torch.Generator | None = None) -> Params:
         """Draw weights."""
         generator, center = default_generator(generator), self.selection.ravel(self.mean())
         shape = (num_samples, self.selection.num_weights)
-        noise = torch.randn(shape, generator=generator, dtype=center.dtype, device=generator.device)
-        return self.selection.merge(self.mean(), noise.to(center.device).mul_(self.scale).add_(center))
+        noise = torch.randn(shape, generator=generator, dtype=center.dtype, device=generator.device).to(center.device)
+        correlations = self.correlations
+        if correlations is not None:
+            noise = correlations.apply(noise, generator).div_(correlations.spread())
+        return self.selection.merge(self.mean(), noise.mul_(self.scale).add_(center))
 
     def marginals(self) -> tuple[Params, Params]:
         """Return means and variances; the variance is 0 where a weight is not random."""
@@ -107,12 +122,46 @@ class VariationalPosterior(Posterior):
         variance = self._by_weight(lambda prior: prior.variance())
         return self.selection.merge(mean, center), self.selection.merge(zeros, variance)
 
+    def predict(
+        self,
+        x: Any,
+        *,
+        num_samples: int | None = None,
+        generator: torch.Generator | None = None,
+        batch_size: int = 1024,
+        standard_error: float | None = None,
+        **options: Any,
+    ) -> Prediction:
+        """Predict; see `Posterior.predict`.
+
+        Args:
+            x: The inputs.
+            num_samples: How many weight samples; with a `standard_error`, the most of them (by default 1,024).
+            generator: The source of randomness; by default the same call gives the same numbers.
+            batch_size: How many rows are worked on at a time.
+            standard_error: Draw as many samples as it takes until every class probability (in regression: every mean)
+                has this standard error. The result is that of a call with the number of samples it ended with.
+            options: ``method="weights"``, ``"local"`` or ``"mean"``; see `predictor`.
+        """
+        options |= {"batch_size": batch_size}
+        if standard_error is None:
+            return super().predict(x, num_samples=num_samples, generator=generator, **options)
+        if options.get("method") == "mean":
+            raise InputError("The network at the means draws nothing and has no standard_error: drop one of the two.")
+        seed = draw_seed(default_generator(generator))
+
+        def predict(count: int) -> Prediction:
+            own = torch.Generator().manual_seed(seed)
+            return Posterior.predict(self, x, num_samples=count, generator=own, **options)
+
+        return predict_to(standard_error, num_samples, predict)
+
     def predictor(
         self,
         num_samples: int,
         generator: torch.Generator,
         *,
-        method: Literal["weights", "mean"] = "weights",
+        method: Literal["weights", "local", "mean"] = "weights",
         **options: Any,
     ) -> Predictor:
         """Return the predictive.
@@ -120,22 +169,47 @@ class VariationalPosterior(Posterior):
         Args:
             num_samples: How many weight samples.
             generator: The source of randomness.
-            method: ``"weights"``: the network at sampled weights, the same for all inputs of a call; ``"mean"``: the
-                network at the means, one pass without epistemic uncertainty.
+            method: ``"weights"``: the network at sampled weights, the same for all inputs of a call. ``"local"``: noise
+                on the outputs of each layer, which is cheaper because the first layer's work is shared by all samples;
+                the samples of different inputs are then independent. ``"mean"``: the network at the means, one pass
+                without epistemic uncertainty.
             options: None others.
         """
         if options:
             raise InputError(f"A Variational posterior has no predict option '{next(iter(options))}'.")
-        if method not in ("weights", "mean"):
-            raise InputError(f"method must be 'weights' or 'mean', not {method!r}.")
-        if method == "mean":
-            return lambda inputs: self.likelihood.predict(params.call(self.model, inputs))
+        match method:
+            case "mean":
+                return lambda inputs: self.likelihood.predict(params.call(self.model, inputs))
+            case "local":
+                return local_predictor(self._converted(), self.likelihood, num_samples)
+            case "weights":
+                return self._weight_predictor(num_samples, generator)
+        raise InputError(f"method must be 'weights', 'local' or 'mean', not {method!r}.")
+
+    def _weight_predictor(self, num_samples: int, generator: torch.Generator) -> Predictor:
         if num_samples * self.selection.num_weights <= KEPT:
             return weight_predictor(self.model, self.likelihood, self.sample(num_samples, generator=generator))
         seeds = [draw_seed(generator) for _ in range(num_samples)]
         return lambda inputs: self.likelihood.predict_samples(
             torch.stack([self._outputs(inputs, torch.Generator().manual_seed(seed)) for seed in seeds])
         )
+
+    def _converted(self) -> VariationalModule:
+        """The posterior as a module that puts noise on outputs."""
+        from dubito.variational.convert import convert
+
+        if self.factor is not None or isinstance(self.recipe.prior, GroupPrior):
+            raise InputError("Noise on outputs is for independent weights: use method='weights' with this posterior.")
+        scales = self.by_name(self.scale)
+        return convert(self.model, estimator="local", initial_scale=scales, biases="random", weights=self.selection)
+
+    def by_name(self, flat: Tensor) -> Params:
+        """Return one number per random weight ``[D]`` by parameter: in its shape, or a vector if only some are."""
+        found = {}
+        for name, span in self.selection.slices.items():
+            whole = self.selection.is_whole(name)
+            found[name] = flat[span].reshape(self.selection.shapes[name]) if whole else flat[span]
+        return found
 
     def _outputs(self, inputs: Any, generator: torch.Generator) -> Tensor:
         weights = params.unstack(self.sample(1, generator=generator))[0]
@@ -210,6 +284,7 @@ class VariationalPosterior(Posterior):
             "priors": priors,
             "prior_tensors": tensors,
             "record": asdict(self.record),
+            "factor": self.factor,
         }
 
     @classmethod
@@ -218,4 +293,5 @@ class VariationalPosterior(Posterior):
         tensors = state["prior_tensors"]
         priors = {name: Setting.from_json(json.loads(text), tensors) for name, text in state["priors"].items()}
         selection, record = Selection.from_state(state["selection"]), Record(**state["record"])
-        return cls(model, likelihood, recipe, num_data, selection, state["scale"], priors, record)
+        found = (selection, state["scale"], priors, record, state.get("factor"))
+        return cls(model, likelihood, recipe, num_data, *found)

@@ -9,18 +9,21 @@ from torch import Tensor
 from dubito.errors import InputError, UnsupportedError
 from dubito.inference import Inference, Problem
 from dubito.objectives import ELBO, Objective
-from dubito.priors import Normal, Prior
+from dubito.priors import ByName, GroupPrior, Normal, Prior
 from dubito.priors.base import require_real
 from dubito.recipe import Recipe
 from dubito.select import all as all_weights
 from dubito.selection import SelectionRule
 from dubito.settings import setting
-from dubito.variational.convert import BIASES, ESTIMATORS, convert
+from dubito.variational.convert import BIASES, ESTIMATORS, check_family, convert
+from dubito.variational.natural import check_prior
+
+OPTIMIZERS = ("gradient", "natural")
 
 
 @setting
 class Variational(Recipe):
-    r"""Train a factorised normal posterior by maximizing a bound on the evidence.
+    r"""Train a normal posterior, factorised by default, by maximizing a bound on the evidence.
 
     $$q(w) = \prod_i \mathcal N(\mu_i, \sigma_i^2), \qquad
       \max_q\; \mathbb E_q[\log p(D \mid w)] - T\,\mathrm{KL}(q \,\|\, p)$$
@@ -38,7 +41,15 @@ class Variational(Recipe):
         initial_scale: The standard deviation of every weight at the start.
         start: ``"model"`` starts at the model's weights, ``"fresh"`` at newly drawn ones.
         kl_warmup: The fraction of all steps over which the weight of the divergence rises from 0 to `temperature`.
+        kl_cycles: How often it does so, in as many equal parts of the training, each with `kl_warmup` as the fraction
+            of its own steps (Fu et al. 2019, https://arxiv.org/abs/1903.10145).
         temperature: The weight of the divergence; below 1 makes the posterior narrower.
+        optimizer: ``"gradient"`` steps by the optimizer of the training settings on means and scales, or ``"natural"``
+            gradients (see `dubito.variational.natural`), which cost about one step of Adam; they sample weights,
+            whatever the estimator.
+        family: ``"mean-field"``: independent weights. ``"low-rank"`` and ``"full"`` know correlations, for small
+            selections (see `dubito.variational.correlations`); they sample weights, whatever the estimator.
+        rank: The rank of the correlations of ``"low-rank"``.
     """
 
     setting_name = "Variational"
@@ -50,24 +61,59 @@ class Variational(Recipe):
     initial_scale: float = 0.03
     start: Literal["model", "fresh"] = "model"
     kl_warmup: float = 0.0
+    kl_cycles: int = 1
     temperature: float = 1.0
+    optimizer: Literal["gradient", "natural"] = "gradient"
+    family: Literal["mean-field", "low-rank", "full"] = "mean-field"
+    rank: int = 10
 
     def __post_init__(self) -> None:
         for name, kind in {"prior": Prior, "objective": Objective, "weights": SelectionRule}.items():
             if not isinstance(getattr(self, name), kind):
                 raise InputError(f"Variational({name}={getattr(self, name)!r}) must be one of dubito.{_HOME[name]}.")
         require_real(self.prior)
-        choices = {"estimator": ESTIMATORS, "biases": BIASES, "start": ("model", "fresh")}
+        choices = {"estimator": ESTIMATORS, "biases": BIASES, "start": ("model", "fresh"), "optimizer": OPTIMIZERS}
         for name, allowed in choices.items():
             if getattr(self, name) not in allowed:
                 raise InputError(f"Variational({name}={getattr(self, name)!r}) is not one of {', '.join(allowed)}.")
         for name, good in _RANGES.items():
             if not good(getattr(self, name)):
                 raise InputError(f"Variational({name}={getattr(self, name)!r}) is out of range.")
-        if self.objective.needs_weight_samples and self.estimator != "weight":
+        if self.objective.needs_weight_samples and self.sampling != "weight":
             raise InputError(f"{self.objective!r} needs joint draws of all weights: use estimator='weight' with it.")
+        check_family(self.family, self.rank, self.prior)
+        if self.optimizer == "natural":
+            self._check_natural()
+        if isinstance(self.prior, GroupPrior):
+            self._check_groups()
         if self.starts_fresh and isinstance(getattr(self.prior, "loc", None), str):
             raise InputError("A prior around the model's weights needs start='model': fresh weights are no knowledge.")
+
+    def _check_natural(self) -> None:
+        if not isinstance(self.objective, ELBO):
+            raise InputError(f"Natural gradients are those of the ELBO, not of {self.objective!r}.")
+        if self.family != "mean-field":
+            raise InputError(f"Natural gradients are for family='mean-field', not '{self.family}'.")
+        if self.kl_warmup:
+            raise InputError("Natural gradients need no warm-up of the divergence: drop kl_warmup.")
+        if not isinstance(self.prior, ByName):
+            check_prior(self.prior)
+
+    @property
+    def sampling(self) -> Literal["local", "flipout", "weight"]:
+        """The estimator that is used: natural steps and correlated families sample weights."""
+        return "weight" if self.optimizer == "natural" or self.family != "mean-field" else self.estimator
+
+    def kl_weight(self, progress: float) -> float:
+        """The weight of the divergence after a fraction of all steps, over the temperature.
+
+        >>> recipe = Variational(kl_warmup=0.5, kl_cycles=2)
+        >>> [recipe.kl_weight(done) for done in (0.0, 0.125, 0.25, 0.375, 0.5, 1.0)]
+        [0.0, 0.5, 1.0, 1.0, 0.0, 1.0]
+        """
+        if self.kl_warmup == 0 or progress >= 1:
+            return 1.0
+        return min(progress * self.kl_cycles % 1.0 / self.kl_warmup, 1.0)
 
     def build(self, problem: Problem) -> Inference:
         """Return the steps of training."""
@@ -78,10 +124,23 @@ class Variational(Recipe):
             prior_precision=self._precision(), generator=problem.generator,
         )  # fmt: skip
         module = convert(
-            problem.model, prior=self.prior, estimator=self.estimator, initial_scale=self.initial_scale,
+            problem.model, prior=self.prior, estimator=self.sampling, initial_scale=self.initial_scale,
             biases=self.biases, weights=chosen, rest="train" if self.starts_fresh else "hold",
+            family=self.family, rank=self.rank,
         )  # fmt: skip
+        if isinstance(self.prior, GroupPrior):
+            from dubito.variational.groups.trainer import GroupTrainer
+
+            return GroupTrainer(self, problem, module).inference()
         return Trainer(self, problem, module).inference()
+
+    def _check_groups(self) -> None:
+        """What a prior of groups does not go with."""
+        bad = {"objective": self.objective.needs_weight_samples, "estimator": self.estimator == "flipout"}
+        for name, is_bad in {**bad, "biases": self.biases == "random"}.items():
+            if is_bad:
+                given = f"{name}={getattr(self, name)!r}"
+                raise InputError(f"{self.prior!r} is a prior of groups and cannot be used with {given}.")
 
     def _precision(self) -> float:
         """A prior precision for rules that choose weights by their variance; 1 where the prior has no single one."""
@@ -96,5 +155,6 @@ _HOME = {"prior": "priors", "objective": "objectives", "weights": "select"}
 _RANGES = {
     "initial_scale": lambda value: 0 < value < float("inf"),
     "kl_warmup": lambda value: 0 <= value <= 1,
+    "kl_cycles": lambda value: isinstance(value, int) and not isinstance(value, bool) and value >= 1,
     "temperature": lambda value: 0 < value < float("inf"),
 }

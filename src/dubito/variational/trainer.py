@@ -10,14 +10,18 @@ from torch import Tensor, nn
 
 from dubito import batches, distributed, params
 from dubito.batches import Batch
-from dubito.descent import Descent
+from dubito.descent import Descent, negative_log_likelihood
 from dubito.errors import UnsupportedError
 from dubito.inference import Inference, Info, Problem, State
 from dubito.likelihoods import Likelihood
+from dubito.objectives import ELBO
 from dubito.params import Params
 from dubito.point import fit_log_noise
+from dubito.randomness import draw_seed
+from dubito.variational.joint import JointModule
 from dubito.variational.measure import data_log_likelihood, expected_log_noise, gradient_noise, moving_scales
 from dubito.variational.module import VariationalModule
+from dubito.variational.natural import NaturalDescent
 from dubito.variational.posterior import Record, VariationalPosterior
 
 if TYPE_CHECKING:
@@ -49,16 +53,26 @@ class Trainer:
         if recipe.objective.needs_weight_samples and distributed.is_active():
             raise UnsupportedError(f"{recipe.objective!r} cannot be trained by several processes; use the ELBO there.")
         self.recipe, self.problem, self.module, self.before = recipe, problem, module, before
-        self.progress = 0.0
+        self.progress, self.weight_noise = 0.0, torch.Generator()
         self._try_one_row()
         self.plain = module.mean_module().eval()  # a plain network into which states are lent
-        scales = [name for name, _ in module.named_parameters() if name.startswith("posterior.")]
-        no_decay = dict.fromkeys([*scales, *(f"network.{name}" for name in module.selection.names)], 0.0)
         self.hyper = problem.likelihood.hyper()
         if "log_noise" in self.hyper:
             self.hyper["log_noise"] = fit_log_noise(problem.model, problem)
+        self.descent = self._descent()
+
+    def _descent(self) -> Descent | NaturalDescent:
+        """What takes the steps."""
+        recipe, problem, module = self.recipe, self.problem, self.module
         rates = {f"hyper.{name}": NOISE_RATE for name in self.hyper}
-        self.descent = Descent(problem, module, self._loss, hyper=self.hyper, weight_decay=no_decay, rates=rates)
+        if isinstance(recipe.objective, ELBO) and recipe.optimizer == "natural":
+            return NaturalDescent(
+                problem, module, negative_log_likelihood(problem), temperature=recipe.temperature,
+                num_samples=recipe.objective.num_samples, hyper=self.hyper, rates=rates,
+            )  # fmt: skip
+        scales = [name for name, _ in module.named_parameters() if not name.startswith("network.")]
+        no_decay = dict.fromkeys([*scales, *(f"network.{name}" for name in module.selection.names)], 0.0)
+        return Descent(problem, module, self._loss, hyper=self.hyper, weight_decay=no_decay, rates=rates)
 
     def inference(self) -> Inference:
         """Return the steps for the fit loop."""
@@ -68,16 +82,17 @@ class Trainer:
     def update(self, state: State, batch: Batch, generator: torch.Generator) -> tuple[State, Info]:
         """Take one optimizer step."""
         self.progress = self.problem.progress_at(state["step"])
+        self.weight_noise.manual_seed(draw_seed(generator))  # here, for a process without rows has no loss
         return self.descent.update(state, batch, generator)
 
     def _loss(self, module: nn.Module, batch: Batch, hyper: Params, generator: torch.Generator) -> Tensor:
-        warmup = self.recipe.kl_warmup
-        weight = min(self.progress / warmup, 1.0) if warmup else 1.0
-        return self.recipe.objective(
-            self.module, batch.inputs, batch.targets, num_data=self.problem.num_data,
-            likelihood=self.problem.likelihood, temperature=self.recipe.temperature * weight,
-            hyper=hyper, batch_size=batch.size,
-        )  # fmt: skip
+        weight = self.recipe.kl_weight(self.progress)
+        with self.module.drawing_from(self.weight_noise):
+            return self.recipe.objective(
+                self.module, batch.inputs, batch.targets, num_data=self.problem.num_data,
+                likelihood=self.problem.likelihood, temperature=self.recipe.temperature * weight,
+                hyper=hyper, batch_size=batch.size,
+            )  # fmt: skip
 
     @torch.no_grad()
     def score(self, state: State, batch: Batch) -> Tensor:
@@ -98,10 +113,15 @@ class Trainer:
             hyper["log_noise"] = expected_log_noise(network, draws, problem.source)
         likelihood = problem.likelihood.resolved(hyper)
         means = dict(network.named_parameters())
-        priors = {n: part.prior.fitted(part.chosen(means[n]), part.scale) for n, part in module.parts()}
+        scales, slices = module.scales(), module.selection.slices
+        priors = {
+            name: part.prior.fitted(part.chosen(means[name]), scales[slices[name]].view_as(part.log_scale))
+            for name, part in module.parts()
+        }
         record = self._record(state, module, network, draws, likelihood)
         count = problem.num_data + (self.before.num_data if self.before else 0)
-        found = (module.selection, module.scales(), priors, record)
+        factor = module.factor.detach().clone() if isinstance(module, JointModule) else None
+        found = (module.selection, scales, priors, record, factor)
         return VariationalPosterior(network, likelihood, self.recipe, count, *found)
 
     def _record(

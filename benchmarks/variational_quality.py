@@ -1,0 +1,186 @@
+"""Is variational inference useful? Fashion-MNIST beside honest baselines, UCI log-likelihoods, and where it underfits.
+
+    python benchmarks/variational_quality.py uci [--splits 20]     # beside the published values of MC dropout
+    python benchmarks/variational_quality.py fashion [--seeds 3]   # beside MAP, temperature scaling and Laplace
+    python benchmarks/variational_quality.py wide [--seeds 3]      # mean-field at T = 1 underfits; the remedies
+
+Resumable: cells that are done are kept in benchmarks/results. Networks of `fashion` are those of calibration.py.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import math
+import statistics
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from calibration import TASKS
+from quality import RESULTS, run, table
+
+import dubito
+import dubito.reporting  # the tables read evaluations
+from dubito import MAP, Laplace, Posterior, Training, Variational, models, priors, select
+from dubito.recipe import Recipe
+
+
+@dataclass(frozen=True)
+class Trained:
+    """A recipe with training settings of its own."""
+
+    recipe: Recipe
+    training: Training
+
+    def fit(self, *args: Any, **options: Any) -> Posterior:
+        """Fit the recipe."""
+        return self.recipe.fit(*args, training=self.training, **options)
+
+
+SHORT = Training(epochs=10)
+LEARNED = priors.Normal(0, "learn", hyperprior=(2.01, 0.101))
+FASHION = {
+    "MAP": MAP(train=False),
+    "MAP, temperature": MAP(train=False, temperature="validation"),
+    "kron, validation": Laplace(prior_precision="validation"),
+    "variational, T = 1": Trained(Variational(), SHORT),
+    "variational, T = 0.1": Trained(Variational(temperature=0.1), SHORT),
+    "variational, natural, T = 1": Trained(Variational(optimizer="natural"), SHORT),
+    "variational, natural, T = 0.1": Trained(Variational(optimizer="natural", temperature=0.1), SHORT),
+    "variational, last layer, T = 1": Trained(Variational(weights=select.last_layer()), SHORT),
+}
+
+# Gal and Ghahramani 2016, https://arxiv.org/abs/1506.02142, table 1.
+MC_DROPOUT = {
+    "boston": -2.46, "concrete": -3.04, "energy": -1.99, "kin8nm": 0.95, "naval": 3.80, "power": -2.80, "wine": -0.93,
+    "yacht": -1.55,
+}  # fmt: skip
+TEMPERATURES = (1.0, 0.3, 0.1)
+UCI_STEPS = 4000
+
+
+def uci(splits: int) -> None:
+    """Fill in the missing cells of the UCI table and print it."""
+    for split in range(splits):  # outermost, so that a run that is stopped has all data sets
+        for name in MC_DROPOUT:
+            path = RESULTS / "uci" / f"{name}-{split}.json"
+            if not path.is_file():
+                path.parent.mkdir(parents=True, exist_ok=True)
+                path.write_text(json.dumps(uci_cell(name, split)))
+                print(f"{name} {split}: {path.read_text()}", flush=True)
+    print(uci_table(splits))
+
+
+def uci_cell(name: str, split: int) -> dict[str, float]:
+    """Return the test log-likelihood per point, in original units, of each method on one split."""
+    data = dubito.data.load(f"uci/{name}", split=split)
+    torch.manual_seed(split)
+    model = models.mlp(data.input_shape[0], 1, hidden=50)
+    count = len(data.train[0])
+    batch_size = min(128, max(32, count // 10))
+    epochs = max(20, UCI_STEPS // math.ceil(count / batch_size))
+    training = Training(epochs=epochs, lr=1e-2, batch_size=batch_size)
+    fit: dict[str, Any] = {"likelihood": "gaussian", "validation": data.validation, "progress": False}
+    point = MAP().fit(model, data.train, training=training.replace(restore_best=True), **fit)
+    found: dict[str, Posterior] = {
+        "MAP": point,
+        "MAP, temperature": MAP(train=False, temperature="validation").fit(point.model, data.train, **fit),
+        "Laplace": Laplace(prior_precision="validation").fit(point.model, data.train, **fit),
+    }
+    fits = {
+        temperature: Variational(prior=LEARNED, start="fresh", kl_warmup=0.3, temperature=temperature).fit(
+            model, data.train, training=training, **fit
+        )
+        for temperature in TEMPERATURES
+    }
+    found["variational, T = 1"] = fits[1.0]
+    best = max(fits.values(), key=lambda each: log_likelihood(each, data, "validation"))
+    found["variational, T by validation"] = best
+    return {method: log_likelihood(posterior, data, "test") for method, posterior in found.items()}
+
+
+def log_likelihood(posterior: Posterior, data: Any, part: str) -> float:
+    """The mean log-density of the targets of one part, in their original units."""
+    inputs, targets = data.parts[part]
+    standardized = posterior.predict(inputs, num_samples=200).log_prob(targets).mean()
+    return float(standardized - data.target_scale.scale.log().sum())
+
+
+def uci_table(splits: int) -> str:
+    """Return a Markdown table: mean ± standard error over the splits that are there."""
+    lines: list[str] = []
+    for name, published in MC_DROPOUT.items():
+        paths = [RESULTS / "uci" / f"{name}-{split}.json" for split in range(splits)]
+        cells = [json.loads(path.read_text()) for path in paths if path.is_file()]
+        if not cells:
+            continue
+        if not lines:
+            lines += [f"| data | splits | MC dropout | {' | '.join(cells[0])} |", f"|{'---|' * (len(cells[0]) + 3)}"]
+        columns = (_mean_and_error([cell[method] for cell in cells]) for method in cells[0])
+        lines.append(f"| {name} | {len(cells)} | {published:.2f} | {' | '.join(columns)} |")
+    return "\n".join(lines)
+
+
+def _mean_and_error(values: list[float]) -> str:
+    error = f" ± {statistics.stdev(values) / math.sqrt(len(values)):.2f}" if len(values) > 1 else ""
+    return f"{statistics.mean(values):.2f}{error}"
+
+
+def fashion(seeds: int) -> None:
+    """Fill in the missing cells of the Fashion-MNIST table and print it."""
+    run("calibration", {"mlp": TASKS["mlp"]}, FASHION, seeds, ("rotation", "noise"))
+    print(table("calibration", "mlp", FASHION, seeds))
+
+
+WIDE = {
+    "MAP": MAP(train=False),
+    "T = 1": Variational(),
+    "T = 0.1": Variational(temperature=0.1),
+    "T = 0.01": Variational(temperature=0.01),
+    "last layer, T = 1": Variational(weights=select.last_layer()),
+    "1,000 weights, T = 1": Variational(weights=select.largest_magnitude(1000)),
+}
+
+
+def wide(seeds: int) -> None:
+    """Print how a wide network fares on digits at the optimum of the bound: natural steps, which reach it."""
+    digits = dubito.data.load("digits")
+    training = Training(epochs=100)
+    print("| | bound per datum | expected train NLL | test NLL | accuracy |\n|---|---|---|---|---|")
+    for name, recipe in WIDE.items():
+        rows = []
+        for seed in range(seeds):
+            torch.manual_seed(seed)
+            point = MAP().fit(
+                models.mlp(64, 10, hidden=400), digits.train, training=Training(epochs=30), progress=False
+            )
+            natural = recipe.replace(optimizer="natural") if isinstance(recipe, Variational) else recipe
+            posterior: Any = natural.fit(point.model, digits.train, training=training, progress=False)
+            scores = dubito.evaluate(posterior, digits.test).scores
+            count = posterior.num_data
+            fit = getattr(posterior, "record", None)
+            seen = (float(posterior.log_evidence()) / count, -fit.log_likelihood / count) if fit else (math.nan,) * 2
+            rows.append([*seen, scores["nll"], scores["accuracy"]])
+        means = [statistics.mean(column) for column in zip(*rows, strict=True)]
+        print(f"| {name} | {' | '.join('' if math.isnan(mean) else f'{mean:.3f}' for mean in means)} |", flush=True)
+
+
+def main() -> None:
+    """Run what is missing of one part and print its table."""
+    parser = argparse.ArgumentParser()
+    parser.add_argument("part", choices=("uci", "fashion", "wide"))
+    parser.add_argument("--splits", type=int, default=20)
+    parser.add_argument("--seeds", type=int, default=3)
+    options = parser.parse_args()
+    torch.set_num_threads(1)
+    if options.part == "uci":
+        uci(options.splits)
+    elif options.part == "fashion":
+        fashion(options.seeds)
+    else:
+        wide(options.seeds)
+
+
+if __name__ == "__main__":
+    main()
