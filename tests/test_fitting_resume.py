@@ -259,8 +259,9 @@ class TestAnotherRun:
         assert self.fit(path).digest() == self.fit(path, **changes).digest()
 
     def test_what_is_written_the_same_is_the_same(self, tmp_path: Path) -> None:
-        self.fit(tmp_path / "run", recipe=MAP(temperature=1))
-        self.fit(tmp_path / "run", recipe=MAP(temperature=1.0))
+        first = self.fit(tmp_path / "run", recipe=MAP(temperature=1))
+        again = self.fit(tmp_path / "run", recipe=MAP(temperature=1.0))  # goes on from it, and is not refused
+        assert torch.equal(weights_of(again), weights_of(first))
 
     def test_a_damaged_one(self, tmp_path: Path) -> None:
         path = tmp_path / "run"

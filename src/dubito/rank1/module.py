@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -18,6 +16,7 @@ from dubito.rank1.layers import Factored, FactoredLayer, make_factored
 from dubito.rank1.norm import make_component_norms
 from dubito.rank1.recurrent import FactoredLSTM
 from dubito.rank1.sites import Layout, find_layout, scalable_rule, without_batch_axis
+from dubito.variational.module import calling_every_layer
 
 if TYPE_CHECKING:
     from dubito.rank1.recipe import BatchEnsemble, Rank1
@@ -97,7 +96,7 @@ class Rank1Module(nn.Module):
         for place, (_, pieces) in zip(self.places, self.layout.cut(factors, biases), strict=True):
             vars(place).update(pieces=pieces, examples=examples)
         try:
-            with _calling_every_layer(not self.training):
+            with calling_every_layer(not self.training):
                 return params.call(self.network, inputs)
         finally:
             for place in self.places:
@@ -203,16 +202,3 @@ def _by_row(vectors: Tensor, blocks: Blocks) -> Tensor:
     if _even(blocks):
         return vectors
     return torch.cat([vector.expand(rows, -1) for vector, (_, rows) in zip(vectors, blocks, strict=True)])
-
-
-@contextmanager
-def _calling_every_layer(needed: bool) -> Iterator[None]:
-    """Turn off the fused evaluation path of transformer layers, which reads weights instead of calling layers."""
-    before = torch.backends.mha.get_fastpath_enabled()
-    if needed:
-        torch.backends.mha.set_fastpath_enabled(False)
-    try:
-        yield
-    finally:
-        if needed:
-            torch.backends.mha.set_fastpath_enabled(before)

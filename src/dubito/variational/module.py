@@ -128,7 +128,7 @@ class VariationalModule(nn.Module):
         for layer in self.layers:
             layer.drawn, layer.calls = {}, 0
         try:
-            with self._sampled_weights(), _calling_every_layer(self.has_fused_parts):
+            with self._sampled_weights(), calling_every_layer(self.has_fused_parts):
                 yield
         finally:
             for layer in self.layers:
@@ -165,8 +165,8 @@ def kl(module: nn.Module) -> Tensor:
 
 
 @contextmanager
-def _calling_every_layer(needed: bool) -> Iterator[None]:
-    """Turn off the fused path of transformer layers, which would pass their stochastic parts by."""
+def calling_every_layer(needed: bool) -> Iterator[None]:
+    """Turn off the fused path of transformer layers, which reads weights instead of calling layers."""
     before = torch.backends.mha.get_fastpath_enabled()
     if needed:
         torch.backends.mha.set_fastpath_enabled(False)
