@@ -22,7 +22,7 @@ from torch.autograd.graph import GradientEdge, get_gradient_edge
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from dubito import batches, params
-from dubito.curvature import per_example
+from dubito.curvature import backward, per_example
 from dubito.curvature.check import is_independent, misfits
 from dubito.curvature.factors import Factor, Part
 from dubito.errors import InputError, UnsupportedError
@@ -94,9 +94,13 @@ class Tape:
         """The gradients of the columns at the output of each call, ``[V, *output]``; None where they do not arrive."""
         top = get_gradient_edge(self.outputs)
         edges = [call.edge for call in self.calls if call.edge != top]
-        below = iter(self.engine.vector_jacobian(self.outputs, edges, seeds.contiguous()) if edges else [])
+        below = iter(self._pull(edges, seeds.contiguous()) if edges else [])
         # the layer that gives the outputs gets the seeds as they are: one set for all examples stays one set
         return [seeds if call.edge == top else next(below) for call in self.calls]
+
+    def _pull(self, edges: list[GradientEdge], seeds: Tensor) -> list[Tensor | None]:
+        found = backward.pull(self.outputs, edges, seeds) if self.engine.walks else None
+        return self.engine.vector_jacobian(self.outputs, edges, seeds) if found is None else found
 
 
 class Engine:
@@ -121,7 +125,7 @@ class Engine:
         for name, value in parameters.items():
             value.requires_grad_(name in self.shapes)
         self.parameters = {name: parameters[name] for name in names}
-        self.batched = True
+        self.walks = self.batched = True  # the fast ways to pull columns back, until one fails
         self.roles: dict[nn.Module, dict[str, str]] = {}
         self.fallback: list[str] = []
         self.num_outputs = 0
@@ -248,7 +252,12 @@ class Engine:
             return
         tape = self._forward(batches.take(inputs, slice(0, TRIED)))
         size = len(tape.outputs)
-        for names, why in misfits(tape, [name for name in self.names if name not in self.fallback]):
+        ruled = [name for name in self.names if name not in self.fallback]
+        wrong = misfits(tape, ruled)
+        if wrong and self.walks:  # as where a hook changes gradients on their way
+            self.walks = False
+            wrong = misfits(tape, ruled)
+        for names, why in wrong:
             self._fall_back(names, why)
         if self.fallback and not is_independent(tape):
             raise UnsupportedError(

@@ -1,0 +1,136 @@
+"""The walk over autograd's graph against autograd itself, column by column, in float64."""
+
+from __future__ import annotations
+
+import warnings
+from typing import Any
+
+import pytest
+import torch
+from curvature_cases import CASES, build
+from torch import Tensor, nn
+from torch.autograd.graph import get_gradient_edge
+from torch.nn import functional as F
+
+from dubito import models
+from dubito.curvature import backward
+from dubito.curvature.engine import Engine
+
+TOLERANCE = {"rtol": 1e-11, "atol": 1e-12}
+
+
+class Skip(nn.Module):
+    """A residual block whose shortcut takes every other position and fills up with empty channels."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first = nn.Conv2d(2, 4, 3, stride=2, padding=1, bias=False)
+        self.norm = nn.BatchNorm2d(4)
+
+    def forward(self, x: Tensor) -> Tensor:
+        shortcut = F.pad(x[:, :, ::2, ::2], (0, 0, 0, 0, 1, 1))
+        return F.relu(self.norm(self.first(x)) + shortcut)
+
+
+def pulled(model: nn.Module, x: Any) -> tuple[list[Tensor | None] | None, list[Tensor | None]]:
+    """What the walk finds at the outputs of all layers with a rule, and what autograd does."""
+    engine = Engine(model.double(), [name for name, _ in model.named_parameters()])
+    tape = engine.run(x)
+    generator = torch.Generator().manual_seed(0)
+    seeds = torch.randn(3, *tape.outputs.shape, generator=generator, dtype=torch.float64)
+    top = get_gradient_edge(tape.outputs)
+    edges = [call.edge for call in tape.calls if call.edge != top]
+    columns = [torch.autograd.grad(tape.outputs, edges, seed, retain_graph=True, allow_unused=True) for seed in seeds]
+    truth = [None if each[0] is None else torch.stack(each) for each in zip(*columns, strict=True)]
+    return backward.pull(tape.outputs, edges, seeds), truth
+
+
+def images(channels: int, size: int) -> Tensor:
+    return torch.randn(3, channels, size, size, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
+
+
+WALKED = {
+    "lenet5": lambda: (models.lenet5(), images(1, 28)),
+    "lenet5, channels last": lambda: (models.lenet5(), images(1, 28).contiguous(memory_format=torch.channels_last)),
+    "resnet20": lambda: (models.resnet20(width=2), images(3, 8)),
+    "mlp": lambda: (nn.Sequential(nn.Linear(5, 4), nn.Tanh(), nn.Linear(4, 3), nn.Sigmoid(), nn.Linear(3, 2)),
+                    torch.randn(3, 5, dtype=torch.float64)),
+    "overlapping and padded pools": lambda: (
+        nn.Sequential(nn.Conv2d(2, 3, 3, padding=1), nn.ReLU(), nn.MaxPool2d(3, 2, padding=1), nn.Conv2d(3, 2, 2),
+                      nn.MaxPool2d(2, 1, dilation=2), nn.Flatten(), nn.Linear(2, 2)), images(2, 7)),
+    "grouped, strided, dilated, transposed": lambda: (
+        nn.Sequential(nn.Conv2d(4, 6, (3, 2), stride=2, groups=2, dilation=2, padding=3), nn.ReLU(inplace=True),
+                      nn.ConvTranspose2d(6, 4, 3, stride=2, output_padding=1, groups=2), nn.Tanh(), nn.Flatten(),
+                      nn.LazyLinear(2)), images(4, 7)),
+    "skip": lambda: (nn.Sequential(nn.Conv2d(2, 2, 1), Skip(), nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(4, 2)),
+                     images(2, 6)),
+    "one dimension": lambda: (nn.Sequential(nn.Conv1d(2, 3, 3), nn.ReLU(), nn.Conv1d(3, 2, 2), nn.Flatten(),
+                                            nn.Linear(8, 2)),
+                              torch.randn(3, 2, 7, dtype=torch.float64)),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", WALKED)
+def test_all_columns_at_once_are_those_of_autograd(name: str) -> None:
+    torch.manual_seed(0)
+    model, x = WALKED[name]()
+    model.double()(x)  # lazy layers
+    model.eval()
+    found, truth = pulled(model, x)
+    assert found is not None
+    for ours, theirs in zip(found, truth, strict=True):
+        assert ours is not None
+        assert theirs is not None
+        torch.testing.assert_close(ours, theirs, **TOLERANCE)
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_where_the_walk_can_go_it_agrees_with_autograd(name: str) -> None:
+    case = build(name)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        try:
+            found, truth = pulled(case.model, case.inputs)
+        except RuntimeError:  # autograd has no gradient here: reentrant checkpoints
+            return
+    for ours, theirs in zip(found or [], truth, strict=found is not None):
+        assert (ours is None) == (theirs is None)
+        if ours is not None and theirs is not None:
+            torch.testing.assert_close(ours, theirs, **TOLERANCE)
+
+
+@pytest.mark.parametrize(
+    "layer", [nn.GELU(), nn.LayerNorm(3), nn.Softmax(-1), nn.Bilinear(3, 3, 3)], ids=lambda layer: type(layer).__name__
+)
+def test_what_has_no_rule_is_left_to_autograd(layer: nn.Module) -> None:
+    x = torch.randn(2, 3, requires_grad=True)
+    outputs = layer(x, x) if isinstance(layer, nn.Bilinear) else layer(x)
+    assert backward.pull(outputs, [get_gradient_edge(x)], torch.ones(1, 2, 3)) is None
+
+
+def test_sums_that_broadcast_or_scale_are_left_to_autograd() -> None:
+    x, y = torch.randn(2, 3, requires_grad=True), torch.randn(3, requires_grad=True)
+    seeds = torch.ones(1, 2, 3)
+    assert backward.pull(x + y, [get_gradient_edge(y)], seeds) is None
+    assert backward.pull(torch.add(x, x, alpha=2), [get_gradient_edge(x)], seeds) is None
+    assert backward.pull(torch.addmm(y, x, torch.eye(3), alpha=2), [get_gradient_edge(x)], seeds) is None
+
+
+def test_a_tensor_that_is_used_twice_gets_both_gradients() -> None:
+    x = torch.tensor([[-1.0, 2.0]], requires_grad=True)
+    found = backward.pull(x.relu() + x.tanh(), [get_gradient_edge(x)], torch.ones(1, 1, 2))
+    assert found is not None
+    assert found[0] is not None
+    torch.testing.assert_close(found[0][0], (x > 0) + 1 - x.tanh().square())
+
+
+def test_a_hook_that_changes_gradients_is_obeyed() -> None:
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(3, 4), nn.Tanh(), nn.Linear(4, 2)).double()
+    model[1].register_forward_hook(lambda layer, args, output: output.register_hook(lambda g: 2 * g) and None)
+    x = torch.randn(5, 3, dtype=torch.float64)
+    engine = Engine(model, ["0.weight"])
+    ours = engine.run(x).pull(torch.ones(1, 5, 2, dtype=torch.float64))["0.weight"].summed()[0]
+    model(x).sum().backward()
+    torch.testing.assert_close(ours, model[0].weight.grad, **TOLERANCE)
+    assert not engine.walks
