@@ -134,3 +134,32 @@ def test_a_hook_that_changes_gradients_is_obeyed() -> None:
     model(x).sum().backward()
     torch.testing.assert_close(ours, model[0].weight.grad, **TOLERANCE)
     assert not engine.walks
+
+
+def test_parts_of_a_batch_share_memory_without_mixing(monkeypatch: pytest.MonkeyPatch) -> None:
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Conv2d(2, 3, 3), nn.ReLU(), nn.MaxPool2d(2), nn.Conv2d(3, 2, 2), nn.MaxPool2d(2),
+                          nn.Flatten(), nn.Linear(2, 2)).double()  # fmt: skip
+    x = images(2, 8).repeat(3, 1, 1, 1)[:8]
+    engine = Engine(model, ["0.weight"])
+    whole = engine.run(x).pull(torch.ones(1, 8, 2, dtype=torch.float64))["0.weight"].per_sample()
+    for name in ("MANY", "FEW"):
+        monkeypatch.setattr(f"dubito.curvature.engine.{name}", 3)
+    found = [
+        tape.pull(torch.ones(1, len(tape.outputs), 2, dtype=torch.float64))["0.weight"].per_sample()
+        for _, tape in engine.chunks(x, 1)
+    ]
+    assert [each.shape[1] for each in found] == [3, 3, 2]
+    torch.testing.assert_close(torch.cat(found, dim=1), whole, **TOLERANCE)
+
+
+def test_a_workspace_gives_the_same_memory_again_and_zeros_always() -> None:
+    workspace, like = backward.Workspace(), torch.empty(0)
+    first, second = workspace.zeros(like, 2, 3), workspace.zeros(like, 4)
+    first += 1
+    second += 1
+    workspace.rewind()
+    again = workspace.zeros(like, 3)
+    assert again.tolist() == [0.0] * 3
+    assert again.data_ptr() == first.data_ptr()
+    assert workspace.zeros(like.double(), 5).tolist() == [0.0] * 5

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import torch
@@ -23,9 +24,39 @@ NodeRule = Callable[[Node, Tensor], dict[int, Tensor]]
 RELU, MAX_POOL = "ReluBackward0", "MaxPool2DWithIndicesBackward0"
 
 
+class Workspace:
+    """Arrays of zeros that are taken in turn, and again from the first after `rewind`.
+
+    The system zeroes fresh memory page by page, which costs more than all that is done with it.
+    """
+
+    def __init__(self) -> None:
+        self.kept: list[Tensor] = []
+        self.taken = 0
+
+    def rewind(self) -> None:
+        """Give all arrays back: who took them is done with them."""
+        self.taken = 0
+
+    def zeros(self, like: Tensor, *shape: int) -> Tensor:
+        """Return the next array."""
+        size = math.prod(shape)
+        if self.taken == len(self.kept):
+            self.kept.append(like.new_empty(0))
+        kept = self.kept[self.taken]
+        if kept.numel() < size or kept.dtype != like.dtype or kept.device != like.device:
+            kept = self.kept[self.taken] = like.new_empty(size)
+        self.taken += 1
+        return kept[:size].view(shape).zero_()
+
+
 @torch.no_grad()
-def pull(outputs: Tensor, edges: list[GradientEdge], seeds: Tensor) -> list[Tensor | None] | None:
+def pull(
+    outputs: Tensor, edges: list[GradientEdge], seeds: Tensor, workspace: Workspace | None = None
+) -> list[Tensor | None] | None:
     """Pull `seeds` ``[V, *outputs]`` back to `edges`; None where something on the way has no rule.
+
+    What is found may lie in the `workspace`.
 
     >>> x = torch.tensor([1.0, -1.0], requires_grad=True)
     >>> top = x.view(1, 2).relu()
@@ -33,8 +64,9 @@ def pull(outputs: Tensor, edges: list[GradientEdge], seeds: Tensor) -> list[Tens
     [[1.0, 0.0], [0.0, 0.0]]
     """
     wanted = {edge.node for edge in edges}
+    rules = RULES | {MAX_POOL: partial(_max_pool, workspace=workspace or Workspace())}
     order = _order(outputs.grad_fn, wanted)
-    if any(node.name() not in RULES for node in order) or any(edge.output_nr for edge in edges):
+    if any(node.name() not in rules for node in order) or any(edge.output_nr for edge in edges):
         return None
     needed = wanted.union(order)
     users: dict[Node, set[str]] = {}
@@ -45,7 +77,7 @@ def pull(outputs: Tensor, edges: list[GradientEdge], seeds: Tensor) -> list[Tens
     for node in order:
         grad = found[node] if node in wanted else found.pop(node)
         masked = node.name() == RELU and users.get(node) == {MAX_POOL}  # whose rule did it already
-        pulled = {0: grad} if masked else RULES[node.name()](node, grad)
+        pulled = {0: grad} if masked else rules[node.name()](node, grad)
         for number, (below, output) in enumerate(node.next_functions):
             if below not in needed:
                 continue
@@ -76,7 +108,7 @@ def _relu(node: Node, grad: Tensor) -> dict[int, Tensor]:
     return {0: torch.ops.aten.threshold_backward(grad, node._saved_result, 0)}
 
 
-def _max_pool(node: Node, grad: Tensor) -> dict[int, Tensor]:
+def _max_pool(node: Node, grad: Tensor, workspace: Workspace) -> dict[int, Tensor]:
     """Each gradient goes to where its maximum was; if a ReLU is below, only where that passes (the fewer numbers).
 
     The work is done with channels last, as convolutions like it, and as rows of gradients have it.
@@ -90,7 +122,7 @@ def _max_pool(node: Node, grad: Tensor) -> dict[int, Tensor]:
         columns = torch.ops.aten.threshold_backward(columns, passes, 0)
     where = (where.mT * num_channels + torch.arange(num_channels, device=where.device)).flatten(1)
     columns = columns.flatten(2)
-    total = columns.new_zeros(*columns.shape[:2], inputs[0].numel())
+    total = workspace.zeros(columns, *columns.shape[:2], inputs[0].numel())
     total.scatter_add_(2, where.expand_as(columns), columns)
     return {0: total.unflatten(2, (*inputs.shape[2:], num_channels)).movedim(-1, 2)}
 
@@ -154,7 +186,6 @@ def _slice(node: Node, grad: Tensor) -> dict[int, Tensor]:
 
 RULES: dict[str, NodeRule] = {
     RELU: _relu,
-    MAX_POOL: _max_pool,
     "ConvolutionBackward0": _convolution,
     "AddmmBackward0": _addmm,
     "ViewBackward0": _view,

@@ -72,6 +72,7 @@ class Tape:
     inputs: Any
     outputs: Tensor
     calls: list[_Call] = field(default_factory=list)
+    workspace: backward.Workspace = field(default_factory=backward.Workspace)
 
     @torch.inference_mode(False)
     def pull(self, seeds: Tensor) -> dict[str, Factor]:
@@ -99,7 +100,7 @@ class Tape:
         return [seeds if call.edge == top else next(below) for call in self.calls]
 
     def _pull(self, edges: list[GradientEdge], seeds: Tensor) -> list[Tensor | None]:
-        found = backward.pull(self.outputs, edges, seeds) if self.engine.walks else None
+        found = backward.pull(self.outputs, edges, seeds, self.workspace) if self.engine.walks else None
         return self.engine.vector_jacobian(self.outputs, edges, seeds) if found is None else found
 
 
@@ -125,6 +126,7 @@ class Engine:
         for name, value in parameters.items():
             value.requires_grad_(name in self.shapes)
         self.parameters = {name: parameters[name] for name in names}
+        self._kept = backward.Workspace()  # where gradients lie while a batch goes through part by part
         self.walks = self.batched = True  # the fast ways to pull columns back, until one fails
         self.roles: dict[nn.Module, dict[str, str]] = {}
         self.fallback: list[str] = []
@@ -231,7 +233,8 @@ class Engine:
     def chunks(self, inputs: Any, num_columns: int, extra: int = 0) -> Iterator[tuple[slice, Tape]]:
         """Run the model on parts of a batch that are small enough for `num_columns` columns (or all outputs) at a time.
 
-        `extra` is the number of further entries per example and column that the caller will build.
+        `extra` is the number of further entries per example and column that the caller will build. What is pulled from
+        one tape is gone when the next one comes.
         """
         size = batches.num_rows(inputs)
         if not size:
@@ -243,7 +246,10 @@ class Engine:
         step = max(1, min(size, MANY, MEMORY_BUDGET // bytes_of_one, max(FEW, CACHE // bytes_of_one)))
         for start in range(0, size, step):
             rows = slice(start, min(start + step, size))
-            yield rows, self.run(batches.take(inputs, rows))
+            tape = self.run(batches.take(inputs, rows))
+            self._kept.rewind()
+            tape.workspace = self._kept
+            yield rows, tape
 
     @torch.inference_mode(False)
     def _try_out(self, inputs: Any) -> None:
