@@ -10,7 +10,7 @@ from torch import Tensor
 
 from curvature.curvature_cases import CASES, build, close, output_hessian, outputs_of
 from dubito.curvature import seeds
-from dubito.likelihoods import Bernoulli, Gaussian, HeteroscedasticGaussian, Likelihood
+from dubito.likelihoods import Bernoulli, Categorical, Gaussian, HeteroscedasticGaussian, Likelihood
 
 every_case = pytest.mark.parametrize("name", CASES)
 
@@ -29,6 +29,15 @@ def test_columns_are_a_root_of_the_output_hessian(name: str, most: int) -> None:
     assert max(len(part) for part in parts) <= most
     columns = canonical(case.likelihood, torch.cat(parts))
     close(torch.einsum("vbc,vbd->bcd", columns, columns), output_hessian(case))
+
+
+def test_a_softmax_needs_one_column_fewer_than_classes_even_where_it_is_certain() -> None:
+    logits = torch.tensor([[0.0, 300.0, -300.0], [300.0, 0.0, -300.0], [-300.0, 0.0, 300.0], [0.0, 0.0, 1.0]]).double()
+    (columns,) = seeds.columns("ggn", Categorical(), logits, torch.zeros(4, dtype=torch.int64))
+    assert columns.shape == (2, 4, 3)
+    probs = logits.softmax(-1)
+    truth = torch.diag_embed(probs) - probs[:, :, None] * probs[:, None]
+    torch.testing.assert_close(torch.einsum("vbc,vbd->bcd", columns, columns), truth, rtol=1e-12, atol=1e-16)
 
 
 @pytest.mark.parametrize("likelihood", [Bernoulli(), Gaussian(noise=0.5), HeteroscedasticGaussian()])

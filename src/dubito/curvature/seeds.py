@@ -87,7 +87,7 @@ def _root(likelihood: Likelihood, outputs: Tensor, targets: Tensor) -> tuple[Roo
     canonical = likelihood.canonical(outputs)
     width = canonical.shape[-1]
     if isinstance(likelihood, Categorical):
-        return _softmax_root(canonical, likelihood.observed(targets)), width
+        return _softmax_root(canonical, likelihood.observed(targets)), max(width - 1, 1)
     large = canonical.ndim == 2 and canonical.numel() * width > CHUNK
     if large and (scales := _scales(likelihood, outputs, targets, max(1, CHUNK // width**2))) is not None:
         return _diagonal_root(scales), width
@@ -97,14 +97,22 @@ def _root(likelihood: Likelihood, outputs: Tensor, targets: Tensor) -> tuple[Roo
 
 
 def _softmax_root(logits: Tensor, observed: Tensor) -> Root:
-    r"""The columns :math:`\sqrt{p_r} (e_r - p)`, zero where there is no target."""
+    r"""The Cholesky factor of diag(p) − ppᵀ, which has one column fewer than classes; zero where there is no target.
+
+    With the tails :math:`s_r = \sum_{j \ge r} p_j` column `r` is :math:`\ell_r = \sqrt{p_r s_{r+1} / s_r}` on the diagonal
+    and :math:`-\ell_r p_j / s_{r+1}` below it (Tanabe & Sagae 1992, "An exact Cholesky decomposition ... of the
+    multinomial distribution", Journal of the Royal Statistical Society B 54).
+    """
     log_probs = torch.where(observed.unsqueeze(-1), logits, 0.0).log_softmax(dim=-1)
     log_probs = log_probs.reshape(len(logits), -1, logits.shape[-1])
-    probs, roots = log_probs.exp(), (0.5 * log_probs).exp() * observed.reshape(len(logits), -1, 1)
+    tails = torch.nn.functional.pad(log_probs.flip(-1).logcumsumexp(dim=-1).flip(-1), (0, 1), value=-torch.inf)
+    leading = (0.5 * (log_probs + tails[..., 1:] - tails[..., :-1])).exp() * observed.reshape(len(logits), -1, 1)
+    classes = torch.arange(logits.shape[-1], device=logits.device)
 
     def columns(r: Tensor, t: Tensor) -> Tensor:
-        unit = torch.nn.functional.one_hot(r, probs.shape[-1]).to(probs.dtype)
-        return (roots[:, t, r].unsqueeze(-1) * (unit - probs[:, t])).transpose(0, 1)
+        later = log_probs[:, t] - tails[:, t, r + 1].unsqueeze(-1)
+        shares = torch.where(classes > r[:, None], later, -torch.inf).exp()
+        return (leading[:, t, r].unsqueeze(-1) * ((classes == r[:, None]).to(shares.dtype) - shares)).transpose(0, 1)
 
     return columns
 
