@@ -14,6 +14,9 @@ from dubito.errors import InputError
 from dubito.inference import Problem
 from dubito.randomness import Stream
 
+# Examples on which the network is tried.
+TRIED = 32
+
 
 class Template(NamedTuple):
     """The outputs of one example ``[1, ...]`` and the shape of its target: what later batches are checked against."""
@@ -55,7 +58,9 @@ def _check_source(problem: Problem, source: Source) -> Template:
     if source.num_batches is None:
         source.num_batches = math.ceil(source.num_data / first.size)
     _check_finite(first.inputs)
-    outputs = _outputs(problem, first.inputs)
+    outputs, rows = _outputs(problem, batches.take(first.inputs, slice(0, TRIED))), batches.num_rows(first.inputs)
+    if outputs.ndim and len(outputs) == min(TRIED, rows):  # else they are not one per example, which is said below
+        outputs = outputs[:1].expand(rows, *outputs.shape[1:])
     problem.likelihood.check(outputs, first.targets)
     template = Template(outputs[:1], tuple(first.targets.shape[1:]))
     for raw in source.in_memory or ():

@@ -99,8 +99,8 @@ def _root(likelihood: Likelihood, outputs: Tensor, targets: Tensor) -> tuple[Roo
 def _softmax_root(logits: Tensor, observed: Tensor) -> Root:
     r"""The Cholesky factor of diag(p) − ppᵀ, which has one column fewer than classes; zero where there is no target.
 
-    With the tails :math:`s_r = \sum_{j \ge r} p_j` column `r` is :math:`\ell_r = \sqrt{p_r s_{r+1} / s_r}` on the diagonal
-    and :math:`-\ell_r p_j / s_{r+1}` below it (Tanabe & Sagae 1992, "An exact Cholesky decomposition ... of the
+    With the tails :math:`s_r = \sum_{j \ge r} p_j`, column `r` is :math:`\ell_r = \sqrt{p_r s_{r+1} / s_r}` on its
+    diagonal and :math:`-\ell_r p_j / s_{r+1}` below (Tanabe & Sagae 1992, "An exact Cholesky decomposition ... of the
     multinomial distribution", Journal of the Royal Statistical Society B 54).
     """
     log_probs = torch.where(observed.unsqueeze(-1), logits, 0.0).log_softmax(dim=-1)
