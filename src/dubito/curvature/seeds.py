@@ -16,6 +16,7 @@ from torch import Tensor
 
 from dubito.errors import InputError
 from dubito.likelihoods import Categorical, Likelihood
+from dubito.likelihoods.categorical import softmax_root
 
 KINDS = ("ggn", "fisher-mc", "fisher-empirical", "hessian")
 
@@ -97,24 +98,10 @@ def _root(likelihood: Likelihood, outputs: Tensor, targets: Tensor) -> tuple[Roo
 
 
 def _softmax_root(logits: Tensor, observed: Tensor) -> Root:
-    r"""The Cholesky factor of diag(p) − ppᵀ, which has one column fewer than classes; zero where there is no target.
-
-    With the tails :math:`s_r = \sum_{j \ge r} p_j`, column `r` is :math:`\ell_r = \sqrt{p_r s_{r+1} / s_r}` on its
-    diagonal and :math:`-\ell_r p_j / s_{r+1}` below (Tanabe & Sagae 1992, "An exact Cholesky decomposition ... of the
-    multinomial distribution", Journal of the Royal Statistical Society B 54).
-    """
-    log_probs = torch.where(observed.unsqueeze(-1), logits, 0.0).log_softmax(dim=-1)
-    log_probs = log_probs.reshape(len(logits), -1, logits.shape[-1])
-    tails = torch.nn.functional.pad(log_probs.flip(-1).logcumsumexp(dim=-1).flip(-1), (0, 1), value=-torch.inf)
-    leading = (0.5 * (log_probs + tails[..., 1:] - tails[..., :-1])).exp() * observed.reshape(len(logits), -1, 1)
-    classes = torch.arange(logits.shape[-1], device=logits.device)
-
-    def columns(r: Tensor, t: Tensor) -> Tensor:
-        later = log_probs[:, t] - tails[:, t, r + 1].unsqueeze(-1)
-        shares = torch.where(classes > r[:, None], later, -torch.inf).exp()
-        return (leading[:, t, r].unsqueeze(-1) * ((classes == r[:, None]).to(shares.dtype) - shares)).transpose(0, 1)
-
-    return columns
+    """One column fewer than classes; zero where there is no target."""
+    kept = observed.reshape(len(logits), -1, 1)
+    log_probs = torch.where(kept, logits.reshape(*kept.shape[:2], -1), 0.0).log_softmax(dim=-1)
+    return lambda r, t: (softmax_root(log_probs[:, t], r) * kept[:, t]).transpose(0, 1)
 
 
 def _diagonal_root(scales: Tensor) -> Root:

@@ -22,8 +22,7 @@ class Categorical(Likelihood):
     - ``[B, T, C]``: a sequence, class axis last (as transformers give it), labels ``[B, T]``;
     - ``[B, C, H, W]`` and more axes: class axis second (torch's convention for segmentation), labels ``[B, H, W]``.
 
-    With $p$ the softmax, the Hessian is $\mathrm{diag}(p) - p p^\top$ and the columns of its root are
-    $\sqrt{p_r}\,(e_r - p)$.
+    With $p$ the softmax, the Hessian is $\mathrm{diag}(p) - p p^\top$, and its root a Cholesky factor in closed form.
 
     Args:
         ignore_index: The label of positions that do not count (padding): no likelihood, gradient or curvature.
@@ -96,11 +95,11 @@ class Categorical(Likelihood):
         return torch.diag_embed(off_diagonal.sum(dim=-1)) - off_diagonal
 
     def hessian_root(self, outputs: Tensor, targets: Tensor | None = None, hyper: Hyper = None) -> Tensor:
-        r"""Return the C columns $\sqrt{p_r}\,(e_r - p)$, zero where the label is ignored."""
+        """Return the C − 1 columns of `softmax_root`, zero where the label is ignored."""
         log_probs = self._masked(self.canonical(outputs).log_softmax(dim=-1), targets)
-        identity = torch.eye(log_probs.shape[-1], dtype=log_probs.dtype, device=log_probs.device)
-        roots = self._masked((0.5 * log_probs).exp(), targets)  # √p does not underflow where p does
-        return (roots.unsqueeze(-1) * (identity - log_probs.exp().unsqueeze(-2))).movedim(-2, 0)
+        numbers = torch.arange(max(log_probs.shape[-1] - 1, 1), device=log_probs.device)
+        root = softmax_root(log_probs, numbers.view(-1, *[1] * (log_probs.ndim - 1)))
+        return self._masked(root, targets)
 
     def sample(self, outputs: Tensor, hyper: Hyper = None, *, generator: torch.Generator | None = None) -> Tensor:
         """Draw labels ``[B, *positions]``: the winner of a race of exponential clocks with rates p."""
@@ -132,3 +131,30 @@ class Categorical(Likelihood):
     def _masked(self, values: Tensor, targets: Tensor | None) -> Tensor:
         """Return zero where the label is ignored, also where padding made the logits NaN."""
         return values if targets is None else torch.where(self.observed(targets).unsqueeze(-1), values, 0.0)
+
+
+def softmax_root(log_probs: Tensor, column: Tensor) -> Tensor:
+    r"""Return columns ``[..., C]`` of the Cholesky factor of $\mathrm{diag}(p) - p p^\top$; the last of C is zero.
+
+    With the tails $s_r = \sum_{j \ge r} p_j$, column $r$ is $\ell_r = \sqrt{p_r s_{r+1} / s_r}$ on the diagonal and
+    $-\ell_r p_j / s_{r+1}$ below (Tanabe & Sagae 1992, "An exact Cholesky decomposition ... of the multinomial
+    distribution", Journal of the Royal Statistical Society B 54).
+
+    Args:
+        log_probs: Log-probabilities ``[..., C]``.
+        column: The number of the column, of a shape that broadcasts with ``[...]``.
+
+    >>> root = softmax_root(torch.tensor([0.5, 0.5]).log(), torch.tensor(0))
+    >>> [round(value, 6) for value in root.tolist()]
+    [0.5, -0.5]
+    """
+    log_tails = functional.pad(log_probs.flip(-1).logcumsumexp(dim=-1).flip(-1), (0, 1), value=-torch.inf)
+    log_lead = 0.5 * (log_probs + log_tails[..., 1:] - log_tails[..., :-1])
+    classes, column = torch.arange(log_probs.shape[-1], device=log_probs.device), column.unsqueeze(-1)
+    shape = torch.broadcast_shapes(log_probs.shape[:-1], column.shape[:-1])
+    lead, tail = (
+        values.expand(*shape, -1).gather(-1, column.expand(*shape, 1))
+        for values in (log_lead, log_tails[..., 1:])
+    )  # fmt: skip
+    shares = torch.where(classes > column, log_probs - tail, -torch.inf).exp()
+    return lead.exp() * ((classes == column).to(shares.dtype) - shares)
