@@ -7,6 +7,8 @@
     python benchmarks/compression.py structured          # units of LeNet-5, latency on the exported model
     python benchmarks/compression.py bits                # the same with single weights removed and in few bits
     python benchmarks/compression.py random-labels
+    python benchmarks/compression.py widths --seeds 1    # a VGG-like network on CIFAR-10 at four widths
+    python benchmarks/compression.py cifar-random-labels --seeds 1
     python benchmarks/compression.py oneshot             # Laplace pruning of a trained network against magnitude
     python benchmarks/compression.py after               # uncertainty of the small network
     python benchmarks/compression.py break-even          # sparse rows against dense layers on this machine
@@ -14,143 +16,33 @@
     python benchmarks/compression.py table               # all rows so far, as Markdown
 
 Every row and seed is one JSON file under benchmarks/results/compression; a run that is stopped goes on where it was.
-Thresholds and budgets come from 5,000 validation images; the network is trained on the other 55,000 and the test images
-are looked at once. Networks in the tables were written to a file and loaded again.
+On MNIST thresholds and budgets come from 5,000 validation images; the network is trained on the other 55,000 and the
+test images are looked at once. Networks in the tables were written to a file and loaded again.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
-import math
 import statistics
 import tempfile
-import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import compression_cifar
+import compression_units
 import torch
+from compression_cells import RESULTS, accuracy, cell, error, fitted, images, network, sparse_network, train_sparse
 from torch import nn
 
 import dubito
-import dubito.io
 from dubito import MAP, Laplace, Training, Variational, priors, rules
 from dubito.compression import GradualMagnitude, compress
-from dubito.compression.csr import break_even, seconds
+from dubito.compression.csr import break_even
 from dubito.posterior import Posterior
-from dubito.variational.posterior import Record, VariationalPosterior
 
-RESULTS = Path(__file__).parent / "results" / "compression"
 PICTURE = Path(__file__).parents[1] / "docs" / "img" / "sparse-variational-dropout.png"
-NETWORKS: dict[str, Callable[[], nn.Module]] = {
-    "lenet300": dubito.models.lenet_300_100,
-    "lenet5": dubito.models.lenet5,
-}
-
-
-def images(name: str) -> dubito.data.DataSet:
-    """A data set of images with 5,000 of its training images held out for validation."""
-    return dubito.data.load(name, validation=5_000 / 60_000)
-
-
-def cell(name: str, seed: int, work: Callable[[], dict[str, Any]]) -> None:
-    """Do a piece of work and write down its numbers, unless they are there."""
-    path = RESULTS / f"{name}-{seed}.json"
-    if path.is_file():
-        return
-    path.parent.mkdir(parents=True, exist_ok=True)
-    start = time.process_time()
-    found = work()
-    path.write_text(json.dumps({**found, "cpu_seconds": round(time.process_time() - start, 1)}, indent=1))
-    print(f"{name} seed {seed}: {_brief(found)}", flush=True)
-
-
-def _brief(found: dict[str, Any]) -> str:
-    return ", ".join(f"{key} {value:.4g}" for key, value in found.items() if isinstance(value, float | int))
-
-
-def fitted(name: str, seed: int, model: nn.Module, fit: Callable[[nn.Module, str], Posterior]) -> Posterior:
-    """A posterior, from its file where there is one; `fit` gets the network and the path of a checkpoint."""
-    path = RESULTS / f"{name}-{seed}.safetensors"
-    if path.is_file():
-        return dubito.load(path, model)
-    path.parent.mkdir(parents=True, exist_ok=True)
-    checkpoint = path.with_suffix(".checkpoint")
-    posterior = fit(model, str(checkpoint))
-    posterior.save(path)
-    checkpoint.unlink(missing_ok=True)
-    return posterior
-
-
-def network(kind: str, seed: int) -> nn.Module:
-    """A network with newly drawn weights."""
-    torch.manual_seed(seed)
-    return NETWORKS[kind]()
-
-
-def sparse_network(kind: str, data: dubito.data.DataSet, name: str, seed: int, epochs: int) -> Posterior:
-    """A network trained by sparse variational dropout, as in the published recipe.
-
-    It is a loop of its own around `variational.convert`, because two things of the recipe matter for how sparse the
-    network gets and `Training` has neither: scales learn at half the rate of means (the papers step in log σ², we in
-    log σ), and the rate is constant for half of the time before it falls to zero.
-    """
-    return fitted(name, seed, network(kind, seed), lambda model, path: train_sparse(model, data, seed, epochs, path))
-
-
-def train_sparse(
-    model: nn.Module, data: dubito.data.DataSet, seed: int, epochs: int, checkpoint: str, watch: Any = None
-) -> Posterior:
-    """Train: Adam 2e-3, batches of 200, log σ² from −10, the divergence from epoch 1 on (of a long run: 5)."""
-    module = dubito.variational.convert(model, prior=priors.LogUniform(), initial_scale=math.exp(-5))
-    rates = {name: 1e-3 if name.endswith("log_scale") else 2e-3 for name, _ in module.named_parameters()}
-    groups = [{"params": [p], "lr": rates[name], "peak": rates[name]} for name, p in module.named_parameters()]
-    optimizer = torch.optim.Adam(groups, fused=True)
-    first = _resume(checkpoint, module, optimizer)
-    begin, end = (1, 7) if epochs <= 12 else (1, 5) if epochs < 100 else (5, 20)
-    x, y = data.train
-    for epoch in range(first, epochs):
-        order = torch.randperm(len(x), generator=torch.Generator().manual_seed(1000 * seed + epoch))
-        torch.manual_seed(1000 * seed + epoch)
-        for step, rows in enumerate(order.split(200)):
-            done = epoch + step * 200 / len(x)
-            for group in optimizer.param_groups:
-                group["lr"] = group["peak"] * min(1.0, 2 * (1 - done / epochs))
-            weight = min(max((done - begin) / (end - begin), 0.0), 1.0)
-            loss = nn.functional.cross_entropy(module(x[rows]), y[rows]) + weight * module.kl() / len(x)
-            optimizer.zero_grad()
-            loss.backward()
-            optimizer.step()
-        _keep(checkpoint, module, optimizer, epoch + 1)
-        if watch is not None:
-            watch(epoch + 1, module)
-    return _posterior(module, len(x))
-
-
-def _posterior(module: Any, num_data: int) -> VariationalPosterior:
-    """The posterior of a converted network that was trained in a loop of one's own."""
-    means = module.mean_module().eval()
-    prior = {name: part.prior for name, part in module.parts()}
-    record = Record(num_data, *[math.nan] * 3, None, math.nan, None, None, None)
-    recipe = Variational(prior=priors.LogUniform())
-    found = (module.selection, module.scales(), prior, record)
-    return VariationalPosterior(means, dubito.likelihoods.Categorical(), recipe, num_data, *found)
-
-
-def _keep(path: str, module: nn.Module, optimizer: torch.optim.Optimizer, epoch: int) -> None:
-    moments = {str(i): dict(s) for i, s in optimizer.state_dict()["state"].items()}
-    dubito.io.save(path, "loop", {"epoch": epoch, "module": dict(module.state_dict()), "moments": moments})
-
-
-def _resume(path: str, module: nn.Module, optimizer: torch.optim.Optimizer) -> int:
-    if not Path(path).is_file():
-        return 0
-    tree = dubito.io.load(path, "loop")
-    module.load_state_dict(tree["module"])
-    state = optimizer.state_dict()
-    optimizer.load_state_dict({**state, "state": {int(i): s for i, s in tree["moments"].items()}})
-    return int(tree["epoch"])
 
 
 def numbers(made: dubito.compression.Compression, data: dubito.data.DataSet) -> dict[str, Any]:
@@ -203,7 +95,7 @@ def run_random_labels(args: argparse.Namespace) -> None:
             def memorize(how: Any = how, model: nn.Module = model, y: torch.Tensor = y) -> dict[str, Any]:
                 training = Training(epochs=args.epochs, lr=2e-3, batch_size=100, schedule="linear")
                 posterior = how.fit(model, (x, y), training=training, progress=False)
-                found = {"train_accuracy": 100 * _accuracy(posterior.model, (x, y))}
+                found = {"train_accuracy": 100 * accuracy(posterior.model, (x, y))}
                 if isinstance(how, Variational):
                     found["gone"] = 100 * compress(posterior, rules.LogAlpha(3), allow_empty=True).plan.sparsity
                 return found
@@ -213,11 +105,6 @@ def run_random_labels(args: argparse.Namespace) -> None:
 
 def _with_dropout(layer: nn.Module) -> list[nn.Module]:
     return [layer, nn.Dropout(0.1)] if isinstance(layer, nn.ReLU) else [layer]
-
-
-@torch.no_grad()
-def _accuracy(model: nn.Module, data: Any) -> float:
-    return float((model.eval()(data[0]).argmax(1) == data[1]).double().mean())
 
 
 def run_oneshot(args: argparse.Namespace) -> None:
@@ -247,7 +134,7 @@ def run_oneshot(args: argparse.Namespace) -> None:
                     rule = rules.PosteriorDamage(0.5, kind="obs", update=True)
                     found["kron obs, updated"] = _curve(posterior, rule, data, grid)
                 made = compress(posterior, data=data.validation)
-                found[f"{structure} model reduction"] = [made.plan.sparsity, _error(made.model, data)]
+                found[f"{structure} model reduction"] = [made.plan.sparsity, error(made.model, data)]
             found["magnitude"] = _curve(trained, rules.Magnitude(0.5), data, grid)
             found["magnitude by layer"] = _curve(trained, rules.Magnitude(0.5, scope="layer"), data, grid)
             found["random"] = _curve(trained, rules.Random(0.5), data, grid)
@@ -259,10 +146,6 @@ def run_oneshot(args: argparse.Namespace) -> None:
 def _curve(posterior: Posterior, rule: rules.Rule, data: Any, grid: tuple[float, ...]) -> list[float]:
     swept = compress(posterior, rule, data=data.validation).sweep(data.test, targets=grid)
     return [round(100 * (1 - score), 3) for score in swept.score]
-
-
-def _error(model: nn.Module, data: Any) -> float:
-    return 100 * (1 - _accuracy(model, data.test))
 
 
 def run_after(args: argparse.Namespace) -> None:
@@ -298,120 +181,6 @@ def _refuse(model: nn.Module, checkpoint: str) -> Posterior:
     raise SystemExit("run the row `oneshot` first: it trains the dense network")
 
 
-def run_structured(args: argparse.Namespace) -> None:
-    """Units of LeNet-5, removed by a posterior's damage in rounds with fine-tuning; latency on the exported model."""
-    data = images(args.data)
-    for seed in range(args.seeds):
-
-        def train(model: nn.Module, checkpoint: str, seed: int = seed) -> Posterior:
-            training = Training(epochs=args.epochs, batch_size=100, checkpoint=checkpoint)
-            how: dict[str, Any] = {"generator": torch.Generator().manual_seed(seed), "progress": False}
-            return MAP().fit(model, data.train, training=training, **how)
-
-        def shrink(name: str, rule: type[rules.Rule], seed: int = seed) -> dict[str, Any]:
-            trained = fitted(f"structured-{args.data}-map", seed, network("lenet5", seed), train)
-            few = (data.train[0][:5_000], data.train[1][:5_000])
-            model = trained.model
-            for targets in ({"0": 0.6, "3": 0.4, "7": 0.6}, {"0": 0.5, "3": 0.4, "7": 0.5}):
-                posterior = Laplace(structure="diag", prior_precision=10.0).fit(model, few, progress=False)
-                made = compress(
-                    posterior, rule(target=targets), structure="units", data=data.validation, finetune=data.train,
-                    training=Training(epochs=3, lr=2e-3, batch_size=100, schedule="linear"),
-                )  # fmt: skip
-                model = made.model
-            made.save(RESULTS / f"{name}-{seed}.dubito", format="dense")
-            return structured_numbers(trained.model, model, data)
-
-        methods = {
-            f"structured-{args.data}": rules.PosteriorDamage,
-            f"structured-{args.data}-magnitude": rules.Magnitude,
-        }
-        for name, rule in methods.items():
-            cell(name, seed, lambda name=name, rule=rule: shrink(name, rule))  # type: ignore[misc]
-
-
-def run_bits(args: argparse.Namespace) -> None:
-    """The structured LeNet-5, with most of its remaining weights removed and the rest in few bits: the real file."""
-    data = images(args.data)
-    for seed in range(args.seeds):
-
-        def pack(seed: int = seed) -> dict[str, Any]:
-            dense = network("lenet5", seed)
-            small = dubito.compression.load(RESULTS / f"structured-{args.data}-{seed}.dubito", dense)
-            few = (data.train[0][:10_000], data.train[1][:10_000])
-            found: dict[str, Any] = {}
-            with tempfile.TemporaryDirectory() as folder:
-                whole = dubito.compression.storage.save(Path(folder) / "dense", dense, "dense", {})
-                for gone in (0.7, 0.85, 0.92):  # of the small network; each round goes on from the one before
-                    posterior = Laplace(structure="kron", prior_precision=10.0).fit(small, few, progress=False)
-                    made = compress(
-                        posterior, rules.PosteriorDamage(gone, kind="obs", update=True), data=data.validation,
-                        finetune=data.train, training=Training(epochs=6, lr=2e-3, batch_size=100, schedule="linear"),
-                    )  # fmt: skip
-                    small = made.model
-                    # steps come from the posterior of the network that is stored
-                    sharp = made.posterior(Laplace(structure="diag", prior_precision=10.0), few)
-                    stored = compress(sharp, rules.Magnitude(0.0), data=data.validation)
-                    path = Path(folder) / str(gone)
-                    found[f"bytes_{gone}"] = stored.save(path)
-                    loaded = dubito.compression.load(path, dense)
-                    found[f"ratio_file_{gone}"] = whole / found[f"bytes_{gone}"]
-                    found[f"error_coded_{gone}"] = _error(loaded, data)
-                    found[f"error_validation_{gone}"] = 100 * (1 - _accuracy(loaded, data.validation))
-                    found[f"nonzeros_{gone}"] = sum(int((p != 0).sum()) for p in loaded.parameters())
-                    found[f"bits_{gone}"] = stored.bits()
-            return found
-
-        cell(f"bits-{args.data}", seed, pack)
-
-
-def structured_numbers(dense: nn.Module, small: nn.Module, data: Any) -> dict[str, Any]:
-    """Size and speed of two exported files, and the error of the small one."""
-    example = data.validation[0][:128]
-    found: dict[str, Any] = {}
-    found["widths"] = [m.weight.shape[0] for m in small.modules() if isinstance(m, nn.Conv2d | nn.Linear)]
-    with tempfile.TemporaryDirectory() as folder:
-        timings: dict[str, dict[int, float]] = {}
-        for name, model in {"dense": dense, "small": small}.items():
-            path = Path(folder) / f"{name}.onnx"
-            found[f"onnx_bytes_{name}"] = dubito.compression.export.export(model, path, example).num_bytes
-            session = _session(path)
-            timings[name] = _onnx_milliseconds(session, example)
-            found["error" if name == "small" else "error_dense"] = _onnx_error(session, data.test)
-    found["ratio_onnx"] = found["onnx_bytes_dense"] / found["onnx_bytes_small"]
-    for size in (1, 128):
-        found[f"speedup_onnx_{size}"] = timings["dense"][size] / timings["small"][size]
-        slow, fast = (_torch_milliseconds(model, example[:size]) for model in (dense, small))
-        found[f"speedup_torch_{size}"] = slow / fast
-    found["macs"] = [dubito.compression.report.num_macs(model, example) for model in (dense, small)]
-    return found
-
-
-def _session(path: Path) -> Any:
-    import onnxruntime
-
-    options = onnxruntime.SessionOptions()
-    options.intra_op_num_threads = 1
-    return onnxruntime.InferenceSession(str(path), options, providers=["CPUExecutionProvider"])
-
-
-def _onnx_error(session: Any, data: Any) -> float:
-    name = session.get_inputs()[0].name
-    outputs = [torch.from_numpy(session.run(None, {name: x.numpy()})[0]) for x in data[0].split(1000)]
-    return 100 * (1 - float((torch.cat(outputs).argmax(1) == data[1]).double().mean()))
-
-
-def _onnx_milliseconds(session: Any, example: torch.Tensor) -> dict[int, float]:
-    name = session.get_inputs()[0].name
-    inputs = {size: example[:size].numpy() for size in (1, 128)}
-    return {size: 1000 * seconds(lambda x=x: session.run(None, {name: x}), 0.5) for size, x in inputs.items()}
-
-
-@torch.no_grad()
-def _torch_milliseconds(model: nn.Module, x: torch.Tensor) -> float:
-    return 1000 * seconds(lambda: model(x), 0.5)
-
-
 def run_break_even(args: argparse.Namespace) -> None:
     """The time of sparse rows over that of a dense layer."""
     cell("break-even", 0, lambda: {
@@ -427,7 +196,8 @@ def run_strip(args: argparse.Namespace) -> None:
     shots: dict[int, tuple[torch.Tensor, torch.Tensor]] = {}
     with tempfile.TemporaryDirectory() as folder:
         path = str(Path(folder) / "checkpoint")
-        train_sparse(network("lenet300", 0), data, 0, args.epochs, path, lambda e, m: shots.update({e: _shot(m)}))
+        model, watch = network("lenet300", 0), lambda epoch, module: shots.update({epoch: _shot(module)})
+        train_sparse(model, data.train, 0, args.epochs, path, watch=watch)
     _draw_strip([(epoch, shots[epoch]) for epoch in (1, 2, 4, 6, 9, 12)])
 
 
@@ -483,9 +253,11 @@ def _spread(values: list[float]) -> str:
 ROWS: dict[str, tuple[Callable[[argparse.Namespace], None], int]] = {
     "lenet300": (lambda args: run_lenet("lenet300", args), 12),
     "lenet5": (lambda args: run_lenet("lenet5", args), 30),
-    "structured": (run_structured, 3),
-    "bits": (run_bits, 4),
+    "structured": (compression_units.run_structured, 3),
+    "bits": (compression_units.run_bits, 4),
     "random-labels": (run_random_labels, 80),
+    "widths": (compression_cifar.run_widths, 15),
+    "cifar-random-labels": (compression_cifar.run_random_labels, 40),
     "oneshot": (run_oneshot, 10),
     "after": (run_after, 12),
     "break-even": (run_break_even, 0),

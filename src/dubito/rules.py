@@ -30,11 +30,8 @@ Reduction = Literal["max", "mean", "sum", "norm"]
 Masks = dict[str, Tensor]
 
 REDUCTIONS: dict[str, Callable[..., Tensor]] = {
-    "max": torch.amax,
-    "mean": torch.mean,
-    "sum": torch.sum,
-    "norm": torch.linalg.vector_norm,
-}
+    "max": torch.amax, "mean": torch.mean, "sum": torch.sum, "norm": torch.linalg.vector_norm,
+}  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -119,10 +116,10 @@ class Rule(Setting, ABC):
         if level is None:
             raise InputError(f"{self!r} must say how much goes: target=, threshold= or max_drop=.")
         masks = {name: torch.ones_like(value, dtype=torch.bool) for name, value in relevance.items()}
-        for name, number in _by_name(level, relevance, repr(self)).items():
-            value = relevance[name]
-            masks[name] = value > -number if self.removes == "above" else value >= number
-        return masks
+        return masks | {n: self._stays(relevance[n], at) for n, at in _by_name(level, relevance, repr(self)).items()}
+
+    def _stays(self, relevance: Tensor, threshold: float) -> Tensor:
+        return relevance > -threshold if self.removes == "above" else relevance >= threshold
 
     def _by_target(self, relevance: Params, target: Amount) -> Masks:
         if self.scope == "global" and not isinstance(target, Mapping):
@@ -289,7 +286,7 @@ class GroupRelevance(Rule):
     https://arxiv.org/abs/1705.07283).
 
     Args:
-        threshold: By how much a relevance must lie above that level.
+        threshold: By how much a relevance must lie above that level; by evidence, the nats that a removal may cost.
         by: ``"relevance"``, or ``"evidence"`` for gates: remove where the evidence does not fall (Wright et al. 2024).
     """
 
@@ -324,6 +321,9 @@ class GroupRelevance(Rule):
         """Decide; where a target would cut through a group, the whole group stays."""
         masks = super().keep(relevance)
         return {n: relevance[n] >= relevance[n][m].min() if bool(m.any()) else m for n, m in masks.items()}
+
+    def _stays(self, relevance: Tensor, threshold: float) -> Tensor:
+        return relevance > threshold if self.by == "evidence" else super()._stays(relevance, threshold)
 
     def _of(self, kind: Any) -> Tensor:
         if self.by == "relevance":

@@ -353,18 +353,6 @@ def test_a_report_without_data_has_no_scores() -> None:
     assert report.macs is None
 
 
-def test_inputs_that_nothing_looks_at_are_named() -> None:
-    posterior = copy.deepcopy(fit("diag"))
-    posterior.model[0].weight.data[:, [1, 4]] = 0.0
-    made = compress(posterior, rules.Magnitude({"0": 0.4}), data=HELD_OUT)
-    names = ("age", "height", "weight", "pulse", "noise")
-    assert made.plan.removed_inputs(names) == ["height", "noise"]
-    assert made.plan.removed_inputs() == ["1", "4"]
-    assert "height, noise" in str(made.report(feature_names=names, seconds=0.001))
-    with pytest.raises(InputError, match="5 input features, but 2 names"):
-        made.plan.removed_inputs(("a", "b"))
-
-
 def test_what_is_printed() -> None:
     made = compress(fit("diag"), rules.Magnitude(0.5))
     assert isinstance(made, Compression)

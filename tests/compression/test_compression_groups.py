@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import math
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
 from compression_cases import fit, table
+from scipy import integrate
 from torch import nn
 
 from dubito import MAP, Training, Variational, priors
@@ -45,6 +47,47 @@ def test_gates_by_their_evidence() -> None:
     assert keep["0.weight"][:, 0].tolist() == [True, False, True]
     with pytest.raises(UnsupportedError, match="Only gates"):
         rule.relevance(Belief(MEAN, MEAN, {}, None, "", (kind("0.weight", 0, [1.0, 1.0, 1.0]),)))
+
+
+def evidence(likelihood: Any, low: float, high: float) -> float:
+    """The evidence under a uniform prior of log z, by quadrature."""
+    return integrate.quad(likelihood, low, high, epsabs=0, epsrel=1e-10, limit=200)[0] / (high - low)
+
+
+@pytest.mark.parametrize("nats", [0.0, 1.0])
+def test_gates_close_where_brute_force_finds_the_smaller_network_as_probable(nats: float) -> None:
+    """A likelihood that is normal in log z has a truncated normal as its exact posterior; evidences are integrals.
+
+    The smaller network has a gate known to be below 2⁻⁸. With equal odds it is the more probable one where its evidence
+    is not below that of the larger one; a removal that may cost a nat gives it odds of e beforehand.
+    """
+    prior, cut = priors.TruncatedLogUniform(), -8 * math.log(2)
+    grid = [(m, s) for m in (-19.0, -12.0, -7.0, -6.0, -5.0, -3.0, -1.0, 0.0) for s in (0.5, 2.0, 5.0, 20.0, 140.0)]
+    wanted = []
+    for mean, scale in grid:
+
+        def likelihood(log_gate: float, mean: float = mean, scale: float = scale) -> float:
+            return math.exp(-0.5 * ((log_gate - mean) / scale) ** 2)
+
+        large, small = evidence(likelihood, prior.low, prior.high), evidence(likelihood, prior.low, cut)
+        wanted.append(bool(small * math.exp(nats) < large))
+    gain = prior.evidence_gain(*torch.tensor(grid, dtype=torch.float64).unbind(1))
+    weights = {"0.weight": torch.ones(len(grid), 2)}
+    rule = GroupRelevance(nats, by="evidence")
+    groups = (kind("0.weight", 0, [9.0] * len(grid), gain=gain),)
+    keep = rule.keep(rule.relevance(Belief(weights, weights, {}, None, "", groups)))
+    assert keep["0.weight"].tolist() == [[stays] * 2 for stays in wanted]
+    assert 0 < sum(wanted) < len(grid)
+
+
+def test_a_gate_whose_removal_changes_no_evidence_goes() -> None:
+    groups = (kind("0.weight", 0, [9.0, 9.0, 9.0], gain=torch.tensor([0.0, -1e-6, 1e-6])),)
+    rule = GroupRelevance(by="evidence")
+    keep = rule.keep(rule.relevance(Belief(MEAN, MEAN, {}, None, "", groups)))
+    assert keep["0.weight"][:, 0].tolist() == [False, True, False]
+    level = GroupRelevance()  # a relevance at its threshold stays
+    keep = level.keep(level.relevance(Belief(MEAN, MEAN, {}, None, "", (kind("0.weight", 0, [0.0, -1.0, 1.0]),))))
+    assert keep["0.weight"][:, 0].tolist() == [True, False, True]
 
 
 def test_other_posteriors_have_no_groups() -> None:

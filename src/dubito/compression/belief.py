@@ -76,14 +76,11 @@ def precision_of(posterior: Posterior, names: list[str]) -> Params:
 
     It is exact for Laplace of any structure; for other families it is 1/σ², as if weights were independent.
     """
-    if not isinstance(posterior, LaplacePosterior):
-        _, variance = posterior.marginals()
-        return {name: torch.where(variance[name] > 0, 1 / variance[name], 0.0) for name in names}
-    scale = posterior.evidence.scale(posterior.noise)
-    diagonal = scale * posterior.matrix.diagonal().double() + posterior.prior_precision
-    filled = posterior.selection.fill(diagonal)
-    shapes = posterior.selection.shapes
-    return {name: filled[name] if name in filled else torch.zeros(shapes[name]) for name in names}
+    if isinstance(posterior, LaplacePosterior):
+        diagonal = posterior.precision_diagonal()
+        return {name: diagonal[name] for name in names}
+    _, variance = posterior.marginals()
+    return {name: torch.where(variance[name] > 0, 1 / variance[name], 0.0) for name in names}
 
 
 def adapted(posterior: Posterior, keep: dict[str, Tensor]) -> Params:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 import torch
@@ -14,12 +14,13 @@ from dubito.batches import Data, Source
 from dubito.compression.belief import adapted, belief_of, default_rule, prunable
 from dubito.compression.chain import Units, trace
 from dubito.compression.dependencies import depend
+from dubito.compression.features import first_matrix, live_features
 from dubito.compression.finetune import finetune as train_on
-from dubito.compression.plan import Plan, weight_plan
+from dubito.compression.plan import Plan
 from dubito.compression.result import Compression
 from dubito.compression.search import largest_within, score_of
 from dubito.compression.shrink import shrink, silenced
-from dubito.compression.units import unit_plan, unit_relevance
+from dubito.compression.units import feature_plan, unit_plan, unit_relevance
 from dubito.compression.verify import require_same
 from dubito.errors import InputError, MissingDataError
 from dubito.params import Params
@@ -50,7 +51,7 @@ def compress(
         rule: One of `dubito.rules`; by default the posterior's own: `LogAlpha(3)` under a log-uniform prior, else
             `ModelReduction()`.
         structure: ``"weights"`` sets single weights to zero, which makes the file small; ``"units"`` removes neurons
-            and channels, which also makes the network fast.
+            and channels, which also makes the network fast, and by a threshold also input features of tables.
         data: Held-out data with targets: what an accuracy budget is judged on, and by default what `report` and
             `sweep` measure on.
         finetune: Training data to train the remaining weights on; without it nothing is trained.
@@ -79,8 +80,9 @@ def compress(
     plan, model = pruner.at(rule)
     if finetune is not None:
         how = training or Training(epochs=3, lr=1e-4, schedule="linear")
-        masks = {name: mask for name, mask in plan.keep.items() if not plan.units}
-        model = train_on(model, masks, finetune, posterior.likelihood, how, generator=generator)
+        held = _columns(plan, model, example) if plan.units else plan.keep
+        model = train_on(model, held, finetune, posterior.likelihood, how, generator=generator)
+        plan = replace(plan, inputs=live_features(model, example))
     return Compression(posterior, rule, plan, model, pruner, data, example)
 
 
@@ -94,6 +96,7 @@ class Pruner:
         rule: The rule.
         relevance: Of every weight or, where units go, of every unit.
         groups: Where units go, who feeds whom.
+        columns: Where units go and inputs are plain features, the relevance of each weight of the first matrix.
         example: A batch of inputs, or None.
         allow_empty: Whether a layer may lose all of its weights.
     """
@@ -103,6 +106,7 @@ class Pruner:
     rule: Rule
     relevance: Params
     groups: list[Units]
+    columns: Params
     example: Any
     allow_empty: bool
 
@@ -120,38 +124,44 @@ class Pruner:
         relevance = rule.relevance(belief_of(posterior, rule), generator=generator)
         center = params.load_(copy.deepcopy(posterior.model).eval(), posterior.marginals()[0])
         groups: list[Units] = []
+        columns: Params = {}
         if structure == "units":
+            first = first_matrix(center, example)
+            columns = {} if first is None else {first: relevance[first]}
             traced = trace(center, example) if isinstance(example, torch.Tensor) else None
             groups = depend(center, example) if traced is None else traced
             relevance = unit_relevance(center, groups, relevance, rule)
-        return cls(posterior, center, rule, relevance, groups, example, allow_empty)
+        return cls(posterior, center, rule, relevance, groups, columns, example, allow_empty)
 
     def at(self, rule: Rule) -> tuple[Plan, nn.Module]:
         """Return the plan of `rule`, which differs from ours only in how much goes, and the network that follows."""
         kept = {name: mask.cpu() for name, mask in rule.keep(self.relevance).items()}
         model = copy.deepcopy(self.center)
         if not self.groups:
-            plan = weight_plan(kept, rule, self._first(model)).check(self.allow_empty)
-            return plan, plan.masked(self._adapted(model, kept))
+            plan = Plan(kept, {}, None, rule).check(self.allow_empty)
+            masked = plan.masked(self._adapted(model, kept))
+            return replace(plan, inputs=live_features(masked, self.example)), masked
         plan = unit_plan(model, self.groups, kept, rule, prunable(model)).check()
+        plan = feature_plan(plan, self.columns, self.relevance, rule).check()
         changed: Masks = {name: mask for name, mask in kept.items() if not bool(mask.all())}
-        quiet = silenced(self._adapted(model, plan.keep), self.groups, changed, self.example)
+        fewer = Plan(_columns(plan, model, self.example)).masked(self._adapted(model, plan.keep))
+        quiet = silenced(fewer, self.groups, changed, self.example)
         small = shrink(quiet, self.groups, changed, self.example).eval()
         require_same(quiet, small, self.example)
-        return plan, small
+        return replace(plan, inputs=live_features(small, self.example)), small
 
     def _adapted(self, model: nn.Module, keep: Masks) -> nn.Module:
         if self.rule.adapts or (isinstance(self.rule, PosteriorDamage) and self.rule.update):
             return params.load_(model, adapted(self.posterior, keep))
         return model
 
-    def _first(self, model: nn.Module) -> str | None:
-        """The weight matrix that sees the input features, where inputs are plain features."""
-        if not isinstance(self.example, torch.Tensor) or self.example.ndim != 2 or not self.example.is_floating_point():
-            return None
-        first = next(name for name, value in model.named_parameters() if value.ndim > 1)
-        matches = dict(model.named_parameters())[first].shape[1:] == self.example.shape[1:]
-        return first if matches else None
+
+def _columns(plan: Plan, model: nn.Module, example: Any) -> Masks:
+    """A mask over the first matrix of a network, false in the columns of input features that go."""
+    first = first_matrix(model, example)
+    if first is None or plan.inputs is None:
+        return {}
+    return {first: plan.inputs.expand(model.get_parameter(first).shape)}
 
 
 def _check(structure: str, finetune: Any, rule: Any) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 import torch
@@ -107,14 +106,3 @@ class Plan:
             shown = "" if units is None else f"   {int(units.sum())} of {len(units)} units"
             lines.append(f"  {name:<28} {int(mask.sum()):>10,} of {mask.numel():>10,}{shown}")
         return "\n".join(lines)
-
-
-def weight_plan(keep: Masks, rule: Rule, first: str | None = None) -> Plan:
-    """The plan that removes single weights; `first` names the weight matrix that sees the input features."""
-    inputs = None if first is None or keep[first].ndim != 2 else keep[first].any(0)
-    return Plan(keep, {}, inputs, rule)
-
-
-def merge_masks(first: Mapping[str, Tensor], second: Mapping[str, Tensor]) -> Masks:
-    """What stays under both."""
-    return {name: mask & second[name] if name in second else mask for name, mask in first.items()}

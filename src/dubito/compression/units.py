@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -51,6 +52,28 @@ def unit_plan(model: nn.Module, groups: list[Units], kept: Masks, rule: Rule, na
         for part in group.consumers:
             by_input(model, part.layer, keep[weight(part.layer)])[gone_of(part, stays)] = False
     return Plan(keep, units, None, rule)
+
+
+def feature_plan(plan: Plan, columns: Params, relevance: Params, rule: Rule) -> Plan:
+    """Return a plan of units without the input features that the rule's threshold sees no need for.
+
+    A feature is judged as a unit is, by what the weights to the units that stay say together. A rule with a target
+    counts units alone, and removes no feature.
+
+    Args:
+        plan: The plan of units.
+        columns: The relevance of the weights of the first matrix, by its name; empty where inputs are no features.
+        relevance: Of the units, by the name of their group.
+        rule: The rule.
+    """
+    if rule.target is not None or not columns:
+        return plan
+    ((name, weights),) = columns.items()
+    layer = name.rpartition(".")[0]
+    stays = plan.units.get(layer, torch.ones(len(weights), dtype=torch.bool)).to(weights.device)
+    # under the name of the layer, so that an amount for it holds for its features too
+    needed = rule.keep({**relevance, layer: rule.reduced(weights[stays].mT)})[layer].cpu()
+    return replace(plan, keep={**plan.keep, name: plan.keep[name] & needed}, inputs=needed)
 
 
 def weight(layer: str) -> str:
