@@ -8,6 +8,7 @@ import json
 import os
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar, Self
 
 import torch
@@ -30,6 +31,34 @@ if TYPE_CHECKING:
 Predictor = Callable[[Any], Prediction]
 
 
+@dataclass(frozen=True, eq=False)
+class Course:
+    """One quantity along the samples of every chain.
+
+    Attributes:
+        name: What it is.
+        values: Its values, ``[K, S]``.
+        autocorrelation: The correlation of each chain with itself, at lags 0 to L − 1, ``[K, L]``.
+    """
+
+    name: str
+    values: Tensor
+    autocorrelation: Tensor
+
+
+@dataclass(frozen=True, eq=False)
+class History:
+    """How a posterior was found, as far as a report should show it.
+
+    Attributes:
+        words: What is to be said about it, one sentence or line each.
+        courses: Some quantities along the way.
+    """
+
+    words: tuple[str, ...]
+    courses: tuple[Course, ...]
+
+
 class Posterior(ABC):
     """A posterior over the weights of one network.
 
@@ -45,6 +74,8 @@ class Posterior(ABC):
 
     family: ClassVar[str] = ""
     default_samples: ClassVar[int] = 32
+    draws_functions: bool = True
+    """Whether sample s of a prediction comes from the same weights at every input."""
     _families: ClassVar[dict[str, type[Posterior]]] = {}
 
     def __init__(self, model: nn.Module, likelihood: Likelihood, recipe: Recipe, num_data: int) -> None:
@@ -88,6 +119,10 @@ class Posterior(ABC):
     def log_evidence(self) -> Tensor:
         """Return the log marginal likelihood of the data, where the family defines one."""
         raise UnsupportedError(f"A {self.family} posterior defines no evidence; Laplace(...) does.")
+
+    def history(self) -> History | None:
+        """Return what a report should show of how this posterior was found; nothing, unless it is a chain's."""
+        return None
 
     # ------------------------------------------------------------------ what every family has
 

@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from dubito.inference import Inference, Problem
     from dubito.likelihoods import Likelihood
     from dubito.recipe import Recipe
+    from dubito.select.report import SubnetworkReport
 
 
 class Selection:
@@ -215,6 +216,12 @@ class SelectionRule(Setting, ABC):
     def build(self, recipe: Recipe, problem: Problem) -> Inference:
         """Return the steps of `recipe`, whose rule this is; one that chooses other things than weights changes them."""
         return recipe.build(problem)
+
+    def report(self, model: nn.Module, data: Data, **options: Any) -> SubnetworkReport:
+        """Say how much of the posterior over all weights these ones keep; see `dubito.select.report.report`."""
+        from dubito.select.report import report
+
+        return report(self, model, data, **options)
 
     def __or__(self, other: SelectionRule) -> SelectionRule:
         return Either(_as_set(self), _as_set(other))

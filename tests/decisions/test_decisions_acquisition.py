@@ -13,6 +13,8 @@ from torch import Tensor
 from torch.utils.data import DataLoader, TensorDataset
 
 import dubito
+from dubito import Ensemble, Laplace, Training, select
+from dubito.curvature import FallbackWarning
 from dubito.decisions import batch_information, joint_information, temper
 from dubito.decisions.acquisition import _predict_jointly
 from dubito.decisions.batch_information import greedy_batch
@@ -156,6 +158,25 @@ def test_a_linearized_posterior_draws_functions() -> None:
     assert isinstance(prediction, ClassPrediction)
     assert prediction.samples is not None
     assert prediction.samples.shape == (2500, 4, 3)
+
+
+@pytest.mark.filterwarnings(f"ignore::{FallbackWarning.__module__}.FallbackWarning")
+def test_a_linearized_posterior_of_a_subspace_draws_functions_too() -> None:
+    inputs, (x, y) = line(4, 3)[0], line(80, 0)
+    recipe = Laplace(structure="full", weights=select.subspace(3, directions="random"), prior_precision=1.0)
+    posterior: Any = recipe.fit(regressor("map").model, (x, y), likelihood="gaussian")
+    drawn = _predict_jointly(posterior, inputs, 4000, torch.Generator().manual_seed(0))
+    assert isinstance(drawn, RegressionPrediction)
+    _, covariance = posterior.inner.functional(inputs, joint=True)
+    size = covariance.diagonal().max().item()
+    torch.testing.assert_close(torch.cov(drawn.means[..., 0].T), covariance, rtol=0, atol=0.1 * size)
+
+
+def test_an_ensemble_of_laplaces_says_what_to_use() -> None:
+    members = Ensemble(members=2, recipe=Laplace(prior_precision=1.0))
+    posterior = members.fit(classifier("map").model, blobs(120, 0), training=Training(epochs=1))
+    with pytest.raises(UnsupportedError, match="ensemble of Laplaces: use 'bald'"):
+        dubito.acquire(posterior, blobs(20, 3)[0], 2, "batchbald")
 
 
 @pytest.mark.parametrize("method", ["laplace", "variational", "tempered"])

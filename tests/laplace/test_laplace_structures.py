@@ -26,6 +26,9 @@ def test_all_quantities_agree_with_the_dense_covariance(structure: str, name: st
     torch.testing.assert_close(dense(posterior), covariance, **CLOSE)
     variance = posterior.selection.ravel(posterior.marginals()[1])
     torch.testing.assert_close(variance, covariance.diagonal(), **CLOSE)
+    diagonal = posterior.precision_diagonal()
+    torch.testing.assert_close(posterior.selection.ravel(diagonal), precision.diagonal(), **CLOSE)
+    assert not any(bool(diagonal[name][~mask].any()) for name, mask in posterior.selection.masks().items())
 
     inputs = 1.5 * problem.inputs[:3]
     rows = jacobian(problem, posterior.selection, inputs).flatten(1, -2)
@@ -71,6 +74,18 @@ def test_kron_is_the_product_of_its_factors() -> None:
     torch.testing.assert_close(found[12:16, 12:16], output_factor, **CLOSE)
     off_diagonal = found[:12, 12:]
     torch.testing.assert_close(off_diagonal, torch.zeros_like(off_diagonal))
+
+
+@pytest.mark.parametrize("structure", STRUCTURES)
+def test_the_diagonal_of_the_precision_at_a_temperature_and_noise_in_single_precision(structure: str) -> None:
+    problem = case("gaussian")
+    model, data = problem.model.float(), tuple(part.float() for part in problem.data)
+    recipe = Laplace(structure=structure, weights=select.layers("0"), temperature=0.5, prior_precision=0.3)
+    posterior = recipe.fit(model, data, likelihood=problem.likelihood)
+    whole = posterior.precision_matmul(torch.eye(16, dtype=torch.float64))
+    found = posterior.precision_diagonal()
+    assert {name: value.dtype for name, value in found.items()} == dict.fromkeys(posterior.mean(), torch.float64)
+    torch.testing.assert_close(posterior.selection.ravel(found), whole.diagonal(), **CLOSE)
 
 
 @pytest.mark.parametrize("structure", STRUCTURES)

@@ -19,6 +19,7 @@ from torch.utils.data import DataLoader, TensorDataset
 import dubito
 from dubito import HMC, SGMCMC, SVGD, Training, priors, select
 from dubito.errors import FileFormatError, InputError, NonFiniteError, UnsupportedError
+from dubito.mcmc.history import function_courses, weight_courses, weight_name
 from dubito.mcmc.plots import plot_autocorrelations, plot_traces
 
 SHORT = {"burn_in": 10, "thinning": 2, "num_samples": 12}
@@ -28,6 +29,18 @@ BATCHES = Training(batch_size=20)
 def fit(recipe: Any, model: nn.Module | None = None, data: Any = None, **options: Any) -> Any:
     options = {"training": BATCHES, "progress": False, **options}
     return recipe.fit(model or network(), data or classes(), **options)
+
+
+def waves() -> tuple[torch.Tensor, torch.Tensor]:
+    generator = torch.Generator().manual_seed(0)
+    x = torch.randn(200, 1, generator=generator)
+    return x, torch.sin(2 * x) + 0.1 * (1 + x.abs()) * torch.randn(200, 1, generator=generator)
+
+
+def small_network(outputs: int) -> nn.Sequential:
+    with torch.random.fork_rng():
+        torch.manual_seed(0)
+        return nn.Sequential(nn.Linear(1, 30), nn.Tanh(), nn.Linear(30, outputs))
 
 
 class TestSelections:
@@ -68,6 +81,39 @@ class TestFaults:
         words = r"Chain 1 of 2 diverged in step \d+ of 34: lower step_size \(now 1e\+12"
         with pytest.raises(NonFiniteError, match=words):
             fit(SGMCMC("sgld", step_size=1e12, chains=2, **SHORT))
+
+    def test_a_sample_with_an_infinite_variance_is_divergence(self) -> None:
+        """Its weights and its loss are finite: only the prediction tells that a barely trained network ran away."""
+        x, y = waves()
+        words = (
+            r"^Chain 1 of 1 diverged in step (\d+) of 70: lower step_size \(now [\d.]+\), train the network longer "
+            r"before, or look for extreme inputs"
+        )
+        recipe = SGMCMC("sghmc", burn_in=0, thinning=1, num_samples=70)
+        with pytest.raises(NonFiniteError, match=words) as caught:
+            fit(recipe, small_network(2), (x, y), likelihood="heteroscedastic", training=Training(batch_size=32))
+        before: Any = caught.value.posterior
+        step = int(str(caught.value).split("step ")[1].split()[0])
+        assert before.num_particles == step - 1 > 0
+        assert bool(before.flat.isfinite().all())
+        assert bool(before.predict(x[:16]).stddev.isfinite().all())
+        late = recipe.replace(burn_in=step - 1, num_samples=1)  # the first that would be kept
+        with pytest.raises(NonFiniteError, match=f"diverged in step {step} of {step}: .* extreme inputs.$"):
+            fit(late, small_network(2), (x, y), likelihood="heteroscedastic", training=Training(batch_size=32))
+
+    @pytest.mark.parametrize("kernel", ["sgld", "psgld", "sghmc", "sgnht"])
+    def test_where_a_pass_ends_divergence_has_the_same_words(self, kernel: Any) -> None:
+        """One batch is one pass, and after each the loop looks for itself whether all is finite."""
+        recipe = SGMCMC(kernel, step_size=1e40, chains=2, **SHORT)
+        with pytest.raises(NonFiniteError, match=r"Chain \d of 2 diverged in step \d+ of 34: lower step_size"):
+            fit(recipe, network(torch.float32), classes(dtype=torch.float32), training=Training(batch_size=60))
+
+    @pytest.mark.parametrize("likelihood", ["gaussian", "heteroscedastic"])
+    def test_regressions_that_stay_are_no_divergence(self, likelihood: str) -> None:
+        recipe = SGMCMC("sgld", step_size=1e-3, **SHORT)
+        outputs = 1 if likelihood == "gaussian" else 2
+        posterior = fit(recipe, small_network(outputs), waves(), likelihood=likelihood)
+        assert posterior.num_particles == 12
 
     def test_samples_from_before_are_not_lost(self) -> None:
         model = network(torch.float32)
@@ -277,6 +323,26 @@ class TestDiagnosis:
         verdict = posterior.diagnose()
         assert not verdict.trustworthy
         assert "Do not trust it: the chains disagree" in str(verdict)
+
+    def test_one_chain_is_compared_with_itself(self) -> None:
+        posterior = fit(SGMCMC("sgld", **SHORT))
+        posterior.trace[0] += 10 * torch.arange(12)[:, None]  # it drifts
+        assert "Do not trust it: the halves of the chain disagree" in str(posterior.diagnose())
+
+    def test_what_mixes_worst_is_shown_first(self) -> None:
+        posterior = fit(SGMCMC("sgld", chains=2, weights=select.random(9), **SHORT))
+        for draws, apart in ((posterior.trace, 5), (posterior.samples, 7)):
+            draws.normal_(generator=torch.Generator().manual_seed(0))
+            draws[0, :, apart] += 100
+        outputs, weight = function_courses(posterior, 3), weight_courses(posterior, 1)[0]
+        assert (len(outputs), outputs[0].name) == (3, "output 5")
+        assert torch.equal(outputs[0].values, posterior.trace[..., 5].double())
+        assert torch.equal(weight.values, posterior.samples[..., 7].double())
+        name, where = weight.name.rstrip("]").split("[")
+        place = tuple(int(part) for part in where.split(", "))
+        assert posterior.member(3)[name][place] == posterior.samples[0, 3, 7]
+        noisy = fit(SGMCMC("sgld", **SHORT), small_network(1), waves(), likelihood="gaussian")
+        assert weight_name(noisy, noisy.samples.shape[-1] - 1) == "log noise"
 
     def test_hot_momenta_are_noticed(self) -> None:
         posterior = fit(SGMCMC("sghmc", friction=0.005, **{**SHORT, "burn_in": 200}), training=Training(batch_size=2))

@@ -137,8 +137,10 @@ def test_stein_direction_against_autograd() -> None:
     torch.testing.assert_close(stein_direction(particles, slopes), expected, rtol=1e-10, atol=1e-12)
 
 
-@pytest.mark.parametrize("recipe", [SGMCMC(friction=0.3, chains=4, burn_in=150, thinning=3, num_samples=150),
-                                    HMC(burn_in=80, num_samples=150)], ids=["sghmc", "nuts"])  # fmt: skip
+@pytest.mark.parametrize("recipe", [
+    SGMCMC(friction=0.3, chains=4, burn_in=150, thinning=3, num_samples=150), HMC(burn_in=80, num_samples=150),
+    HMC(burn_in=80, num_samples=150, temperature=0.2),
+], ids=["sghmc", "nuts", "cold"])  # fmt: skip
 def test_an_update_has_the_particles_as_its_prior(recipe: Any) -> None:
     x, y = regression_data(60)
     both = LinearRegression(x, y, noise=0.3, prior_precision=1.0)
@@ -148,8 +150,9 @@ def test_an_update_has_the_particles_as_its_prior(recipe: Any) -> None:
     second = first.update((x[30:], y[30:]), training=Training(batch_size=30))
     assert second.num_data == 60
     rows, prior = design(x[30:]), torch.linalg.inv(torch.cov(first.flat.mT))
-    precision = prior + rows.mT @ rows / 0.3**2
-    mean = torch.linalg.solve(precision, prior @ first.flat.mean(0) + rows.mT @ y[30:, 0] / 0.3**2)
+    strength = 1 / (0.3**2 * recipe.temperature)
+    precision = prior + rows.mT @ rows * strength
+    mean = torch.linalg.solve(precision, prior @ first.flat.mean(0) + rows.mT @ y[30:, 0] * strength)
     variance, effective = torch.linalg.inv(precision).diag(), ess_mean(second.samples)
     assert (((second.flat.mean(0) - mean) / variance.sqrt()).abs() < 4.5 / effective.sqrt()).all()
     assert ((second.flat.var(0) / variance - 1).abs() < 4.5 * (2 / effective).sqrt()).all()
@@ -157,7 +160,11 @@ def test_an_update_has_the_particles_as_its_prior(recipe: Any) -> None:
     assert ((second.flat.mean(0) - both.mean).abs() < 0.7 * both.covariance.diag().sqrt()).all()
     center, spread = second.prior()
     torch.testing.assert_close(center["bias"], first.marginals()[0]["bias"], rtol=1e-6, atol=1e-8)
-    torch.testing.assert_close(spread["bias"], first.marginals()[1]["bias"], rtol=0.01, atol=0.0)
+    # a prior is told as it is at temperature 1
+    torch.testing.assert_close(
+        recipe.temperature * spread["bias"], first.marginals()[1]["bias"], rtol=0.01, atol=0.0
+    )
+    assert ((second.flat.var(0) / (recipe.temperature * both.covariance.diag())).log().abs() < 0.5).all()
 
 
 def test_a_noise_level_is_sampled_too() -> None:

@@ -29,10 +29,13 @@ def test_the_recommended_setting_runs() -> None:
 def test_the_examples_run(capsys: pytest.CaptureFixture[str]) -> None:
     blocks = examples(PAGE)
     assert len(blocks) == 3
-    exec("\n".join(blocks), {"__name__": "page"})
+    scope: dict[str, Any] = {"__name__": "page"}
+    exec("\n".join(blocks), scope)
     printed = capsys.readouterr().out
     assert printed.startswith("Selection of 300 of 2,260 weights")
     assert "recommended size" in printed
+    assert scope["union"].sizes[0] == 310
+    assert "There is no sweep over sizes" in printed
 
 
 def test_the_modules_exist() -> None:

@@ -8,14 +8,15 @@ from subnetwork_cases import Case, captured, case, centred, curvature, jacobian
 from torch import Tensor
 
 from dubito import select
-from dubito.errors import InputError
+from dubito.errors import InputError, UnsupportedError
 from dubito.select import report as reporting
 from dubito.select.report import SubnetworkReport
+from dubito.selection import SelectionRule
 
 PRIOR = 0.7
 
 
-def reported(one: Case, rule: select.subnetwork, **options) -> SubnetworkReport:
+def reported(one: Case, rule: SelectionRule, **options) -> SubnetworkReport:
     return rule.report(one.model, one.data, likelihood=one.likelihood, prior_precision=PRIOR, **options)
 
 
@@ -121,3 +122,109 @@ def test_bad_inputs() -> None:
         reported(one, select.subnetwork(9), inputs=torch.randn(5, 2))
     with pytest.raises(InputError, match="up to the 31 candidates"):
         reported(one, select.subnetwork(9), largest=32)
+
+
+LAST = select.last_layer()
+
+
+def same_end(first: SubnetworkReport, second: SubnetworkReport) -> None:
+    """Whether two reports agree about the whole of the selection."""
+    assert first.selection == second.selection
+    assert float(first.captured[-1]) == pytest.approx(float(second.captured[-1]), rel=1e-12)
+    assert float(first.distance[-1]) == pytest.approx(float(second.distance[-1]), rel=1e-12)
+    assert first.total_variance == second.total_variance
+    assert first.exact_distance == pytest.approx(second.exact_distance, rel=1e-9, abs=1e-12)
+
+
+@pytest.mark.parametrize("rule", [LAST | select.subnetwork(12), select.subnetwork(12) | LAST], ids=["last", "first"])
+def test_a_union_adds_the_ordered_weights_to_the_others(rule: SelectionRule) -> None:
+    one = case("categorical")
+    found = reported(one, rule)
+    head = list(range(16, 31))
+    order = select.subnetwork(12).rank(one.model, one.data, one.likelihood, PRIOR).order.tolist()
+    order = head + [d for d in order if d not in head]
+    assert 15 < len(order) < 27  # some of the twelve are in the last layer, some are not
+    assert found.sizes == range(15, len(order) + 1)
+    rows, matrix = centred(one, jacobian(one)), curvature(one)
+    total = captured(rows, matrix, PRIOR, list(range(31)))
+    shares = [captured(rows, matrix, PRIOR, order[:k]) / total for k in found.sizes]
+    assert found.captured.tolist() == pytest.approx(shares, rel=1e-10)
+    variance = 1 / (matrix.diagonal() + PRIOR)
+    left = [float(variance.sum() - variance[order[:k]].sum()) for k in found.sizes]
+    assert found.distance.tolist() == pytest.approx(left, rel=1e-10)
+    enough = [k for k, share in zip(found.sizes, shares, strict=True) if share >= 0.95 * shares[-1]]
+    assert found.recommended == enough[0]
+    assert found.figure().axes[0].get_lines()[0].get_xdata().tolist() == list(found.sizes)
+    same_end(found, reported(one, select.mask(rule.resolve(one.model, one.data, one.likelihood, PRIOR).masks())))
+
+
+@pytest.mark.parametrize(
+    "rule",
+    [
+        LAST,
+        select.layers("0") & select.subnetwork(20),
+        ~select.subnetwork(9),
+        select.subnetwork(4) | select.largest_magnitude(6),  # two orders are none
+        LAST | select.layers("0.bias"),
+    ],
+    ids=repr,
+)
+def test_weights_without_an_order_have_no_sweep(rule: SelectionRule) -> None:
+    one = case("categorical")
+    found = reported(one, rule)
+    chosen = rule.resolve(one.model, one.data, one.likelihood, PRIOR)
+    assert found.selection == chosen
+    assert found.sizes == range(chosen.num_weights, chosen.num_weights + 1)
+    rows, matrix = centred(one, jacobian(one)), curvature(one)
+    where = torch.cat([m.flatten() for m in chosen.masks().values()]).nonzero().flatten().tolist()
+    total = captured(rows, matrix, PRIOR, list(range(31)))
+    assert found.captured.tolist() == pytest.approx([captured(rows, matrix, PRIOR, where) / total], rel=1e-10)
+    assert "no sweep over sizes" in str(found)
+    assert "recommended size  " not in str(found)
+    for ask in (lambda: found.recommended, found.figure):
+        with pytest.raises(UnsupportedError, match="come without an order in which to add them"):
+            ask()
+
+
+@pytest.mark.parametrize("rule", ["output-variance", "greedy", "weight-variance", "magnitude", "random"])
+def test_equal_selections_have_equal_reports(rule: str) -> None:
+    one = case("line")
+    ordered = reported(one, select.subnetwork(9, rule=rule))
+    same_end(reported(one, select.mask(ordered.selection.masks())), ordered)
+    same_end(reported(one, ~select.mask((~ordered.selection).masks())), ordered)
+
+
+def test_rules_that_need_no_data_are_swept_too() -> None:
+    one = case("categorical")
+    for mine, other in ((select.random(9), "random"), (select.largest_magnitude(9), "magnitude")):
+        found, known = reported(one, mine), reported(one, select.subnetwork(9, rule=other))
+        assert found.selection == mine.resolve(one.model) == known.selection
+        assert torch.equal(found.captured, known.captured)
+        assert torch.equal(found.distance, known.distance)
+
+
+def test_the_size_and_the_context_of_a_union_are_those_of_its_part() -> None:
+    one, far = case("categorical"), 4 * torch.randn(5, 3).double()
+    small, large = LAST | select.subnetwork(3, context=far), LAST | select.subnetwork(9, context=far)
+    found, known = reported(one, small, largest=9), reported(one, large, inputs=far)
+    assert repr(found.rule) == repr(large)
+    assert torch.equal(found.captured, known.captured)
+    assert not torch.equal(found.captured, reported(one, large, inputs=one.inputs).captured)
+    nested = select.layers("2.bias") | (select.layers("2.weight") | select.subnetwork(9))
+    same_end(reported(one, nested), reported(one, LAST | select.subnetwork(9)))
+    assert reported(one, nested).sizes == reported(one, LAST | select.subnetwork(9)).sizes
+    with pytest.raises(InputError, match="has no size, so `largest` cannot change it"):
+        reported(one, LAST, largest=9)
+    with pytest.raises(InputError, match="has several sizes"):
+        reported(one, select.random(3) | select.subnetwork(3), largest=9)
+
+
+def test_what_is_no_selection_of_trainable_weights() -> None:
+    one = case("categorical")
+    with pytest.raises(InputError, match="chooses directions, not weights"):
+        reported(one, select.subspace(2))
+    one.model[0].requires_grad_(False)
+    with pytest.raises(InputError, match=r"selects weights of '0\.weight', which is frozen"):
+        reported(one, select.mask({"0.weight": torch.ones(4, 3).bool()}) | select.subnetwork(3))
+    with pytest.raises(InputError, match="selects no weight at all"):
+        reported(one, LAST & select.layers("2.bias") & ~LAST)

@@ -14,7 +14,6 @@ from dubito.decisions.batch_information import greedy_batch
 from dubito.decisions.scores import Score, score_prediction
 from dubito.decisions.temperature import TemperedPosterior, tempered
 from dubito.errors import InputError, UnsupportedError
-from dubito.laplace.posterior import LaplacePosterior
 from dubito.params import Params
 from dubito.posterior import Posterior
 from dubito.prediction import Prediction
@@ -81,11 +80,11 @@ def _predict_jointly(
     if isinstance(posterior, TemperedPosterior):
         inside = _predict_jointly(posterior.posterior, inputs, num_samples, generator)
         return tempered(inside, posterior.temperature)
-    if not isinstance(posterior, LaplacePosterior):
-        if any(isinstance(member, LaplacePosterior) for member in getattr(posterior, "members", ())):
+    if posterior.draws_functions:
+        if not all(member.draws_functions for member in getattr(posterior, "members", ())):
             raise UnsupportedError("'batchbald' cannot draw functions of an ensemble of Laplaces: use 'bald'.")
         return posterior.predict(inputs, num_samples=num_samples, generator=generator)
-    # The linearized predictive draws outputs by their own marginals: here its functions are drawn instead.
+    # A linearized predictive draws outputs by their own marginals: here its functions are drawn instead.
     draws = params.unstack(posterior.sample(num_samples or posterior.default_samples, generator=generator))
     parts = []
     for start in range(0, batches.num_rows(inputs), 1024):

@@ -20,7 +20,7 @@ from dubito.errors import InputError, UnsupportedError
 from dubito.likelihoods import Likelihood
 from dubito.numeric import minimize_scalar
 from dubito.params import Params
-from dubito.posterior import Posterior, Predictor
+from dubito.posterior import History, Posterior, Predictor
 from dubito.prediction import ClassPrediction, Prediction, RegressionPrediction
 
 
@@ -110,6 +110,10 @@ class TemperedPosterior(Posterior):
     def log_evidence(self) -> Tensor:
         """Return the evidence of the posterior inside."""
         return self.posterior.log_evidence()
+
+    def history(self) -> History | None:
+        """Return that of the posterior inside."""
+        return self.posterior.history()
 
     def predictor(self, num_samples: int, generator: torch.Generator, **options: Any) -> Predictor:
         """Return the tempered predictive; options are those of the posterior inside."""

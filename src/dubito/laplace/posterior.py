@@ -49,6 +49,7 @@ class LaplacePosterior(Posterior):
 
     family = "Laplace"
     default_samples = 32
+    draws_functions = False  # the linearized predictive draws the outputs of each input by themselves
 
     def __init__(
         self,
@@ -91,6 +92,16 @@ class LaplacePosterior(Posterior):
     def precision_matmul(self, vectors: Tensor) -> Tensor:
         """``P v`` for the posterior's precision."""
         return self.matrix.precision_matmul(vectors, self.prior_precision, self.evidence.scale(self.noise))
+
+    def precision_diagonal(self) -> Params:
+        """Return the diagonal of the posterior's precision by parameter, zero where a weight is not random.
+
+        It is one over the variance that a weight has when all others are known; `marginals` has that when they are not.
+        """
+        scale = self.evidence.scale(self.noise)
+        diagonal = scale * self.matrix.diagonal().double() + self.prior_precision
+        zeros = {name: torch.zeros_like(value, dtype=torch.float64) for name, value in self.mean().items()}
+        return self.selection.merge(zeros, diagonal)
 
     @property
     def noise(self) -> Tensor:

@@ -139,10 +139,15 @@ def float_or_flat(value: float | Tensor | str) -> float | Tensor:
     return value.flatten() if isinstance(value, Tensor) else float(value)
 
 
-def from_particles(samples: Tensor) -> Quadratic:
+def from_particles(samples: Tensor, temperature: float = 1.0) -> Quadratic:
     """Return the normal density with the moments of samples ``[S, D]``: yesterday's posterior as today's prior.
 
     With ten samples per dimension the covariance is that of the samples, else only its diagonal.
+
+    Args:
+        samples: The samples.
+        temperature: T, at which they were drawn and at which this density is part of the potential again: divided by T
+            its energy is that of the samples.
     """
     count, size = samples.shape
     wide = samples.double()
@@ -151,7 +156,7 @@ def from_particles(samples: Tensor) -> Quadratic:
     else:
         variance = wide.var(0) if count > 1 else torch.ones(size, dtype=torch.float64)
         precision = 1 / variance.clamp_min(1e-12)
-    return Quadratic(size, wide.mean(0).to(samples), precision.to(samples))
+    return Quadratic(size, wide.mean(0).to(samples), (temperature * precision).to(samples))
 
 
 def _part(prior: Prior, name: str, span: slice, selection: Selection, flat: Tensor) -> Prior:

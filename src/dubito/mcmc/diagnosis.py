@@ -93,10 +93,15 @@ class Diagnosis:
         return "\n".join([*lines, *(self.findings or ("The samples can be trusted.",))])
 
 
+def looked_at(posterior: ParticlePosterior) -> Tensor:
+    """Return which sampled numbers are looked at, evenly spaced among all."""
+    size = posterior.samples.shape[-1]
+    return torch.linspace(0, size - 1, min(LOOKED_AT, size), dtype=torch.float64).round().long()
+
+
 def diagnose(posterior: ParticlePosterior) -> Diagnosis:
     """Look at the particles and at what was written down along the way."""
     statistics, samples = posterior.statistics, posterior.samples
-    chosen = torch.linspace(0, samples.shape[-1] - 1, min(LOOKED_AT, samples.shape[-1])).round().long()
     is_chain = posterior.recipe.is_chain
     means = {
         name: float(statistics[name].mean()) for name in ("acceptance", "divergent", "kinetic") if name in statistics
@@ -107,7 +112,7 @@ def diagnose(posterior: ParticlePosterior) -> Diagnosis:
         num_chains=samples.shape[0],
         num_samples=samples.shape[1],
         function=Mixing.of(posterior.trace) if is_chain else None,
-        weights=Mixing.of(samples[..., chosen.to(samples.device)]) if is_chain else None,
+        weights=Mixing.of(samples[..., looked_at(posterior).to(samples.device)]) if is_chain else None,
         acceptance=means.get("acceptance"),
         divergent=means.get("divergent"),
         energy_fraction=None if energies is None or energies.shape[1] < 4 else
@@ -131,9 +136,10 @@ def _findings(found: Diagnosis, explores: bool) -> Iterator[str]:
             "are for, but each of them is only as well covered as its own samples."
         )
     elif mixing.rhat > POOR_RHAT:
+        who = "the chains disagree" if found.num_chains > 1 else "the halves of the chain disagree"
         yield (
-            f"Do not trust it: the chains disagree about the predictions (R-hat {mixing.rhat:.2f}, above {POOR_RHAT}). "
-            "Run them longer, with more burn-in, or on fewer weights."
+            f"Do not trust it: {who} about the predictions (R-hat {mixing.rhat:.2f}, above {POOR_RHAT}). Run it "
+            "longer, with more burn-in, or on fewer weights."
         )
     elif min(mixing.ess_bulk, mixing.ess_tail) < FEW:
         yield (

@@ -4,7 +4,8 @@ $$p(w \mid D_1, D_2) \propto p(D_2 \mid w)\, p(w \mid D_1)
   \approx p(D_2 \mid w)\, \mathcal N(w; \bar w, \Sigma)$$
 
 with the mean and covariance of the particles; the covariance is only its diagonal where there are fewer than ten
-particles for each random weight.
+particles for each random weight. At a temperature T the particles are those of $p^{1/T}$, and so is what is sampled
+from now on: the normal density counts once, and $p(D_2 \mid w)$ to the power of $1/T$.
 """
 
 from __future__ import annotations

@@ -2,18 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-import torch
-
-from dubito.errors import UnsupportedError
-from dubito.mcmc.diagnostics import autocorrelation, rhat
+from dubito.mcmc.history import function_courses
+from dubito.posterior import Course
 
 if TYPE_CHECKING:
     from dubito.mcmc.posterior import ParticlePosterior
-
-# The largest lag that is drawn.
-LAGS = 50
 
 
 def plot_traces(posterior: ParticlePosterior, num: int = 4) -> Any:
@@ -23,12 +19,10 @@ def plot_traces(posterior: ParticlePosterior, num: int = 4) -> Any:
         posterior: Particles of a chain.
         num: How many quantities.
     """
-    figure, axes = _figure(posterior, num)
-    for axis, index in zip(axes, _worst(posterior, num), strict=True):
-        for chain in posterior.trace[..., index].double().cpu():
-            axis.plot(chain.numpy(), linewidth=0.8)
-        axis.set_xlabel("sample")
-        axis.set_title(f"output {index}", fontsize="medium")
+    courses = function_courses(posterior, num)
+    figure, axes = _figure(courses, "sample")
+    for axis, course in zip(axes, courses, strict=True):
+        axis.plot(course.values.mT.numpy(), linewidth=0.8)
     axes[0].set_ylabel("value at a training input")
     return figure
 
@@ -40,28 +34,22 @@ def plot_autocorrelations(posterior: ParticlePosterior, num: int = 4) -> Any:
         posterior: Particles of a chain.
         num: How many quantities.
     """
-    figure, axes = _figure(posterior, num)
-    for axis, index in zip(axes, _worst(posterior, num), strict=True):
-        for chain in autocorrelation(posterior.trace[..., index]).cpu():
-            axis.plot(chain[:LAGS].numpy(), linewidth=1.0)
+    courses = function_courses(posterior, num)
+    figure, axes = _figure(courses, "lag")
+    for axis, course in zip(axes, courses, strict=True):
+        axis.plot(course.autocorrelation.mT.numpy(), linewidth=1.0)
         axis.axhline(0.0, color="grey", linewidth=0.8)
         axis.set_ylim(-0.3, 1.05)
-        axis.set_xlabel("lag")
-        axis.set_title(f"output {index}", fontsize="medium")
     axes[0].set_ylabel("autocorrelation")
     return figure
 
 
-def _worst(posterior: ParticlePosterior, num: int) -> list[int]:
-    """The quantities with the largest R-hat."""
-    if not posterior.recipe.is_chain or posterior.trace.shape[1] < 4:
-        raise UnsupportedError("There is no chain to draw: traces need a sampler's posterior with 4 samples or more.")
-    return torch.sort(rhat(posterior.trace), descending=True, stable=True).indices[:num].tolist()
-
-
-def _figure(posterior: ParticlePosterior, num: int) -> tuple[Any, Any]:
+def _figure(courses: Sequence[Course], xlabel: str) -> tuple[Any, Any]:
     from matplotlib.figure import Figure
 
-    count = len(_worst(posterior, num))
-    figure = Figure(figsize=(3.2 * count, 2.6), layout="constrained")
-    return figure, figure.subplots(1, count, squeeze=False)[0]
+    figure = Figure(figsize=(3.2 * len(courses), 2.6), layout="constrained")
+    axes = figure.subplots(1, len(courses), squeeze=False)[0]
+    for axis, course in zip(axes, courses, strict=True):
+        axis.set_xlabel(xlabel)
+        axis.set_title(course.name, fontsize="medium")
+    return figure, axes

@@ -13,7 +13,7 @@ from dubito.errors import InputError, UnsupportedError
 from dubito.likelihoods import Categorical, Likelihood
 from dubito.mcmc.tail import Tail, split
 from dubito.params import Params
-from dubito.posterior import Posterior, Predictor
+from dubito.posterior import History, Posterior, Predictor
 from dubito.randomness import default_generator
 from dubito.selection import Selection
 
@@ -175,6 +175,12 @@ class ParticlePosterior(Posterior):
         from dubito.mcmc.diagnosis import diagnose
 
         return diagnose(self)
+
+    def history(self) -> History | None:
+        """Return the diagnosis in words, and the courses of what mixes worst; nothing where there is no chain."""
+        from dubito.mcmc.history import history
+
+        return history(self) if self.recipe.is_chain else None
 
     def _merged(self, flat: Tensor) -> Params:
         return self.selection.merge(self.mean(), flat[..., : self.selection.num_weights].to(self.device))

@@ -18,6 +18,7 @@ from dubito.mcmc.tail import Tail, split
 from dubito.mcmc.target import Target, start_of
 from dubito.params import Params
 from dubito.point import fit_log_noise
+from dubito.prediction import RegressionPrediction
 from dubito.selection import Selection
 
 # How many numbers of function space are followed, and for how many training inputs at most.
@@ -55,7 +56,7 @@ class Setup:
 
     def _belief(self, num_hyper: int) -> Belief:
         if self.before is not None:
-            return from_particles(self.before.flat.to(self.start))
+            return from_particles(self.before.flat.to(self.start), self.recipe.temperature)
         return make_belief(self.recipe.prior, self.selection, params.of(self.problem.model), num_hyper)
 
     def _probe_inputs(self) -> Any:
@@ -106,6 +107,20 @@ class Setup:
         )  # fmt: skip
         found.trace = self._trace(found)
         return found
+
+    @torch.no_grad()
+    def is_finite(self, outputs: Tensor, flat: Tensor) -> bool:
+        """Whether the prediction from outputs at a position is finite.
+
+        The weights alone do not tell: a log-variance of 100 is a number, and so is the loss there, but the variance is
+        infinite in single precision.
+        """
+        hyper = None if self.log_noise is None else {"log_noise": flat[-1:]}
+        prediction = self.problem.likelihood.predict_samples(outputs.unsqueeze(0), hyper)
+        values = [function_values(self.problem.likelihood, outputs)]
+        if isinstance(prediction, RegressionPrediction):
+            values.append(prediction.stddev.log())  # nor may a deviation be 0
+        return all(bool(value.isfinite().all()) for value in values)
 
     @torch.no_grad()
     def _trace(self, found: ParticlePosterior) -> Tensor:

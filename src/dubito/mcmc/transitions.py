@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor, nn
 
+from dubito import io
 from dubito.batches import Batch
 from dubito.errors import NonFiniteError
 from dubito.inference import Inference, Info, Problem, State
@@ -44,6 +45,7 @@ class Transitions:
         tail = None if self.norms else self.setup.tail
         cached = tail is not None and cache_features(tail, problem.source)
         self.target = self.setup.target(tail if cached else None)
+        self.probes = self.setup.probes if self.target.tail is None else self.target.tail.features(self.setup.probes)
         for norm in self.norms.values():
             norm.train()
         self.kernel = make_kernel(recipe.kernel, recipe.friction)
@@ -89,9 +91,6 @@ class Transitions:
     def _move(self, state: State, k: int, batch: Batch) -> Tensor:
         done, position = int(state["step"][k]), state["position"][k]
         loss, gradient = self._gradient(state, k, batch)
-        if not bool(torch.isfinite(loss + gradient.dot(gradient))):
-            state["diverged"][k] = done + 1
-            return loss
         noisy = self.plan.is_noisy(done)
         size = float(state["step_size"][k]) * self.plan.factor(done) / self.problem.num_data
         step = Step(size, self.recipe.temperature if noisy else 0.0, adapting=done < self.plan.burn_in)
@@ -99,10 +98,13 @@ class Transitions:
             self.noise.normal_(generator=self.chains.generator(k))
         own = chain_view(state["kernel"], k)
         self.kernel.move(position, own, gradient, self.noise, step)
-        state["step"][k] = done + 1
         index = self.plan.sample_at(done + 1)
-        if index is not None:
-            self._keep(state, k, index, loss)
+        # a gradient that is not finite has made the position so
+        numbers = [loss, position.dot(position), *(value for value in own.values() if not value.ndim)]
+        if not bool(torch.stack(numbers).isfinite().all()) or not self._keep(state, k, index, loss):
+            self._diverge(state, k, done + 1)
+        else:
+            state["step"][k] = done + 1
         return loss
 
     def _gradient(self, state: State, k: int, batch: Batch) -> tuple[Tensor, Tensor]:
@@ -116,14 +118,28 @@ class Transitions:
             state["buffers"][name][k] = value
         return loss, gradient
 
-    def _keep(self, state: State, k: int, index: int, loss: Tensor) -> None:
+    def _keep(self, state: State, k: int, index: int | None, loss: Tensor) -> bool:
+        """Write down a sample, if this is the time for one; return False where it predicts nothing finite."""
+        if index is None:
+            return True
         position = state["position"][k]
+        potential = loss.double() + self.target.belief.energy(position).double()
+        outputs = self.target.outputs(position, self.probes)
+        if not bool(potential.isfinite()) or not self.setup.is_finite(outputs, position):
+            return False
         self.chains.keep(state, k, index, position)
-        state["potential"][k, index] = loss.double() + self.target.belief.energy(position).double()
+        state["potential"][k, index] = potential
         if self.kernel.has_momentum:
             state["kinetic"][k, index] = state["kernel"]["momentum"][k].double().square().mean()
         for name, value in state["buffers"].items():
             state["kept"][name][k, index] = value[k]
+        return True
+
+    def _diverge(self, state: State, k: int, step: int) -> None:
+        """Stop a chain. What is left of it is made finite, so that the loop does not stop for it in other words."""
+        state["diverged"][k] = step
+        for tensor in io.tensors(chain_view({name: state[name] for name in ("position", "kernel", "buffers")}, k)):
+            tensor.nan_to_num_(0.0, 0.0, 0.0)
 
     def _buffers(self) -> Buffers:
         """The statistics that move along, by their names in the network."""
@@ -172,7 +188,7 @@ class Transitions:
         kept = self.plan.count(step - 1) > 0
         raise NonFiniteError(
             f"Chain {chain + 1} of {self.recipe.chains} diverged in step {step} of {self.plan.total}: lower step_size "
-            f"(now {size:.3g}), or look for extreme inputs"
+            f"(now {size:.3g}), train the network longer before, or look for extreme inputs"
             + ("; the samples before that are in this error's `.posterior`." if kept else "."),
             self._collect(state) if kept else None,
         )

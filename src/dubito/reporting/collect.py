@@ -13,7 +13,7 @@ from torch import Tensor
 
 from dubito import batches, distributed, metrics
 from dubito.batches import Data, Source
-from dubito.errors import DubitoError, InputError
+from dubito.errors import DubitoError, InputError, NonFiniteError
 from dubito.posterior import Posterior
 from dubito.prediction import ClassPrediction, Prediction, RegressionPrediction
 
@@ -105,6 +105,7 @@ def collect(
         shapes = shapes or _shapes(inputs)
         start = time.perf_counter()
         prediction = _ask(question, inputs, what, like)
+        _check_finite(prediction, what)
         clock += torch.tensor([time.perf_counter() - start, batches.num_rows(inputs)], dtype=torch.float64)
         if labelled and targets is None:
             raise InputError(f"{what} has no targets to score against: give (inputs, targets) or a loader of them.")
@@ -153,6 +154,21 @@ def _ask(question: Question, inputs: Any, what: str, like: Pass | None) -> Predi
             f"{what} has inputs of shape {_show(shapes)}, but the evaluated data has {_show(like.shapes)}, and the "
             "network cannot take both: bring them to the same shape."
         ) from error
+
+
+def _check_finite(prediction: Prediction, what: str) -> None:
+    """Raise where a prediction is no distribution: whoever reads of it in a score would look for it in the data."""
+    if isinstance(prediction, ClassPrediction):
+        bad = prediction.log_probs.isnan().flatten(1).any(dim=1)
+    else:
+        assert isinstance(prediction, RegressionPrediction)
+        parts = (prediction.means, prediction.noise_variance + prediction.function_variance)
+        bad = ~torch.stack([part.isfinite().all(dim=0).all(dim=-1) for part in parts]).all(dim=0)
+    if bool(bad.any()):
+        raise NonFiniteError(
+            f"{what} cannot be scored: the prediction is NaN or infinite for {int(bad.sum())} of {len(bad)} inputs; "
+            "look for extreme values among them, or fit again with a smaller step size or learning rate."
+        )
 
 
 def _shapes(inputs: Any) -> list[tuple[int, ...]]:

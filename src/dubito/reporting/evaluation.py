@@ -1,4 +1,4 @@
-"""`Evaluation`: all that was measured of one posterior, a few kilobytes of numbers that print and travel as JSON."""
+"""`Evaluation`: all that was measured of one posterior, some kilobytes of numbers that print and travel as JSON."""
 
 from __future__ import annotations
 
@@ -99,6 +99,36 @@ class Band:
 
 
 @dataclass(frozen=True)
+class Trace:
+    """One quantity along the samples of every chain.
+
+    Attributes:
+        name: What it is.
+        samples: The numbers of the samples that are shown.
+        values: Its values there, one row a chain.
+        autocorrelation: The correlation of each chain with itself at lags 0, 1, 2 and so on, one row a chain.
+    """
+
+    name: str
+    samples: Numbers
+    values: tuple[Numbers, ...]
+    autocorrelation: tuple[Numbers, ...]
+
+
+@dataclass(frozen=True)
+class Chains:
+    """How the chains of a sampler went.
+
+    Attributes:
+        words: The diagnosis, line by line.
+        traces: Some quantities along the way; none where there were too few samples.
+    """
+
+    words: tuple[str, ...]
+    traces: tuple[Trace, ...]
+
+
+@dataclass(frozen=True)
 class Curves:
     """What the figures of a report are drawn from.
 
@@ -108,6 +138,7 @@ class Curves:
         quantiles: The calibration of a regression's quantiles.
         band: The regression over its input, where there is one input and one output.
         histograms: The uncertainty scores in and out of the distribution, by score.
+        chains: How the chains of a sampler went, where the posterior is a sampler's.
     """
 
     risk_coverage: RiskCoverage
@@ -115,6 +146,7 @@ class Curves:
     quantiles: Quantiles | None = None
     band: Band | None = None
     histograms: dict[str, Histogram] = field(default_factory=dict)
+    chains: Chains | None = None
 
 
 @dataclass(frozen=True, repr=False)
@@ -243,14 +275,19 @@ def _curves(value: Mapping[str, Any]) -> Curves:
         quantiles=value["quantiles"] and _curve(Quantiles, value["quantiles"]),
         band=value["band"] and _curve(Band, value["band"]),
         histograms={score: _curve(Histogram, entry) for score, entry in value["histograms"].items()},
+        chains=_chains(value["chains"]) if value.get("chains") else None,  # older files do not know of them
     )
 
 
+def _chains(value: Mapping[str, Any]) -> Chains:
+    return Chains(tuple(map(str, value["words"])), tuple(_curve(Trace, entry) for entry in value["traces"]))
+
+
 def _curve(cls: type[_C], value: Mapping[str, Any]) -> _C:
-    return cls(**{name: _plain(entry) for name, entry in value.items()})
+    return cls(**{name: entry if name == "name" else _plain(entry) for name, entry in value.items()})
 
 
 def _plain(value: Any) -> Any:
     if isinstance(value, list):
-        return tuple(float(entry) for entry in value)
+        return tuple(_plain(entry) for entry in value)
     return {key: _plain(entry) for key, entry in value.items()} if isinstance(value, Mapping) else float(value)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -11,11 +12,12 @@ from torch import Tensor
 from dubito import distributed, metrics
 from dubito.batches import Data
 from dubito.errors import InputError
-from dubito.posterior import Posterior
+from dubito.posterior import Course, History, Posterior
 from dubito.randomness import default_generator, draw_seed
 from dubito.reporting.collect import BAND_LEVEL, DOUBTS, Pass, Question, Scale, Vectors, collect
 from dubito.reporting.evaluation import (
     Band,
+    Chains,
     Curves,
     Evaluation,
     Histogram,
@@ -25,6 +27,7 @@ from dubito.reporting.evaluation import (
     RiskCoverage,
     Scores,
     Task,
+    Trace,
     has_severities,
 )
 
@@ -90,7 +93,7 @@ def evaluate(
         scores=_scores(main),
         ood={key: _detection(main, other) for key, other in outside.items()},
         shifts=shifted,
-        curves=_curves(main, outside),
+        curves=replace(_curves(main, outside), chains=_chains(posterior.history())),
         seconds_per_1000=1000 * main.seconds / main.num_rows,
     )
 
@@ -176,6 +179,16 @@ def _band(vectors: Vectors) -> Band:
     chosen = order[_thin(len(order))]
     x, mean, low, high, target = (_numbers(vectors[key][chosen]) for key in ("x", "mean", "low", "high", "target"))
     return Band(x, mean, low, high, target, BAND_LEVEL)
+
+
+def _chains(history: History | None) -> Chains | None:
+    return None if history is None else Chains(history.words, tuple(map(_trace, history.courses)))
+
+
+def _trace(course: Course) -> Trace:
+    shown = _thin(course.values.shape[1])
+    values, correlations = (tuple(map(_numbers, rows)) for rows in (course.values[:, shown], course.autocorrelation))
+    return Trace(course.name, _numbers(shown + 1), values, correlations)
 
 
 def _thin(size: int) -> Tensor:

@@ -93,7 +93,7 @@ def _render(methods: Mapping[str, Sequence[Evaluation]], title: str, data_name: 
         sections=parts,
         drawing_of=lambda panel: drawings[id(panel)],
         look_of={name: (_variable(look.color), look.dash) for name, look in plots.looks(methods).items()},
-        ink=_variable(plots.INK),
+        variable=_variable,
         version=dubito.__version__,
     )
 

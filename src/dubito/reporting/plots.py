@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from dubito.reporting.evaluation import Band, Histogram, Quantiles, Reliability, RiskCoverage
+from dubito.reporting.evaluation import Band, Histogram, Quantiles, Reliability, RiskCoverage, Trace
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -242,6 +242,34 @@ def band(
         if limits is not None:
             axes.set_ylim(limits)
     return figure
+
+
+def trace(curve: Trace, *, look_of: Sequence[Look] | None = None) -> Figure:
+    """Draw one quantity along the samples of every chain, and below it how long each chain remembers.
+
+    Args:
+        curve: The quantity.
+        look_of: How each chain is drawn.
+    """
+    look_of = chain_looks(len(curve.values)) if look_of is None else look_of
+    with style():
+        figure = _figure("", height=3.6)
+        top, bottom = figure.subplots(2, gridspec_kw={"height_ratios": [3, 2]})
+        for look, values, correlations in zip(look_of, curve.values, curve.autocorrelation, strict=True):
+            top.plot(curve.samples, values, color=look.color, linewidth=0.9)
+            bottom.plot(correlations, color=look.color, linewidth=1.3)
+        top.set(xlabel="Sample", ylabel="Value")
+        top.margins(x=0.01)
+        bottom.axhline(0, color=MUTED, linewidth=1, linestyle=(0, (3, 2)))
+        lowest = min(-0.3, *(min(row) for row in curve.autocorrelation))
+        bottom.set(xlabel="Lag", ylabel="Autocorrelation", ylim=(1.1 * lowest, 1.05))
+        bottom.margins(x=0.01)
+    return figure
+
+
+def chain_looks(num: int) -> tuple[Look, ...]:
+    """Return one look per chain: solid, since a trace has too many turns for dashes."""
+    return tuple(Look(PALETTE[i % len(PALETTE)]) for i in range(num))
 
 
 def _figure(title: str, height: float = 2.8) -> Figure:

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from dubito.reporting import plots
-from dubito.reporting.evaluation import Evaluation, Histogram, Reliability
+from dubito.reporting.evaluation import Evaluation, Histogram, Reliability, Trace
 from dubito.reporting.plots import Look
 from dubito.reporting.tables import Column, compare, describe, goal
 
@@ -62,7 +62,8 @@ class Section:
         tables: Its tables.
         groups: Its figures; those of one group stand side by side.
         legend: Whether the figures need the methods' colours named.
-        sets: The out-of-distribution sets whose lines need naming, and how they are drawn.
+        sets: The out-of-distribution sets or chains whose lines need naming, and how they are drawn.
+        words: Sentences, each on a line of its own.
     """
 
     key: str
@@ -72,6 +73,7 @@ class Section:
     groups: tuple[tuple[Panel, ...], ...] = ()
     legend: bool = False
     sets: tuple[tuple[str, Look], ...] = ()
+    words: tuple[str, ...] = ()
 
 
 def sections(methods: Methods) -> Iterator[Section]:
@@ -87,6 +89,7 @@ def sections(methods: Methods) -> Iterator[Section]:
     yield _risk_coverage(methods, look_of, first.task)
     yield from _shifts(methods, look_of, first.task)
     yield from _ood(methods, look_of, first.task)
+    yield from _chains(methods)
 
 
 def _table(caption: str, methods: Methods, columns: Sequence[Column]) -> Table:
@@ -283,6 +286,31 @@ def _ood_panels(methods: Methods, look_of: Mapping[str, Look], doubt: str) -> It
         figure = plots.histogram(curve, xlabel=title, look=look_of[name], right=end, legend=False)
         areas = ", ".join(f"{key} {by[doubt]['auroc']:.3g}" for key, by in methods[name][0].ood.items())
         yield Panel(figure, name, f"{title} of {name} in and out of distribution; AUROC: {areas}.")
+
+
+def _chains(methods: Methods) -> Iterator[Section]:
+    """Yield one section for each method that is a sampler: what is said of its chains, and what they did."""
+    for number, (name, runs) in enumerate(methods.items()):
+        chains = runs[0].curves.chains
+        if chains is None:
+            continue
+        looks = plots.chain_looks(len(chains.traces[0].values) if chains.traces else 0)
+        named = tuple((f"chain {i + 1}", look) for i, look in enumerate(looks)) if len(looks) > 1 else ()
+        panels = tuple(_trace_panel(name, curve, looks) for curve in chains.traces)
+        note = (
+            "A chain that has mixed looks like noise around one level, the same for all chains, and soon forgets where "
+            "it was: its autocorrelation falls to zero within a few lags. Shown are what mixes worst of the outputs at "
+            "some training inputs, and of the weights."
+            + (" Of several seeds the first is shown." if len(runs) > 1 else "")
+        )
+        groups = (panels,) if panels else ()
+        yield Section(f"chains-{number}", f"Chains: {name}", note, groups=groups, sets=named, words=chains.words)
+
+
+def _trace_panel(name: str, curve: Trace, looks: Sequence[Look]) -> Panel:
+    each = ", ".join(f"{row[1]:.2f}" for row in curve.autocorrelation)
+    alt = f"Course of {curve.name} along the chains of {name}; autocorrelation at lag 1: {each}."
+    return Panel(plots.trace(curve, look_of=looks), curve.name, alt)
 
 
 def _reach(curve: Histogram) -> float:

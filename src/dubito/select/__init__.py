@@ -10,7 +10,8 @@
     select.mask({"fc.weight": mask})
     select.subspace(10)                  a few directions through the trained weights
 
-Rules combine with ``|``, ``&`` and ``~``, all but the last.
+Rules combine with ``|``, ``&`` and ``~``, all but the last; ``rule.report(model, data)`` says how much of the posterior
+over all weights the chosen ones keep.
 """
 
 from dubito.select.choose import SelectionWarning

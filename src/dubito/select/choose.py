@@ -37,10 +37,17 @@ class Ranking:
     Args:
         candidates: What there was to choose from.
         order: Flat positions among them, the best first.
+        together: How many of the first come as one, because no order among them is known.
     """
 
     candidates: Selection
     order: Tensor
+    together: int = 1
+
+    @property
+    def is_ordered(self) -> bool:
+        """Whether the same rule would also choose fewer."""
+        return self.together < len(self.order)
 
     @property
     def selection(self) -> Selection:

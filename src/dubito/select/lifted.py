@@ -15,7 +15,7 @@ from dubito.errors import UnsupportedError
 from dubito.inference import Inference, Problem, State
 from dubito.likelihoods import Likelihood
 from dubito.params import Params
-from dubito.posterior import Posterior, Predictor
+from dubito.posterior import History, Posterior, Predictor
 from dubito.select.names import all as all_weights
 from dubito.select.subspace import Subspace
 from dubito.settings import Setting
@@ -144,6 +144,15 @@ class SubspacePosterior(Posterior):
         if not hasattr(self.inner, "diagnose"):
             raise UnsupportedError(f"A {self.inner.family} posterior has no diagnosis.")
         return self.inner.diagnose()
+
+    def history(self) -> History | None:
+        """Return that of the posterior over the coordinates."""
+        return self.inner.history()
+
+    @property
+    def draws_functions(self) -> bool:  # type: ignore[override]
+        """Whether the posterior over the coordinates does."""
+        return self.inner.draws_functions
 
     def update(
         self,

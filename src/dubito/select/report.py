@@ -1,4 +1,4 @@
-r"""How much of the full posterior a subnetwork keeps, in weight space and in function space, for every size at once.
+r"""How much of the full posterior a selection keeps, in weight space and in function space, for every size at once.
 
 In weight space the squared 2-Wasserstein distance between the posterior of all weights, $N(\hat w, \Sigma)$, and that
 of a subnetwork with the rest at its trained value (Daxberger et al. 2021, https://arxiv.org/abs/2010.14689) is
@@ -9,7 +9,7 @@ $$W_2^2 = \operatorname{tr}\big(\Sigma + \Sigma_S - 2 (\Sigma_S^{1/2} \Sigma\, \
 the latter with independent weights. In function space a subnetwork is judged by the predictive variance it captures,
 $\sum_x \operatorname{tr} V_S(x) / \sum_x \operatorname{tr} V(x)$ with $V_S = J_S P_S^{-1} J_S^\top$. With the weights
 in the order in which the rule prefers them and $P = L L^\top$, the first $k$ rows of $L^{-1} J^\top$ hold what the
-first $k$ weights capture, so one factorization gives the whole curve.
+first $k$ weights capture, so one factorization gives the whole curve. A selection without an order has one point of it.
 """
 
 from __future__ import annotations
@@ -23,15 +23,16 @@ from torch import Tensor, nn
 from dubito import batches, likelihoods
 from dubito.batches import Data
 from dubito.curvature import Engine, jacobian
-from dubito.errors import InputError
+from dubito.errors import InputError, UnsupportedError
 from dubito.likelihoods import Categorical, Likelihood
 from dubito.randomness import default_generator
 from dubito.select.choose import Ranking, laplace
 from dubito.select.mixing import direction_seeds
 from dubito.select.names import mask
+from dubito.select.order import context_of, rank, resized
 from dubito.select.scores import MOST_COLUMNS, Scores, check_inputs, context_tapes, measure
-from dubito.select.subnetwork import as_source, subnetwork
-from dubito.selection import Selection
+from dubito.select.subnetwork import as_source
+from dubito.selection import Selection, SelectionRule
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -42,24 +43,31 @@ if TYPE_CHECKING:
 MOST_EXACT = 3000
 # The recommended size captures this share of what the largest one does.
 ENOUGH = 0.95
+NO_SWEEP = (
+    "There is no sweep over sizes and no recommended size, because these weights come without an order in which to add "
+    "them: only rules with a size, and unions with one of those, have one."
+)
 
 
 @dataclass(frozen=True)
 class SubnetworkReport:
-    """What a subnetwork keeps of the full posterior, for each size up to its own.
+    """What a selection keeps of the full posterior, for each size up to its own where there is an order of its weights.
 
     Args:
         rule: The rule that chose it.
         selection: The weights.
-        captured: The share of the predictive variance that the first 1, 2, … weights capture, ``[S]``.
+        smallest: The first size of the sweep: 1, in a union the number of weights that come before the ordered ones,
+            or the number of all weights where there is no order and so no sweep.
+        captured: The share of the predictive variance that the first `smallest`, … , S weights capture.
         exact: Whether that share is of the full network's exact variance, or of a Kronecker-factored estimate.
-        distance: The squared Wasserstein distance with independent weights, ``[S]``.
+        distance: The squared Wasserstein distance with independent weights, at the same sizes.
         total_variance: The same distance for no weight at all: the sum of all variances.
         exact_distance: The distance with all correlations, where the network is small enough; else None.
     """
 
-    rule: subnetwork
+    rule: SelectionRule
     selection: Selection
+    smallest: int
     captured: Tensor
     exact: bool
     distance: Tensor
@@ -67,12 +75,18 @@ class SubnetworkReport:
     exact_distance: float | None
 
     @property
+    def sizes(self) -> range:
+        """The sizes of the sweep."""
+        return range(self.smallest, self.selection.num_weights + 1)
+
+    @property
     def recommended(self) -> int:
         """The smallest size that captures 95 % of what the largest one does."""
-        return int((self.captured >= ENOUGH * self.captured[-1]).nonzero()[0]) + 1
+        self._require_sweep()
+        return self.sizes[int((self.captured >= ENOUGH * self.captured[-1]).nonzero()[0])]
 
     def __str__(self) -> str:
-        size, of = len(self.captured), "the full network's" if self.exact else "a Kronecker-factored estimate"
+        size, of = self.selection.num_weights, "the full network's" if self.exact else "a Kronecker-factored estimate"
         distance, everything = float(self.distance[-1]), self.total_variance
         lines = [
             f"Subnetwork of {size:,} of {self.selection.total:,} weights by {self.rule!r}",
@@ -81,21 +95,29 @@ class SubnetworkReport:
         ]
         if self.exact_distance is not None:
             lines.append(f"  Wasserstein distance², exact   {self.exact_distance:.4g}")
+        if len(self.sizes) == 1 < size:
+            return "\n".join([*lines, f"  {NO_SWEEP}"])
         lines.append(f"  recommended size               {self.recommended:,}: 95 % of what {size:,} capture")
         lines.append(f"  {'size':>10} {'captured':>10} {'distance²':>12}")
-        lines += [f"  {k:>10,} {self.captured[k - 1]:>10.1%} {self.distance[k - 1]:>12.4g}" for k in _some_sizes(size)]
+        for k in _some_sizes(self.smallest, size):
+            at = k - self.smallest
+            lines.append(f"  {k:>10,} {self.captured[at]:>10.1%} {self.distance[at]:>12.4g}")
         return "\n".join(lines)
+
+    def _require_sweep(self) -> None:
+        if len(self.sizes) == 1 < self.smallest:
+            raise UnsupportedError(f"{self.rule!r}: {NO_SWEEP}")
 
     def figure(self) -> Figure:
         """Draw what each size keeps: predictive variance, and variance of the weights."""
+        self._require_sweep()
         from matplotlib.figure import Figure
 
         figure = Figure((4.8, 3.2), layout="constrained")
         axes = figure.subplots()
-        sizes = range(1, len(self.captured) + 1)
         kept = 1 - self.distance / self.total_variance
-        axes.plot(sizes, self.captured.tolist(), color="#0072b2", label="predictive variance")
-        axes.plot(sizes, kept.tolist(), color="#d55e00", linestyle="--", label="variance of the weights")
+        axes.plot(self.sizes, self.captured.tolist(), color="#0072b2", label="predictive variance")
+        axes.plot(self.sizes, kept.tolist(), color="#d55e00", linestyle="--", label="variance of the weights")
         enough = self.recommended
         axes.axvline(enough, color="#59636e", linewidth=1, linestyle=":", label=f"{enough:,} weights")
         axes.set(xlabel="Weights in the subnetwork", ylabel="Share of the full posterior's", xscale="log")
@@ -105,7 +127,7 @@ class SubnetworkReport:
 
 
 def report(
-    rule: subnetwork,
+    rule: SelectionRule,
     model: nn.Module,
     data: Data,
     *,
@@ -115,27 +137,31 @@ def report(
     largest: float | None = None,
     generator: torch.Generator | None = None,
 ) -> SubnetworkReport:
-    """Compare a subnetwork, and all smaller ones by the same rule, with the posterior over all weights.
+    """Compare a selection, and all smaller ones by the same rule, with the posterior over all weights.
 
     Args:
-        rule: The rule.
+        rule: Any rule that chooses weights. In a union with one rule that has a size, such as
+            ``select.last_layer() | select.subnetwork(1000)``, the sweep adds the weights of that one to the others.
         model: The trained network.
         data: The training data.
         likelihood: The likelihood.
         prior_precision: The prior precision λ, the same for all sizes.
         inputs: Where predictive variance is captured; by default at the rule's context, or else at the training data.
-        largest: The largest size to look at, a number or a fraction; by default that of the rule.
+        largest: The largest size to look at, a number or a fraction, of a rule with a size or of the one part of a
+            union that has one; by default its own.
         generator: The source of randomness.
     """
+    if not rule.is_set:
+        raise InputError(f"{rule!r} chooses directions, not weights: there is no subnetwork to report on.")
     generator, known = default_generator(generator), likelihoods.resolve(likelihood)
     source = as_source(model, data)
     assert source is not None
-    rule = rule if largest is None else rule.replace(size=largest)
-    ranking = rule.rank(model, source, known, prior_precision, generator)
+    rule = rule if largest is None else resized(rule, largest)
+    ranking = rank(rule, model, source, known, prior_precision, generator)
     scores = measure(model, Selection.all_of(model).names, source, known, slopes=False, generator=generator)
     selection, known = ranking.selection, scores.likelihood
-    inputs = source.full().inputs if inputs is None and rule.context is None else inputs
-    inputs = source.place(batches.as_tensors(rule.context if inputs is None else inputs))
+    inputs = context_of(rule) if inputs is None else inputs
+    inputs = source.place(batches.as_tensors(source.full().inputs if inputs is None else inputs))
     exact = scores.weights.num_weights <= MOST_EXACT
 
     def fit(structure: str, **weights: Any) -> LaplacePosterior:
@@ -147,12 +173,12 @@ def report(
     total = _total_variance(whole, inputs)
     if not total > 0:
         raise InputError("The network's outputs do not depend on any weight at these inputs: give others.")
-    kept = _captured(part, ranking, inputs)
-    distance = _distance(scores, ranking, prior_precision)
+    first = ranking.together
+    kept = _captured(part, ranking, inputs)[first - 1 :] / total
+    distance = _distance(scores, ranking, prior_precision)[first - 1 :]
     everything = float(scores.variance(prior_precision).sum())
-    return SubnetworkReport(
-        rule, selection, kept / total, exact, distance, everything, _exact_distance(part, whole) if exact else None
-    )
+    from_all = _exact_distance(part, whole) if exact else None
+    return SubnetworkReport(rule, selection, first, kept, exact, distance, everything, from_all)
 
 
 def _total_variance(posterior: LaplacePosterior, inputs: Any) -> float:
@@ -194,6 +220,6 @@ def _exact_distance(part: LaplacePosterior, whole: LaplacePosterior) -> float:
     return float(full.trace() + small.trace() - 2 * cross)
 
 
-def _some_sizes(largest: int, count: int = 8) -> list[int]:
-    """A few sizes up to the largest, each a factor apart."""
-    return sorted({max(1, round(largest ** (i / (count - 1)))) for i in range(count)})
+def _some_sizes(smallest: int, largest: int, count: int = 8) -> list[int]:
+    """A few sizes from the smallest to the largest, each a factor apart."""
+    return sorted({round(smallest * (largest / smallest) ** (i / (count - 1))) for i in range(count)})

@@ -31,7 +31,6 @@ from dubito.settings import setting
 if TYPE_CHECKING:
     from dubito.posterior import Posterior
     from dubito.recipe import Recipe
-    from dubito.select.report import SubnetworkReport
 
 RULES = ("output-variance", "sampled", "greedy", "weight-variance", "magnitude", "random")
 # The rules that look at how much a weight moves the outputs.
@@ -132,12 +131,6 @@ class subnetwork(SelectionRule):
             return Ranking(candidates, budget.best(candidates.ravel(of.marginals()[1]).cpu()))
         raise InputError(f"select.subnetwork(rule={self.rule!r}) needs data to decide: pass `data`.")
 
-    def report(self, model: nn.Module, data: Data, **options: Any) -> SubnetworkReport:
-        """Say how much of the full posterior this subnetwork keeps; see `dubito.select.report.report`."""
-        from dubito.select.report import report
-
-        return report(self, model, data, **options)
-
 
 @setting
 class largest_variance(SelectionRule):
@@ -163,10 +156,6 @@ class largest_variance(SelectionRule):
     def as_subnetwork(self) -> subnetwork:
         """The same rule as one of `select.subnetwork`."""
         return subnetwork(self.size, rule="weight-variance", variance="diag" if self.of is None else self.of)
-
-    def report(self, model: nn.Module, data: Data, **options: Any) -> SubnetworkReport:
-        """Say how much of the full posterior this subnetwork keeps; see `dubito.select.report.report`."""
-        return self.as_subnetwork().report(model, data, **options)
 
 
 def as_source(model: nn.Module, data: Any) -> Source | None:

@@ -1,0 +1,109 @@
+"""In which order rules prefer weights: what a sweep over the size of a selection follows, where there is an order."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from dubito.batches import Source
+from dubito.errors import InputError
+from dubito.likelihoods import Likelihood
+from dubito.select.choose import Ranking
+from dubito.select.subnetwork import largest_variance, subnetwork
+from dubito.select.weights import largest_magnitude, random
+from dubito.selection import Both, Either, Not, Selection, SelectionRule
+
+
+def rank(
+    rule: SelectionRule,
+    model: nn.Module,
+    source: Source,
+    likelihood: Likelihood,
+    prior_precision: float,
+    generator: torch.Generator,
+) -> Ranking:
+    """Resolve any rule that chooses weights, and say in which order they come.
+
+    Rules with a size have an order of their own. In a union of one of them with others, the others come first and all
+    together. Every other selection comes all together.
+    """
+    how = (source, likelihood, prior_precision, generator)
+    ordered = _as_subnetwork(rule)
+    if ordered is not None:
+        return ordered.rank(model, *how)
+    if isinstance(rule, Either):
+        return _union(model, rank(rule.first, model, *how), rank(rule.second, model, *how))
+    selection = rule.resolve(model, *how)
+    _require_trainable(rule, model, selection)
+    return Ranking(selection, torch.arange(selection.num_weights), selection.num_weights)
+
+
+def resized(rule: SelectionRule, size: float) -> SelectionRule:
+    """The rule with another size: its own, or that of the one part of a union that has one."""
+    found = _resized(rule, size)
+    if len(found) != 1:
+        raise InputError(
+            f"{rule!r} has {'no size' if not found else 'several sizes'}, so `largest` cannot change it: leave it out."
+        )
+    return found[0]
+
+
+def context_of(rule: SelectionRule) -> Any:
+    """The context inputs of a rule, if exactly one of its parts has some."""
+    found = [part.context for part in _parts(rule) if isinstance(part, subnetwork) and part.context is not None]
+    return found[0] if len(found) == 1 else None
+
+
+def _as_subnetwork(rule: SelectionRule) -> subnetwork | None:
+    if isinstance(rule, subnetwork):
+        return rule
+    if isinstance(rule, largest_variance):
+        return rule.as_subnetwork()
+    if isinstance(rule, random | largest_magnitude):
+        return subnetwork(rule.size, rule="random" if isinstance(rule, random) else "magnitude")
+    return None
+
+
+def _union(model: nn.Module, first: Ranking, second: Ranking) -> Ranking:
+    """The weights of both, those without an order first; two orders are none."""
+    everything = Selection.all_of(model)
+    lead, rest = (first, second) if second.is_ordered else (second, first)
+    before, after = _positions(everything, lead), _positions(everything, rest)
+    new = ~torch.isin(after, before)
+    order = torch.cat([before, after[new]])
+    together = len(order) if lead.is_ordered else len(before) + int(new[: rest.together].sum())
+    return Ranking(everything, order, together)
+
+
+def _positions(everything: Selection, ranking: Ranking) -> Tensor:
+    """Where the weights of a ranking are among all trainable ones."""
+    numbers = everything.fill(torch.arange(everything.num_weights))
+    return ranking.candidates.ravel(numbers)[ranking.order]
+
+
+def _resized(rule: SelectionRule, size: float) -> list[SelectionRule]:
+    """All ways to give one part of a union, or the rule itself, another size."""
+    if isinstance(rule, Either):
+        return [
+            *(rule.replace(first=part) for part in _resized(rule.first, size)),
+            *(rule.replace(second=part) for part in _resized(rule.second, size)),
+        ]
+    return [] if _as_subnetwork(rule) is None else [rule.replace(size=size)]
+
+
+def _parts(rule: SelectionRule) -> list[SelectionRule]:
+    if isinstance(rule, Either | Both):
+        return [*_parts(rule.first), *_parts(rule.second)]
+    return _parts(rule.rule) if isinstance(rule, Not) else [rule]
+
+
+def _require_trainable(rule: SelectionRule, model: nn.Module, selection: Selection) -> None:
+    if selection.num_weights == 0:
+        raise InputError(f"{rule!r} selects no weight at all.")
+    for name in selection.names:
+        if not model.get_parameter(name).requires_grad:
+            raise InputError(
+                f"{rule!r} selects weights of '{name}', which is frozen: a report compares with all trainable weights."
+            )
