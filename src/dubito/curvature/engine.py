@@ -243,7 +243,9 @@ class Engine:
         columns = min(num_columns, self.num_outputs)
         bytes_of_one = (2 * self._size_of_one + extra) * columns * next(self.model.parameters()).element_size()
         bytes_of_one = max(bytes_of_one, 1)
-        step = max(1, min(size, MANY, MEMORY_BUDGET // bytes_of_one, max(FEW, CACHE // bytes_of_one)))
+        most = max(1, min(MANY, MEMORY_BUDGET // bytes_of_one))
+        parts = max(-(-size // most), round(size / max(FEW, CACHE // bytes_of_one)))  # equal ones, none left over
+        step = -(-size // parts)
         for start in range(0, size, step):
             rows = slice(start, min(start + step, size))
             tape = self.run(batches.take(inputs, rows))
