@@ -59,14 +59,19 @@ class Dense(Matrix):
         return cls(state["matrix"])
 
     def _cholesky(self, prior: Tensor, scale: Tensor) -> Tensor:
-        diagonal = torch.diag_embed(prior.double())
-        factor, failed = torch.linalg.cholesky_ex(scale * check_finite(self.matrix) + diagonal)
+        factor, failed = torch.linalg.cholesky_ex(_shifted(scale * check_finite(self.matrix), prior))
         if bool(failed):  # sums in float32 may have slightly negative directions
             values, vectors = self.eigen
-            factor, failed = torch.linalg.cholesky_ex(scale * (vectors * values) @ vectors.mT + diagonal)
+            factor, failed = torch.linalg.cholesky_ex(_shifted(scale * (vectors * values) @ vectors.mT, prior))
         if bool(failed):
             raise singular()
         return factor
+
+
+def _shifted(matrix: Tensor, prior: Tensor) -> Tensor:
+    """Add to the diagonal in place: two matrices more would be the largest things in memory."""
+    matrix.diagonal().add_(prior.double())
+    return matrix
 
 
 class DenseCovariance(Covariance):
