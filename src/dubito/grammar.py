@@ -56,7 +56,12 @@ def read_call(text: str) -> tuple[str, list[Any], dict[str, Any]]:
     except InputError:
         raise
     except (SyntaxError, ValueError, RecursionError, MemoryError) as error:
-        raise InputError(f"Cannot read '{text}': write a name, or name(argument=value, ...).") from error
+        raise InputError(f"Cannot read '{_line(text)}': write a name, or name(argument=value, ...).") from error
+
+
+def _line(text: str) -> str:
+    """The text on one line."""
+    return " ".join(text.split())
 
 
 class _Reader:
@@ -66,7 +71,7 @@ class _Reader:
         self.text = text
 
     def refuse(self, node: ast.AST, why: str) -> InputError:
-        return InputError(f"Cannot read '{ast.unparse(node)}' in '{self.text}': {why}.")
+        return InputError(f"Cannot read '{ast.unparse(node)}' in '{_line(self.text)}': {why}.")
 
     def word(self, node: ast.AST) -> str:
         match node:
@@ -126,12 +131,13 @@ class _Reader:
         raise self.refuse(mapping, "the keys of a dict are text or numbers")
 
     def join(self, node: ast.AST, operate: Any, *operands: Any) -> Any:
+        why = "'|', '&' and '~' join selections, each written as a call"
+        if not all(isinstance(operand, Setting) for operand in operands):
+            raise self.refuse(node, why)
         try:
-            if all(isinstance(operand, Setting) for operand in operands):
-                return operate(*operands)
-        except TypeError:
-            pass
-        raise self.refuse(node, "'|', '&' and '~' join selections, each written as a call")
+            return operate(*operands)
+        except TypeError as error:  # settings that cannot be joined
+            raise self.refuse(node, why) from error
 
 
 def _build(cls: type[Setting], positional: list[Any], named: dict[str, Any]) -> Setting:

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader, Dataset
 
 from dubito import batches, io, params
-from dubito.errors import FileFormatError, InputError, UnsupportedError
+from dubito.errors import DubitoError, FileFormatError, InputError, UnsupportedError
 from dubito.params import Params
 from dubito.prediction import Prediction
 from dubito.randomness import Stream, default_generator
@@ -151,7 +151,7 @@ class Posterior(ABC):
         stream = Stream(int(digest(generator.get_state()), 16) >> 1, self.device)  # for a network that draws by itself
         with torch.no_grad(), stream.active():
             predict_batch = self.predictor(count, generator, **options)
-            parts = [predict_batch(self._checked(inputs)) for inputs in self._input_batches(x, batch_size)]
+            parts = [self._ask(predict_batch, inputs) for inputs in self._input_batches(x, batch_size)]
         if not parts:
             raise InputError("There is nothing to predict: the input is empty.")
         return parts[0] if len(parts) == 1 else type(parts[0]).cat(parts)
@@ -221,6 +221,25 @@ class Posterior(ABC):
         if not batches.is_finite(inputs):
             raise InputError("The inputs hold NaN or infinite values: clean or impute them first.")
         return inputs
+
+    def _ask(self, predict_batch: Predictor, inputs: Any) -> Prediction:
+        """Predict; where the network itself cannot take the inputs, say so."""
+        try:
+            return predict_batch(self._checked(inputs))
+        except DubitoError:
+            raise
+        except (RuntimeError, TypeError, ValueError, LookupError):
+            self._check_fit(inputs)
+            raise  # the network can take them, so it is not the inputs' fault
+
+    def _check_fit(self, inputs: Any) -> None:
+        """Raise unless the network can be called on one of these inputs."""
+        try:
+            params.call(self.model, batches.map_leaves(torch.clone, batches.take(inputs, slice(0, 1))))
+        except (RuntimeError, TypeError, ValueError, LookupError) as error:
+            shapes = " and ".join(f"{tuple(leaf.shape)} {leaf.dtype}" for leaf in batches.leaves(inputs))
+            why = next(iter(str(error).strip().splitlines()), type(error).__name__)
+            raise InputError(f"The network cannot be called on inputs of shape {shapes}: {why}") from error
 
 
 def load(path: str | os.PathLike[str], model: nn.Module) -> Posterior:

@@ -204,6 +204,8 @@ class TestPredict:
         broken[3, 1] = float("nan")
         with pytest.raises(InputError, match="NaN or infinite"):
             case.posterior.predict(broken)
+        with pytest.raises(InputError, match="cannot be called on inputs of shape"):
+            case.posterior.predict(x[:, :1].repeat(1, x.shape[1] + 3))
         with pytest.raises(InputError, match="empty"):
             case.posterior.predict(x[:0])
         with pytest.raises(InputError, match="num_samples must be at least 1"):

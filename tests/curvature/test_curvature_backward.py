@@ -150,6 +150,10 @@ def test_parts_of_a_batch_share_memory_without_mixing(monkeypatch: pytest.Monkey
         for _, tape in engine.chunks(x, 1)
     ]
     assert [each.shape[1] for each in found] == [3, 3, 2]
+    for _, tape in engine.chunks(x, 1):
+        for _ in range(3):  # as with many outputs: memory is that of one pull
+            tape.pull(torch.ones(1, len(tape.outputs), 2, dtype=torch.float64))
+    assert len(engine._kept.kept) == 2  # one for each pool
     torch.testing.assert_close(torch.cat(found, dim=1), whole, **TOLERANCE)
 
 

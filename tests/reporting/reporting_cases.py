@@ -18,7 +18,7 @@ class KnownPosterior(Posterior):
     """Predicts from `outputs(inputs, generator)` [S, B, ...]: S weight samples of a float64 network."""
 
     def __init__(self, likelihood: Likelihood, outputs: Callable[[Any, torch.Generator], Tensor]) -> None:
-        super().__init__(nn.Linear(1, 1).double(), likelihood, dubito.MAP(), 1)
+        super().__init__(nn.PReLU().double(), likelihood, dubito.MAP(), 1)
         self.outputs = outputs
         self.sizes: list[int] = []
 

@@ -72,7 +72,7 @@ class Tape:
     inputs: Any
     outputs: Tensor
     calls: list[_Call] = field(default_factory=list)
-    workspace: backward.Workspace = field(default_factory=backward.Workspace)
+    workspace: backward.Workspace | None = None  # where what is pulled lies until the next pull; else in fresh memory
 
     @torch.inference_mode(False)
     def pull(self, seeds: Tensor) -> dict[str, Factor]:
@@ -100,6 +100,8 @@ class Tape:
         return [seeds if call.edge == top else next(below) for call in self.calls]
 
     def _pull(self, edges: list[GradientEdge], seeds: Tensor) -> list[Tensor | None]:
+        if self.workspace is not None:
+            self.workspace.rewind()
         found = backward.pull(self.outputs, edges, seeds, self.workspace) if self.engine.walks else None
         return self.engine.vector_jacobian(self.outputs, edges, seeds) if found is None else found
 
@@ -233,8 +235,8 @@ class Engine:
     def chunks(self, inputs: Any, num_columns: int, extra: int = 0) -> Iterator[tuple[slice, Tape]]:
         """Run the model on parts of a batch that are small enough for `num_columns` columns (or all outputs) at a time.
 
-        `extra` is the number of further entries per example and column that the caller will build. What is pulled from
-        one tape is gone when the next one comes.
+        `extra` is the number of further entries per example and column that the caller will build. What is pulled is
+        gone with the next pull, from this tape or another.
         """
         size = batches.num_rows(inputs)
         if not size:
@@ -249,7 +251,6 @@ class Engine:
         for start in range(0, size, step):
             rows = slice(start, min(start + step, size))
             tape = self.run(batches.take(inputs, rows))
-            self._kept.rewind()
             tape.workspace = self._kept
             yield rows, tape
 

@@ -148,7 +148,8 @@ def _ask(question: Question, inputs: Any, what: str, like: Pass | None) -> Predi
         return question.ask(inputs)
     except (RuntimeError, TypeError, ValueError, LookupError) as error:
         shapes = _shapes(inputs)
-        if like is None or shapes == like.shapes or isinstance(error, DubitoError):
+        meant = isinstance(error, DubitoError) and error.__cause__ is None  # not what the network itself raised
+        if like is None or shapes == like.shapes or meant:
             raise
         raise InputError(
             f"{what} has inputs of shape {_show(shapes)}, but the evaluated data has {_show(like.shapes)}, and the "
