@@ -265,13 +265,19 @@ def test_products_with_a_triangular_root_leave_out_zeros_only(size: int) -> None
     rows = torch.randn(5, 2, size, dtype=torch.float64)
     root = torch.randn(size, size, dtype=torch.float64)
     for known in (root.triu(), root):
-        covariance = linalg.DenseCovariance(known)
-        assert covariance.is_triangular == (known is not root)
+        covariance = linalg.DenseCovariance(known, is_triangular=known is not root)
         close(covariance.times_root(rows), rows @ known)
         close(covariance.variance_along(rows), (rows @ known).square().sum(-1))
 
 
-def test_the_root_of_a_covariance_is_triangular() -> None:
-    rows = torch.randn(400, 300, dtype=torch.float64)
-    one = torch.ones((), dtype=torch.float64)
-    assert linalg.Dense(rows.mT @ rows).covariance(one, one).is_triangular
+@pytest.mark.parametrize("size", [1, 300, 701])
+def test_the_root_of_a_covariance_is_triangular_and_inverts_the_precision(size: int) -> None:
+    rows = torch.randn(400, size, dtype=torch.float64)
+    matrix, one = linalg.Dense(rows.mT @ rows), torch.ones((), dtype=torch.float64)
+    before = matrix.matrix.clone()
+    covariance = matrix.covariance(one, one)
+    assert covariance.is_triangular
+    assert not covariance.root.tril(-1).any()
+    precision = before + torch.eye(size, dtype=torch.float64)
+    close(covariance.root.mT @ precision @ covariance.root, torch.eye(size, dtype=torch.float64))
+    assert torch.equal(matrix.matrix, before)  # the factor has memory of its own

@@ -34,7 +34,7 @@ from dubito.layers.rows import Rows
 MEMORY_BUDGET = 96 * 2**20
 # What fits the caches: larger parts gain nothing, so parts stay this small unless that leaves too few examples. Their
 # number is bounded too, because the forward pass has caches of its own.
-CACHE = 16 * 2**20
+CACHE = 8 * 2**20
 FEW, MANY = 64, 512
 
 # Examples on which the engine is tried out before it is trusted.

@@ -64,9 +64,19 @@ class OneLayer:
         columns = self.grads[:, 0]
         known = covariance.memory.get("columns")
         if known is None or not torch.equal(known, columns):  # the same for every batch of one prediction
-            halves = torch.einsum("vo,oipj->vpij", columns, self._blocks_of(covariance))
-            covariance.memory |= {"columns": columns, "mixed": torch.einsum("vpij,vp->vij", halves, columns)}
+            covariance.memory |= {"columns": columns, "mixed": self._mixed(columns, covariance.root)}
         return ((self.inputs @ covariance.memory["mixed"]) * self.inputs).sum(-1)
+
+    def _mixed(self, columns: Tensor, root: Tensor) -> Tensor:
+        """``(g_v ⊗ 1)ᵀ Σ (g_v ⊗ 1)``, ``[V, I, I]``, from a root of Σ; Σ itself would cost far more."""
+        outputs, width = columns.shape[1], self.inputs.shape[-1] - self.has_bias
+        weight, bias = root[: outputs * width].unflatten(0, (outputs, width)), root[outputs * width :]
+        mixed = root.new_empty(len(columns), *[self.inputs.shape[-1]] * 2)
+        for each, column in zip(mixed, columns.to(root), strict=True):
+            rows = torch.tensordot(column, weight, dims=1)
+            rows = torch.cat([rows, (column @ bias)[None]]) if self.has_bias else rows
+            torch.mm(rows, rows.mT, out=each)
+        return mixed.to(self.inputs)
 
     def gram(self, covariance: linalg.DenseCovariance) -> Tensor:
         """``J Σ Jᵀ`` per example, ``[B, V, V]``, from the blocks of Σ between outputs."""

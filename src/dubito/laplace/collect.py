@@ -138,6 +138,7 @@ class Collector:
         problem = self.problem
         self._check_count(state["seen"] if state["turn"] + 1 == self.accumulator.passes else 0)
         distributed.sum_(list(io.tensors(state)) if self.additive else [])
+        self.accumulator.finish(state["sums"])
         total, count = state["fit"].tolist()
         gaussian = isinstance(problem.likelihood, Gaussian)
         fit = DataFit(squared_error=total, num_residuals=int(count)) if gaussian else DataFit(log_likelihood=total)

@@ -12,6 +12,9 @@ from torch import Tensor
 
 from dubito.linalg.base import Covariance, Matrix, check_finite, check_positive, column_blocks, eigh, singular
 
+# Triangular matrices up to this size are inverted in one go.
+SMALL = 256
+
 
 class Dense(Matrix):
     """A full ``[D, D]`` matrix; with one λ for all weights every step after one eigendecomposition is O(D)."""
@@ -44,10 +47,10 @@ class Dense(Matrix):
         return [DenseCovariance(vectors, check_positive(scale * values + prior).rsqrt()) for prior in priors]
 
     def covariance(self, prior: Tensor, scale: Tensor) -> DenseCovariance:
-        """By Cholesky."""
-        factor = self._cholesky(prior.expand(self.size), scale)
-        identity = torch.eye(self.size, dtype=factor.dtype, device=factor.device)
-        return DenseCovariance(torch.linalg.solve_triangular(factor, identity, upper=False).mT)
+        """By Cholesky: the inverse of the factor takes the factor's place."""
+        root = self._cholesky(prior.detach().expand(self.size), scale.detach())
+        _invert_(root)
+        return DenseCovariance(root.mT, is_triangular=True)
 
     def state(self) -> dict[str, Any]:
         """The matrix."""
@@ -59,19 +62,39 @@ class Dense(Matrix):
         return cls(state["matrix"])
 
     def _cholesky(self, prior: Tensor, scale: Tensor) -> Tensor:
-        factor, failed = torch.linalg.cholesky_ex(_shifted(scale * check_finite(self.matrix), prior))
-        if bool(failed):  # sums in float32 may have slightly negative directions
+        factor, failed = _cholesky_shifted(scale * check_finite(self.matrix), prior)
+        if failed:  # sums in float32 may have slightly negative directions
             values, vectors = self.eigen
-            factor, failed = torch.linalg.cholesky_ex(_shifted(scale * (vectors * values) @ vectors.mT, prior))
-        if bool(failed):
+            factor, failed = _cholesky_shifted(scale * (vectors * values) @ vectors.mT, prior)
+        if failed:
             raise singular()
         return factor
 
 
-def _shifted(matrix: Tensor, prior: Tensor) -> Tensor:
-    """Add to the diagonal in place: two matrices more would be the largest things in memory."""
+def _cholesky_shifted(matrix: Tensor, prior: Tensor) -> tuple[Tensor, bool]:
+    """Factorize ``matrix + diag(λ)`` in the memory of `matrix`: more matrices would be the largest things in memory."""
     matrix.diagonal().add_(prior.double())
-    return matrix
+    if matrix.requires_grad:
+        factor, failed = torch.linalg.cholesky_ex(matrix)
+    else:
+        columns = matrix.mT  # symmetric, and in the order of memory that LAPACK works in
+        number = torch.empty((), dtype=torch.int32, device=matrix.device)
+        factor, failed = torch.linalg.cholesky_ex(columns, out=(columns, number))
+    return factor, bool(failed)
+
+
+def _invert_(lower: Tensor) -> None:
+    """Invert a lower triangular matrix in place, by halves: ``[[A, 0], [B, C]]⁻¹ = [[A⁻¹, 0], [−C⁻¹BA⁻¹, C⁻¹]]``."""
+    size = len(lower)
+    if size <= SMALL:
+        identity = torch.eye(size, dtype=lower.dtype, device=lower.device)
+        lower.copy_(torch.linalg.solve_triangular(lower, identity, upper=False))
+        return
+    first, second = lower[: size // 2, : size // 2], lower[size // 2 :, size // 2 :]
+    corner = lower[size // 2 :, : size // 2]
+    _invert_(first)
+    _invert_(second)
+    corner.copy_((second @ corner).neg_() @ first)
 
 
 class DenseCovariance(Covariance):
@@ -80,10 +103,11 @@ class DenseCovariance(Covariance):
     Args:
         basis: ``R``, or ``Q`` where there are scales.
         scales: ``c``, or None.
+        is_triangular: Whether the root is upper triangular, as the inverse of a Cholesky factor is.
     """
 
-    def __init__(self, basis: Tensor, scales: Tensor | None = None) -> None:
-        self.basis, self.scales = basis, scales
+    def __init__(self, basis: Tensor, scales: Tensor | None = None, *, is_triangular: bool = False) -> None:
+        self.basis, self.scales, self.is_triangular = basis, scales, is_triangular
         self.memory: dict[str, Tensor] = {}  # what a contraction keeps between batches
 
     @cached_property
@@ -91,15 +115,10 @@ class DenseCovariance(Covariance):
         """``R``, which many covariances in one basis hold only when they are asked for it."""
         return self.basis if self.scales is None else self.basis * self.scales
 
-    @cached_property
+    @property
     def matrix(self) -> Tensor:
         """The whole covariance."""
         return self.root @ self.root.mT
-
-    @cached_property
-    def is_triangular(self) -> bool:
-        """Whether the root is upper triangular, as the inverse of a Cholesky factor is."""
-        return not bool(self.root.tril(-1).any())
 
     def times_root(self, rows: Tensor) -> Tensor:
         """``V R`` for rows ``V [..., D]``, in their precision."""
