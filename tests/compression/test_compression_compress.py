@@ -390,3 +390,30 @@ def test_bad_exports(tmp_path: Path) -> None:
         made.export(tmp_path / "net.onnx")
     with pytest.raises(InputError, match=r"must end in .onnx or .pt2"):
         made.export(tmp_path / "net.zip", example=HELD_OUT[0])
+
+
+def test_a_default_that_ruins_the_network_is_questioned() -> None:
+    torch.manual_seed(0)
+    x, y = table()
+    model = nn.Linear(x.shape[1], int(y.max()) + 1)
+    posterior = MAP().fit(model, (x, y), training=Training(epochs=30, lr=0.05), progress=False)
+    wide = Laplace(structure="diag", prior_precision=1e-6).fit(posterior.model, (x[:3] / 100, y[:3]), progress=False)
+    with pytest.warns(UserWarning, match=r"ModelReduction\(.*the default here.*accuracy.*finetune="):
+        made = compress(wide, data=HELD_OUT, allow_empty=True)
+    score = score_of(wide, HELD_OUT)
+    assert score(made.dense) - score(made.model) > 0.1
+    compress(wide, rules.ModelReduction(), data=HELD_OUT, allow_empty=True)  # who asks for it knows
+
+
+def test_a_default_that_ruins_a_regression_is_questioned() -> None:
+    x = torch.randn(200, 3, generator=torch.Generator().manual_seed(0))
+    y = x @ torch.tensor([[2.0], [1.0], [0.5]])
+    model = nn.Linear(3, 1)
+    with torch.no_grad():
+        model.weight.copy_(torch.tensor([[2.0, 1.0, 0.5]]))
+        model.bias.zero_()
+    loose = Laplace(structure="diag", prior_precision=1e-6).fit(
+        model, (x[:2] / 100, y[:2] / 100), likelihood=Gaussian(noise=5.0), progress=False
+    )
+    with pytest.warns(UserWarning, match="RMSE on the data went from"):
+        compress(loose, data=(x, y), allow_empty=True)
