@@ -59,13 +59,14 @@ class TestRate:
             ("linear", [2.0, 1.5, 1.0, 0.5, 0.0]),
             ("cosine", [2.0, 1 + math.sqrt(0.5), 1.0, 1 - math.sqrt(0.5), 0.0]),
             ("step", [2.0, 2.0, 0.2, 0.02, 0.02]),
+            ("hold", [2.0, 2.0, 2.0, 1.0, 0.0]),
         ],
     )
     def test_schedules(self, schedule: Any, rates: list[float]) -> None:
         training = Training(lr=2.0, schedule=schedule)
         assert [training.rate(i / 4) for i in range(5)] == pytest.approx(rates, abs=1e-15)
 
-    @pytest.mark.parametrize("schedule", ["constant", "linear", "cosine", "step"])
+    @pytest.mark.parametrize("schedule", ["constant", "linear", "cosine", "hold", "step"])
     def test_warmup_rises_from_zero_and_then_the_schedule_begins(self, schedule: Any) -> None:
         training = Training(lr=2.0, schedule=schedule, warmup=0.2)
         assert [training.rate(p) for p in (0.0, 0.05, 0.1, 0.2)] == pytest.approx([0.0, 0.5, 1.0, 2.0])
@@ -74,7 +75,7 @@ class TestRate:
         assert training.rate(1.0) == pytest.approx(plain.rate(1.0))
 
     @given(
-        st.sampled_from(["constant", "linear", "cosine", "step"]),
+        st.sampled_from(["constant", "linear", "cosine", "hold", "step"]),
         st.floats(0, 0.99),
         st.floats(0, 2),
     )

@@ -192,7 +192,9 @@ class Posterior(ABC):
         return _first(self.model).dtype
 
     def __repr__(self) -> str:
-        return f"<{self.family} posterior over {params.num_weights(self.mean()):,} weights by {self.recipe!r}>"
+        total, selection = params.num_weights(self.mean()), getattr(self, "selection", None)
+        part = f"{selection.num_weights:,} of " if selection is not None and selection.num_weights < total else ""
+        return f"<{self.family} posterior over {part}{total:,} weights by {self.recipe!r}>"
 
     def _tree(self) -> dict[str, Any]:
         tensors: dict[str, Tensor] = {}

@@ -23,8 +23,8 @@ class Training(Setting):
         optimizer: ``"adam"`` (fused), ``"adamw"`` or ``"sgd"`` (Nesterov momentum).
         momentum: For ``"sgd"``.
         weight_decay: An L2 penalty ``weight_decay/2 · ‖w‖²`` added to the mean loss (decoupled for ``"adamw"``).
-        schedule: How the learning rate falls: ``"constant"``, ``"cosine"`` or ``"linear"`` to zero, ``"step"`` (a tenth
-            after a half, a hundredth after three quarters).
+        schedule: How the learning rate falls: ``"constant"``, ``"cosine"`` or ``"linear"`` to zero, ``"hold"`` (constant
+            for a half, then linear to zero), ``"step"`` (a tenth after a half, a hundredth after three quarters).
         warmup: The fraction of all steps over which the rate rises linearly from zero.
         clip: The largest norm of the gradient, or None.
         early_stopping: Stop after this many epochs without a better validation score, and go back to the best; or None.
@@ -45,7 +45,7 @@ class Training(Setting):
     optimizer: Literal["adam", "adamw", "sgd"] = "adam"
     momentum: float = 0.9
     weight_decay: float = 0.0
-    schedule: Literal["constant", "cosine", "linear", "step"] = "cosine"
+    schedule: Literal["constant", "cosine", "linear", "hold", "step"] = "cosine"
     warmup: float = 0.0
     clip: float | None = None
     early_stopping: int | None = None
@@ -81,6 +81,7 @@ class Training(Setting):
             "constant": 1.0,
             "cosine": 0.5 * (1 + math.cos(math.pi * rest)),
             "linear": 1 - rest,
+            "hold": min(2 * (1 - rest), 1.0),
             "step": 1.0 if rest < 0.5 else 0.1 if rest < 0.75 else 0.01,
         }[self.schedule]
         return self.lr * factor
@@ -106,7 +107,7 @@ _RANGES: dict[str, Callable[[Any], bool]] = {
     "optimizer": lambda v: v in ("adam", "adamw", "sgd"),
     "momentum": lambda v: 0 <= v < 1,
     "weight_decay": lambda v: 0 <= v < math.inf,
-    "schedule": lambda v: v in ("constant", "cosine", "linear", "step"),
+    "schedule": lambda v: v in ("constant", "cosine", "linear", "hold", "step"),
     "warmup": lambda v: 0 <= v < 1,
     "clip": lambda v: v is None or v > 0,
     "early_stopping": lambda v: v is None or (_is_whole(v) and v >= 1),

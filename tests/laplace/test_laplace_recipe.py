@@ -332,6 +332,7 @@ def test_recipes_as_text() -> None:
 # ---------------------------------------------------------------------- bad input: one clear sentence
 
 BAD_SETTINGS: dict[str, tuple[dict, str]] = {
+    "weights": ({"weights": "sub"}, r"weights='sub'\) must be one of dubito.select"),
     "structure": ({"structure": "eigen"}, "structure='eigen'.* is not one of kron, full, diag, lowrank"),
     "curvature": ({"curvature": "fisher"}, "curvature='fisher'.* is not one of ggn"),
     "word": ({"prior_precision": "marglik"}, "a number, a dict, a tensor, 'auto', 'evidence' or 'validation'"),
@@ -444,3 +445,10 @@ def test_frozen_models() -> None:
     for weights in (select.all(), select.last_layer()):
         with pytest.raises(InputError, match=r"frozen|no layer with trainable"):
             Laplace(weights=weights).fit(frozen, problem.data)
+
+
+def test_a_posterior_over_some_weights_says_how_many() -> None:
+    model = nn.Sequential(nn.Linear(3, 4), nn.ReLU(), nn.Linear(4, 2))
+    recipe = Laplace(structure="full", weights=select.last_layer(), prior_precision=1.0)
+    posterior = recipe.fit(model, (torch.randn(8, 3), torch.tensor([0, 1] * 4)), progress=False)
+    assert repr(posterior).startswith("<Laplace posterior over 10 of 26 weights by Laplace(")

@@ -186,6 +186,39 @@ def test_weights_without_an_order_have_no_sweep(rule: SelectionRule) -> None:
             ask()
 
 
+@pytest.mark.parametrize(
+    "rule",
+    [
+        LAST | select.subnetwork(5, candidates=LAST),
+        LAST | (select.layers("2.bias") | select.subnetwork(3, candidates="2.bias")),
+        (select.layers("2.bias") | select.subnetwork(3, candidates="2.bias")) | LAST,
+        select.layers("2.bias") | (select.layers("2.weight") | select.subnetwork(2, candidates="2.bias")),
+    ],
+    ids=repr,
+)
+def test_a_rule_with_a_size_that_adds_nothing_to_a_union_is_named(rule: SelectionRule) -> None:
+    one = case("categorical")
+    found = reported(one, rule)
+    chosen = rule.resolve(one.model, one.data, one.likelihood, PRIOR)
+    assert found.selection == chosen
+    assert found.sizes == range(chosen.num_weights, chosen.num_weights + 1)
+    assert str(found).endswith(
+        "because in this union the rule with a size adds no weight to the others: give it other candidates, or report "
+        "on it alone."
+    )
+    for ask in (lambda: found.recommended, found.figure):
+        with pytest.raises(UnsupportedError, match="adds no weight to the others"):
+            ask()
+
+
+@pytest.mark.parametrize("rule", [LAST | select.subnetwork(1, candidates="0"), select.subnetwork(1)], ids=repr)
+def test_one_ordered_weight_is_a_sweep(rule: SelectionRule) -> None:
+    found = reported(case("categorical"), rule)
+    assert list(found.sizes) == ([15, 16] if found.selection.num_weights == 16 else [1])
+    assert found.recommended in found.sizes
+    assert "recommended size  " in str(found)
+
+
 @pytest.mark.parametrize("rule", ["output-variance", "greedy", "weight-variance", "magnitude", "random"])
 def test_equal_selections_have_equal_reports(rule: str) -> None:
     one = case("line")

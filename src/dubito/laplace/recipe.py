@@ -71,6 +71,8 @@ class Laplace(Recipe):
         for name, allowed in CHOICES.items():
             if getattr(self, name) not in allowed:
                 raise InputError(f"Laplace({name}={getattr(self, name)!r}) is not one of {', '.join(allowed)}.")
+        if not isinstance(self.weights, SelectionRule):
+            raise InputError(f"Laplace(weights={self.weights!r}) must be one of dubito.select.")
         if isinstance(self.prior_precision, str) and self.prior_precision not in ("auto", "evidence", "validation"):
             raise InputError("prior_precision must be a number, a dict, a tensor, 'auto', 'evidence' or 'validation'.")
         if isinstance(self.prior_precision, int | float) and not self.prior_precision > 0:

@@ -16,8 +16,8 @@ from dubito.curvature import Engine, Tape, jacobian, seeds
 from dubito.errors import InputError
 from dubito.likelihoods import Gaussian, Likelihood
 from dubito.select.budgets import Budget
+from dubito.select.directions import direction_seeds
 from dubito.select.greedy import Rows, greedy
-from dubito.select.mixing import direction_seeds
 from dubito.select.scores import MOST_COLUMNS, Scores, context_tapes, measure, tapes
 from dubito.selection import Selection
 from dubito.settings import find
@@ -38,11 +38,13 @@ class Ranking:
         candidates: What there was to choose from.
         order: Flat positions among them, the best first.
         together: How many of the first come as one, because no order among them is known.
+        covered: Whether there is an order, but only of weights that are among those already.
     """
 
     candidates: Selection
     order: Tensor
-    together: int = 1
+    together: int = 0
+    covered: bool = False
 
     @property
     def is_ordered(self) -> bool:
@@ -100,6 +102,8 @@ class Chooser:
             order = budget.best(scores.log() + _gumbel(len(scores), self.generator))
         else:
             order = budget.best(scores)
+        if rule.rule == "greedy":  # one that moves none of the context's outputs may still free others that do
+            influence = influence + measured.curvature
         _warn_of_dead(influence[order] == 0, budget)
         return Ranking(candidates, order)
 
@@ -136,7 +140,7 @@ class Chooser:
 
         def slopes() -> Iterator[Tensor]:
             for tape, targets in self._looked_at(engine, unit, few.num_weights):
-                for columns in direction_seeds(unit, tape.outputs.detach(), targets).split(MOST_COLUMNS):
+                for columns in direction_seeds(unit, tape.outputs.detach(), targets, MOST_COLUMNS):
                     yield jacobian(tape.pull(columns), few).flatten(0, 1)
 
         chosen = greedy(

@@ -64,6 +64,11 @@ class layers(SelectionRule):
     setting_name = "select.layers"
     pattern: str | type[nn.Module] | tuple[str | type[nn.Module], ...]
 
+    def __post_init__(self) -> None:
+        for one in self.pattern if isinstance(self.pattern, tuple) else (self.pattern,):
+            if not isinstance(one, str | type):
+                raise InputError(f"Layers are chosen by a name, a pattern, a type or a tuple of these, got {one!r}.")
+
     def resolve(self, model: nn.Module, *args: Any, **kwargs: Any) -> Selection:
         """Select the trainable parameters that fit the pattern."""
         patterns = self.pattern if isinstance(self.pattern, tuple) else (self.pattern,)
@@ -88,6 +93,10 @@ class mask(SelectionRule):
 
     setting_name = "select.mask"
     params: Mapping[str, Tensor]
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.params, Mapping):
+            raise InputError(f"A mask is a dict from the names of parameters to tensors, got {type(self.params)}.")
 
     def resolve(self, model: nn.Module, *args: Any, **kwargs: Any) -> Selection:
         """Select where the masks are true."""

@@ -74,7 +74,8 @@ def _union(model: nn.Module, first: Ranking, second: Ranking) -> Ranking:
     new = ~torch.isin(after, before)
     order = torch.cat([before, after[new]])
     together = len(order) if lead.is_ordered else len(before) + int(new[: rest.together].sum())
-    return Ranking(everything, order, together)
+    covered = together == len(order) if rest.is_ordered else lead.covered or rest.covered
+    return Ranking(everything, order, together, covered and not lead.is_ordered)
 
 
 def _positions(everything: Selection, ranking: Ranking) -> Tensor:

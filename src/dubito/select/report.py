@@ -27,11 +27,11 @@ from dubito.errors import InputError, UnsupportedError
 from dubito.likelihoods import Categorical, Likelihood
 from dubito.randomness import default_generator
 from dubito.select.choose import Ranking, laplace
-from dubito.select.mixing import direction_seeds
+from dubito.select.directions import direction_seeds
 from dubito.select.names import mask
 from dubito.select.order import context_of, rank, resized
 from dubito.select.scores import MOST_COLUMNS, Scores, check_inputs, context_tapes, measure
-from dubito.select.subnetwork import as_source
+from dubito.select.subnetwork import as_source, check_precision
 from dubito.selection import Selection, SelectionRule
 
 if TYPE_CHECKING:
@@ -43,9 +43,14 @@ if TYPE_CHECKING:
 MOST_EXACT = 3000
 # The recommended size captures this share of what the largest one does.
 ENOUGH = 0.95
-NO_SWEEP = (
-    "There is no sweep over sizes and no recommended size, because these weights come without an order in which to add "
-    "them: only rules with a size, and unions with one of those, have one."
+NO_SWEEP = "There is no sweep over sizes and no recommended size, because"
+NO_ORDER = (
+    f"{NO_SWEEP} these weights come without an order in which to add them: only rules with a size, and unions with one "
+    "of those, have one."
+)
+NOTHING_ADDED = (
+    f"{NO_SWEEP} in this union the rule with a size adds no weight to the others: give it other candidates, or report "
+    "on it alone."
 )
 
 
@@ -57,12 +62,13 @@ class SubnetworkReport:
         rule: The rule that chose it.
         selection: The weights.
         smallest: The first size of the sweep: 1, in a union the number of weights that come before the ordered ones,
-            or the number of all weights where there is no order and so no sweep.
+            or the number of all weights where there is no sweep.
         captured: The share of the predictive variance that the first `smallest`, … , S weights capture.
         exact: Whether that share is of the full network's exact variance, or of a Kronecker-factored estimate.
         distance: The squared Wasserstein distance with independent weights, at the same sizes.
         total_variance: The same distance for no weight at all: the sum of all variances.
         exact_distance: The distance with all correlations, where the network is small enough; else None.
+        no_sweep: Why there is no sweep over sizes; None where there is one.
     """
 
     rule: SelectionRule
@@ -73,6 +79,7 @@ class SubnetworkReport:
     distance: Tensor
     total_variance: float
     exact_distance: float | None
+    no_sweep: str | None = None
 
     @property
     def sizes(self) -> range:
@@ -95,8 +102,8 @@ class SubnetworkReport:
         ]
         if self.exact_distance is not None:
             lines.append(f"  Wasserstein distance², exact   {self.exact_distance:.4g}")
-        if len(self.sizes) == 1 < size:
-            return "\n".join([*lines, f"  {NO_SWEEP}"])
+        if self.no_sweep is not None:
+            return "\n".join([*lines, f"  {self.no_sweep}"])
         lines.append(f"  recommended size               {self.recommended:,}: 95 % of what {size:,} capture")
         lines.append(f"  {'size':>10} {'captured':>10} {'distance²':>12}")
         for k in _some_sizes(self.smallest, size):
@@ -105,8 +112,8 @@ class SubnetworkReport:
         return "\n".join(lines)
 
     def _require_sweep(self) -> None:
-        if len(self.sizes) == 1 < self.smallest:
-            raise UnsupportedError(f"{self.rule!r}: {NO_SWEEP}")
+        if self.no_sweep is not None:
+            raise UnsupportedError(f"{self.rule!r}: {self.no_sweep}")
 
     def figure(self) -> Figure:
         """Draw what each size keeps: predictive variance, and variance of the weights."""
@@ -153,6 +160,7 @@ def report(
     """
     if not rule.is_set:
         raise InputError(f"{rule!r} chooses directions, not weights: there is no subnetwork to report on.")
+    check_precision(prior_precision)
     generator, known = default_generator(generator), likelihoods.resolve(likelihood)
     source = as_source(model, data)
     assert source is not None
@@ -173,12 +181,13 @@ def report(
     total = _total_variance(whole, inputs)
     if not total > 0:
         raise InputError("The network's outputs do not depend on any weight at these inputs: give others.")
-    first = ranking.together
+    first = max(ranking.together, 1)
+    no_sweep = None if ranking.is_ordered else NOTHING_ADDED if ranking.covered else NO_ORDER
     kept = _captured(part, ranking, inputs)[first - 1 :] / total
     distance = _distance(scores, ranking, prior_precision)[first - 1 :]
     everything = float(scores.variance(prior_precision).sum())
     from_all = _exact_distance(part, whole) if exact else None
-    return SubnetworkReport(rule, selection, first, kept, exact, distance, everything, from_all)
+    return SubnetworkReport(rule, selection, first, kept, exact, distance, everything, from_all, no_sweep)
 
 
 def _total_variance(posterior: LaplacePosterior, inputs: Any) -> float:
@@ -197,7 +206,7 @@ def _captured(posterior: LaplacePosterior, ranking: Ranking, inputs: Any) -> Ten
     factor = torch.linalg.cholesky(precision[where][:, where])
     total = torch.zeros(size, dtype=torch.float64)
     for tape in context_tapes(Engine(posterior.model, selection.names), inputs, selection.num_weights):
-        for columns in direction_seeds(posterior.likelihood, tape.outputs.detach()).split(MOST_COLUMNS):
+        for columns in direction_seeds(posterior.likelihood, tape.outputs.detach(), None, MOST_COLUMNS):
             rows = jacobian(tape.pull(columns), selection).flatten(0, 1)[:, where].double().cpu()
             total += torch.linalg.solve_triangular(factor, rows.mT, upper=False).square().sum(1)
     return total.cumsum(0)

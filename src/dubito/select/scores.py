@@ -4,8 +4,7 @@ $$h_d = \sum_n J_{nd}^\top H_n J_{nd}, \qquad s_d = \sum_n \lVert \Pi J_{nd} \rV
 
 with $J_{nd}$ the derivative of the outputs with respect to weight $d$ and, for a softmax,
 $\Pi = I - \mathbf 1\mathbf 1^\top / C$: shifting all logits together changes no prediction. Both come from the same
-vector-Jacobian product. It starts from orthonormal directions that span the outputs that matter, so $s_d$ is a sum of
-squares; the columns of the Hessian's root are mixtures of these directions, formed layer by layer after the product.
+vector-Jacobian product where they are forms of the same few columns (`dubito.select.forms`); else each has its own.
 """
 
 from __future__ import annotations
@@ -21,10 +20,12 @@ from torch import Tensor, nn
 from dubito import batches, distributed, params
 from dubito.batches import Source
 from dubito.curvature import Engine, Tape, seeds
-from dubito.curvature.groups import Group, group
+from dubito.curvature.groups import group
 from dubito.errors import InputError, NonFiniteError
 from dubito.likelihoods import Gaussian, Likelihood
-from dubito.select.mixing import Mix, both_squares, direction_seeds, directions
+from dubito.select.directions import direction_seeds, num_directions, random_seeds
+from dubito.select.forms import Forms
+from dubito.select.sums import Sums
 from dubito.selection import Selection
 
 # Columns that go through one product; with more outputs than this, curvature takes a product of its own.
@@ -90,7 +91,7 @@ def measure(
         check_inputs(work.engine.model, context, "the context")
     work.train(source, slopes=slopes and context is None)
     likelihood = likelihood if work.noise is None else likelihood.replace(noise=work.noise)
-    found, curvature = work.sums
+    found, curvature = work.sums.total
     if isinstance(likelihood, Gaussian):  # the root of its Hessian is the identity over the noise
         curvature = found / float(likelihood.noise) ** 2
     if context is not None:
@@ -149,7 +150,7 @@ class _Pass:
         self.engine, self.likelihood = Engine(model, names), likelihood
         self.samples, self.generator = samples, generator
         self.weights = Selection.all_of(model, names)
-        self.sums = torch.zeros(2, self.weights.num_weights, dtype=torch.float64)  # slopes and curvature
+        self.sums = Sums(self.weights)
         self.noise: float | None = None
 
     def train(self, source: Source, slopes: bool) -> None:
@@ -164,38 +165,41 @@ class _Pass:
                 residuals += torch.tensor([float(errors.square().sum()), errors.numel()], dtype=torch.float64)
             if gaussian:
                 self._add_slopes(tape, targets)
-            elif slopes and not self.samples and len(directions(self.likelihood, outputs[:1])) <= MOST_COLUMNS:
-                self._add_both(tape, targets)
+            elif slopes and (forms := self._forms(outputs, targets)) is not None:
+                self._add_both(tape, forms)
             else:
                 if slopes:
                     self._add_slopes(tape, targets)
                 self._add_curvature(tape, targets)
-        distributed.sum_([self.sums, residuals])
+        distributed.sum_([self.sums.total, residuals])
         if unknown_noise:
             self.noise = max(math.sqrt(float(residuals[0] / residuals[1])), 1e-6)
 
     def look(self, context: Any) -> Tensor:
         """Return the slopes at inputs without targets; every process looks at all of them."""
-        self.sums = torch.zeros_like(self.sums)
+        self.sums = Sums(self.weights)
         for tape in context_tapes(self.engine, context):
             self._add_slopes(tape, None)
-        return self.sums[0]
+        return self.sums.total[0]
 
-    def _add_both(self, tape: Tape, targets: Tensor) -> None:
-        outputs = tape.outputs.detach()
-        mix = Mix.of(self.likelihood, outputs, targets)
-        for each in group(tape.pull(direction_seeds(self.likelihood, outputs, targets)), self.weights):
-            self._add(self.sums, each, both_squares(each.factor, mix))
+    def _forms(self, outputs: Tensor, targets: Tensor) -> Forms | None:
+        """Both numbers as forms of the same columns, if there are such and few enough."""
+        if self.samples or num_directions(self.likelihood, outputs) > MOST_COLUMNS:
+            return None
+        return Forms.of(self.likelihood, outputs, targets)
+
+    def _add_both(self, tape: Tape, forms: Forms) -> None:
+        for each in group(tape.pull(forms.seeds), self.weights):
+            self.sums.add(each, forms)
 
     def _add_slopes(self, tape: Tape, targets: Tensor | None) -> None:
-        columns = direction_seeds(self.likelihood, tape.outputs.detach(), targets)
+        about = (self.likelihood, tape.outputs.detach(), targets)
         if self.samples:
-            shape = (self.samples, *columns.shape[:2])
-            signs = torch.randint(2, shape, generator=self.generator, device=self.generator.device)
-            signs = (2 * signs.to(columns) - 1) / math.sqrt(self.samples)
-            columns = torch.einsum("svb,vb...->sb...", signs, columns)
-        for some in columns.split(MOST_COLUMNS):
-            self._add_squares(self.sums[:1], tape, some)
+            columns = iter(random_seeds(*about, self.samples, self.generator).split(MOST_COLUMNS))
+        else:
+            columns = direction_seeds(*about, MOST_COLUMNS)
+        for some in columns:
+            self._add_squares(0, tape, some)
 
     def _add_curvature(self, tape: Tape, targets: Tensor) -> None:
         kind = "fisher-mc" if self.samples else "ggn"
@@ -203,15 +207,8 @@ class _Pass:
             kind, self.likelihood, tape.outputs.detach(), targets,
             num_samples=self.samples or 1, most=MOST_COLUMNS, generator=self.generator,
         ):  # fmt: skip
-            self._add_squares(self.sums[1:], tape, some)
+            self._add_squares(1, tape, some)
 
-    def _add_squares(self, sums: Tensor, tape: Tape, columns: Tensor) -> None:
+    def _add_squares(self, which: int, tape: Tape, columns: Tensor) -> None:
         for each in group(tape.pull(columns), self.weights):
-            self._add(sums, each, each.factor.square_sum()[None])
-
-    def _add(self, sums: Tensor, each: Group, squares: Tensor) -> None:
-        """Add ``[k, size]`` numbers of a parameter, or of a weight and its bias, to ``[k, D]``."""
-        whole = squares.reshape(-1, *each.factor.shape).cpu()
-        parts = [whole] if len(each.names) == 1 else [whole[..., :-1], whole[..., -1]]
-        for name, part in zip(each.names, parts, strict=True):
-            sums[:, self.weights.slices[name]].view(part.shape).add_(part)
+            self.sums.add_squares(which, each)

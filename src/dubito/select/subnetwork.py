@@ -11,7 +11,9 @@ the default here. See `dubito.select.scores` for $h_d$, $J$ and $\Pi$.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
+from numbers import Integral, Real
 from typing import TYPE_CHECKING, Any, Literal
 
 import torch
@@ -82,12 +84,16 @@ class subnetwork(SelectionRule):
             if self.rule not in LOOK_AT_OUTPUTS:
                 raise InputError(f"rule={self.rule!r} looks at no inputs: drop `context`.")
             object.__setattr__(self, "context", batches.as_tensors(self.context))
-        if isinstance(self.variance, str) and self.variance not in ("diag", "kron"):
+        if not _gives_variances(self.variance):
             raise InputError(f"variance={self.variance!r} must be 'diag', 'kron', a recipe or a posterior.")
-        if isinstance(self.per_layer, str) and self.per_layer != "proportional":
+        if self.per_layer not in (None, "proportional") and not isinstance(self.per_layer, Mapping):
             raise InputError(f"per_layer={self.per_layer!r} must be 'proportional' or a dict from names to sizes.")
-        if self.samples is not None and (self.samples < 1 or self.rule == "greedy"):
-            raise InputError(f"samples={self.samples} must be at least 1, and not for the greedy rule, which is exact.")
+        if self.samples is not None and (not _is_count(self.samples) or self.rule == "greedy"):
+            raise InputError(
+                f"samples={self.samples!r} must be a whole number from 1 on; the greedy rule is exact and takes none."
+            )
+        if not _is_count(self.prefilter):
+            raise InputError(f"prefilter={self.prefilter!r} must be a whole number from 1 on.")
 
     def resolve(
         self,
@@ -117,6 +123,7 @@ class subnetwork(SelectionRule):
         generator: torch.Generator | None = None,
     ) -> Ranking:
         """Choose, and say in which order: with a smaller `size` the rule would stop earlier."""
+        check_precision(prior_precision)
         generator, known = default_generator(generator), likelihoods.resolve(likelihood or "categorical")
         source = as_source(model, data)
         candidates = candidates_of(self.candidates, model, source, known, prior_precision, generator)
@@ -156,6 +163,23 @@ class largest_variance(SelectionRule):
     def as_subnetwork(self) -> subnetwork:
         """The same rule as one of `select.subnetwork`."""
         return subnetwork(self.size, rule="weight-variance", variance="diag" if self.of is None else self.of)
+
+
+def check_precision(prior_precision: float) -> None:
+    """Raise unless the prior precision is a positive number: scores divide by it where there is no curvature."""
+    if not isinstance(prior_precision, Real) or not 0 < prior_precision < math.inf:
+        raise InputError(f"Here prior_precision must be a positive number, got {prior_precision!r}.")
+
+
+def _gives_variances(of: Any) -> bool:
+    """Whether it names variances, is a recipe or a posterior, or stands for one that was not saved."""
+    return (
+        of in ("diag", "kron") if isinstance(of, str) else any(hasattr(of, a) for a in ("fit", "marginals", "digest"))
+    )
+
+
+def _is_count(value: Any) -> bool:
+    return isinstance(value, Integral) and int(value) >= 1
 
 
 def as_source(model: nn.Module, data: Any) -> Source | None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import abstractmethod
-from numbers import Integral
+from numbers import Integral, Real
 from typing import Any
 
 import torch
@@ -21,6 +21,8 @@ def count_of(size: float, total: int) -> int:
     >>> count_of(0.5, 10), count_of(3, 10)
     (5, 3)
     """
+    if not isinstance(size, Real):
+        raise InputError(f"The size of a selection must be a number of weights or a fraction below 1, got {size!r}.")
     whole = isinstance(size, Integral) or float(size).is_integer()
     count = round(size * total) if 0 < size < 1 else int(size) if whole else 0
     if count < 1 or count > total:

@@ -1,0 +1,70 @@
+"""Numbers per weight, added up over the parts of the data."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from dubito.curvature.groups import Group
+from dubito.select.forms import Forms, added_up
+from dubito.selection import Selection
+
+# Numbers that wait to be multiplied.
+WAITING = 2**22
+
+
+class Sums:
+    """The squared slopes and the curvature of all weights, in float64.
+
+    Where gradients are one outer product per example, their squares are so too, and their sum is one product of all
+    rows. It waits for many rows: with the few of one part it would spend its time on reading and writing the total.
+
+    Args:
+        weights: The weights.
+    """
+
+    def __init__(self, weights: Selection) -> None:
+        self.weights = weights
+        self._total = torch.zeros(2, weights.num_weights, dtype=torch.float64)
+        self._rows: dict[tuple[int, tuple[str, ...]], list[tuple[Tensor, Tensor]]] = {}
+        self._waiting = 0
+
+    @property
+    def total(self) -> Tensor:
+        """The sums of all that was added, ``[2, D]``."""
+        self._multiply()
+        return self._total
+
+    def add(self, each: Group, forms: Forms) -> None:
+        """Add both numbers."""
+        if (outer := each.factor.outer) is None:
+            self._add(0, each.names, added_up(each.factor, forms).reshape(2, *each.factor.shape))
+        else:
+            self._wait(0, each.names, forms(outer[0].transpose(0, 1)), outer[1])
+
+    def add_squares(self, which: int, each: Group) -> None:
+        """Add the squares of gradients to one of the two numbers."""
+        if (outer := each.factor.outer) is None:
+            self._add(which, each.names, each.factor.square_sum().reshape(1, *each.factor.shape))
+        else:
+            self._wait(which, each.names, outer[0].square().sum(0).unsqueeze(1), outer[1])
+
+    def _wait(self, first: int, names: tuple[str, ...], rows: Tensor, inputs: Tensor) -> None:
+        """Add ``Σ_n rows_n inputs_n²ᵀ`` of rows ``[B, k, O]`` later."""
+        self._rows.setdefault((first, names), []).append((rows, inputs.square()))
+        self._waiting += rows.numel() + inputs.numel()
+        if self._waiting > WAITING:
+            self._multiply()
+
+    def _multiply(self) -> None:
+        for (first, names), pairs in self._rows.items():
+            rows, squares = (torch.cat(each) for each in zip(*pairs, strict=True))
+            self._add(first, names, (rows.flatten(1).mT @ squares).unflatten(0, rows.shape[1:]))
+        self._rows.clear()
+        self._waiting = 0
+
+    def _add(self, first: int, names: tuple[str, ...], values: Tensor) -> None:
+        """Add ``[k, *shape]`` numbers of a parameter, or of a weight and its bias, to the total from `first` on."""
+        parts = [values] if len(names) == 1 else [values[..., :-1], values[..., -1]]
+        for name, part in zip(names, parts, strict=True):
+            self._total[first : first + len(part), self.weights.slices[name]] += part.flatten(1).cpu()

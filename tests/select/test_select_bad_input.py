@@ -1,0 +1,77 @@
+"""Settings that cannot be: one sentence each, where they are given or where they are used."""
+
+from __future__ import annotations
+
+import warnings
+
+import pytest
+import torch
+from subnetwork_cases import brute_greedy, case, centred, curvature, jacobian
+from torch import nn
+
+from dubito import select
+from dubito.errors import InputError
+
+PRIOR = 0.7
+
+
+@pytest.mark.parametrize("size", ["many", None, [3]])
+@pytest.mark.parametrize("rule", [select.subnetwork, select.random, select.largest_variance], ids=repr)
+def test_a_size_that_is_no_number(rule, size) -> None:
+    one = case("categorical")
+    with pytest.raises(InputError, match="must be a number of weights or a fraction below 1, got"):
+        rule(size).resolve(one.model, one.data)
+
+
+@pytest.mark.parametrize("candidates", [3, ("0", 3), ["0", "2"]])
+def test_candidates_that_are_no_layers(candidates) -> None:
+    one = case("categorical")
+    with pytest.raises(InputError, match="chosen by a name, a pattern, a type or a tuple of these, got"):
+        select.subnetwork(3, candidates=candidates).resolve(one.model, one.data)
+
+
+def test_a_mask_that_has_no_names() -> None:
+    with pytest.raises(InputError, match="A mask is a dict from the names of parameters to tensors, got"):
+        select.mask([torch.ones(3)])
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"per_layer": [3]}, "must be 'proportional' or a dict"),
+        ({"per_layer": 3}, "must be 'proportional' or a dict"),
+        ({"variance": 3}, "must be 'diag', 'kron', a recipe or a posterior"),
+        ({"samples": 1.5}, "samples=1.5 must be a whole number from 1 on"),
+        ({"prefilter": 0}, "prefilter=0 must be a whole number from 1 on"),
+        ({"prefilter": 2.5}, "prefilter=2.5 must be a whole number from 1 on"),
+    ],
+)
+def test_options(options: dict, message: str) -> None:
+    with pytest.raises(InputError, match=message):
+        select.subnetwork(3, **options)
+
+
+@pytest.mark.parametrize("prior", [0.0, -1.0, float("nan"), float("inf"), "evidence"])
+def test_a_prior_precision_that_is_not_positive(prior) -> None:
+    one = case("categorical")
+    for rule in (select.subnetwork(3), select.largest_variance(3)):
+        with pytest.raises(InputError, match="prior_precision must be a positive number, got"):
+            rule.resolve(one.model, one.data, one.likelihood, prior)
+    for rule in (select.subnetwork(3), select.last_layer()):
+        with pytest.raises(InputError, match="prior_precision must be a positive number, got"):
+            rule.report(one.model, one.data, prior_precision=prior)
+
+
+def test_greedy_does_not_warn_of_weights_that_matter_through_others() -> None:
+    """At the context a weight may move nothing and still free others, with which the data tie it together."""
+    one = case("categorical")
+    model = nn.Sequential(nn.Linear(3, 4), nn.ReLU(), nn.Linear(4, 3)).double()
+    with torch.no_grad():
+        model[0].bias.fill_(5.0)
+    one, context = one._replace(model=model), torch.zeros(1, 3).double()  # the first weights move nothing there
+    rows, matrix = centred(one, jacobian(one, context)), curvature(one)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        found = select.subnetwork(25, rule="greedy", context=context).rank(one.model, one.data, one.likelihood, PRIOR)
+    assert found.order.tolist() == brute_greedy(rows, matrix, PRIOR, 25)
+    assert float(rows[:, found.order].abs().amax(0).min()) == 0
