@@ -26,7 +26,7 @@ from torch import Tensor
 
 import dubito
 from dubito import Ensemble, Training, models
-from dubito.transfer import lessons
+from dubito.transfer.lessons import CONCENTRATION_WEIGHT
 
 FOLDER, TASK = "distill", "fashion-mnist"
 TRAINING = Training(epochs=15, lr=1e-3, batch_size=128)
@@ -59,15 +59,16 @@ def teacher_of(seed: int, data: Any) -> Any:
     return teacher
 
 
-def student_of(seed: int, data: Any, keep: Any, weight: float = lessons.LEVEL_WEIGHT) -> Any:
+def student_of(seed: int, data: Any, keep: Any, weight: float = CONCENTRATION_WEIGHT) -> Any:
     """Return the student of a seed's teacher, taught now or before."""
     path = RESULTS / FOLDER / f"student-{keep}-{weight:g}-{seed}.safetensors"
     if path.is_file():
         return dubito.load(path, network())
-    lessons.LEVEL_WEIGHT = weight  # λ is a constant of the library, which this choice is for
     generator = torch.Generator().manual_seed(100 + seed)
     torch.manual_seed(seed)
     inputs, options = mixtures(data.train[0], generator), {"training": LESSONS, "progress": False}
+    if keep == "distribution":
+        options["concentration_weight"] = weight
     student = dubito.distill(teacher_of(seed, data), network(), inputs, keep, generator=generator, **options)
     student.save(path)
     return student

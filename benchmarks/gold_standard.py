@@ -53,9 +53,11 @@ def methods(scale: float) -> dict[str, tuple[Recipe, Training | None]]:
         "laplace, diag": (laplace.replace(structure="diag"), None),
         "laplace, last layer": (laplace.replace(weights=LAST), None),
         "laplace, subnetwork of 50": (laplace.replace(weights=PART), None),
+        "laplace, 10 directions of a trajectory": (laplace.replace(weights=LINES), None),
         "variational": (variational, LONG_TRAINING),
         "variational, last layer": (variational.replace(weights=LAST), LONG_TRAINING),
         "variational, subnetwork of 50": (variational.replace(weights=PART), LONG_TRAINING),
+        "variational, 10 directions of a trajectory": (variational.replace(weights=LINES), LONG_TRAINING),
         "sgld": (SGMCMC("sgld", **long), BATCHES),
         "psgld": (SGMCMC("psgld", **long), BATCHES),
         "sghmc": (SGMCMC("sghmc", **long), BATCHES),
@@ -63,6 +65,7 @@ def methods(scale: float) -> dict[str, tuple[Recipe, Training | None]]:
         "sghmc, cyclical": (SGMCMC("sghmc", "cyclical", **{**long, "thinning": 10}), BATCHES),
         "sghmc, last layer": (SGMCMC("sghmc", weights=LAST, **long), BATCHES),
         "sghmc, subnetwork of 50": (SGMCMC("sghmc", weights=PART, **long), BATCHES),
+        "sghmc, 10 directions of a trajectory": (SGMCMC("sghmc", weights=LINES, **long), BATCHES),
         "svgd, 50 particles": (SVGD(50, prior=prior), Training(epochs=300, lr=3e-2, batch_size=100)),
         "hmc, last layer": (short.replace(weights=LAST), None),
         "hmc, subnetwork of 50": (short.replace(weights=PART), None),
@@ -141,8 +144,14 @@ def main() -> None:
     columns = list(next(iter(rows.values()))[0])
     print("| method | " + " | ".join(columns) + " |\n|" + "---|" * (len(columns) + 1))
     for name, values in rows.items():
-        means = (statistics.mean(value[column] for value in values) for column in columns)
-        print(f"| {name} | " + " | ".join(f"{mean:.3f}" if mean < 10 else f"{mean:.0f}" for mean in means) + " |")
+        print(f"| {name} | " + " | ".join(summary([value[column] for value in values]) for column in columns) + " |")
+
+
+def summary(values: list[float]) -> str:
+    """The mean, and over several seeds their standard deviation."""
+    digits = 3 if statistics.mean(values) < 10 else 0
+    spread = f" ± {statistics.stdev(values):.{digits}f}" if len(values) > 1 else ""
+    return f"{statistics.mean(values):.{digits}f}{spread}"
 
 
 if __name__ == "__main__":

@@ -15,10 +15,11 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 import dubito
 from dubito import MAP, Training
+from dubito.data import DataSet
 
 RESULTS = Path(__file__).parent / "results"
 
@@ -42,6 +43,15 @@ class Task:
     ood: tuple[str, ...]
     limit: int | None = None
     limit_test: int | None = None
+
+
+def outside(name: str, data: DataSet, number: int | None) -> Tensor:
+    """Inputs of another data set, prepared as those of `data`; grey ones become colour images with a black border."""
+    if data.input_shape[0] == 1:
+        return dubito.data.load(name, like=data, limit_test=number).test[0]
+    other = dubito.data.load(name, limit_test=number)
+    pixels = nn.functional.pad(other.encoder.decode(other.test[0]), (2, 2, 2, 2)).expand(-1, 3, -1, -1)
+    return data.encoder.encode(pixels)
 
 
 def run(folder: str, tasks: dict[str, Task], methods: dict[str, Any], seeds: int, kinds: tuple[str, ...]) -> None:

@@ -17,7 +17,7 @@ from typing import Any
 
 import together
 import torch
-from quality import Task, cell, mean_text, trained_network
+from quality import Task, cell, mean_text, outside, trained_network
 from torch import Tensor, nn
 
 import dubito
@@ -167,15 +167,6 @@ def load(task: Task) -> tuple[DataSet, dict[str, Tensor]]:
     """The data of a task, and the inputs that are out of its distribution."""
     data = dubito.data.load(task.data, limit=task.limit, limit_test=task.limit_test)
     return data, {name: outside(name, data, task.limit_test) for name in task.ood}
-
-
-def outside(name: str, data: DataSet, number: int | None) -> Tensor:
-    """Inputs of another data set, prepared as those of `data`; grey ones become colour images with a black border."""
-    if data.input_shape[0] == 1:
-        return dubito.data.load(name, like=data, limit_test=number).test[0]
-    other = dubito.data.load(name, limit_test=number)
-    pixels = nn.functional.pad(other.encoder.decode(other.test[0]), (2, 2, 2, 2)).expand(-1, 3, -1, -1)
-    return data.encoder.encode(pixels)
 
 
 def run(names: list[str], num_seeds: int, scale: Scale) -> None:

@@ -14,6 +14,7 @@ import json
 import math
 import statistics
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -64,7 +65,7 @@ def uci(splits: int) -> None:
     """Fill in the missing cells of the UCI table and print it."""
     for split in range(splits):  # outermost, so that a run that is stopped has all data sets
         for name in MC_DROPOUT:
-            path = RESULTS / "uci" / f"{name}-{split}.json"
+            path = _uci_path(name, split)
             if not path.is_file():
                 path.parent.mkdir(parents=True, exist_ok=True)
                 path.write_text(json.dumps(uci_cell(name, split)))
@@ -88,16 +89,19 @@ def uci_cell(name: str, split: int) -> dict[str, float]:
         "MAP, temperature": MAP(train=False, temperature="validation").fit(point.model, data.train, **fit),
         "Laplace": Laplace(prior_precision="validation").fit(point.model, data.train, **fit),
     }
-    fits = {
-        temperature: Variational(prior=LEARNED, start="fresh", kl_warmup=0.3, temperature=temperature).fit(
-            model, data.train, training=training, **fit
-        )
-        for temperature in TEMPERATURES
-    }
+    recipe = Variational(prior=LEARNED, start="fresh", kl_warmup=0.3)
+    fits = {t: recipe.replace(temperature=t).fit(model, data.train, training=training, **fit) for t in TEMPERATURES}
     found["variational, T = 1"] = fits[1.0]
-    best = max(fits.values(), key=lambda each: log_likelihood(each, data, "validation"))
-    found["variational, T by validation"] = best
+    best = max(TEMPERATURES, key=lambda t: log_likelihood(fits[t], data, "validation"))
+    everything = tuple(torch.cat(parts) for parts in zip(data.train, data.validation, strict=True))
+    found["variational, T by validation"] = recipe.replace(temperature=best).fit(
+        model, everything, training=training, likelihood="gaussian", progress=False
+    )
     return {method: log_likelihood(posterior, data, "test") for method, posterior in found.items()}
+
+
+def _uci_path(name: str, split: int) -> Path:
+    return RESULTS / "uci-splits" / f"{name}-{split}.json"
 
 
 def log_likelihood(posterior: Posterior, data: Any, part: str) -> float:
@@ -111,7 +115,7 @@ def uci_table(splits: int) -> str:
     """Return a Markdown table: mean ± standard error over the splits that are there."""
     lines: list[str] = []
     for name, published in MC_DROPOUT.items():
-        paths = [RESULTS / "uci" / f"{name}-{split}.json" for split in range(splits)]
+        paths = [_uci_path(name, split) for split in range(splits)]
         cells = [json.loads(path.read_text()) for path in paths if path.is_file()]
         if not cells:
             continue

@@ -23,8 +23,8 @@ class Training(Setting):
         optimizer: ``"adam"`` (fused), ``"adamw"`` or ``"sgd"`` (Nesterov momentum).
         momentum: For ``"sgd"``.
         weight_decay: An L2 penalty ``weight_decay/2 · ‖w‖²`` added to the mean loss (decoupled for ``"adamw"``).
-        schedule: How the learning rate falls: ``"constant"``, ``"cosine"`` or ``"linear"`` to zero, ``"hold"`` (constant
-            for a half, then linear to zero), ``"step"`` (a tenth after a half, a hundredth after three quarters).
+        schedule: How the learning rate falls: ``"constant"``, ``"cosine"`` or ``"linear"`` to zero, ``"hold"`` (linear
+            to zero after a half), ``"step"`` (a tenth after a half, a hundredth after three quarters).
         warmup: The fraction of all steps over which the rate rises linearly from zero.
         clip: The largest norm of the gradient, or None.
         early_stopping: Stop after this many epochs without a better validation score, and go back to the best; or None.

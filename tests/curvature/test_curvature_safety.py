@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable
 from typing import Any
 
@@ -11,8 +12,9 @@ from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from curvature.curvature_cases import BATCH, CASES, Case, build, classes, close, fresh, jacobian_matrix, normal
-from dubito import linalg
+from dubito import Laplace, linalg
 from dubito.curvature import Engine, jacobian, seeds
+from dubito.curvature.engine import FallbackWarning
 from dubito.curvature.structures import make_accumulator
 from dubito.likelihoods import Bernoulli, Categorical, Gaussian
 from dubito.predictive.functional import FunctionalTerms
@@ -197,3 +199,21 @@ def test_a_thousand_outputs_in_bounded_memory(structure: str, likelihood: Any) -
     assert largest.elements <= max(2 * columns * batch * MANY, seeds.CHUNK, factor)
     assert largest.elements < batch * MANY * MANY / 10
     assert isinstance(matrix, linalg.Diagonal | linalg.Kronecker)
+
+
+def test_a_fallback_is_said_once_whoever_changes_the_filters() -> None:
+    class Double(nn.Module):  # without a rule
+        def __init__(self) -> None:
+            super().__init__()
+            self.weight = nn.Parameter(torch.randn(3, 2))
+
+        def forward(self, inputs: Tensor) -> Tensor:
+            return 2 * inputs @ self.weight.mT
+
+    network, inputs, targets = Double(), torch.randn(6, 2), torch.tensor([0, 1, 2] * 2)
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        for _ in range(2):
+            posterior = Laplace(structure="diag", prior_precision=1.0).fit(network, (inputs, targets), progress=False)
+            posterior.predict(inputs)
+    assert [w.category for w in caught] == [FallbackWarning]

@@ -124,6 +124,7 @@ def test_single_scores_take_the_largest(strategy: Any, method: str) -> None:
     expected = values.sort(descending=True).indices[:5].tolist()
     for pool in (x, (x, y), DataLoader(TensorDataset(x, y), 80)):
         assert dubito.acquire(posterior, pool, 5, strategy).tolist() == expected
+    assert dubito.acquire(posterior, pool=x, num=5, method=strategy).tolist() == expected
 
 
 def test_regression_and_the_baseline() -> None:
@@ -139,8 +140,17 @@ def test_regression_and_the_baseline() -> None:
 
 
 def test_equal_scores_do_not_follow_the_order_of_the_pool() -> None:
-    x = blobs(60, 3)[0]
-    assert dubito.acquire(classifier("map"), x, 5, "bald").tolist() != list(range(5))
+    x = blobs(60, 3)[0][:1].expand(60, 2)
+    for method in ("bald", "entropy"):
+        assert dubito.acquire(classifier("variational"), x, 5, method).tolist() != list(range(5))  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("method", ["bald", "variance"])
+def test_a_single_network_cannot_doubt(method: Any) -> None:
+    for posterior, pool in ((classifier("map"), blobs(60, 3)[0]), (regressor("map"), line(30, 3)[0])):
+        with pytest.raises(InputError, match=f"For '{method}' all inputs of the pool are worth nothing"):
+            dubito.acquire(posterior, pool, 5, method)
+        assert len(dubito.acquire(posterior, pool, 5, "entropy")) == 5
 
 
 def test_a_linearized_posterior_draws_functions() -> None:
@@ -194,18 +204,26 @@ def test_acquisition_faults() -> None:
     posterior, (x, _) = classifier("laplace"), blobs(10, 3)
     with pytest.raises(InputError, match="The pool is empty"):
         dubito.acquire(posterior, x[:0], 1)
-    with pytest.raises(InputError, match="The pool is empty"):
-        dubito.acquire(posterior, [], 1)
-    with pytest.raises(InputError, match="num must lie between 1 and 10"):
+    for nothing in ([], (x[:0], x[:0]), TensorDataset(x[:0]), DataLoader(TensorDataset(x[:0])), x[:0].numpy()):
+        with pytest.raises(InputError, match="The pool is empty"):
+            dubito.acquire(posterior, nothing, 1)
+    for wrong in (2.5, True, "3", None):
+        with pytest.raises(InputError, match="num must be a whole number"):
+            dubito.acquire(posterior, x, wrong)  # type: ignore[arg-type]
+    with pytest.raises(InputError, match="single number"):
+        dubito.acquire(posterior, torch.tensor(1.0), 1)
+    with pytest.raises(InputError, match="A Sequential is not a posterior: fit one first"):
+        dubito.acquire(posterior.model, x, 1)  # type: ignore[arg-type]
+    with pytest.raises(InputError, match="num must be a whole number from 1 to 10"):
         dubito.acquire(posterior, x, 11)
-    with pytest.raises(InputError, match="num must lie between 1 and 10"):
+    with pytest.raises(InputError, match="num must be a whole number from 1 to 10"):
         dubito.acquire(posterior, x, 0)
-    with pytest.raises(InputError, match="no strategy 'best'"):
+    with pytest.raises(InputError, match="no method 'best'"):
         dubito.acquire(posterior, x, 1, "best")  # type: ignore[arg-type]
     for strategy in ("bald", "batchbald"):
         with pytest.raises(InputError, match="NaN or infinite"):
             dubito.acquire(posterior, torch.full((10, 2), math.nan), 1, strategy)  # type: ignore[arg-type]
-    with pytest.raises(UnsupportedError, match="needs samples of one label per input"):
+    with pytest.raises(UnsupportedError, match="needs several samples of one label per input: use 'entropy'"):
         dubito.acquire(classifier("map"), x, 2, "batchbald")
     with pytest.raises(UnsupportedError, match="several samples of one output"):
         dubito.acquire(regressor("map"), line(5, 1)[0], 2, "batchbald")

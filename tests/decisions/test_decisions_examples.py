@@ -44,6 +44,21 @@ def test_attacks_stay_within_their_radius_and_raise_the_loss() -> None:
     assert losses[0] < losses[1] <= losses[2] + 1e-3
 
 
+def test_attacked_digits_are_found_by_doubt(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    attacks = example("adversarial")
+    for name, value in {"ACTIVATIONS": ("tanh",), "PRECISIONS": (1.0,), "RADII": (0.4,)}.items():
+        monkeypatch.setattr(attacks, name, value)
+    monkeypatch.setattr("sys.argv", ["adversarial.py"])
+    attacks.main()
+    rows = [line.split() for line in capsys.readouterr().out.splitlines() if line.startswith(("FGSM", "PGD"))]
+    assert [row[:2] for row in rows] == [["FGSM", "0.4"], ["PGD", "0.4"]]
+    for row in rows:  # accuracy left, then AUROC and share found by each of the three
+        assert float(row[2].rstrip("%")) < 30
+        assert all(float(area) > 0.6 for area in (row[5], row[7]))
+
+
 def test_an_active_learner_asks_and_learns() -> None:
     learner = example("active_learning")
     learner.TRAINING = learner.TRAINING.replace(epochs=15)

@@ -118,8 +118,9 @@ def test_rejector_faults() -> None:
         Rejector(posterior, wrong, risk=1e-9)
     with pytest.raises(InputError, match=r"No threshold reaches a risk of 0.2 with confidence 0.9"):
         Rejector(posterior, wrong, risk=0.2, confidence=0.9)
-    with pytest.raises(InputError, match="risk must be a positive number"):
-        Rejector(posterior, data, risk=0.0)
+    for risk in (0.0, math.inf, "low"):
+        with pytest.raises(InputError, match="risk must be a positive number"):
+            Rejector(posterior, data, risk=risk)  # type: ignore[arg-type]
     with pytest.raises(InputError, match="has no targets"):
         Rejector(posterior, [(data[0],)])
     with pytest.raises(InputError, match="lies outside of the 3 classes"):

@@ -138,6 +138,7 @@ class TestFaults:
         (lambda: SGMCMC(temperature=0.0), "positive"), (lambda: SGMCMC(step_size=-1.0), "positive number or 'auto'"),
         (lambda: SGMCMC(friction=2.0), "friction"), (lambda: SGMCMC("psgld", burn_in=0), "preconditioner"),
         (lambda: SGMCMC(weights="all"), "dubito.select"), (lambda: HMC("gibbs"), "is not one of nuts"),
+        (lambda: HMC(adapt="yes"), "True or False"),
         (lambda: HMC(acceptance=1.0), "between 0 and 1"), (lambda: HMC(burn_in=-1), "0 or more"),
         (lambda: SVGD(0), "whole number"), (lambda: SVGD(prior=priors.Normal("model"), start="fresh"), "start='model'"),
     ])  # fmt: skip

@@ -7,10 +7,11 @@ from collections.abc import Callable
 
 import pytest
 import torch
-from mcmc_cases import banana_potential, funnel_potential, gaussian_potential
+from mcmc_cases import banana_potential, classes, funnel_potential, gaussian_potential, network
 from torch import Tensor
 
-from dubito.mcmc.adaptation import Masses, StepSize, reasonable_step
+from dubito import HMC, select
+from dubito.mcmc.adaptation import Masses, StepSize, reasonable_step, settling, windows
 from dubito.mcmc.diagnostics import ess_mean, ess_tail
 from dubito.mcmc.hamiltonian import NoUTurn, Point, at, draw_momentum, hamiltonian, hmc_transition, leapfrog
 from dubito.mcmc.target import Potential
@@ -175,3 +176,13 @@ def test_a_divergence_is_noticed() -> None:
         assert moved.divergent
         assert torch.equal(moved.point.position, point.position)
         assert moved.acceptance < 1e-6
+
+
+def test_the_first_steps_of_burn_in_do_not_count_for_the_masses(monkeypatch: pytest.MonkeyPatch) -> None:
+    seen: list[Tensor] = []
+    monkeypatch.setattr(Masses, "learn", lambda self, state, position: seen.append(position.clone()))
+    monkeypatch.setattr(Masses, "inverse_mass", lambda self, state: torch.ones_like(state["mean"]))
+    recipe = HMC("hmc", weights=select.last_layer(), burn_in=160, num_samples=1, chains=1, num_steps=1)
+    recipe.fit(network(), classes(), progress=False)
+    assert windows(160) == [110]
+    assert len(seen) == 110 - settling(160) == 86

@@ -242,6 +242,18 @@ class TestDiagnostics:
         with pytest.raises(InputError, match="at least 4"):
             diagnostics.rhat(torch.ones(2, 3))
 
+    @pytest.mark.parametrize(("rho", "shape", "sizes", "rhat"), [
+        (0.9, (4, 250), (49.01374341590069, 133.75905305884692, 48.48329970271845), 1.0671669425721237),
+        (-0.6, (2, 101), (460.2059991327962, 183.6023237079023, 460.2059991327962), 0.9985578066341764),
+        (0.0, (3, 20), (60.64453978275829, 79.26605504587158, 63.910382237597304), 0.9943184843139777),
+    ])  # fmt: skip
+    def test_the_numbers_of_arviz(self, rho: float, shape: Any, sizes: tuple[float, ...], rhat: float) -> None:
+        """Written down from arviz 0.23.4, so that they are compared where it is not installed."""
+        draws = chain(rho, shape)
+        ours = (diagnostics.ess_bulk(draws), diagnostics.ess_tail(draws), diagnostics.ess_mean(draws))
+        assert [float(value) for value in ours] == pytest.approx(sizes, rel=1e-10)
+        assert float(diagnostics.rhat(draws)) == pytest.approx(rhat, rel=1e-10)
+
     @pytest.mark.skipif(importlib.util.find_spec("arviz") is None, reason="arviz is not installed")
     @pytest.mark.parametrize("shape", [(4, 250), (2, 101), (3, 20), (2, 8)])
     @pytest.mark.parametrize("rho", [-0.6, 0.0, 0.9])

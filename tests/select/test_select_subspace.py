@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from pathlib import Path
 from typing import Any
 
@@ -78,7 +79,9 @@ class TestSelection:
             select.subspace(2, "random").resolve(model).masks()
 
     @pytest.mark.parametrize(("rule", "words"), [
-        (lambda: select.subspace(0), "whole number"), (lambda: select.subspace(2, "pca"), "not one of trajectory"),
+        (lambda: select.subspace(0), "whole number"), (lambda: select.subspace(2, epochs=0.5), "whole number"),
+        (lambda: select.subspace(2, lr=0.0), "positive number"),
+        (lambda: select.subspace(2, "pca"), "not one of trajectory"),
         (lambda: select.subspace(2).resolve(problem()[0]), "need data"),
         (lambda: select.subspace(9, "random").resolve(problem()[0]), "do not fit into 8"),
         (lambda: select.subspace(3, lr=1e9, epochs=50).resolve(*problem(), likelihoods.Gaussian(0.3)), "diverges"),
@@ -136,6 +139,33 @@ def test_every_method_finds_the_posterior_of_the_coordinates(name: str, tmp_path
     again = dubito.load(tmp_path / "posterior", problem()[0])
     assert again.digest() == posterior.digest()
     torch.testing.assert_close(again.predict(data[0]).mean, posterior.predict(data[0]).mean, rtol=0.0, atol=0.0)
+
+
+@pytest.mark.filterwarnings(f"ignore::{FallbackWarning.__module__}.FallbackWarning")
+@pytest.mark.parametrize("structure", ["full", "kron", "lowrank", "diag"])
+def test_laplace_of_coordinates_is_that_of_a_brute_force_jacobian(structure: Any, tmp_path: Path) -> None:
+    """For classes; the Kronecker factors of a single row of weights are no approximation."""
+    x = torch.randn(50, 4, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    y = (x[:, 0] > 0).long() + (x[:, 1] > 1)
+    with Stream(1).active():
+        model = nn.Sequential(nn.Linear(4, 6), nn.Tanh(), nn.Linear(6, 3)).double()
+    recipe = Laplace(structure=structure, weights=RULE.replace(rank=4), prior_precision=2.0)
+    posterior: Any = recipe.fit(model, (x, y))
+    base, space = params.of(model), posterior.selection
+    outputs = lambda z: params.functional_call(model, space.merge(base, z), x)  # noqa: E731
+    jacobian = torch.autograd.functional.jacobian(outputs, torch.zeros(4, dtype=torch.float64))
+    hessian = likelihoods.Categorical().hessian(model(x).detach())
+    precision = torch.einsum("bcr,bcd,bds->rs", jacobian, hessian, jacobian) + 2 * torch.eye(4)
+    expected = precision if structure != "diag" else torch.diag(precision.diag())
+    torch.testing.assert_close(posterior.covariance(), torch.linalg.inv(expected), rtol=1e-9, atol=1e-12)
+    log_joint = likelihoods.Categorical().log_prob(model(x), y).sum() + 2 * math.log(2.0)
+    evidence = log_joint.detach() - 0.5 * torch.logdet(expected)
+    torch.testing.assert_close(posterior.log_evidence(), evidence, rtol=1e-9, atol=0.0)
+    _, spread = posterior.inner.functional(x)
+    by_hand = torch.einsum("bcr,rs,bds->bcd", jacobian, torch.linalg.inv(expected), jacobian)
+    torch.testing.assert_close(spread, by_hand, rtol=1e-8, atol=1e-12)
+    posterior.save(tmp_path / "posterior")
+    assert dubito.load(tmp_path / "posterior", model).recipe == recipe
 
 
 @pytest.mark.filterwarnings(f"ignore::{FallbackWarning.__module__}.FallbackWarning")

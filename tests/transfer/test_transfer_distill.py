@@ -18,7 +18,7 @@ from dubito.errors import InputError
 from dubito.likelihoods import Gaussian
 from dubito.point import PointPosterior
 from dubito.prediction import ClassPrediction, RegressionPrediction
-from dubito.transfer import Dirichlet, NoiseAndDoubt
+from dubito.transfer import Concentration, Dirichlet, NoiseAndDoubt
 
 LONG = Training(epochs=150, lr=3e-2, batch_size=32)
 SHORT = Training(epochs=2, lr=1e-2, batch_size=16, shuffle=False)
@@ -215,12 +215,36 @@ def test_distillation_faults() -> None:
         dubito.distill(regressor(), linear(3, 2), x)
     with pytest.raises(InputError, match="cannot be called on a batch of inputs"):
         dubito.distill(teacher, linear(5, 3), x)
+    with pytest.raises(InputError, match=r"must be a torch\.nn\.Module, not a str"):
+        dubito.distill(teacher, "student", x)  # type: ignore[arg-type]
+    with pytest.raises(InputError, match="A Sequential is not a posterior"):
+        dubito.distill(linear(3, 3), linear(3, 3), x)  # type: ignore[arg-type]
     with pytest.raises(InputError, match="keep must be 'mean' or 'distribution'"):
         dubito.distill(teacher, linear(3, 3), x, "all")  # type: ignore[arg-type]
     with pytest.raises(InputError, match="empty"):
         dubito.distill(teacher, linear(3, 3), x[:0])
     with pytest.raises(InputError, match="NaN or infinite"):
         dubito.distill(teacher, linear(3, 3), torch.full((4, 3), math.nan))
+
+
+def test_the_weight_of_the_concentration() -> None:
+    """The more it counts, the closer the student's doubt comes to the teacher's; the default is a number of its own."""
+    teacher, x = classifier(Variational()), inputs()
+    wanted = Concentration().answers(teacher.predict(x))[:, -1]
+    long = Training(epochs=60, lr=3e-2, batch_size=64)
+
+    def distance(weight: float | None) -> float:
+        student = dubito.distill(teacher, linear(3, 3), x, "distribution", training=long, concentration_weight=weight)
+        return float((student.model(x).detach().logsumexp(-1) - wanted).square().mean())
+
+    assert distance(None) == distance(0.02)
+    assert distance(1.0) < distance(0.02) < distance(1e-4)
+    for wrong in (0.0, -1.0, math.inf, "much"):
+        with pytest.raises(InputError, match="weight of the concentration must be a positive number"):
+            dubito.distill(teacher, linear(3, 3), x, "distribution", concentration_weight=wrong)  # type: ignore[arg-type]
+    for case in ((teacher, linear(3, 3), x, "mean"), (regressor(), linear(3, 3), x, "distribution")):
+        with pytest.raises(InputError, match="concentration_weight is for the classes of keep='distribution'"):
+            dubito.distill(*case, concentration_weight=0.1)  # type: ignore[arg-type]
 
 
 def test_a_teacher_that_does_not_know_numbers() -> None:

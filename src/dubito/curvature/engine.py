@@ -319,5 +319,10 @@ def _first_line(error: Exception) -> str:
 
 
 def _say(sentence: str) -> None:
-    # always from this line, so that Python shows each sentence once
-    warnings.warn(sentence, FallbackWarning, stacklevel=1)
+    """Warn of each thing once: Python forgets what it has shown whenever somebody changes the filters of warnings."""
+    if sentence not in _said:
+        warnings.warn(sentence, FallbackWarning, stacklevel=1)
+        _said.add(sentence)
+
+
+_said: set[str] = set()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from numbers import Integral
 from typing import Any, Literal, get_args
 
 import torch
@@ -19,7 +20,10 @@ from dubito.posterior import Posterior
 from dubito.prediction import Prediction
 from dubito.randomness import default_generator
 
-Strategy = Literal["bald", "batchbald", "variance", "entropy", "random"]
+Method = Literal["bald", "batchbald", "variance", "entropy", "random"]
+
+# What needs weights that disagree.
+DOUBTS = ("bald", "variance")
 
 _SCORES: dict[str, Score] = {"bald": "mutual-information", "variance": "variance", "entropy": "entropy"}
 
@@ -28,7 +32,7 @@ def acquire(
     posterior: Posterior,
     pool: Data | Tensor,
     num: int,
-    strategy: Strategy = "bald",
+    method: Method = "bald",
     *,
     num_samples: int | None = None,
     generator: torch.Generator | None = None,
@@ -46,24 +50,30 @@ def acquire(
         posterior: Any posterior.
         pool: Inputs without labels, as a tensor or as data in a fixed order whose targets are ignored.
         num: How many.
-        strategy: One of the above.
+        method: One of the above.
         num_samples: How many samples a prediction draws; the posterior's own default if not given.
         generator: The source of randomness; by default the same call gives the same numbers.
     """
-    if strategy not in get_args(Strategy):
-        raise InputError(f"There is no strategy {strategy!r}: use one of {', '.join(get_args(Strategy))}.")
+    if method not in get_args(Method):
+        raise InputError(f"There is no method {method!r}: use one of {', '.join(get_args(Method))}.")
     inputs = batches.as_tensors(inputs_of(posterior, pool, "pool"))
     size = batches.num_rows(inputs)
-    if not 1 <= num <= size:
-        raise InputError(f"num must lie between 1 and {size}, the number of inputs in the pool, got {num}.")
+    if not isinstance(num, Integral) or isinstance(num, bool) or not 1 <= num <= size:
+        raise InputError(f"num must be a whole number from 1 to {size}, the number of inputs in the pool, got {num!r}.")
     generator = default_generator(generator)
-    if strategy == "random":
+    if method == "random":
         return torch.randperm(size, generator=generator, device=generator.device)[:num].cpu()
-    if strategy == "batchbald":
+    if method == "batchbald":
         prediction = _predict_jointly(posterior, inputs, num_samples, generator)
         return greedy_batch(prediction, num, generator=generator).cpu()
     prediction = posterior.predict(inputs, num_samples=num_samples, generator=generator)
-    return _best(score_prediction(prediction, _SCORES[strategy]), num, generator)
+    scores = score_prediction(prediction, _SCORES[method])
+    if method in DOUBTS and not bool(scores.any()):
+        raise InputError(
+            f"For '{method}' all inputs of the pool are worth nothing, because this posterior (a single network?) has "
+            "no doubt about its weights: use 'entropy' or 'random', or another posterior."
+        )
+    return _best(scores, num, generator)
 
 
 def _best(scores: Tensor, num: int, generator: torch.Generator) -> Tensor:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sized
+from numbers import Real
 from typing import Any
 
 import numpy as np
@@ -19,7 +21,10 @@ from dubito.randomness import default_generator
 
 def inputs_of(posterior: Posterior, data: Data | Tensor, what: str) -> Any:
     """Return the inputs of `data`, in its order: a tensor is inputs already, targets elsewhere are left out."""
+    check_posterior(posterior)
     if isinstance(data, Tensor | np.ndarray):
+        if data.ndim == 0:
+            raise InputError(f"The {what} is a single number: give inputs, one row each.")
         if len(data) == 0:
             raise InputError(f"The {what} is empty: give at least one input.")
         return data
@@ -36,6 +41,7 @@ class Asker:
     """
 
     def __init__(self, posterior: Posterior, num_samples: int | None, generator: torch.Generator | None) -> None:
+        check_posterior(posterior)
         self.posterior, self.num_samples = posterior, num_samples
         self._draws = default_generator(generator).clone_state()
 
@@ -75,10 +81,22 @@ def rank_for(level: float, num_data: int, what: str) -> int:
     return rank
 
 
+def check_posterior(posterior: Any) -> None:
+    """Raise unless something predicts as a posterior does."""
+    if not hasattr(posterior, "predict"):
+        kind = type(posterior).__name__
+        raise InputError(f"A {kind} is not a posterior: fit one first, for example with Laplace().fit(model, data).")
+
+
+def is_number(value: Any) -> bool:
+    """Whether something is a plain number."""
+    return isinstance(value, Real) and not isinstance(value, bool)
+
+
 def check_fraction(name: str, value: float) -> None:
     """Raise unless a setting lies strictly between 0 and 1."""
-    if not 0 < value < 1:
-        raise InputError(f"{name} must lie strictly between 0 and 1, got {value}.")
+    if not is_number(value) or not 0 < value < 1:
+        raise InputError(f"{name} must lie strictly between 0 and 1, got {value!r}.")
 
 
 def check_scores(scores: Tensor, what: str) -> Tensor:
@@ -89,7 +107,9 @@ def check_scores(scores: Tensor, what: str) -> Tensor:
 
 
 def _batches(posterior: Posterior, data: Any, what: str) -> list[Batch]:
-    if isinstance(data, list | tuple) and (not data or (isinstance(data[0], Tensor) and len(data[0]) == 0)):
+    pair = isinstance(data, list | tuple) and bool(data) and isinstance(data[0], Tensor) and data[0].ndim > 0
+    sized = data[0] if pair else data
+    if isinstance(sized, Sized) and len(sized) == 0:
         raise InputError(f"The {what} is empty: give at least one example.")
     place: dict[str, Any] = {"device": posterior.device, "dtype": posterior.dtype}
     source = Source(data, batch_size=1024, must_count=False, shard=False, **place)

@@ -30,7 +30,8 @@ def greedy_batch(prediction: Prediction, num: int, *, generator: torch.Generator
     if isinstance(prediction, ClassPrediction):
         if prediction.samples is None or prediction.samples.ndim != 3:
             raise UnsupportedError(
-                "'batchbald' needs samples of one label per input: lower num_samples, or use 'bald'."
+                "'batchbald' needs several samples of one label per input: use 'entropy' with a single network, else "
+                "lower num_samples or use 'bald'."
             )
         return _greedy_classes(prediction.samples.double().exp(), num, generator)
     assert isinstance(prediction, RegressionPrediction)

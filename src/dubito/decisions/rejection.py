@@ -11,7 +11,7 @@ from torch import Tensor
 
 from dubito import metrics
 from dubito.batches import Data
-from dubito.decisions.asking import Asker, check_fraction
+from dubito.decisions.asking import Asker, check_fraction, is_number
 from dubito.decisions.scores import Score, check_score, score_prediction
 from dubito.errors import InputError, UnsupportedError
 from dubito.metrics import RiskCoverage
@@ -79,8 +79,8 @@ class Rejector:
         num_samples: int | None = None,
         generator: torch.Generator | None = None,
     ) -> None:
-        if not 0 < risk < math.inf:
-            raise InputError(f"risk must be a positive number, got {risk}.")
+        if not is_number(risk) or not 0 < risk < math.inf:
+            raise InputError(f"risk must be a positive number, got {risk!r}.")
         self.posterior, self.risk, self.confidence = posterior, risk, confidence
         self._asker = Asker(posterior, num_samples, generator)
         prediction, targets = self._asker.labelled(calibration)

@@ -72,8 +72,8 @@ def require_rule(module: nn.Module, purpose: str = "this method") -> LayerRule[A
 def _find(module: nn.Module) -> tuple[LayerRule[Any] | None, str | None]:
     """The nearest rule by method resolution order, and what stands in its way."""
     known = next((cls for cls in type(module).__mro__ if cls in _RULES), None)
-    if known is None:
-        return None, f"none is registered for its class; {how_to_add(module)}"
+    if known is None:  # a module that can have none may say why
+        return None, getattr(module, "no_rule_because", f"none is registered for its class; {how_to_add(module)}")
     rule = _RULES[known]
     return rule, _changed(module, known) or rule.obstacle(module)
 

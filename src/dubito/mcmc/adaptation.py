@@ -12,7 +12,6 @@ from dubito.mcmc.target import Potential
 
 Numbers = dict[str, Tensor]  # of one chain, changed in place
 
-
 class StepSize:
     r"""Dual averaging (Nesterov 2009; Hoffman & Gelman 2014, section 3.2): the acceptance approaches its aim.
 
@@ -77,24 +76,37 @@ class Masses:
         return variance * (seen / (seen + 5)) + 1e-3 * (5 / (seen + 5))
 
 
+def settling(burn_in: int) -> int:
+    """Return how many steps find the typical set, before positions are counted for the masses.
+
+    Stan has 75 wherever there is room for them; with 15 % of a short burn-in the first masses are of more positions.
+
+    >>> settling(1000), settling(200), settling(100)
+    (75, 30, 15)
+    """
+    return min(75, int(0.15 * burn_in))
+
+
 def windows(burn_in: int) -> list[int]:
     """Return after which steps of burn-in the masses are estimated anew; each window is twice as long as the last.
 
-    The first steps find the typical set and the last ones the step size for the final masses, as in Stan; a burn-in of
-    less than 50 leaves no room for masses.
+    The first steps find the typical set (`settling`) and the last ones the step size for the final masses; the ends are
+    those of Stan. A burn-in of less than 50 leaves no room for masses.
 
     >>> windows(1000)
     [100, 150, 250, 450, 950]
     >>> windows(100), windows(40)
     ([85], [])
+    >>> windows(149), windows(150), windows(200)
+    ([134], [100], [100, 150])
     """
     if burn_in < 50:
         return []
-    first, last, length = 75, 50, 25
-    if first + last + length > burn_in:
-        first, last = int(0.15 * burn_in), 15
-        length = burn_in - first - last
-    ends, end = [], first
+    end, last, length = 75, 50, 25
+    if end + last + length > burn_in:
+        end, last = settling(burn_in), 15
+        length = burn_in - end - last
+    ends = []
     while end + length <= burn_in - last:
         end += length
         length *= 2

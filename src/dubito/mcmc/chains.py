@@ -10,7 +10,7 @@ from __future__ import annotations
 import os
 import tempfile
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -24,6 +24,22 @@ from dubito.randomness import derive_seed, draw_seed
 MESSAGE = 2**22
 # Updates after which processes tell each other whether all chains are well.
 MEETING = 50
+# How the words about a chain that stopped end where it had kept samples.
+KEPT = "; the samples before that are in this error's `.posterior`."
+
+
+class Stopped(NamedTuple):
+    """A chain that had to stop.
+
+    Args:
+        chain: Its number.
+        step: The step in which it did.
+        by_gradient: Whether only the gradient was not finite: then it is the network, not the step, that is at fault.
+    """
+
+    chain: int
+    step: int
+    by_gradient: bool
 
 
 class Chains:
@@ -97,11 +113,16 @@ class Chains:
         self._updates += 1
         return not distributed.is_active() or self._updates % MEETING == 0
 
-    def first_diverged(self, state: State) -> tuple[int, int] | None:
-        """Return a chain that left for infinity and the step in which it did, or None; the same in all processes."""
+    def stop(self, state: State, chain: int, step: int, *, by_gradient: bool) -> None:
+        """Write down that a chain cannot go on; see `Stopped`."""
+        state["diverged"][chain] = -step if by_gradient else step
+
+    def first_diverged(self, state: State) -> Stopped | None:
+        """Return a chain that had to stop, or None; the same in all processes."""
         flags = self.whole(state["diverged"])
-        chain = int(flags.argmax())
-        return (chain, int(flags[chain])) if int(flags[chain]) else None
+        chain = int(flags.abs().argmax())
+        flag = int(flags[chain])
+        return Stopped(chain, abs(flag), flag < 0) if flag else None
 
     def generator(self, chain: int) -> torch.Generator:
         """The randomness of one chain."""

@@ -18,6 +18,8 @@ if TYPE_CHECKING:
 LOOKED_AT = 1000
 # An R-hat above which chains disagree, and how many effective samples intervals need.
 POOR_RHAT, FEW = 1.05, 100.0
+# The samples of a chain below which nothing can be said.
+FEWEST = 4
 
 
 @dataclass(frozen=True)
@@ -38,7 +40,7 @@ class Mixing:
     def of(cls, draws: Tensor) -> Mixing | None:
         """Measure draws ``[K, S, P]``; None where there are too few, or none that moves."""
         moving = draws.double().flatten(0, 1).var(0) > 0
-        if draws.shape[1] < 4 or not bool(moving.any()):
+        if draws.shape[1] < FEWEST or not bool(moving.any()):
             return None
         draws = draws[..., moving]
         found = (diagnostics.rhat(draws).max(), diagnostics.ess_bulk(draws).min(), diagnostics.ess_tail(draws).min())
@@ -115,7 +117,7 @@ def diagnose(posterior: ParticlePosterior) -> Diagnosis:
         weights=Mixing.of(samples[..., looked_at(posterior).to(samples.device)]) if is_chain else None,
         acceptance=means.get("acceptance"),
         divergent=means.get("divergent"),
-        energy_fraction=None if energies is None or energies.shape[1] < 4 else
+        energy_fraction=None if energies is None or energies.shape[1] < FEWEST else
         float(diagnostics.energy_fraction(energies).min()),
         momentum_temperature=means["kinetic"] / temperature if "kinetic" in means else None,
     )  # fmt: skip
@@ -125,11 +127,14 @@ def diagnose(posterior: ParticlePosterior) -> Diagnosis:
 
 def _findings(found: Diagnosis, explores: bool) -> Iterator[str]:
     """The sentences that apply, the most important first."""
-    if found.function is None:
-        yield "There are too few samples to judge: keep at least 4, better 100."
+    if found.num_samples < FEWEST:
+        yield f"There are too few samples to judge: keep at least {FEWEST}, better 100."
         return
     yield from _about_steps(found)
     mixing = found.function
+    if mixing is None:
+        yield "Do not trust it: the predictions are the same at every sample, so the chains have not moved."
+        return
     if mixing.rhat > POOR_RHAT and explores:
         yield (
             f"The modes predict differently (R-hat {mixing.rhat:.2f} in function space): that is what several modes "

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from dubito.errors import UnsupportedError
-from dubito.mcmc.diagnosis import diagnose, looked_at
+from dubito.mcmc.diagnosis import FEWEST, diagnose, looked_at
 from dubito.mcmc.diagnostics import autocorrelation, rhat
 from dubito.posterior import Course, History
 
@@ -18,8 +18,8 @@ if TYPE_CHECKING:
 
 # Autocorrelations are followed up to this lag.
 LAGS = 50
-# How many outputs and weights a report shows, and the samples that a chain needs for any.
-OUTPUTS, WEIGHTS, FEWEST = 2, 1, 4
+# How many outputs and weights a report shows.
+OUTPUTS, WEIGHTS = 2, 1
 
 
 def history(posterior: ParticlePosterior) -> History:

@@ -63,6 +63,8 @@ class HMC(Sampler):
     def __post_init__(self) -> None:
         choices = {"method": ("nuts", "hmc"), "start": ("model", "fresh")}
         check_fields(self, choices, at_least_one=("num_samples", "chains", "thinning", "num_steps", "max_depth"))
+        if not isinstance(self.adapt, bool):
+            raise InputError(f"HMC(adapt={self.adapt!r}) must be True or False.")
         if not is_whole(self.burn_in, 0):
             raise InputError(f"HMC(burn_in={self.burn_in!r}) must be a number of transitions, 0 or more.")
         if self.step_size != "auto" and not is_positive(self.step_size):

@@ -135,7 +135,7 @@ class _Particles:
                 loss += one / len(particles)
         distributed.sum_([loss, gradients])
         if not bool(torch.isfinite(loss + gradients.sum())):
-            raise NonFinite(f"The potential became {float(loss)}")
+            raise NonFinite(f"The potential became {float(loss):g} with a gradient that is not finite")
         for particle, gradient in zip(particles, gradients, strict=True):
             self.target.belief.add_gradient_(gradient, particle)
         direction = stein_direction(particles, gradients / self.recipe.temperature)

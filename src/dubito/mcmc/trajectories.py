@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import TYPE_CHECKING
 
 import torch
@@ -10,8 +11,8 @@ from torch import Tensor
 from dubito.batches import Batch
 from dubito.errors import NonFiniteError, UnsupportedError
 from dubito.inference import Inference, Info, Problem, State
-from dubito.mcmc.adaptation import Masses, StepSize, reasonable_step, windows
-from dubito.mcmc.chains import Chains, chain_view
+from dubito.mcmc.adaptation import Masses, StepSize, reasonable_step, settling, windows
+from dubito.mcmc.chains import KEPT, Chains, chain_view
 from dubito.mcmc.hamiltonian import NoUTurn, Point, Transition, at, hmc_transition
 from dubito.mcmc.posterior import ParticlePosterior
 from dubito.mcmc.sampling import Setup
@@ -92,8 +93,8 @@ class Trajectories:
     def _move(self, state: State, k: int, potential: Potential) -> Info:
         done, generator = int(state["step"][k]), self.chains.generator(k)
         start = at(potential, state["position"][k].clone())
-        if not torch.isfinite(torch.tensor(start.potential)) or not bool(start.gradient.isfinite().all()):
-            state["diverged"][k] = done + 1
+        if not math.isfinite(start.potential) or not bool(start.gradient.isfinite().all()):
+            self.chains.stop(state, k, done + 1, by_gradient=math.isfinite(start.potential))
             return {}
         own = chain_view({name: state[name] for name in ("steps", "masses", "inverse_mass")}, k)
         if done == 0 and self.recipe.step_size == "auto":
@@ -130,17 +131,13 @@ class Trajectories:
     ) -> None:
         """Adapt step size and, in its windows, masses."""
         self.step.learn(own["steps"], moved.acceptance)
-        if not self.windows or not self._first_window < done <= self.windows[-1]:
+        if not self.windows or not settling(self.recipe.burn_in) < done <= self.windows[-1]:
             return
         self.masses.learn(own["masses"], moved.point.position)
         if done in self.windows:
             inverse_mass = self.masses.inverse_mass(own["masses"])
             own["inverse_mass"].copy_(inverse_mass)  # type: ignore[attr-defined]
             self.step.restart(own["steps"], reasonable_step(potential, moved.point.position, inverse_mass, generator))
-
-    @property
-    def _first_window(self) -> int:
-        return min(75, int(0.15 * self.recipe.burn_in))
 
     def posterior(self, state: State) -> ParticlePosterior:
         """Return the samples of all chains as a posterior."""
@@ -149,13 +146,18 @@ class Trajectories:
         return self._collect(state)
 
     def _stop_if_diverged(self, state: State) -> None:
+        """Raise where a chain cannot go on, with the samples that were kept before."""
         found = self.chains.first_diverged(state)
-        if found is not None:
-            chain, step = found
-            raise NonFiniteError(
-                f"Chain {chain + 1} of {self.recipe.chains} cannot start its transition {step}: the potential there is "
-                "not finite; look for extreme inputs or weights, or for a prior that does not allow them."
-            )
+        if found is None:
+            return
+        kept = self.plan.count(found.step - 1) > 0
+        what = "gradient of the potential" if found.by_gradient else "potential"
+        raise NonFiniteError(
+            f"Chain {found.chain + 1} of {self.recipe.chains} cannot start its transition {found.step}: the {what} "
+            "there is not finite; look for extreme inputs or weights, or for a prior that does not allow them"
+            + (KEPT if kept else "."),
+            self._collect(state) if kept else None,
+        )
 
     def _collect(self, state: State) -> ParticlePosterior:
         count = self.plan.count(int(self.chains.whole(state["step"]).min()))

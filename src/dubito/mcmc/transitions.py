@@ -12,7 +12,7 @@ from dubito import io
 from dubito.batches import Batch
 from dubito.errors import NonFiniteError
 from dubito.inference import Inference, Info, Problem, State
-from dubito.mcmc.chains import Chains, chain_view
+from dubito.mcmc.chains import KEPT, Chains, chain_view
 from dubito.mcmc.kernels import Step, make_kernel
 from dubito.mcmc.posterior import ParticlePosterior
 from dubito.mcmc.sampling import Setup
@@ -24,6 +24,8 @@ if TYPE_CHECKING:
 
 # Steps of the power iteration that finds the largest curvature.
 POWER_STEPS = 12
+# What to look for where a loss is a number and its gradient is not.
+NO_GRADIENT = "look in the network for a root or a logarithm at 0, or for extreme weights"
 
 
 class Transitions:
@@ -102,7 +104,8 @@ class Transitions:
         # a gradient that is not finite has made the position so
         numbers = [loss, position.dot(position), *(value for value in own.values() if not value.ndim)]
         if not bool(torch.stack(numbers).isfinite().all()) or not self._keep(state, k, index, loss):
-            self._diverge(state, k, done + 1)
+            fault = bool(loss.isfinite()) and not bool(gradient.isfinite().all())
+            self._diverge(state, k, done + 1, by_gradient=fault)
         else:
             state["step"][k] = done + 1
         return loss
@@ -135,9 +138,9 @@ class Transitions:
             state["kept"][name][k, index] = value[k]
         return True
 
-    def _diverge(self, state: State, k: int, step: int) -> None:
+    def _diverge(self, state: State, k: int, step: int, *, by_gradient: bool) -> None:
         """Stop a chain. What is left of it is made finite, so that the loop does not stop for it in other words."""
-        state["diverged"][k] = step
+        self.chains.stop(state, k, step, by_gradient=by_gradient)
         for tensor in io.tensors(chain_view({name: state[name] for name in ("position", "kernel", "buffers")}, k)):
             tensor.nan_to_num_(0.0, 0.0, 0.0)
 
@@ -156,6 +159,8 @@ class Transitions:
         reach = (1e-3 if start.dtype == torch.float32 else 1e-5) * max(1.0, float(start.norm()))
         before = {name: value.clone() for name, value in self._buffers().items()}
         curvature = 0.0
+        if not bool(self.target.gradient(start, first, scale)[1].isfinite().all()):
+            raise NonFiniteError(f"The gradient at the start is not finite: {NO_GRADIENT}.")
         for _ in range(POWER_STEPS):
             direction = direction / direction.norm()
             ends = [self.target.gradient(start + sign * reach * direction, first, scale)[1] for sign in (1, -1)]
@@ -183,15 +188,17 @@ class Transitions:
         found = self.chains.first_diverged(state)
         if found is None:
             return
-        chain, step = found
         size = float(self.chains.whole(state["step_size"]).max())
-        kept = self.plan.count(step - 1) > 0
-        raise NonFiniteError(
-            f"Chain {chain + 1} of {self.recipe.chains} diverged in step {step} of {self.plan.total}: lower step_size "
-            f"(now {size:.3g}), train the network longer before, or look for extreme inputs"
-            + ("; the samples before that are in this error's `.posterior`." if kept else "."),
-            self._collect(state) if kept else None,
-        )
+        who, when = f"Chain {found.chain + 1} of {self.recipe.chains}", f"in step {found.step} of {self.plan.total}"
+        if found.by_gradient:
+            words = f"{who} stopped {when}: the loss is finite but its gradient is not; {NO_GRADIENT}"
+        else:
+            words = (
+                f"{who} diverged {when}: lower step_size (now {size:.3g}), train the network longer before, or look "
+                "for extreme inputs"
+            )
+        kept = self.plan.count(found.step - 1) > 0
+        raise NonFiniteError(words + (KEPT if kept else "."), self._collect(state) if kept else None)
 
     def _collect(self, state: State) -> ParticlePosterior:
         count = self.plan.count(int(self.chains.whole(state["step"]).min()))

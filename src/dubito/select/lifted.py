@@ -35,6 +35,8 @@ class Lifted(nn.Module):
         coordinates: z ``[r]``; by default 0.
     """
 
+    no_rule_because = "each coordinate of a subspace moves weights of many layers, which is no loss for a few of them"
+
     def __init__(self, model: nn.Module, subspace: Subspace, coordinates: Tensor | None = None) -> None:
         super().__init__()
         self._hidden: list[Any] = [
@@ -55,7 +57,10 @@ class Lifted(nn.Module):
 def lifted_inference(recipe: Recipe, problem: Problem, subspace: Subspace) -> Inference:
     """Return the steps of a recipe on the coordinates, with a posterior over the network's own weights at the end."""
     lifted = Lifted(problem.model, subspace)
-    inner = recipe.replace(weights=all_weights()).build(dataclasses.replace(problem, model=lifted))
+    changes: dict[str, Any] = {"weights": all_weights()}
+    if getattr(recipe, "structure", None) == "kron":  # the factors of one row of weights: the whole matrix, and 1
+        changes["structure"] = "full"
+    inner = recipe.replace(**changes).build(dataclasses.replace(problem, model=lifted))
 
     def posterior(state: State) -> SubspacePosterior:
         return lift_posterior(inner.posterior(state), recipe, problem.model, subspace)

@@ -8,6 +8,7 @@ the prior is on them: N(0, s²) on z is N(ŵ, s² I) on the weights, restricted 
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, NoReturn
 
@@ -99,13 +100,14 @@ class subspace(SelectionRule):
     lr: float = 0.05
 
     def __post_init__(self) -> None:
-        whole = isinstance(self.rank, int) and not isinstance(self.rank, bool)
-        if not whole or self.rank < 1:
-            raise InputError(f"select.subspace(rank={self.rank!r}) must be a whole number, 1 or more.")
+        for name in ("rank", "epochs"):
+            value = getattr(self, name)
+            if not isinstance(value, int) or isinstance(value, bool) or value < 1:
+                raise InputError(f"select.subspace({name}={value!r}) must be a whole number, 1 or more.")
         if self.directions not in ("trajectory", "random"):
             raise InputError(f"select.subspace(directions={self.directions!r}) is not one of trajectory, random.")
-        if self.epochs < 1 or not self.lr > 0:
-            raise InputError("select.subspace needs at least one epoch and a positive lr.")
+        if not isinstance(self.lr, int | float) or not 0 < self.lr < math.inf:
+            raise InputError(f"select.subspace(lr={self.lr!r}) must be a positive number.")
 
     def resolve(
         self,

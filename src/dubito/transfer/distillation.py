@@ -46,6 +46,7 @@ def distill(
     validation: Data | Tensor | None = None,
     training: Training | None = None,
     num_samples: int | None = None,
+    concentration_weight: float | None = None,
     generator: torch.Generator | None = None,
     progress: bool = True,
 ) -> PointPosterior:
@@ -66,6 +67,8 @@ def distill(
         validation: Held-out inputs for early stopping.
         training: Epochs, learning rate, checkpoints and so on.
         num_samples: How many samples the teacher draws; its own default if not given.
+        concentration_weight: λ of a Dirichlet student: how much its concentration (the doubt) counts beside its mean,
+            0.02 if not given. A larger one keeps the doubt better and the mean worse.
         generator: The source of randomness; by default the same call gives the same result.
         progress: Show a progress bar when on a terminal.
 
@@ -74,8 +77,14 @@ def distill(
     """
     if keep not in ("mean", "distribution"):
         raise InputError(f"keep must be 'mean' or 'distribution', not {keep!r}.")
+    if not isinstance(student, nn.Module):
+        raise InputError(f"The student must be a torch.nn.Module, not a {type(student).__name__}.")
     teacher = Asker(posterior, num_samples, generator)
     lesson, likelihood = _lesson(posterior, _first_answer(teacher, data), keep)
+    if concentration_weight is not None:
+        if not isinstance(lesson, Concentration):
+            raise InputError("concentration_weight is for the classes of keep='distribution': leave it out.")
+        lesson = Concentration(weight=concentration_weight)
 
     def answer(inputs: Any) -> Tensor:
         return lesson.answers(teacher.predict(inputs))

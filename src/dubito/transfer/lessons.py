@@ -21,7 +21,7 @@ from dubito.transfer.students import Dirichlet, NoiseAndDoubt
 # Concentrations a student is asked for: beyond, the doubt is below 1e-4 nats and its exact size no matter.
 LOG_CONCENTRATIONS = (math.log(1e-2), math.log(1e5))
 # How much the concentration counts beside the mean: its logarithm ranges over ten units, a mean over a nat or two.
-LEVEL_WEIGHT = 0.02
+CONCENTRATION_WEIGHT = 0.02
 # The least doubt a student is asked for, as a share of the noise's variance.
 LEAST_DOUBT = 1e-4
 
@@ -145,15 +145,24 @@ class Moments(Lesson, HeteroscedasticGaussian):
 class Concentration(Lesson, Dirichlet):
     r"""The Dirichlet $\alpha^*$ with the teacher's mean and mutual information.
 
-    $$\sum_c \bar p_c \log p_c - \tfrac\lambda2 (\log \alpha_0 - \log \alpha_0^*)^2, \qquad \lambda = 0.02$$
+    $$\sum_c \bar p_c \log p_c - \tfrac\lambda2 (\log \alpha_0 - \log \alpha_0^*)^2$$
 
     The divergence between the two Dirichlets would weigh the mean of each datum by its concentration, and sure data
     would drown the doubtful ones; here every datum counts once. Malinin et al. (2020,
     https://arxiv.org/abs/1905.00076) fit the Dirichlet to the samples instead, Ryabinin et al. (2021,
     https://arxiv.org/abs/2105.06987) to a proxy of them, as here.
+
+    Args:
+        weight: λ, how much the concentration counts beside the mean.
     """
 
     setting_name = "transfer.Concentration"
+    weight: float = CONCENTRATION_WEIGHT
+
+    def __post_init__(self) -> None:
+        number = isinstance(self.weight, int | float) and not isinstance(self.weight, bool)
+        if not number or not 0 < self.weight < math.inf:
+            raise InputError(f"The weight of the concentration must be a positive number, not {self.weight!r}.")
 
     def answers(self, prediction: Prediction) -> Tensor:
         """Return the class probabilities and log-concentrations ``[B, *positions, C + 1]``."""
@@ -174,7 +183,7 @@ class Concentration(Lesson, Dirichlet):
         """Return the (negative) loss of each datum ``[B]``."""
         logits, probs, concentration = self.canonical(outputs), targets[..., :-1], targets[..., -1]
         level = logits.logsumexp(dim=-1)
-        by_position = (probs * logits).sum(dim=-1) - level - 0.5 * LEVEL_WEIGHT * (level - concentration).square()
+        by_position = (probs * logits).sum(dim=-1) - level - 0.5 * self.weight * (level - concentration).square()
         return by_position.flatten(1).sum(dim=1) if by_position.ndim > 1 else by_position
 
 
