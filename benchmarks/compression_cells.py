@@ -69,9 +69,9 @@ def network(kind: str, seed: int) -> nn.Module:
 def sparse_network(kind: str, data: DataSet, name: str, seed: int, epochs: int) -> Posterior:
     """A network trained by sparse variational dropout, as in the published recipe.
 
-    It is a loop of its own around `variational.convert`, because two things of the recipe matter for how sparse the
-    network gets and `Training` has neither: scales learn at half the rate of means (the papers step in log σ², we in
-    log σ), and the rate is constant for half of the time before it falls to zero.
+    It is a loop of its own around `variational.convert`, which lets `strip` watch the weights and starts the divergence
+    after an epoch. Scales learn at half the rate of means (the papers step in log σ², we in log σ), and the rate is
+    constant for half of the time before it falls to zero.
     """
 
     def train(model: nn.Module, path: str) -> Posterior:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from typing import Any
 
@@ -76,7 +77,7 @@ class Descent:
             self.module.train()
         loss, grads = self._slopes(batch, generator)
         distributed.sum_([loss, *grads.values()])
-        if not torch.isfinite(loss):
+        if not math.isfinite(loss.item()):
             raise NonFinite(f"The loss became {float(loss)}")
         lr = self.problem.training.rate(self.problem.progress_at(state["step"], self.epochs))
         self.optimizer.step(self.moving, grads, state["optimizer"], lr)

@@ -26,7 +26,7 @@ def test_the_same_steps() -> None:
     start = module.network.weight.detach().clone()
     state = {"mean": start.clone(), "precision": torch.full_like(start, 128.0)}
     state |= {"momentum": torch.zeros_like(start), "noise": torch.zeros_like(start)}
-    ours = Weights(part, module.network.weight, state)
+    ours = Weights(part, module.network.weight, state, 128.0)
 
     ess, decay = 64.0, 1 / 64  # N, and p₀ / N for p₀ = 1; in binary, for it starts in single precision
     peer = nn.Parameter(start.flatten())

@@ -234,6 +234,22 @@ class TestTraining:
         recipe.fit(seeded(mlp), classes(64), training=SHORT.replace(epochs=2, batch_size=8))
         assert weights == pytest.approx([0.0, 0.25, 0.5, 0.75, 1.0, 1.0, 1.0, 1.0] * 2)
 
+    @pytest.mark.parametrize("family", ["mean-field", "full"])
+    def test_scales_have_a_rate_of_their_own(self, family: Any) -> None:
+        """After one step of gradient descent they have moved by that fraction, and the means as ever."""
+        one = SHORT.replace(epochs=1, batch_size=60, optimizer="sgd", momentum=0.0, schedule="constant", lr=0.1)
+        full, half, held = (
+            Variational(scale_rate=rate, family=family, initial_scale=0.1).fit(seeded(mlp), classes(), training=one)
+            for rate in (1.0, 0.5, 0.0)
+        )
+        for other in (half, held):
+            torch.testing.assert_close(flat_mean(other), flat_mean(full))
+        moved, by_half = ((each.scale / 0.1).log() for each in (full, half))
+        assert float(moved.abs().max()) > 1e-3
+        if family == "mean-field":
+            torch.testing.assert_close(by_half, moved / 2, rtol=1e-3, atol=1e-5)
+        torch.testing.assert_close(held.scale, torch.full_like(held.scale, 0.1))
+
     def test_colder_is_narrower(self) -> None:
         cold, warm = (
             Variational(temperature=t).fit(seeded(mlp), classes(), training=LONG.replace(epochs=60))
@@ -351,6 +367,7 @@ def test_files_keep_priors_by_weight(tmp_path: Path) -> None:
         ({"temperature": 0.0}, "out of range"),
         ({"kl_warmup": 2.0}, "out of range"),
         ({"kl_cycles": 0}, "out of range"),
+        ({"scale_rate": -0.1}, "out of range"),
         ({"objective": objectives.Renyi(0.5)}, "estimator='weight'"),
         ({"objective": objectives.Renyi(-1.0), "estimator": "flipout"}, "estimator='weight'"),
         ({"prior": priors.Normal("model", 1.0), "start": "fresh"}, "needs start='model'"),

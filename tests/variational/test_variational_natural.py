@@ -66,7 +66,7 @@ def one_layer(log_scale: float = -2.0) -> tuple[Weights, dict[str, Tensor]]:
         "mean": module.network.weight.detach().clone(), "precision": precision,
         "momentum": normal(2, 3, seed=1), "noise": torch.zeros(2, 3, dtype=torch.float64),
     }  # fmt: skip
-    return Weights(part, module.network.weight, state), state
+    return Weights(part, module.network.weight, state, float(precision[0, 0])), state
 
 
 class TestOneStep:
@@ -228,6 +228,7 @@ class TestTraining:
         ({"prior": priors.Normal(0, "learn")}, "normal prior with a fixed scale"),
         ({"objective": objectives.Renyi(0.5), "estimator": "weight"}, "those of the ELBO"),
         ({"kl_warmup": 0.5}, "drop kl_warmup"),
+        ({"scale_rate": 0.5}, "drop scale_rate"),
         ({"optimizer": "newton"}, "not one of gradient, natural"),
     ],
 )

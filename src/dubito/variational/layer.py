@@ -15,14 +15,16 @@ layer that is used several times in one pass has one weight sample for all of th
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable
-from typing import Any
+from collections.abc import Callable, Sequence
+from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
 
 from dubito.layers import LayerRule
-from dubito.variational.mean_field import MeanField
+from dubito.layers.linear import LinearRule
+from dubito.variational.fused import DenseOutput, NormalOutput, floored
+from dubito.variational.mean_field import MeanField, moments_and_kl
 
 # What a stochastic layer has beyond its class.
 OWN = ("rule", "estimator", "random", "drawn", "calls", "shared", "moments", "memory")
@@ -79,31 +81,33 @@ class StochasticLayer(nn.Module):
             return self.random["weight"].noisy_output(self, x)  # type: ignore[operator]
         return self._local(x) if self.estimator == "local" else self._flipout(x)
 
-    def compute_moments(self) -> list[Tensor]:
-        """Compute mean and variance of the parameters for the calls to come, and return their divergences."""
-        self.moments, divergences = {}, []
-        for name, mean in self._means():
-            if name in self.random:
-                center, variance, kl = self.random[name].moments_and_kl(mean)
-                self.moments[name] = (center, variance)
-                divergences.append(kl)
-        return divergences
-
     def _local(self, x: Tensor) -> Tensor:
-        mean, scale = self._output_moments(x) if self.memory is None else self.memory.recall(x, self._output_moments)
+        if self.moments is not None and self.memory is None:
+            return self._training_output(x, self.moments)
+        mean, scale = self._output_spread(x) if self.memory is None else self.memory.recall(x, self._output_spread)
         return torch.addcmul(mean, scale, torch.randn_like(mean))
 
-    def _output_moments(self, x: Tensor) -> tuple[Tensor, Tensor]:
+    def _training_output(self, x: Tensor, moments: dict[str, tuple[Tensor, Tensor]]) -> Tensor:
+        """A draw of the outputs in a training step, with few nodes in the graph."""
+        dense = type(self.rule) is LinearRule and "bias" not in moments
+        if dense and not torch.is_autocast_enabled(x.device.type):
+            return DenseOutput.apply(x, *moments["weight"], self._parameters.get("bias"))
+        return NormalOutput.apply(*self._output_moments(x))
+
+    def _output_spread(self, x: Tensor) -> tuple[Tensor, Tensor]:
         """Mean and standard deviation of the outputs."""
+        mean, variance = self._output_moments(x)
+        return mean, floored(variance).sqrt()
+
+    def _output_moments(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        """Mean and variance of the outputs."""
         moments: dict[str, Any] = self.moments or {
             name: (self.random[name].center(mean), self.random[name].variance(mean))
             for name, mean in self._means() if name in self.random
         }  # fmt: skip
         (weight, weight_variance), (bias, bias_variance) = (moments.get(n, (mean, None)) for n, mean in self._means())
         mean = self.rule.apply(self, x, weight, bias)
-        variance = self.rule.apply_variance(self, x, weight_variance, bias_variance)
-        # an output that no input reaches has no variance, and the root no slope at 0
-        return mean, variance.clamp_min(torch.finfo(mean.dtype).tiny).sqrt()
+        return mean, self.rule.apply_variance(self, x, weight_variance, bias_variance)
 
     def _flipout(self, x: Tensor) -> Tensor:
         weight, bias = self._centers()
@@ -146,6 +150,21 @@ class StochasticLayer(nn.Module):
 
     def __reduce__(self) -> Any:  # the class is made at run time, so that it cannot be found by its name
         return _blank, (_plain_class(type(self)),), self.__getstate__()
+
+
+def compute_moments(layers: Sequence[StochasticLayer]) -> Tensor:
+    """Compute mean and variance of the layers' parameters for the calls to come, and return the summed divergence."""
+    keys, parts, means = [], [], []
+    for layer in layers:
+        layer.moments = {}
+        for name, part in layer.random.items():
+            keys.append((layer.moments, name))
+            parts.append(part)
+            means.append(cast(Tensor, layer._parameters[name]))
+    found, kl = moments_and_kl(parts, means)
+    for (moments, name), each in zip(keys, found, strict=True):
+        moments[name] = each
+    return kl
 
 
 def make_stochastic(layer: nn.Module, rule: LayerRule[Any], estimator: str, random: dict[str, MeanField]) -> None:

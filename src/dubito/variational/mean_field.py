@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from typing import Any, cast
 
 import torch
@@ -30,6 +31,8 @@ class MeanField(nn.Module):
     """
 
     index: Tensor | None
+    numbers: tuple[float, float] | None
+    """Mean and scale of the prior where all entries are random and it is a normal one of known numbers; else None."""
 
     def __init__(
         self, mean: Tensor, index: Tensor | None, prior: Prior, initial_scale: float | Tensor, hold_rest: bool = False
@@ -52,6 +55,7 @@ class MeanField(nn.Module):
                 )
             self.register_buffer(f"prior_{name}", own.detach().clone().to(mean))
         self._prior, self._tensor_fields = unchecked(prior, **dict.fromkeys(tensors)), tuple(tensors)
+        self.numbers = None if tensors or index is not None else _numbers(prior)
 
     @property
     def prior(self) -> Prior:
@@ -78,35 +82,13 @@ class MeanField(nn.Module):
         variance = (2 * self.log_scale).exp()
         return variance if self.index is None else self.placed(variance, torch.zeros_like(mean))
 
-    def moments_and_kl(self, mean: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """Center, variance and divergence, sharing their work where the prior is a fixed normal one."""
-        if self._is_simple:
-            prior: Any = self._prior
-            return NormalMoments.apply(mean, self.log_scale, prior.loc, prior.scale)
-        return self.center(mean), self.variance(mean), self.kl(mean)
-
-    def sample_and_kl(self, mean: Tensor, *, generator: torch.Generator | None = None) -> tuple[Tensor, Tensor]:
-        """A draw and the divergence, sharing their work where the prior is a fixed normal one."""
-        if self._is_simple:
-            prior: Any = self._prior
-            noise = self._normal(mean, generator)
-            return NormalDraw.apply(mean, self.log_scale, noise, prior.loc, prior.scale)
-        return self.sample(mean, generator=generator), self.kl(mean)
-
-    @property
-    def _is_simple(self) -> bool:
-        """Whether all entries are random, under one normal prior of known numbers."""
-        prior = self._prior
-        return (
-            isinstance(prior, Normal) and self.index is None and not self._tensor_fields and not prior.learns_scale
-        )
-
     def noise(self, mean: Tensor, *, generator: torch.Generator | None = None) -> Tensor:
         r"""A draw of $w - \mu$, differentiable in the scale."""
-        noise = self.scale * self._normal(mean, generator)
+        noise = self.scale * self.normal(mean, generator=generator)
         return noise if self.index is None else self.placed(noise, torch.zeros_like(mean))
 
-    def _normal(self, mean: Tensor, generator: torch.Generator | None) -> Tensor:
+    def normal(self, mean: Tensor, *, generator: torch.Generator | None = None) -> Tensor:
+        """Standard normal numbers for the random entries."""
         device = mean.device if generator is None else generator.device
         drawn = torch.empty(self.log_scale.shape, dtype=mean.dtype, device=device).normal_(generator=generator)
         return drawn.to(mean.device)
@@ -137,3 +119,56 @@ class MeanField(nn.Module):
         """`base` with the random entries replaced."""
         index = cast(Tensor, self.index)
         return base.flatten().index_copy(0, index, values).view_as(base)
+
+
+def _numbers(prior: Prior) -> tuple[float, float] | None:
+    """Mean and scale of a normal prior of known numbers; None for any other."""
+    if not isinstance(prior, Normal) or isinstance(prior.loc, Tensor | str) or isinstance(prior.scale, Tensor | str):
+        return None
+    return prior.loc, prior.scale
+
+
+def moments_and_kl(parts: Sequence[MeanField], means: Sequence[Tensor]) -> tuple[list[tuple[Tensor, Tensor]], Tensor]:
+    """Center and variance of each parameter and the summed divergence, as one node where priors are fixed normals."""
+    simple, others = _by_prior(parts)
+    found = {i: (parts[i].center(means[i]), parts[i].variance(means[i])) for i in others}
+    terms = [parts[i].kl(means[i]) for i in others]
+    if simple:
+        *both, kl = NormalMoments.apply(*_arguments(parts, means, simple))
+        found |= zip(simple, zip(both[: len(simple)], both[len(simple) :], strict=True), strict=True)
+        terms.append(kl)
+    return [found[i] for i in range(len(parts))], _total(terms)
+
+
+def samples_and_kl(
+    parts: Sequence[MeanField], means: Sequence[Tensor], *, generator: torch.Generator | None = None
+) -> tuple[list[Tensor], Tensor]:
+    """A draw of each parameter and the summed divergence, as one node where priors are fixed normals."""
+    simple, others = _by_prior(parts)
+    drawn = [
+        (part.normal if part.numbers else part.sample)(mean, generator=generator)
+        for part, mean in zip(parts, means, strict=True)
+    ]
+    terms = [parts[i].kl(means[i]) for i in others]
+    if simple:
+        numbers, *tensors = _arguments(parts, means, simple)
+        *weights, kl = NormalDraw.apply(numbers, [drawn[i] for i in simple], *tensors)
+        for i, weight in zip(simple, weights, strict=True):
+            drawn[i] = weight
+        terms.append(kl)
+    return drawn, _total(terms)
+
+
+def _by_prior(parts: Sequence[MeanField]) -> tuple[list[int], list[int]]:
+    """The positions of the parts that are simple, and of the others."""
+    simple = [i for i, part in enumerate(parts) if part.numbers]
+    return simple, [i for i, part in enumerate(parts) if not part.numbers]
+
+
+def _arguments(parts: Sequence[MeanField], means: Sequence[Tensor], simple: list[int]) -> list[Any]:
+    numbers = [parts[i].numbers for i in simple]
+    return [numbers, *(means[i] for i in simple), *(parts[i].log_scale for i in simple)]
+
+
+def _total(terms: list[Tensor]) -> Tensor:
+    return terms[0] if len(terms) == 1 else torch.stack(terms).sum()

@@ -13,8 +13,8 @@ from torch import Tensor, nn
 from dubito import params
 from dubito.params import Params
 from dubito.selection import Selection
-from dubito.variational.layer import StochasticLayer, make_plain
-from dubito.variational.mean_field import MeanField
+from dubito.variational.layer import StochasticLayer, compute_moments, make_plain
+from dubito.variational.mean_field import MeanField, samples_and_kl
 
 # Modules with a fused path that reads the weights of their parts instead of calling them.
 FUSED = (nn.MultiheadAttention, nn.TransformerEncoderLayer, nn.TransformerEncoder)
@@ -70,20 +70,28 @@ class VariationalModule(nn.Module):
     @contextmanager
     def shared_moments(self) -> Iterator[Tensor]:
         """Share work between the calls inside the block and the divergence, which is yielded: for a training step."""
-        means, parts = self._means(), dict(self.parts())
-        if self.estimator == "local":
-            terms = [kl for layer in self.layers for kl in layer.compute_moments()]
-        else:
-            terms = [part.kl(means[name]) for name, part in parts.items() if name not in self.sampled]
-        for name in self.sampled:
-            self.ready[name], kl = parts[name].sample_and_kl(means[name], generator=self.weight_noise)
-            terms.append(kl)
         try:
-            yield torch.stack(terms).sum()
+            yield self._share()
         finally:
             self.ready.clear()
             for layer in self.layers:
                 layer.moments = None
+
+    def _share(self) -> Tensor:
+        """Compute the moments of layers, draw the other weights, and return the divergence."""
+        terms = []
+        if self.estimator == "local" and self.layers:
+            terms.append(compute_moments(self.layers))
+        elif self.layers:
+            means, sampled = self._means(), set(self.sampled)
+            terms += [part.kl(means[name]) for name, part in self.parts() if name not in sampled]
+        if self.sampled:
+            means, parts = self._means(), dict(self.parts())
+            chosen = [parts[name] for name in self.sampled], [means[name] for name in self.sampled]
+            drawn, kl = samples_and_kl(*chosen, generator=self.weight_noise)
+            self.ready |= zip(self.sampled, drawn, strict=True)
+            terms.append(kl)
+        return terms[0] if len(terms) == 1 else torch.stack(terms).sum()
 
     def sample_weights(self, *, generator: torch.Generator | None = None) -> Params:
         """Draw every random parameter, by the user's names; differentiable in means and scales."""
@@ -97,7 +105,11 @@ class VariationalModule(nn.Module):
 
     def mean_module(self) -> nn.Module:
         """Return a plain network at the means, of the user's own classes."""
-        network = copy.deepcopy(self.network)
+        return self.plain_network({})
+
+    def plain_network(self, lent: Mapping[str, Tensor]) -> nn.Module:
+        """Return a copy of the network, of the user's own classes, with some of its tensors lent instead of copied."""
+        network = copy.deepcopy(self.network, {id(value): value for value in lent.values()})
         for module in network.modules():
             if isinstance(module, StochasticLayer):
                 make_plain(module)

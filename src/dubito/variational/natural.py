@@ -23,6 +23,7 @@ a weight.
 
 from __future__ import annotations
 
+import math
 from typing import Any, NamedTuple
 
 import torch
@@ -66,30 +67,31 @@ class Weights:
     """The means, precisions and so on of one parameter's random entries, and the parameter that is lent the draws.
 
     Args:
-        part: Posterior and prior.
+        part: Posterior and prior; the memory of its log-scale, which is written when all is done, is used meanwhile.
         parameter: The parameter of the module that is called.
         state: ``mean`` in the shape of the parameter, ``precision``, ``momentum`` and ``noise`` of the random entries.
+        first_precision: P₀.
     """
 
-    def __init__(self, part: MeanField, parameter: Tensor, state: dict[str, Tensor]) -> None:
-        self.part, self.parameter, self.state = part, parameter, state
-        self.first_precision = part.log_scale.detach().mul(-2).exp().mean().item()
+    def __init__(self, part: MeanField, parameter: Tensor, state: dict[str, Tensor], first_precision: float) -> None:
+        self.part, self.parameter, self.state = part, parameter.detach(), state
+        self.first_precision = first_precision
         prior: Any = part.prior
         self.prior_precision, self.prior_mean = prior.scale**-2, prior.loc
         self._prior_precision = torch.as_tensor(self.prior_precision, dtype=parameter.dtype, device=parameter.device)
-        self.scratch = [torch.empty_like(state["precision"]) for _ in range(2)]  # new memory at each step is slow
+        self.scratch = part.log_scale.detach()  # new memory at each step is slow
 
     def draw(self, number: int, generator: torch.Generator) -> None:
         """Put the next draw of the weights into the parameter; the first has number 0."""
-        state, parameter = self.state, self.parameter.detach()
+        mean, noise, sign = self.state["mean"], self.state["noise"], 1.0 - 2.0 * (number % 2)
         if number % 2 == 0:
             self._new_noise(number // 2, generator)
-        scale, sign = torch.rsqrt(state["precision"], out=self.scratch[0]), 1.0 - 2.0 * (number % 2)
+        scale = torch.rsqrt(self.state["precision"], out=self.scratch)
         if self.part.index is None:
-            torch.addcmul(state["mean"], state["noise"], scale, value=sign, out=parameter)
+            torch.addcmul(mean, noise, scale, value=sign, out=self.parameter)
         else:
-            chosen = self.part.chosen(state["mean"])
-            parameter.copy_(self.part.placed(chosen.addcmul_(state["noise"], scale, value=sign), state["mean"]))
+            drawn = self.part.chosen(mean).addcmul_(noise, scale, value=sign)
+            self.parameter.copy_(self.part.placed(drawn, mean))
 
     def _new_noise(self, pair: int, generator: torch.Generator) -> None:
         """Draw normal numbers, or deal those that there are to other weights."""
@@ -98,15 +100,14 @@ class Weights:
             _normal_(noise, generator)
             return
         shift = int(torch.randint(1, size, (), generator=generator, device=generator.device))
-        dealt, before = self.scratch[1].view(-1), noise.view(-1)
+        dealt, before = self.scratch.view(-1), noise.view(-1)
         dealt[:shift].copy_(before[-shift:])
         dealt[shift:].copy_(before[:-shift])
         before.copy_(dealt)
 
     def deviation(self) -> Tensor:
         """By how much the last draw differs from the mean."""
-        mean, drawn = self.part.chosen(self.state["mean"]), self.part.chosen(self.parameter.detach())
-        return torch.sub(drawn, mean, out=self.scratch[1])
+        return torch.sub(self.part.chosen(self.parameter), self.part.chosen(self.state["mean"]), out=self.scratch)
 
     def move(self, gradient: Tensor, step: Step, product: Tensor | None = None) -> None:
         r"""Take one step.
@@ -116,22 +117,27 @@ class Weights:
             step: Its numbers.
             product: $n\,\hat g$, averaged over several draws; by default of the last one.
         """
-        precision, momentum, (x, other) = self.state["precision"], self.state["momentum"], self.scratch
-        prior = self._prior_precision
-        torch.div(prior, precision, out=x).sub_(1.0).mul_(step.turnover)
+        precision, momentum, x = self.state["precision"], self.state["momentum"], self.scratch
+        forgotten, push = precision.new_full((), -step.turnover), step.turnover * step.num_data
         if product is None:
-            x.addcmul_(self.deviation(), gradient, value=step.turnover * step.num_data)
+            torch.addcmul(forgotten, self.deviation(), gradient, value=push, out=x)
         else:
-            x.add_(product, alpha=step.turnover * step.num_data)
+            torch.add(forgotten, product, alpha=push, out=x)
+        x.addcdiv_(self._prior_precision, precision, value=step.turnover)
         precision.addcmul_(precision, x.addcmul_(x, x, value=0.5))  # x + x²/2 = ((1 + x)² - 1) / 2
         momentum.lerp_(gradient, 1 - MOMENTUM)
-        mean, pull = self.part.chosen(self.state["mean"]), step.debias / step.num_data
+        self._move_mean(momentum, step)
+
+    def _move_mean(self, momentum: Tensor, step: Step) -> None:
+        """Move the mean by the pull of the prior, then by the gradient."""
+        mean = self.part.chosen(self.state["mean"])
         rate = min(step.rate * self.first_precision, step.num_data)  # at most the whole step of Newton's method
+        precision = torch.clamp_min(self.state["precision"], rate / LONGEST, out=self.scratch)
         if isinstance(self.prior_precision, Tensor) or isinstance(self.prior_mean, Tensor) or self.prior_mean:
-            slope = torch.addcmul(momentum, mean - self.prior_mean, prior, value=pull, out=x)
+            mean.addcdiv_((mean - self.prior_mean).mul_(self._prior_precision), precision, value=-rate / step.num_data)
         else:
-            slope = torch.add(momentum, mean, alpha=pull * self.prior_precision, out=x)
-        mean.addcdiv_(slope, torch.clamp_min(precision, rate / LONGEST, out=other), value=-rate / step.debias)
+            mean.addcdiv_(mean, precision, value=-rate * self.prior_precision / step.num_data)
+        mean.addcdiv_(momentum, precision, value=-rate / step.debias)
         if self.part.index is not None:
             self.state["mean"].copy_(self.part.placed(mean, self.state["mean"]))
 
@@ -170,6 +176,8 @@ class NaturalDescent:
         self.parts = {name: (part, parameters[name]) for name, part in module.parts()}
         for part, _ in self.parts.values():
             check_prior(part.prior)
+        scales = {name: part.log_scale.detach() for name, (part, _) in self.parts.items()}
+        self.first_precision = {name: scale.mul(-2).exp().mean().item() for name, scale in scales.items()}
         device = next(module.parameters())
         self.hyper = {name: value.detach().to(device).clone().requires_grad_() for name, value in hyper.items()}
         self.points = {name: value for name, value in parameters.items() if self._is_point(name, value)}
@@ -212,7 +220,7 @@ class NaturalDescent:
             self.module.train()
         weights = self._weights(state)
         loss, slopes, products = self._average(state, weights, batch, generator)
-        if not torch.isfinite(loss):
+        if not math.isfinite(loss.item()):
             raise NonFinite(f"The loss became {float(loss)}")
         lr = self.problem.training.rate(self.problem.progress_at(state["step"]))
         turnover = self.turnover * lr / self.problem.training.lr
@@ -231,7 +239,8 @@ class NaturalDescent:
             self._of, found = state["natural"], {}
             for name, (part, parameter) in self.parts.items():
                 own = {key: values[name] for key, values in state["natural"].items()}
-                found[name] = Weights(part, parameter, {"mean": state["params"][f"network.{name}"], **own})
+                own["mean"] = state["params"][f"network.{name}"]
+                found[name] = Weights(part, parameter, own, self.first_precision[name])
             self._made = found
         return self._made
 

@@ -14,7 +14,7 @@ from dubito.errors import InputError
 from dubito.likelihoods import Likelihood
 from dubito.posterior import Predictor
 from dubito.prediction import ClassPrediction, Prediction, RegressionPrediction
-from dubito.variational.layer import Memory
+from dubito.variational.layer import Memory, compute_moments
 from dubito.variational.module import VariationalModule
 
 # Samples from which the needed number is first guessed, and the most that are drawn unless told otherwise.
@@ -34,8 +34,8 @@ def local_predictor(module: VariationalModule, likelihood: Likelihood, num_sampl
         num_samples: How many samples.
     """
     module.eval()
-    for layer in module.layers:
-        layer.compute_moments()
+    if module.layers:
+        compute_moments(module.layers)
 
     def predict(inputs: Any) -> Prediction:
         for layer in module.layers:

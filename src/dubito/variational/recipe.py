@@ -43,6 +43,8 @@ class Variational(Recipe):
         kl_warmup: The fraction of all steps over which the weight of the divergence rises from 0 to `temperature`.
         kl_cycles: How often it does so, in as many equal parts of the training, each with `kl_warmup` as the fraction
             of its own steps (Fu et al. 2019, https://arxiv.org/abs/1903.10145).
+        scale_rate: A factor of the learning rate for the scales; 0.5 has them learn at half the rate of the means, as
+            sparse variational dropout wants it.
         temperature: The weight of the divergence; below 1 makes the posterior narrower.
         optimizer: ``"gradient"`` steps by the optimizer of the training settings on means and scales, or ``"natural"``
             gradients (see `dubito.variational.natural`), which cost about one step of Adam; they sample weights,
@@ -62,6 +64,7 @@ class Variational(Recipe):
     start: Literal["model", "fresh"] = "model"
     kl_warmup: float = 0.0
     kl_cycles: int = 1
+    scale_rate: float = 1.0
     temperature: float = 1.0
     optimizer: Literal["gradient", "natural"] = "gradient"
     family: Literal["mean-field", "low-rank", "full"] = "mean-field"
@@ -96,6 +99,8 @@ class Variational(Recipe):
             raise InputError(f"Natural gradients are for family='mean-field', not '{self.family}'.")
         if self.kl_warmup:
             raise InputError("Natural gradients need no warm-up of the divergence: drop kl_warmup.")
+        if self.scale_rate != 1:
+            raise InputError("Natural gradients have a step size of their own for scales: drop scale_rate.")
         if not isinstance(self.prior, ByName):
             check_prior(self.prior)
 
@@ -156,5 +161,6 @@ _RANGES = {
     "initial_scale": lambda value: 0 < value < float("inf"),
     "kl_warmup": lambda value: 0 <= value <= 1,
     "kl_cycles": lambda value: isinstance(value, int) and not isinstance(value, bool) and value >= 1,
+    "scale_rate": lambda value: 0 <= value < float("inf"),
     "temperature": lambda value: 0 < value < float("inf"),
 }

@@ -55,7 +55,8 @@ class Trainer:
         self.recipe, self.problem, self.module, self.before = recipe, problem, module, before
         self.progress, self.weight_noise = 0.0, torch.Generator()
         self._try_one_row()
-        self.plain = module.mean_module().eval()  # a plain network into which states are lent
+        own = {**dict(module.network.named_parameters()), **dict(module.network.named_buffers())}
+        self.plain = module.plain_network(own).eval()  # into which states are lent
         self.hyper = problem.likelihood.hyper()
         if "log_noise" in self.hyper:
             self.hyper["log_noise"] = fit_log_noise(problem.model, problem)
@@ -71,6 +72,7 @@ class Trainer:
                 num_samples=recipe.objective.num_samples, hyper=self.hyper, rates=rates,
             )  # fmt: skip
         scales = [name for name, _ in module.named_parameters() if not name.startswith("network.")]
+        rates |= dict.fromkeys(scales, recipe.scale_rate)
         no_decay = dict.fromkeys([*scales, *(f"network.{name}" for name in module.selection.names)], 0.0)
         return Descent(problem, module, self._loss, hyper=self.hyper, weight_decay=no_decay, rates=rates)
 
@@ -82,7 +84,8 @@ class Trainer:
     def update(self, state: State, batch: Batch, generator: torch.Generator) -> tuple[State, Info]:
         """Take one optimizer step."""
         self.progress = self.problem.progress_at(state["step"])
-        self.weight_noise.manual_seed(draw_seed(generator))  # here, for a process without rows has no loss
+        if self.module.sampled:
+            self.weight_noise.manual_seed(draw_seed(generator))  # here, for a process without rows has no loss
         return self.descent.update(state, batch, generator)
 
     def _loss(self, module: nn.Module, batch: Batch, hyper: Params, generator: torch.Generator) -> Tensor:
