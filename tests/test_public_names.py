@@ -1,0 +1,61 @@
+"""The names and arguments that other people's scripts call: a changed spelling breaks them."""
+
+from __future__ import annotations
+
+import inspect
+from typing import Any
+
+import pytest
+
+import dubito
+from dubito import likelihoods, objectives, posterior, priors, rules, select, variational
+
+RECIPES = (
+    "Laplace", "Variational", "Rank1", "BatchEnsemble", "Ensemble", "Snapshot", "SWAG", "MCDropout", "SGMCMC", "HMC",
+    "MAP",
+)  # fmt: skip
+FIT = ("likelihood", "validation", "training", "generator", "progress")
+CALLS: list[tuple[Any, tuple[str, ...]]] = [
+    (dubito.evaluate, ("posterior", "data", "ood", "shifts")),
+    (dubito.report, ("results", "path")),
+    (dubito.compress, ("posterior", "rule", "structure", "data")),
+    (dubito.distill, ("posterior", "student", "data")),
+    (dubito.acquire, ("posterior", "pool", "num", "method")),
+    (dubito.load, ("path", "model")),
+    (variational.convert, ("model", "prior", "estimator", "initial_scale", "biases")),
+    (select.subnetwork, ("size", "rule", "context")),
+    (select.largest_variance, ("size", "of")),
+    (select.largest_magnitude, ("size",)),
+    (select.random, ("size",)),
+    (likelihoods.Gaussian, ("noise",)),
+    (priors.Normal, ("loc", "scale")),
+    (priors.Cauchy, ("loc", "scale")),
+    (objectives.Renyi, ("alpha", "num_samples")),
+]
+
+
+@pytest.mark.parametrize("name", RECIPES)
+def test_recipes_fit_alike(name: str) -> None:
+    given = inspect.signature(getattr(dubito, name).fit).parameters
+    assert list(given)[:3] == ["self", "model", "data"]
+    assert all(given[each].kind is inspect.Parameter.KEYWORD_ONLY for each in FIT)
+    assert (given["likelihood"].default, given["progress"].default) == ("categorical", True)
+
+
+@pytest.mark.parametrize(("call", "names"), CALLS, ids=lambda each: getattr(each, "__name__", ""))
+def test_arguments_are_in_order(call: Any, names: tuple[str, ...]) -> None:
+    given = [name for name in inspect.signature(call).parameters if name in names]
+    assert tuple(given) == names
+
+
+def test_everything_else_is_there() -> None:
+    for home, names in {
+        select: "all last_layer layers mask",
+        likelihoods: "Categorical Bernoulli HeteroscedasticGaussian",
+        priors: "Laplace StudentT ScaleMixture LogUniform ARD LogNormal HalfCauchy Horseshoe NormalJeffreys",
+        objectives: "ELBO",
+        rules: "ModelReduction SignalToNoise LogAlpha PosteriorDamage Magnitude Random",
+        posterior.Posterior: "predict sample marginals log_evidence update save",
+        dubito: "Training Posterior Prediction",
+    }.items():
+        assert not [name for name in names.split() if not hasattr(home, name)]
