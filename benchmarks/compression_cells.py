@@ -17,7 +17,6 @@ import dubito.io
 from dubito import Training, Variational, priors
 from dubito.data import DataSet, Pair
 from dubito.posterior import Posterior
-from dubito.variational.posterior import Record, VariationalPosterior
 
 RESULTS = Path(__file__).parent / "results" / "compression"
 NETWORKS: dict[str, Callable[[], nn.Module]] = {
@@ -117,17 +116,7 @@ def train_sparse(
         _keep(checkpoint, module, optimizer, epoch + 1)
         if watch is not None:
             watch(epoch + 1, module)
-    return _posterior(module, len(x))
-
-
-def _posterior(module: Any, num_data: int) -> VariationalPosterior:
-    """The posterior of a converted network that was trained in a loop of one's own."""
-    means = module.mean_module().eval()
-    prior = {name: part.prior for name, part in module.parts()}
-    record = Record(num_data, *[math.nan] * 3, None, math.nan, None, None, None)
-    recipe = Variational(prior=priors.LogUniform())
-    found = (module.selection, module.scales(), prior, record)
-    return VariationalPosterior(means, dubito.likelihoods.Categorical(), recipe, num_data, *found)
+    return module.to_posterior(train)
 
 
 def _keep(path: str, module: nn.Module, optimizer: torch.optim.Optimizer, epoch: int) -> None:

@@ -183,7 +183,7 @@ def run(names: list[str], num_seeds: int, scale: Scale) -> None:
 def missing(name: str, data: DataSet, seed: int, scale: Scale) -> Iterator[Predictor]:
     """What predicts the rows that are not there yet."""
     task, rows = scale.task(name), laplace_rows(name, data)
-    points = {key: point for key, point in point_rows(name).items() if not scale.has(name, seed, key)}
+    points = {key: point for key, point in POINTS.items() if not scale.has(name, seed, key)}
     points = {key: point for key, point in points.items() if isinstance(point, MAP) or not scale.main_rows}
     plain, cooler = (
         {key: row for key, row in some.items() if not scale.has(name, seed, *_tunings(key))}
@@ -200,13 +200,12 @@ def missing(name: str, data: DataSet, seed: int, scale: Scale) -> Iterator[Predi
         yield laplace_predictor(cooler, tempered(network, data), data)
 
 
-def point_rows(task_name: str) -> dict[str, Recipe]:
-    """The network itself, and what else is one network or a few of them."""
-    rows: dict[str, Recipe] = {
-        "MAP": MAP(train=False),
-        "MAP, temperature": MAP(train=False, temperature="validation"),
-    }
-    return rows | ({"deep ensemble of 5": Ensemble(members=5)} if task_name == "fashion-mlp" else {})
+# The network itself, and what else is one network or a few of them.
+POINTS: dict[str, Recipe] = {
+    "MAP": MAP(train=False),
+    "MAP, temperature": MAP(train=False, temperature="validation"),
+    "deep ensemble of 5": Ensemble(members=5),
+}
 
 
 def _tunings(row: str) -> list[str]:
@@ -296,7 +295,7 @@ def table(task: str, num_seeds: int, scale: Scale) -> str:
     """A Markdown table of what is there, mean ± standard deviation over seeds."""
     data, _ = load(scale.task(task))
     laplace = laplace_rows(task, data)
-    rows = [*point_rows(task), *(row for key in laplace | tempered_rows(laplace) for row in _tunings(key))]
+    rows = [*POINTS, *(row for key in laplace | tempered_rows(laplace) for row in _tunings(key))]
     lines: list[str] = []
     for row in rows:
         paths = [scale.cell(task, row, seed) for seed in range(num_seeds)]

@@ -20,6 +20,7 @@ from typing import Any
 import torch
 from calibration import TASKS
 from quality import RESULTS, run, table
+from torch import nn
 
 import dubito
 import dubito.reporting  # the tables read evaluations
@@ -59,29 +60,46 @@ MC_DROPOUT = {
 }  # fmt: skip
 TEMPERATURES = (1.0, 0.3, 0.1)
 UCI_STEPS = 4000
+UCI = Variational(prior=LEARNED, start="fresh", kl_warmup=0.3)
 
 
 def uci(splits: int) -> None:
     """Fill in the missing cells of the UCI table and print it."""
     for split in range(splits):  # outermost, so that a run that is stopped has all data sets
         for name in MC_DROPOUT:
-            path = _uci_path(name, split)
-            if not path.is_file():
-                path.parent.mkdir(parents=True, exist_ok=True)
-                path.write_text(json.dumps(uci_cell(name, split)))
-                print(f"{name} {split}: {path.read_text()}", flush=True)
+            for kind, work in UCI_CELLS.items():
+                path = _uci_path(name, split, kind)
+                if not path.is_file():
+                    path.parent.mkdir(parents=True, exist_ok=True)
+                    path.write_text(json.dumps(work(name, split)))
+                    print(f"{name} {split}: {path.read_text()}", flush=True)
     print(uci_table(splits))
 
 
-def uci_cell(name: str, split: int) -> dict[str, float]:
-    """Return the test log-likelihood per point, in original units, of each method on one split."""
+def uci_data(name: str, split: int) -> tuple[Any, Training]:
+    """Return one split, and training settings with about as many steps for all data sets."""
     data = dubito.data.load(f"uci/{name}", split=split)
-    torch.manual_seed(split)
-    model = models.mlp(data.input_shape[0], 1, hidden=50)
     count = len(data.train[0])
     batch_size = min(128, max(32, count // 10))
     epochs = max(20, UCI_STEPS // math.ceil(count / batch_size))
-    training = Training(epochs=epochs, lr=1e-2, batch_size=batch_size)
+    return data, Training(epochs=epochs, lr=1e-2, batch_size=batch_size)
+
+
+def uci_network(data: Any, split: int, outputs: int = 1) -> nn.Module:
+    """One hidden layer of 50 units."""
+    torch.manual_seed(split)
+    return models.mlp(data.input_shape[0], outputs, hidden=50)
+
+
+def everything(data: Any) -> Any:
+    """Training and validation data, for what chooses nothing, or has chosen."""
+    return tuple(torch.cat(parts) for parts in zip(data.train, data.validation, strict=True))
+
+
+def uci_cell(name: str, split: int) -> dict[str, float]:
+    """Return the test log-likelihood per point, in original units, of each method that needs validation data."""
+    data, training = uci_data(name, split)
+    model = uci_network(data, split)
     fit: dict[str, Any] = {"likelihood": "gaussian", "validation": data.validation, "progress": False}
     point = MAP().fit(model, data.train, training=training.replace(restore_best=True), **fit)
     found: dict[str, Posterior] = {
@@ -89,19 +107,29 @@ def uci_cell(name: str, split: int) -> dict[str, float]:
         "MAP, temperature": MAP(train=False, temperature="validation").fit(point.model, data.train, **fit),
         "Laplace": Laplace(prior_precision="validation").fit(point.model, data.train, **fit),
     }
-    recipe = Variational(prior=LEARNED, start="fresh", kl_warmup=0.3)
-    fits = {t: recipe.replace(temperature=t).fit(model, data.train, training=training, **fit) for t in TEMPERATURES}
-    found["variational, T = 1"] = fits[1.0]
+    fits = {t: UCI.replace(temperature=t).fit(model, data.train, training=training, **fit) for t in TEMPERATURES}
     best = max(TEMPERATURES, key=lambda t: log_likelihood(fits[t], data, "validation"))
-    everything = tuple(torch.cat(parts) for parts in zip(data.train, data.validation, strict=True))
-    found["variational, T by validation"] = recipe.replace(temperature=best).fit(
-        model, everything, training=training, likelihood="gaussian", progress=False
+    found["variational, T by validation"] = UCI.replace(temperature=best).fit(
+        model, everything(data), training=training, likelihood="gaussian", progress=False
     )
     return {method: log_likelihood(posterior, data, "test") for method, posterior in found.items()}
 
 
-def _uci_path(name: str, split: int) -> Path:
-    return RESULTS / "uci-splits" / f"{name}-{split}.json"
+def uci_all_cell(name: str, split: int) -> dict[str, float]:
+    """The same of methods that choose nothing, and learn from all of the training data."""
+    data, training = uci_data(name, split)
+    fit: dict[str, Any] = {"training": training, "progress": False}
+    plain = UCI.fit(uci_network(data, split), everything(data), likelihood="gaussian", **fit)
+    noisy = UCI.fit(uci_network(data, split, outputs=2), everything(data), likelihood="heteroscedastic", **fit)
+    found = {"variational, T = 1": plain, "variational, T = 1, noise from the input": noisy}
+    return {method: log_likelihood(posterior, data, "test") for method, posterior in found.items()}
+
+
+UCI_CELLS = {"chosen": uci_cell, "all": uci_all_cell}
+
+
+def _uci_path(name: str, split: int, kind: str) -> Path:
+    return RESULTS / "uci-splits" / f"{name}-{split}-{kind}.json"
 
 
 def log_likelihood(posterior: Posterior, data: Any, part: str) -> float:
@@ -115,8 +143,11 @@ def uci_table(splits: int) -> str:
     """Return a Markdown table: mean ± standard error over the splits that are there."""
     lines: list[str] = []
     for name, published in MC_DROPOUT.items():
-        paths = [_uci_path(name, split) for split in range(splits)]
-        cells = [json.loads(path.read_text()) for path in paths if path.is_file()]
+        cells = []
+        for split in range(splits):
+            paths = [_uci_path(name, split, kind) for kind in UCI_CELLS]
+            if all(path.is_file() for path in paths):
+                cells.append({key: value for path in paths for key, value in json.loads(path.read_text()).items()})
         if not cells:
             continue
         if not lines:

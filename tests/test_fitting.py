@@ -498,3 +498,24 @@ class TestFullBatches:
         posterior = Average().fit(network(), classification())
         with pytest.raises(UnsupportedError, match="MAP posterior defines no evidence"):
             posterior.log_evidence()
+
+
+@pytest.mark.parametrize(
+    ("model", "options", "message"),
+    [
+        ("net", {}, "The model must be a torch.nn.Module, not str"),
+        (nn.Linear(2, 2), {"training": "long"}, r"training must be a Training\(\.\.\.\), not 'long'"),
+        (nn.Linear(2, 2), {"generator": 3}, "generator must be a torch.Generator, .* not 3"),
+    ],
+)
+def test_arguments_of_a_wrong_kind(model: Any, options: Any, message: str) -> None:
+    with pytest.raises(InputError, match=message):
+        MAP().fit(model, (torch.randn(4, 2), torch.tensor([0, 1, 0, 1])), progress=False, **options)
+
+
+def test_sparse_embeddings_are_trained_with_whole_gradients() -> None:
+    model = nn.Sequential(nn.Embedding(5, 3, sparse=True), nn.Flatten(), nn.Linear(6, 2))
+    data = (torch.randint(5, (8, 2)), torch.tensor([0, 1] * 4))
+    posterior = MAP(prior_precision=1.0).fit(model, data, training=Training(epochs=1), progress=False)
+    assert model[0].sparse
+    assert not torch.equal(posterior.model[0].weight, model[0].weight)

@@ -102,6 +102,36 @@ class TestELBO:
         torch.testing.assert_close(shares, call(slice(0, 12)), rtol=1e-6, atol=0)
 
 
+    def test_converted_parts_of_another_module(self) -> None:
+        body, head = (convert(nn.Linear(3, 3), initial_scale=1e-9) for _ in range(2))
+        whole = nn.Sequential(body, nn.Tanh(), head)
+        x, y = torch.randn(5, 3), torch.arange(5) % 3
+        plain = nn.functional.cross_entropy(nn.Sequential(body.mean_module(), nn.Tanh(), head.mean_module())(x), y)
+        loss = objectives.ELBO()(whole, x, y, num_data=50)  # type: ignore[arg-type]
+        torch.testing.assert_close(loss, plain + (body.kl() + head.kl()) / 50)
+        with pytest.raises(InputError, match="not one inside of another module"):
+            objectives.Renyi(0.5)(whole, x, y, num_data=50)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"num_data": 0}, "num_data is the number"),
+        ({"num_data": "all"}, "num_data is the number"),
+        ({"temperature": -1.0}, "temperature must be"),
+        ({"likelihood": "poisson"}, "no likelihood"),
+        ({"module": nn.Linear(3, 2)}, "No part of the module has random weights"),
+        ({"inputs": torch.zeros(0, 3), "targets": torch.zeros(0).long()}, "The batch is empty"),
+        ({"targets": torch.tensor([0, 1, 2, 0])}, "The label 2 lies outside"),
+        ({"targets": torch.tensor([0, 1])}, "need labels of shape"),
+    ],
+)
+def test_bad_batches_are_one_sentence(options: Any, message: str) -> None:
+    batch = {"module": convert(nn.Linear(3, 2)), "inputs": torch.zeros(4, 3), "targets": torch.zeros(4).long()}
+    with pytest.raises(InputError, match=message):
+        objectives.ELBO()(**{**batch, "num_data": 4, **options})
+
+
 class TestRenyi:
     def test_the_bound_of_given_ratios(self) -> None:
         ratios = torch.tensor([1.0, 3.0, -2.0], dtype=torch.float64)
@@ -115,6 +145,18 @@ class TestRenyi:
             assert float(objectives.Renyi(near).bound(ratios)) == pytest.approx(2 / 3, abs=1e-5)
         large = objectives.Renyi(-100.0).bound(1e4 * ratios)
         assert float(large) == pytest.approx(3e4, abs=0.1)  # no overflow
+
+    @pytest.mark.parametrize("gap", [1e-3, 1e-5, 1e-7, 1e-9, -1e-7])
+    def test_it_goes_to_the_mean_in_single_precision(self, gap: float) -> None:
+        ratios = torch.tensor([-1030.0, -1000.0, -990.0, -1020.0])
+        expected = -1010.0 + gap * float(ratios.double().var(correction=0)) / 2  # to first order in 1 - α
+        assert float(objectives.Renyi(1 - gap).bound(ratios)) == pytest.approx(expected, abs=1e-3)
+
+    def test_draws_that_are_impossible(self) -> None:
+        ratios = torch.tensor([-math.inf, 2.0])
+        assert float(objectives.Renyi(0.0).bound(ratios)) == pytest.approx(2.0 - math.log(2))
+        assert float(objectives.Renyi(2.0).bound(ratios)) == -math.inf
+        assert float(objectives.Renyi(0.0).bound(ratios[:1])) == -math.inf
 
     def test_every_order_is_the_evidence_at_the_true_posterior(self) -> None:
         """All ratios are equal there, and no noise is left in the gradient."""
@@ -181,6 +223,26 @@ class TestRenyi:
             torch.manual_seed(0)
             losses.append(loss_of(objective, module, oracle))
         torch.testing.assert_close(*losses, rtol=0, atol=0)
+
+    @pytest.mark.parametrize("family", ["mean-field", "full"])
+    def test_a_learned_mixture_has_its_hyperprior(self, family: Any) -> None:
+        x, y = torch.randn(5, 3), torch.arange(5) % 2
+        layer, found, slopes = nn.Linear(3, 2), {}, {}
+        for pair in (None, (3.0, 0.5)):
+            torch.manual_seed(0)
+            mixture = priors.Mixture(2, hyperprior=pair, zero_hyperprior=None)
+            module = convert(layer, prior=mixture, estimator="weight", family=family)
+            part: Any = dict(module.parts())["weight"]
+            with torch.no_grad():
+                part.prior_log_scales.fill_(-1.0)
+            torch.manual_seed(1)
+            found[pair] = objectives.Renyi(0.5, 3)(module, x, y, num_data=10, temperature=0.5)
+            slopes[pair] = torch.autograd.grad(found[pair], part.prior_log_scales)[0]
+        penalty = part.prior.penalty()
+        (slope,) = torch.autograd.grad(penalty, part.prior_log_scales)
+        torch.testing.assert_close(found[3.0, 0.5] - found[None], 0.05 * penalty.detach(), rtol=1e-4, atol=1e-5)
+        torch.testing.assert_close(slopes[3.0, 0.5] - slopes[None], 0.05 * slope, rtol=1e-4, atol=1e-5)
+        assert float(slope.abs().max()) > 1
 
     def test_it_needs_joint_draws(self) -> None:
         oracle = correlated()

@@ -47,7 +47,9 @@ def fit(
 ) -> Posterior:
     """Fit `recipe`; see `Recipe.fit`."""
     generator = default_generator(generator)
-    training = training or recipe.default_training()
+    training = recipe.default_training() if training is None else training
+    if not isinstance(training, Training):
+        raise InputError(f"training must be a Training(...), not {training!r}.")
     private = private_copy(model)
     weight = next(private.parameters())
     place: dict[str, Any] = {"device": weight.device, "dtype": weight.dtype}
@@ -81,6 +83,8 @@ def fit(
 
 def private_copy(model: nn.Module) -> nn.Module:
     """Return a copy of the user's network that we may change."""
+    if not isinstance(model, nn.Module):
+        raise InputError(f"The model must be a torch.nn.Module, not {type(model).__name__}.")
     if any(isinstance(p, nn.UninitializedParameter) for p in model.parameters()):
         raise InputError("The model has lazy layers: call it once on a batch, so that they know their shapes.")
     try:
@@ -91,6 +95,9 @@ def private_copy(model: nn.Module) -> nn.Module:
         raise InputError("The model has no parameters: there is nothing to be uncertain about.")
     for value in private.parameters():
         value.grad = None
+    for module in private.modules():
+        if isinstance(module, nn.Embedding | nn.EmbeddingBag):
+            module.sparse = False  # divergences and penalties have a slope at every entry
     return private
 
 

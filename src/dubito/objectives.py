@@ -9,11 +9,13 @@ from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
+from contextlib import ExitStack
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from numbers import Integral, Real
+from typing import TYPE_CHECKING, Any, cast
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from dubito import batches, likelihoods, params
 from dubito.errors import InputError
@@ -42,7 +44,11 @@ class Step:
 
     def explained(self, outputs: Tensor) -> Tensor:
         """The log-likelihood of the rows, summed."""
-        return self.likelihood.log_prob(outputs, self.targets, self.hyper).sum()
+        try:
+            return self.likelihood.log_prob(outputs, self.targets, self.hyper).sum()
+        except (LookupError, ValueError, RuntimeError):
+            self.likelihood.check(outputs, self.targets)  # says what is wrong with them, if they are
+            raise
 
 
 @setting
@@ -69,7 +75,7 @@ class Objective(Setting, ABC):
         """Return the negative bound per datum, estimated from one batch.
 
         Args:
-            module: What `dubito.variational.convert` returned.
+            module: What `dubito.variational.convert` returned, or, for the ELBO, any module with such parts.
             inputs: The inputs of the batch.
             targets: Its targets.
             num_data: The number of examples in the whole data.
@@ -78,14 +84,25 @@ class Objective(Setting, ABC):
             hyper: The learned settings of the likelihood.
             batch_size: The size of the whole batch where these rows are only this process's share of it.
         """
-        if self.needs_weight_samples and module.estimator != "weight":
-            raise InputError(
-                f"{self!r} needs joint draws of all weights, but the module puts noise on outputs: convert with "
-                "estimator='weight'."
-            )
+        self._check(module, num_data, temperature)
         rows, known = batches.num_rows(inputs), likelihoods.resolve(likelihood)
+        if rows == 0:
+            raise InputError("The batch is empty.")
         step = Step(inputs, targets, num_data, known, temperature, hyper, rows, batch_size or rows)
         return self.loss(module, step)
+
+    def _check(self, module: nn.Module, num_data: int, temperature: float) -> None:
+        if not isinstance(num_data, Integral) or num_data < 1:
+            raise InputError(f"num_data is the number of examples in the whole data, a whole number, got {num_data!r}.")
+        if not isinstance(temperature, Real) or not 0 <= temperature < math.inf:
+            raise InputError(f"temperature must be a number, 0 or more, got {temperature!r}.")
+        if not _converted_parts(module):
+            raise InputError("No part of the module has random weights: take what dubito.variational.convert returns.")
+        if self.needs_weight_samples and getattr(module, "estimator", "") != "weight":
+            raise InputError(
+                f"{self!r} needs joint draws of all weights: give it a converted network itself, not one inside of "
+                "another module, from convert(..., estimator='weight')."
+            )
 
     @abstractmethod
     def loss(self, module: VariationalModule, step: Step) -> Tensor:
@@ -110,7 +127,9 @@ class ELBO(Objective):
 
     def loss(self, module: VariationalModule, step: Step) -> Tensor:
         r"""Return $-\frac1B \sum_n \log p(y_n \mid x_n, w) + T\,\mathrm{KL} / N$."""
-        with module.shared_moments() as kl:
+        with ExitStack() as stack:
+            terms = [stack.enter_context(part.shared_moments()) for part in _converted_parts(module)]
+            kl = terms[0] if len(terms) == 1 else torch.stack(terms).sum()
             draws = [step.explained(params.call(module, step.inputs)) for _ in range(self.num_samples)]
         share = step.temperature * step.rows / step.batch_size / step.num_data
         return -torch.stack(draws).mean() / step.batch_size + kl * share
@@ -161,7 +180,10 @@ class Renyi(Objective):
         if math.isinf(self.alpha):
             return log_ratios.amax(0) if self.alpha < 0 else log_ratios.amin(0)
         power = 1 - self.alpha
-        return (torch.logsumexp(power * log_ratios, 0) - math.log(len(log_ratios))) / power
+        most = log_ratios.amax(0) if power > 0 else log_ratios.amin(0)
+        # by differences to the draw that counts most, and log1p, so that nothing cancels where α is close to 1
+        rest = (power * (log_ratios - most)).expm1().mean(0).log1p() / power
+        return torch.where(most.isinf(), most, most + rest)
 
     def loss(self, module: VariationalModule, step: Step) -> Tensor:
         r"""Return $-\mathcal L_\alpha / N$."""
@@ -202,6 +224,13 @@ class Renyi(Objective):
         if math.isinf(self.alpha):
             return [1.0] * len(shares)
         return list(1 - temperature * (1 - self.alpha) * (1 - shares))
+
+
+def _converted_parts(module: nn.Module) -> list[VariationalModule]:
+    """The converted networks in a module, which may be one itself."""
+    if hasattr(module, "shared_moments"):
+        return [cast("VariationalModule", module)]
+    return [cast("VariationalModule", part) for part in module.modules() if hasattr(part, "shared_moments")]
 
 
 def _check_count(num_samples: int) -> None:

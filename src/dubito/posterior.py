@@ -145,8 +145,9 @@ class Posterior(ABC):
             options: What the family offers beyond this, such as `link` for Laplace.
         """
         count = self.default_samples if num_samples is None else num_samples
-        if count < 1:
-            raise InputError(f"num_samples must be at least 1, not {count}.")
+        for name, value in {"num_samples": count, "batch_size": batch_size}.items():
+            if not isinstance(value, int) or value < 1:
+                raise InputError(f"{name} must be a whole number of at least 1, not {value!r}.")
         generator = default_generator(generator)
         stream = Stream(int(digest(generator.get_state()), 16) >> 1, self.device)  # for a network that draws by itself
         with torch.no_grad(), stream.active():

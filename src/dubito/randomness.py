@@ -11,6 +11,8 @@ from typing import Any
 import numpy as np
 import torch
 
+from dubito.errors import InputError
+
 DEFAULT_SEED = 0
 
 # How to read and how to put back the state of one global generator.
@@ -19,7 +21,11 @@ _Door = tuple[Callable[[], Any], Callable[[Any], None]]
 
 def default_generator(generator: torch.Generator | None) -> torch.Generator:
     """Return `generator`, or a new one with a fixed seed: the same call gives the same result."""
-    return torch.Generator().manual_seed(DEFAULT_SEED) if generator is None else generator
+    if generator is None:
+        return torch.Generator().manual_seed(DEFAULT_SEED)
+    if not isinstance(generator, torch.Generator):
+        raise InputError(f"generator must be a torch.Generator, such as torch.Generator(), not {generator!r}.")
+    return generator
 
 
 def draw_seed(generator: torch.Generator) -> int:

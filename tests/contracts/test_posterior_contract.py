@@ -53,7 +53,7 @@ RECIPES: list[Recipe] = [
     Variational(prior=priors.ARD(), estimator="flipout", biases="random", kl_warmup=0.5),
     Variational(prior=priors.LogUniform(), weights=select.last_layer(), temperature=0.1),
     Variational(prior=priors.StudentT(3.0), objective=objectives.Renyi(0.5, num_samples=2), estimator="weight"),
-    Variational(prior=priors.Normal("model", 0.1), weights=select.random(0.5)),
+    Variational(prior=priors.Normal("model", 0.1), weights=select.random(0.5), biases="random"),
     Variational(optimizer="natural", biases="random"),
     Variational(family="full", weights=select.last_layer()),
     Variational(family="low-rank", rank=3, kl_warmup=0.5, kl_cycles=2),
@@ -208,8 +208,9 @@ class TestPredict:
             case.posterior.predict(x[:, :1].repeat(1, x.shape[1] + 3))
         with pytest.raises(InputError, match="empty"):
             case.posterior.predict(x[:0])
-        with pytest.raises(InputError, match="num_samples must be at least 1"):
-            case.posterior.predict(x, num_samples=0)
+        for wrong in ({"num_samples": 0}, {"num_samples": 2.5}, {"batch_size": 0}, {"batch_size": "all"}):
+            with pytest.raises(InputError, match=f"{next(iter(wrong))} must be a whole number of at least 1"):
+                case.posterior.predict(x, **wrong)
         with pytest.raises(InputError, match="no predict option 'colour'"):
             case.posterior.predict(x, colour="red")
 

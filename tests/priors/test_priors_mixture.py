@@ -109,6 +109,10 @@ def test_bad_settings_are_one_sentence() -> None:
         Mixture(zero_share=1.0)
     with pytest.raises(InputError, match="two positive numbers"):
         Mixture(hyperprior=(1.0, -1.0))
+    with pytest.raises(InputError, match="two positive numbers"):
+        Mixture(zero_hyperprior=5.0)
+    with pytest.raises(InputError, match="between 0 and 1"):
+        Mixture(zero_share="half")
 
 
 def test_it_travels() -> None:

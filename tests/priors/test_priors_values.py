@@ -292,6 +292,10 @@ def test_the_improper_prior_says_what_it_lacks() -> None:
         lambda: priors.Cauchy(math.inf),
         lambda: priors.HalfCauchy("wide"),
         lambda: priors.ByName({}),
+        lambda: priors.ByName("narrow"),
+        lambda: priors.Normal(0.0, "learn", hyperprior=3.0),
+        lambda: priors.ScaleMixture(1.0),
+        lambda: priors.ScaleMixture((1.0, 0.1), 0.5),
     ],
 )
 def test_bad_settings_are_one_sentence(make: Any) -> None:

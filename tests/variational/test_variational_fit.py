@@ -180,9 +180,9 @@ class TestWhatMoves:
 
     def test_single_weights(self) -> None:
         network = seeded(mlp)
-        posterior = self.fit(network, weights=select.random(4))
+        posterior = self.fit(network, weights=select.random(4), biases="random")
         mean, variance = posterior.marginals()
-        assert sum(int((value > 0).sum()) for value in variance.values()) == posterior.selection.num_weights <= 4
+        assert sum(int((value > 0).sum()) for value in variance.values()) == posterior.selection.num_weights == 4
         for name, value in params.of(network).items():
             assert torch.equal(mean[name] != value, variance[name] > 0)
 
@@ -328,6 +328,26 @@ class TestDiagnosis:
         cold: Any = Variational(temperature=1e-3).fit(network, (x, y), training=LONG.replace(epochs=100))
         assert "underfits" not in str(cold.diagnose())
 
+    def test_weights_that_carry_nothing(self) -> None:
+        wide = nn.Sequential(nn.Linear(3, 50), nn.Linear(50, 2)).double()
+        with torch.no_grad():
+            for value in wide.parameters():
+                value.mul_(0.01)
+        posterior: Any = Variational(initial_scale=1.0).fit(wide, classes(), training=SHORT.replace(epochs=0))
+        diagnosis = posterior.diagnose()
+        assert diagnosis.collapsed == 1.0  # N(μ, 1) under N(0, 1) with tiny means
+        assert "100% of the random weights are back at their prior" in str(diagnosis)
+
+    def test_noise_that_harms_the_means(self) -> None:
+        x, y = classes()
+        network = MAP().fit(seeded(mlp), (x, y), training=LONG.replace(epochs=60)).model
+        rough = Training(epochs=3, lr=0.5, batch_size=2, schedule="constant")
+        posterior: Any = Variational(estimator="weight").fit(network, (x, y), training=rough)
+        diagnosis = posterior.diagnose()
+        assert diagnosis.nll_at_mean > diagnosis.nll_at_start + 0.2
+        assert diagnosis.gradient_noise > 0.9
+        assert "of the last gradients was noise: take larger batches" in str(diagnosis)
+
     def test_without_a_closed_form_it_says_less(self) -> None:
         posterior: Any = Variational(prior=priors.StudentT()).fit(seeded(mlp), classes(), training=SHORT)
         assert posterior.diagnose().collapsed is None
@@ -368,9 +388,15 @@ def test_files_keep_priors_by_weight(tmp_path: Path) -> None:
         ({"kl_warmup": 2.0}, "out of range"),
         ({"kl_cycles": 0}, "out of range"),
         ({"scale_rate": -0.1}, "out of range"),
+        ({"initial_scale": "small"}, "out of range"),
+        ({"temperature": None}, "out of range"),
+        ({"kl_warmup": True}, "out of range"),
+        ({"kl_cycles": 1.5}, "out of range"),
+        ({"kl_cycles": 3}, "give kl_warmup too"),
         ({"objective": objectives.Renyi(0.5)}, "estimator='weight'"),
         ({"objective": objectives.Renyi(-1.0), "estimator": "flipout"}, "estimator='weight'"),
         ({"prior": priors.Normal("model", 1.0), "start": "fresh"}, "needs start='model'"),
+        ({"prior": priors.ByName({"*": priors.Normal("model", 1.0)}), "start": "fresh"}, "needs start='model'"),
     ],
 )
 def test_bad_settings_are_one_sentence(options: Any, message: str) -> None:

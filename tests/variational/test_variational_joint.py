@@ -192,7 +192,9 @@ class TestFit:
 
     def test_some_weights(self) -> None:
         start = seeded(mlp)
-        found: Any = Variational(family="full", weights=select.random(8)).fit(start, classes(), training=SHORT)
+        found: Any = Variational(family="full", weights=select.random(8), biases="random").fit(
+            start, classes(), training=SHORT
+        )
         assert found.factor.shape == (found.selection.num_weights,) * 2
         _, variance = found.marginals()
         for name, before in params.of(start).items():

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, distributions, nn
 from variational_cases import NETWORKS, TOKENS, Loop, Reading, Tied, convolutional, encoder, mlp, normal, seeded
 
-from dubito import params, priors, select, variational
+from dubito import objectives, params, priors, select, variational
 from dubito.errors import InputError
 from dubito.variational import convert
 from dubito.variational.layer import StochasticLayer
@@ -312,6 +312,14 @@ class TestSelections:
         trained = {name for name, value in module.named_parameters() if value.requires_grad}
         assert trained == {"network.2.weight", "network.2.bias", "posterior.2/weight.log_scale"}
 
+    def test_single_weights_that_stay_points_are_said(self) -> None:
+        mask = {"0.weight": torch.eye(5, 3, dtype=torch.bool), "0.bias": torch.arange(5) < 2}
+        with pytest.warns(select.SelectionWarning, match="2 of the 5 chosen weights .* biases='random'"):
+            module = convert(seeded(mlp), weights=select.mask(mask))
+        assert module.selection.num_weights == 3
+        assert convert(seeded(mlp), weights=select.mask(mask), biases="random").selection.num_weights == 5
+        convert(seeded(mlp), weights=select.layers("0"))  # of a whole layer nothing is said
+
     def test_priors_by_name(self) -> None:
         network = seeded(mlp)
         by_name = priors.ByName({"0.*": priors.Normal(0, 2), "*": priors.Normal("model", 0.1)})
@@ -329,6 +337,11 @@ class TestSelections:
         ({"biases": "maybe"}, "biases must be one of"),
         ({"rest": "perhaps"}, "rest must be one of"),
         ({"initial_scale": 0.0}, "initial_scale"),
+        ({"initial_scale": "small"}, "initial_scale"),
+        ({"initial_scale": {}}, "nothing for the random '0.weight'"),
+        ({"initial_scale": {"0.weight": torch.ones(2)}}, "must be of shape"),
+        ({"initial_scale": dict.fromkeys(("0.weight", "2.weight"), torch.tensor(-0.1))}, "not negative"),
+        ({"weights": "last"}, "one of dubito.select"),
         ({"weights": select.layers("*.bias")}, "biases='random'"),
         ({"prior": priors.Normal(torch.zeros(7))}, "has shape"),
     ],
@@ -336,6 +349,26 @@ class TestSelections:
 def test_bad_input_is_one_sentence(options: Any, message: str) -> None:
     with pytest.raises(InputError, match=message):
         convert(seeded(mlp), **options)
+
+
+@each_estimator
+def test_sparse_gradients_become_dense(estimator: Any) -> None:
+    network = nn.Sequential(nn.Embedding(5, 3, sparse=True), nn.Flatten(), nn.Linear(6, 2))
+    module = convert(network, estimator=estimator)
+    objectives.ELBO()(module, torch.tensor([[0, 1], [1, 1]]), torch.tensor([0, 1]), num_data=2).backward()
+    assert not any(value.grad.is_sparse for value in module.parameters() if value.grad is not None)
+    assert module.network[0]._parameters["weight"].grad is not None  # type: ignore[index]
+    assert network[0].sparse
+
+
+def test_only_networks_are_converted() -> None:
+    with pytest.raises(InputError, match="takes a network"):
+        convert(lambda x: x)  # type: ignore[arg-type]
+
+
+def test_a_draw_needs_a_generator() -> None:
+    with pytest.raises(InputError, match=r"must be a torch\.Generator, seeded"):
+        convert(seeded(mlp)).freeze(0)  # type: ignore[arg-type]
 
 
 def test_a_converted_module_is_not_converted_again() -> None:

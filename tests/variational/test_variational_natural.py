@@ -21,6 +21,7 @@ from oracles import LinearRegression, regression_data
 
 LONG = Training(epochs=1000, lr=1e-2, batch_size=1000)
 SHORT = Training(epochs=2, lr=1e-3, batch_size=16)
+SOME = select.random(0.4) & select.layers("*.weight")
 
 
 def recipe(**options: Any) -> Variational:
@@ -171,12 +172,12 @@ class TestTraining:
     def test_single_weights(self) -> None:
         data = classes()
         start = seeded(mlp)
-        held: Any = Variational(weights=select.random(0.4), optimizer="natural").fit(start, data, training=SHORT)
+        held: Any = Variational(weights=SOME, optimizer="natural").fit(start, data, training=SHORT)
         _, variance = held.marginals()
         for name, before in params.of(start).items():
             moved = held.mean()[name] != before
             assert bool((moved == (variance[name] > 0)).all())
-        fresh: Any = Variational(weights=select.random(0.4), optimizer="natural", start="fresh")
+        fresh: Any = Variational(weights=SOME, optimizer="natural", start="fresh")
         found = fresh.fit(start, data, training=SHORT)
         assert 0 < found.selection.num_weights < 25
         assert bool(torch.isfinite(flat_mean(found)).all())

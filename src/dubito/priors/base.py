@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
-from typing import ClassVar, TypeVar
+from typing import ClassVar, TypeGuard, TypeVar
 
 import torch
 from torch import Tensor
@@ -69,6 +69,10 @@ class Prior(Setting, ABC):
         """Return the prior with what is learned at its best value for a normal posterior; itself if nothing is."""
         return self
 
+    def penalty(self) -> Tensor | float:
+        """Return the negative log-density of the tensors that are trained with the weights under their hyperprior."""
+        return 0.0
+
     def resolve(self, name: str, weights: Tensor) -> Prior:
         """Return the prior of one parameter: the part for its name, with ``loc="model"`` at the given weights."""
         return self
@@ -108,7 +112,7 @@ def check_positive(prior: Prior, *names: str) -> None:
         if isinstance(value, Tensor):
             good = bool(((value > 0) & value.isfinite()).all())
         else:
-            good = _is_number(value) and 0 < value < math.inf
+            good = is_number(value) and 0 < value < math.inf
         if not good:
             shown = f"a tensor from {value.min():g}" if isinstance(value, Tensor) else repr(value)
             raise InputError(f"The {name} of {prior.setting_name} must be positive, got {shown}.")
@@ -118,7 +122,7 @@ def check_number(prior: Prior, *names: str) -> None:
     """Raise unless the named fields are finite numbers, or tensors of them."""
     for name in names:
         value = getattr(prior, name)
-        good = bool(value.isfinite().all()) if isinstance(value, Tensor) else _is_number(value) and math.isfinite(value)
+        good = bool(value.isfinite().all()) if isinstance(value, Tensor) else is_number(value) and math.isfinite(value)
         if not good:
             raise InputError(f"The {name} of {prior.setting_name} must be a number, got {value!r}.")
 
@@ -151,5 +155,13 @@ def _normal(shape: Sequence[int], w: Tensor, generator: torch.Generator | None) 
     return torch.empty(tuple(shape), dtype=w.dtype, device=device).normal_(generator=generator).to(w.device)
 
 
-def _is_number(value: object) -> bool:
+def is_number(value: object) -> TypeGuard[float]:
+    """Whether it is an int or a float; a bool is not one."""
     return isinstance(value, int | float) and not isinstance(value, bool)
+
+
+def are_positive(values: object, count: int | None = None) -> TypeGuard[tuple[float, ...]]:
+    """Whether it is a tuple or list of positive finite numbers, of at least one, or of `count`."""
+    if not isinstance(values, tuple | list) or not len(values) or (count is not None and len(values) != count):
+        return False
+    return all(is_number(value) and 0 < value < math.inf for value in values)

@@ -24,7 +24,8 @@ class ByName(Prior):
     priors: Mapping[str, Prior]
 
     def __post_init__(self) -> None:
-        if not self.priors or not all(isinstance(prior, Prior) for prior in self.priors.values()):
+        mapping = isinstance(self.priors, Mapping) and len(self.priors) > 0
+        if not mapping or not all(isinstance(prior, Prior) for prior in self.priors.values()):
             raise InputError("priors.ByName takes a dict from names or patterns to priors.")
         for prior in self.priors.values():
             require_real(prior)

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from dubito.errors import InputError
-from dubito.priors.base import Prior, blank, unchecked
+from dubito.priors.base import Prior, are_positive, blank, is_number, unchecked
 from dubito.settings import setting
 
 Hyperprior = tuple[float, float] | None
@@ -54,10 +54,10 @@ class Mixture(Prior):
     def __post_init__(self) -> None:
         if not isinstance(self.components, int) or not 2 <= self.components <= 256:
             raise InputError(f"A mixture has 2 to 256 components, got {self.components!r}.")
-        if not 0 < self.zero_share < 1:
+        if not is_number(self.zero_share) or not 0 < self.zero_share < 1:
             raise InputError(f"zero_share must lie between 0 and 1, got {self.zero_share!r}.")
         for pair in (self.zero_hyperprior, self.hyperprior):
-            if pair is not None and (len(pair) != 2 or not all(0 < part < math.inf for part in pair)):
+            if pair is not None and not are_positive(pair, 2):
                 raise InputError(f"A hyperprior must be two positive numbers (shape, rate), got {pair!r}.")
 
     def resolve(self, name: str, weights: Tensor) -> Mixture:

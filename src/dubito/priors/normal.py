@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from dubito.errors import InputError
-from dubito.priors.base import Prior, Value, blank, check_number, check_positive, like, log, unchecked
+from dubito.priors.base import Prior, Value, are_positive, blank, check_number, check_positive, like, log, unchecked
 from dubito.settings import setting
 
 
@@ -56,7 +56,7 @@ class Normal(Prior):
             return
         if self.scale != "learn":
             raise InputError("A hyperprior is for a learned scale: write priors.Normal(scale='learn', hyperprior=...).")
-        if len(self.hyperprior) != 2 or not all(0 < part < math.inf for part in self.hyperprior):
+        if not are_positive(self.hyperprior, 2):
             raise InputError(f"The hyperprior must be two positive numbers (shape, rate), got {self.hyperprior!r}.")
 
     @property

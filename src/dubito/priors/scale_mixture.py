@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from dubito.errors import InputError
-from dubito.priors.base import Prior, Value, blank, check_number, like
+from dubito.priors.base import Prior, Value, are_positive, blank, check_number, like
 from dubito.settings import setting
 
 
@@ -33,11 +33,11 @@ class ScaleMixture(Prior):
 
     def __post_init__(self) -> None:
         check_number(self, "loc")
-        if not self.scales or not all(0 < scale < math.inf for scale in self.scales):
+        if not are_positive(self.scales):
             raise InputError(f"The scales of a mixture must be positive numbers, got {self.scales!r}.")
         if self.shares is None:
             return
-        fits = len(self.shares) == len(self.scales) and all(share > 0 for share in self.shares)
+        fits = are_positive(self.shares) and len(self.shares) == len(self.scales)
         if not fits or abs(sum(self.shares) - 1) > 1e-6:
             wanted = f"{len(self.scales)} positive numbers that add up to 1"
             raise InputError(f"The shares of a mixture must be {wanted}, got {self.shares!r}.")

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import warnings
 from collections import Counter
 from typing import Literal
 
+import torch
 from torch import Tensor, nn
 
 from dubito.errors import InputError
@@ -12,7 +14,8 @@ from dubito.fitting import private_copy
 from dubito.layers import rule_for
 from dubito.layers.norm import NormRule
 from dubito.priors import GroupPrior, Normal, Prior
-from dubito.priors.base import require_real
+from dubito.priors.base import is_number, require_real
+from dubito.select import SelectionWarning
 from dubito.select import all as all_weights
 from dubito.selection import Selection, SelectionRule
 from dubito.variational.correlations import FAMILIES
@@ -60,26 +63,45 @@ def convert(
     >>> means = module.mean_module().weight
     >>> torch.testing.assert_close(module.kl(), 0.5 * means.square().sum())  # N(μ, 1) under N(0, 1)
     """
-    _check(model, prior, estimator, initial_scale, biases, rest)
+    _check(model, prior, estimator, initial_scale, biases, weights, rest)
     check_family(family, rank, prior)
     network = private_copy(model)
     chosen = weights if isinstance(weights, Selection) else weights.resolve(network)
     selection = random_weights(network, chosen, biases)
+    module = _converted(network, chosen, selection, prior, estimator, initial_scale, rest == "hold", family, rank)
+    module.settings = {
+        "prior": prior, "estimator": estimator, "initial_scale": initial_scale, "biases": biases, "weights": weights,
+        "family": family, "rank": rank,
+    }  # fmt: skip
+    return module.train(model.training)
+
+
+def _converted(
+    network: nn.Module,
+    chosen: Selection,
+    selection: Selection,
+    prior: Prior,
+    estimator: str,
+    initial_scale: float | dict[str, Tensor],
+    hold_rest: bool,
+    family: str,
+    rank: int,
+) -> VariationalModule:
+    """Make a module of a network, which is changed: `selection` is what can be random of the `chosen` weights."""
     parameters = dict(network.named_parameters())
-    if rest == "hold":
+    if hold_rest:
         for name, value in parameters.items():
             value.requires_grad_(value.requires_grad and (name in selection.indices or chosen.is_whole(name)))
     if isinstance(prior, GroupPrior):
         from dubito.variational.groups.convert import convert_groups
 
-        groups = convert_groups(network, selection, prior, estimator, initial_scale, rest == "hold")
-        return groups.train(model.training)
-    posterior = _fields(parameters, selection, prior, initial_scale, rest == "hold")
+        return convert_groups(network, selection, prior, estimator, initial_scale, hold_rest)
+    posterior = _fields(parameters, selection, prior, initial_scale, hold_rest)
     if family != "mean-field":
-        return JointModule(network, posterior, selection, family, rank).train(model.training)
+        return JointModule(network, posterior, selection, family, rank)
     if estimator != "weight":
         _put_noise_on_outputs(network, posterior, estimator)
-    return VariationalModule(network, posterior, selection, estimator).train(model.training)
+    return VariationalModule(network, posterior, selection, estimator)
 
 
 def _fields(
@@ -94,9 +116,19 @@ def _fields(
     for name in selection.names:
         mean, index = parameters[name], selection.indices[name]
         entries = mean.detach() if index is None else mean.detach().flatten()[index.to(mean.device)]
-        scale = initial_scale[name] if isinstance(initial_scale, dict) else initial_scale
+        scale = _scale_of(name, entries.shape, initial_scale) if isinstance(initial_scale, dict) else initial_scale
         fields[name] = MeanField(mean, index, prior.resolve(name, entries), scale, hold_rest)
     return fields
+
+
+def _scale_of(name: str, shape: tuple[int, ...], scales: dict[str, Tensor]) -> Tensor:
+    """The scales of one parameter's random entries."""
+    if name not in scales:
+        raise InputError(f"initial_scale has nothing for the random '{name}': give a tensor for each, or a number.")
+    scale = torch.as_tensor(scales[name])
+    if scale.shape not in ((), shape) or not bool((scale >= 0).all()):  # 0 is where a fitted one has underflowed
+        raise InputError(f"The initial_scale of '{name}' must be of shape {tuple(shape)}, and not negative.")
+    return scale
 
 
 def random_weights(network: nn.Module, chosen: Selection, biases: str) -> Selection:
@@ -115,7 +147,20 @@ def random_weights(network: nn.Module, chosen: Selection, biases: str) -> Select
     selection = Selection.from_masks(chosen.shapes, kept)
     if selection.num_weights == 0:
         raise InputError("Only biases or constants are selected, and they are not random: pass biases='random'.")
+    _warn_of_points({name: int(mask.sum()) for name, mask in masks.items() if name not in kept}, chosen)
     return selection
+
+
+def _warn_of_points(left_out: dict[str, int], chosen: Selection) -> None:
+    """Say that some of so many single weights are not random; whoever chooses layers knows of their biases."""
+    count = sum(left_out.values())
+    if count and any(index is not None for index in chosen.indices.values()):
+        warnings.warn(
+            f"{count:,} of the {chosen.num_weights:,} chosen weights are biases or gains of normalizations and stay "
+            "points: pass biases='random' to make them random too, or choose among the others, as with "
+            "select.subnetwork(size, candidates='weights').",
+            SelectionWarning, stacklevel=4,
+        )  # fmt: skip
 
 
 def _put_noise_on_outputs(network: nn.Module, posterior: dict[str, MeanField], estimator: str) -> None:
@@ -144,8 +189,18 @@ def check_family(family: str, rank: int, prior: Prior) -> None:
 
 
 def _check(
-    model: nn.Module, prior: Prior, estimator: str, initial_scale: float | dict[str, Tensor], biases: str, rest: str
+    model: nn.Module,
+    prior: Prior,
+    estimator: str,
+    initial_scale: float | dict[str, Tensor],
+    biases: str,
+    weights: SelectionRule | Selection,
+    rest: str,
 ) -> None:
+    if not isinstance(model, nn.Module):
+        raise InputError(f"convert takes a network, an nn.Module, not {model!r}.")
+    if not isinstance(weights, SelectionRule | Selection):
+        raise InputError(f"weights must be one of dubito.select, such as select.last_layer(), not {weights!r}.")
     if not isinstance(prior, Prior):
         raise InputError(f"prior must be one of dubito.priors, such as priors.Normal(0, 1), not {prior!r}.")
     require_real(prior)
@@ -153,7 +208,7 @@ def _check(
     for name, (given, allowed) in choices.items():
         if given not in allowed:
             raise InputError(f"{name} must be one of {', '.join(allowed)}, got {given!r}.")
-    if not isinstance(initial_scale, dict) and not 0 < initial_scale < float("inf"):
+    if not isinstance(initial_scale, dict) and not (is_number(initial_scale) and 0 < initial_scale < float("inf")):
         raise InputError(f"initial_scale is a standard deviation and must be positive, got {initial_scale!r}.")
     if any(isinstance(module, VariationalModule | StochasticLayer) for module in model.modules()):
         raise InputError("The model is converted already: convert the plain network, or take its mean_module().")

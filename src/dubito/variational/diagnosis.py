@@ -80,17 +80,24 @@ def diagnose(posterior: VariationalPosterior) -> Diagnosis:
 def _findings(found: Diagnosis, is_update: bool, is_sparse: bool) -> Iterator[str]:
     """The sentences that apply, the most important first."""
     reference = min(nll for nll in (found.nll_at_start, found.nll_at_mean) if nll is not None)
-    if found.nll_per_datum - reference > 0.1 + 0.1 * abs(reference):
+    if _is_worse(found.nll_per_datum, reference):
         yield (
             f"It underfits: NLL {found.nll_per_datum:.3f} where one network reaches {reference:.3f}. Lower the "
             "temperature (0.1, say), or choose fewer random weights (select.last_layer())."
+        )
+    noisy = found.gradient_noise is not None and found.gradient_noise > 0.9
+    if noisy and _is_worse(found.nll_at_mean, found.nll_at_start) and not is_update:
+        yield (
+            f"The means explain the data worse than the network given (NLL {found.nll_at_mean:.3f}), and "
+            f"{found.gradient_noise:.0%} of the last gradients was noise: take larger batches, more draws "
+            "(objectives.ELBO(num_samples=4)), estimator='local' if it was another, or a lower learning rate."
         )
     if found.moving_scales is not None and found.moving_scales > 0.5:
         yield (
             f"{found.moving_scales:.0%} of the scales were still moving when training ended, so they depend on "
             "initial_scale: train longer, or with a larger learning rate."
         )
-    elif found.kl_per_datum > max(found.nll_per_datum, 1.0) and not is_update:
+    elif found.kl_per_datum > max(found.nll_per_datum, 1.0) and not is_update and not is_sparse:
         yield (
             f"The divergence ({found.kl_per_datum:.2f} nats per datum) outweighs the likelihood: there are many random "
             "weights for this much data; choose fewer, or a prior around the model (priors.Normal('model', 0.1))."
@@ -100,3 +107,8 @@ def _findings(found: Diagnosis, is_update: bool, is_sparse: bool) -> Iterator[st
             f"{found.collapsed:.0%} of the random weights are back at their prior and carry nothing: a smaller network "
             "would do, or a lower temperature."
         )
+
+
+def _is_worse(nll: float, reference: float | None) -> bool:
+    """Whether it is so by more than a tenth of a nat and of the reference."""
+    return reference is not None and nll - reference > 0.1 + 0.1 * abs(reference)

@@ -104,7 +104,7 @@ class JointModule(VariationalModule):
         for name, part in self.parts():
             spread = marginal[self.selection.slices[name]].view_as(part.log_scale)
             prior_of = part.prior.fitted(part.chosen(means[name]), spread)
-            terms.append(prior_of.log_prob(part.chosen(weights[name])).sum())
+            terms.append(prior_of.log_prob(part.chosen(weights[name])).sum() - prior_of.penalty())
         return torch.stack(terms).sum() - log_q
 
     def scales(self) -> Tensor:

@@ -102,12 +102,16 @@ class MeanField(nn.Module):
         return self.prior.summed_kl(self.chosen(mean), self.log_scale, generator=generator)
 
     def log_ratio(self, mean: Tensor, weight: Tensor) -> Tensor:
-        r"""$\log p(w) - \log q(w)$ summed over the random entries, differentiable in `weight` alone."""
+        r"""$\log p(w) - \log q(w)$ summed over the random entries, with the hyperprior of what the prior learns.
+
+        It is differentiable in `weight` and in what the prior learns, not in mean and scale.
+        """
         drawn, center = self.chosen(weight), self.chosen(mean).detach()
         log_scale = self.log_scale.detach()
         scale = log_scale.exp()
         log_q = -0.5 * ((drawn - center) / scale).square() - log_scale - 0.5 * math.log(2 * math.pi)
-        return (self.prior.fitted(center, scale).log_prob(drawn) - log_q).sum()
+        prior = self.prior.fitted(center, scale)
+        return (prior.log_prob(drawn) - log_q).sum() - prior.penalty()
 
     def scale_gradient(self, gradient: Tensor, factor: Tensor | float) -> Tensor:
         """Multiply a gradient in the shape of the parameter by a factor, at the random entries."""

@@ -5,16 +5,22 @@ from __future__ import annotations
 import copy
 from collections.abc import Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from typing import Any
+from typing import TYPE_CHECKING, Any, cast
 
 import torch
 from torch import Tensor, nn
 
 from dubito import params
+from dubito.errors import InputError
 from dubito.params import Params
 from dubito.selection import Selection
 from dubito.variational.layer import StochasticLayer, compute_moments, make_plain
 from dubito.variational.mean_field import MeanField, samples_and_kl
+
+if TYPE_CHECKING:
+    from dubito.batches import Data
+    from dubito.likelihoods import Likelihood
+    from dubito.variational.posterior import VariationalPosterior
 
 # Modules with a fused path that reads the weights of their parts instead of calling them.
 FUSED = (nn.MultiheadAttention, nn.TransformerEncoderLayer, nn.TransformerEncoder)
@@ -46,6 +52,7 @@ class VariationalModule(nn.Module):
         on_outputs = {id(part) for layer in self.layers for part in layer.random.values()}
         self.sampled = [name for name, part in posterior.items() if id(part) not in on_outputs]
         self.has_fused_parts = any(isinstance(module, FUSED) for module in network.modules())
+        self.settings: dict[str, Any] = {}  # what `convert` was told, for `to_posterior`
         self.weight_noise: torch.Generator | None = None
         self.ready: Params = {}  # weights that a training step has drawn already, for its first call
 
@@ -117,8 +124,38 @@ class VariationalModule(nn.Module):
 
     def freeze(self, generator: torch.Generator | None = None) -> nn.Module:
         """Return a plain network at one draw of the weights."""
+        if generator is not None and not isinstance(generator, torch.Generator):
+            raise InputError(f"The generator must be a torch.Generator, seeded by manual_seed, not {generator!r}.")
         with torch.no_grad():
             return params.load_(self.mean_module(), self.sample_weights(generator=generator))
+
+    def to_posterior(
+        self,
+        data: Data,
+        *,
+        likelihood: str | Likelihood = "categorical",
+        temperature: float = 1.0,
+        num_data: int | None = None,
+        generator: torch.Generator | None = None,
+    ) -> VariationalPosterior:
+        """Return what was learned in a loop of one's own as a posterior, as `Variational.fit` would.
+
+        It can predict, be saved, compressed, diagnosed and updated. Nothing is trained, and this module is not changed.
+
+        Args:
+            data: The training data, on which is measured how well the posterior explains them.
+            likelihood: How outputs explain targets; the noise of ``"gaussian"`` is found on the data.
+            temperature: What the divergence was weighted with in the loop; updates will do so too.
+            num_data: The number of examples where the data cannot be counted.
+            generator: The source of the draws with which is measured; by default the same call gives the same numbers.
+        """
+        from dubito.training import Training
+        from dubito.variational.finished import Finished
+
+        options: dict[str, Any] = {"likelihood": likelihood, "num_data": num_data, "generator": generator}
+        recipe, network = Finished(self, temperature), self.mean_module()
+        found = recipe.fit(network, data, training=Training(epochs=0), progress=False, **options)
+        return cast("VariationalPosterior", found)
 
     def parts(self) -> Iterator[tuple[str, MeanField]]:
         """Yield the posteriors by the user's names, in the order of the selection."""

@@ -14,6 +14,7 @@ from dubito.errors import InputError
 from dubito.likelihoods import Likelihood
 from dubito.posterior import Predictor
 from dubito.prediction import ClassPrediction, Prediction, RegressionPrediction
+from dubito.priors.base import is_number
 from dubito.variational.layer import Memory, compute_moments
 from dubito.variational.module import VariationalModule
 
@@ -58,7 +59,7 @@ def predict_to(standard_error: float, most: int | None, predict: Callable[[int],
         most: The most samples to draw; the prediction with so many is given where they are not enough.
         predict: From a number of samples to the prediction.
     """
-    if not 0 < standard_error < math.inf:
+    if not is_number(standard_error) or not 0 < standard_error < math.inf:
         raise InputError(f"standard_error must be a positive number, got {standard_error!r}.")
     limit = MOST if most is None else most
     count = min(PILOT, limit)

@@ -10,7 +10,7 @@ from dubito.errors import InputError, UnsupportedError
 from dubito.inference import Inference, Problem
 from dubito.objectives import ELBO, Objective
 from dubito.priors import ByName, GroupPrior, Normal, Prior
-from dubito.priors.base import require_real
+from dubito.priors.base import is_number, require_real
 from dubito.recipe import Recipe
 from dubito.select import all as all_weights
 from dubito.selection import SelectionRule
@@ -80,16 +80,18 @@ class Variational(Recipe):
             if getattr(self, name) not in allowed:
                 raise InputError(f"Variational({name}={getattr(self, name)!r}) is not one of {', '.join(allowed)}.")
         for name, good in _RANGES.items():
-            if not good(getattr(self, name)):
+            if not (is_number(getattr(self, name)) and good(getattr(self, name))):
                 raise InputError(f"Variational({name}={getattr(self, name)!r}) is out of range.")
         if self.objective.needs_weight_samples and self.sampling != "weight":
             raise InputError(f"{self.objective!r} needs joint draws of all weights: use estimator='weight' with it.")
+        if self.kl_cycles > 1 and self.kl_warmup == 0:
+            raise InputError("kl_cycles repeats the warm-up of the divergence: give kl_warmup too, such as 0.5.")
         check_family(self.family, self.rank, self.prior)
         if self.optimizer == "natural":
             self._check_natural()
         if isinstance(self.prior, GroupPrior):
             self._check_groups()
-        if self.starts_fresh and isinstance(getattr(self.prior, "loc", None), str):
+        if self.starts_fresh and _is_around_the_model(self.prior):
             raise InputError("A prior around the model's weights needs start='model': fresh weights are no knowledge.")
 
     def _check_natural(self) -> None:
@@ -156,11 +158,17 @@ class Variational(Recipe):
         return 1.0 if isinstance(variance, Tensor) else 1 / variance
 
 
+def _is_around_the_model(prior: Prior) -> bool:
+    if isinstance(prior, ByName):
+        return any(_is_around_the_model(part) for part in prior.priors.values())
+    return isinstance(getattr(prior, "loc", None), str)
+
+
 _HOME = {"prior": "priors", "objective": "objectives", "weights": "select"}
 _RANGES = {
     "initial_scale": lambda value: 0 < value < float("inf"),
     "kl_warmup": lambda value: 0 <= value <= 1,
-    "kl_cycles": lambda value: isinstance(value, int) and not isinstance(value, bool) and value >= 1,
+    "kl_cycles": lambda value: isinstance(value, int) and value >= 1,
     "scale_rate": lambda value: 0 <= value < float("inf"),
     "temperature": lambda value: 0 < value < float("inf"),
 }

@@ -148,8 +148,8 @@ class Trainer:
 
     def _at_start(self) -> float | None:
         """How well the network that was given explains the data, at the noise that suits it best."""
-        if self.recipe.starts_fresh:
-            return None
+        if self.recipe.starts_fresh or self.problem.training.epochs == 0:
+            return None  # there is no such network, or it is the one at the means
         likelihood = self.problem.likelihood.resolved(self.hyper)
         return float(data_log_likelihood(self.problem.model.eval(), [{}], self.problem.source, likelihood)[0])
 
