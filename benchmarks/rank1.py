@@ -67,6 +67,11 @@ def normal(prior: float, spread: float) -> Any:
     return mixture(Rank1, prior=priors.Normal(1.0, prior), spread=spread, initial_scale=min(prior, 0.3))
 
 
+def signs(prior: float) -> Any:
+    """The same from random signs, which a narrow prior would forbid."""
+    return mixture(Rank1, prior=priors.Normal(1.0, prior), start="fresh", initial="sign", initial_scale=0.1)
+
+
 def cauchy(prior: float) -> Any:
     """Rank-1 factors with heavy tails."""
     return mixture(Rank1, posterior="cauchy", prior=priors.Cauchy(1.0, prior), spread=0.5, initial_scale=prior / 3)
@@ -89,6 +94,7 @@ METHODS: dict[str, Method] = {
         "prior scale 0.1, spread 0.1": normal(0.1, 0.1),
         "prior scale 0.1, spread 0.5": normal(0.1, 0.5),
         "prior scale 0.5, spread 0.5": normal(0.5, 0.5),
+        "prior scale 1, random signs": signs(1.0),
     }),
     "rank-1 Cauchy": Method({f"prior scale {scale}": cauchy(scale) for scale in (0.003, 0.01, 0.1)}),
 }  # fmt: skip
