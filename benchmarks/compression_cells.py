@@ -69,9 +69,10 @@ def sparse_network(kind: str, data: DataSet, name: str, seed: int, epochs: int) 
     """A network trained by sparse variational dropout, as in the published recipe.
 
     log σ² starts at −10, scales learn at half the rate of means (the papers step in log σ², we in log σ), and the rate
-    is constant for half of the time before it falls to zero. The divergence comes in over the first epochs.
+    is constant for half of the time before it falls to zero. The divergence comes in over the first few epochs.
     """
-    warmup = 7 / 12 if epochs <= 12 else min(1 / 6, 20 / epochs)
+    begin, end = (1, 7) if epochs <= 12 else (0, 5) if epochs < 100 else (5, 20)
+    warmup = (begin / epochs, end / epochs)
     recipe = Variational(prior=priors.LogUniform(), initial_scale=math.exp(-5), kl_warmup=warmup, scale_rate=0.5)
 
     def train(model: nn.Module, path: str) -> Posterior:

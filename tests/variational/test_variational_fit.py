@@ -386,6 +386,8 @@ def test_files_keep_priors_by_weight(tmp_path: Path) -> None:
         ({"initial_scale": -1.0}, "out of range"),
         ({"temperature": 0.0}, "out of range"),
         ({"kl_warmup": 2.0}, "out of range"),
+        ({"kl_warmup": (0.5, 0.5)}, "out of range"),
+        ({"kl_warmup": (0.5,)}, "out of range"),
         ({"kl_cycles": 0}, "out of range"),
         ({"scale_rate": -0.1}, "out of range"),
         ({"initial_scale": "small"}, "out of range"),

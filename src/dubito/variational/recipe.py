@@ -40,7 +40,8 @@ class Variational(Recipe):
         biases: Whether biases and the gains of normalization layers are random too, or trained as points.
         initial_scale: The standard deviation of every weight at the start.
         start: ``"model"`` starts at the model's weights, ``"fresh"`` at newly drawn ones.
-        kl_warmup: The fraction of all steps over which the weight of the divergence rises from 0 to `temperature`.
+        kl_warmup: The fraction of all steps over which the weight of the divergence rises from 0 to `temperature`; or a
+            pair, the fractions at which the rise begins and ends.
         kl_cycles: How often it does so, in as many equal parts of the training, each with `kl_warmup` as the fraction
             of its own steps (Fu et al. 2019, https://arxiv.org/abs/1903.10145).
         scale_rate: A factor of the learning rate for the scales; 0.5 has them learn at half the rate of the means, as
@@ -62,7 +63,7 @@ class Variational(Recipe):
     biases: Literal["deterministic", "random"] = "deterministic"
     initial_scale: float = 0.03
     start: Literal["model", "fresh"] = "model"
-    kl_warmup: float = 0.0
+    kl_warmup: float | tuple[float, float] = 0.0
     kl_cycles: int = 1
     scale_rate: float = 1.0
     temperature: float = 1.0
@@ -80,11 +81,11 @@ class Variational(Recipe):
             if getattr(self, name) not in allowed:
                 raise InputError(f"Variational({name}={getattr(self, name)!r}) is not one of {', '.join(allowed)}.")
         for name, good in _RANGES.items():
-            if not (is_number(getattr(self, name)) and good(getattr(self, name))):
+            if not (is_number(getattr(self, name)) and good(getattr(self, name))) and not self._is_pair(name):
                 raise InputError(f"Variational({name}={getattr(self, name)!r}) is out of range.")
         if self.objective.needs_weight_samples and self.sampling != "weight":
             raise InputError(f"{self.objective!r} needs joint draws of all weights: use estimator='weight' with it.")
-        if self.kl_cycles > 1 and self.kl_warmup == 0:
+        if self.kl_cycles > 1 and self._rise[1] == 0:
             raise InputError("kl_cycles repeats the warm-up of the divergence: give kl_warmup too, such as 0.5.")
         check_family(self.family, self.rank, self.prior)
         if self.optimizer == "natural":
@@ -99,7 +100,7 @@ class Variational(Recipe):
             raise InputError(f"Natural gradients are those of the ELBO, not of {self.objective!r}.")
         if self.family != "mean-field":
             raise InputError(f"Natural gradients are for family='mean-field', not '{self.family}'.")
-        if self.kl_warmup:
+        if self._rise[1]:
             raise InputError("Natural gradients need no warm-up of the divergence: drop kl_warmup.")
         if self.scale_rate != 1:
             raise InputError("Natural gradients have a step size of their own for scales: drop scale_rate.")
@@ -117,10 +118,25 @@ class Variational(Recipe):
         >>> recipe = Variational(kl_warmup=0.5, kl_cycles=2)
         >>> [recipe.kl_weight(done) for done in (0.0, 0.125, 0.25, 0.375, 0.5, 1.0)]
         [0.0, 0.5, 1.0, 1.0, 0.0, 1.0]
+        >>> [Variational(kl_warmup=(0.25, 0.75)).kl_weight(done) for done in (0.0, 0.25, 0.5, 0.75)]
+        [0.0, 0.0, 0.5, 1.0]
         """
-        if self.kl_warmup == 0 or progress >= 1:
+        begin, end = self._rise
+        if end == 0 or progress >= 1:
             return 1.0
-        return min(progress * self.kl_cycles % 1.0 / self.kl_warmup, 1.0)
+        return min(max((progress * self.kl_cycles % 1.0 - begin) / (end - begin), 0.0), 1.0)
+
+    def _is_pair(self, name: str) -> bool:
+        """Whether this is a warm-up between two fractions of all steps."""
+        pair = self.kl_warmup
+        if name != "kl_warmup" or not isinstance(pair, tuple) or len(pair) != 2 or not all(map(is_number, pair)):
+            return False
+        return 0 <= pair[0] < pair[1] <= 1
+
+    @property
+    def _rise(self) -> tuple[float, float]:
+        """The fractions of all steps, or of a cycle, at which the weight of the divergence begins and ends to rise."""
+        return self.kl_warmup if isinstance(self.kl_warmup, tuple) else (0.0, self.kl_warmup)
 
     def build(self, problem: Problem) -> Inference:
         """Return the steps of training."""
