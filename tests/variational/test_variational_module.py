@@ -319,6 +319,7 @@ class TestSelections:
         assert module.selection.num_weights == 3
         assert convert(seeded(mlp), weights=select.mask(mask), biases="random").selection.num_weights == 5
         convert(seeded(mlp), weights=select.layers("0"))  # of a whole layer nothing is said
+        convert(seeded(mlp), weights=select.mask({**mask, "0.bias": torch.ones(5, dtype=torch.bool)}))  # nor of a bias
 
     def test_priors_by_name(self) -> None:
         network = seeded(mlp)

@@ -152,9 +152,9 @@ def random_weights(network: nn.Module, chosen: Selection, biases: str) -> Select
 
 
 def _warn_of_points(left_out: dict[str, int], chosen: Selection) -> None:
-    """Say that some of so many single weights are not random; whoever chooses layers knows of their biases."""
+    """Say that some of so many single weights are not random; whoever chooses whole biases knows of them."""
     count = sum(left_out.values())
-    if count and any(index is not None for index in chosen.indices.values()):
+    if any(chosen.indices.get(name) is not None for name, number in left_out.items() if number):
         warnings.warn(
             f"{count:,} of the {chosen.num_weights:,} chosen weights are biases or gains of normalizations and stay "
             "points: pass biases='random' to make them random too, or choose among the others, as with "
