@@ -109,15 +109,16 @@ def test_an_interrupted_run_goes_on_exactly(
 def test_so_does_one_that_is_stopped_again_and_again(
     name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    expected = weights_of(start(name))
-    for _ in range(20):
-        try:
-            with monkeypatch.context() as patch:
-                interrupt_at(2, patch)
+    expected, found, stops = weights_of(start(name)), None, 0
+    while found is None and stops < 20:
+        with monkeypatch.context() as patch:
+            interrupt_at(2, patch)
+            try:
                 found = weights_of(start(name, tmp_path / "run", checkpoint_every=1e9))
-            break
-        except KeyboardInterrupt:
-            continue
+            except KeyboardInterrupt:
+                stops += 1
+    assert stops >= 2
+    assert found is not None
     assert torch.equal(found, expected)
 
 

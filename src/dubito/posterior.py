@@ -20,7 +20,7 @@ from dubito.errors import DubitoError, FileFormatError, InputError, UnsupportedE
 from dubito.params import Params
 from dubito.prediction import Prediction
 from dubito.randomness import Stream, default_generator
-from dubito.settings import Setting, digest, load_all
+from dubito.settings import Setting, digest, is_whole, load_all
 
 if TYPE_CHECKING:
     from dubito.batches import Data
@@ -146,7 +146,7 @@ class Posterior(ABC):
         """
         count = self.default_samples if num_samples is None else num_samples
         for name, value in {"num_samples": count, "batch_size": batch_size}.items():
-            if not isinstance(value, int) or value < 1:
+            if not is_whole(value, 1):
                 raise InputError(f"{name} must be a whole number of at least 1, not {value!r}.")
         generator = default_generator(generator)
         stream = Stream(int(digest(generator.get_state()), 16) >> 1, self.device)  # for a network that draws by itself

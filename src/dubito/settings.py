@@ -16,7 +16,8 @@ import json
 import math
 import sys
 from collections.abc import Mapping
-from typing import Any, ClassVar, Self, TypeVar, dataclass_transform
+from numbers import Integral, Real
+from typing import Any, ClassVar, Self, TypeGuard, TypeVar, dataclass_transform
 
 import numpy as np
 import torch
@@ -261,3 +262,21 @@ def _decode_type(text: str) -> type[Any]:
     if not isinstance(found, type):
         raise InputError(f"A saved setting names the type '{text}': import the module that defines it first.")
     return found
+
+
+def is_number(value: object) -> TypeGuard[float]:
+    """Whether something is a plain real number; a bool is not one.
+
+    >>> is_number(0.5), is_number(True), is_number("0.5")
+    (True, False, False)
+    """
+    return isinstance(value, Real) and not isinstance(value, bool)
+
+
+def is_whole(value: object, least: int) -> TypeGuard[int]:
+    """Whether something is a whole number of at least `least`; a bool is not one.
+
+    >>> is_whole(3, 1), is_whole(0, 1), is_whole(3.0, 1)
+    (True, False, False)
+    """
+    return isinstance(value, Integral) and not isinstance(value, bool) and int(value) >= least

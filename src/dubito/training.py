@@ -5,11 +5,10 @@ from __future__ import annotations
 import math
 import os
 from collections.abc import Callable
-from numbers import Integral
 from typing import Any, Literal
 
 from dubito.errors import InputError
-from dubito.settings import Setting, setting
+from dubito.settings import Setting, is_whole, setting
 
 
 @setting
@@ -96,22 +95,18 @@ class Training(Setting):
         return self.early_stopping is not None or self.restore_best
 
 
-def _is_whole(number: Any) -> bool:
-    return isinstance(number, Integral) and not isinstance(number, bool)
-
-
 _RANGES: dict[str, Callable[[Any], bool]] = {
-    "epochs": lambda v: _is_whole(v) and v >= 0,
+    "epochs": lambda v: is_whole(v, 0),
     "lr": lambda v: 0 < v < math.inf,
-    "batch_size": lambda v: _is_whole(v) and v >= 1,
+    "batch_size": lambda v: is_whole(v, 1),
     "optimizer": lambda v: v in ("adam", "adamw", "sgd"),
     "momentum": lambda v: 0 <= v < 1,
     "weight_decay": lambda v: 0 <= v < math.inf,
     "schedule": lambda v: v in ("constant", "cosine", "linear", "hold", "step"),
     "warmup": lambda v: 0 <= v < 1,
     "clip": lambda v: v is None or v > 0,
-    "early_stopping": lambda v: v is None or (_is_whole(v) and v >= 1),
-    "evidence_every": lambda v: v is None or (_is_whole(v) and v >= 1),
-    "evidence_burn_in": lambda v: _is_whole(v) and v >= 0,
+    "early_stopping": lambda v: v is None or is_whole(v, 1),
+    "evidence_every": lambda v: v is None or is_whole(v, 1),
+    "evidence_burn_in": lambda v: is_whole(v, 0),
     "checkpoint_every": lambda v: v >= 0,
 }

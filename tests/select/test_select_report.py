@@ -11,7 +11,7 @@ from dubito import select
 from dubito.errors import InputError, UnsupportedError
 from dubito.select import report as reporting
 from dubito.select.report import SubnetworkReport
-from dubito.selection import SelectionRule
+from dubito.selection import Selection, SelectionRule
 
 PRIOR = 0.7
 
@@ -158,6 +158,18 @@ def test_a_union_adds_the_ordered_weights_to_the_others(rule: SelectionRule) -> 
     same_end(found, reported(one, select.mask(rule.resolve(one.model, one.data, one.likelihood, PRIOR).masks())))
 
 
+def without_a_sweep(rule: SelectionRule, why: str) -> tuple[SubnetworkReport, Selection]:
+    """The report on weights of which there is one size only, and what the rule chose."""
+    one = case("categorical")
+    found, chosen = reported(one, rule), rule.resolve(one.model, one.data, one.likelihood, PRIOR)
+    assert found.selection == chosen
+    assert found.sizes == range(chosen.num_weights, chosen.num_weights + 1)
+    for ask in (lambda: found.recommended, found.figure):
+        with pytest.raises(UnsupportedError, match=why):
+            ask()
+    return found, chosen
+
+
 @pytest.mark.parametrize(
     "rule",
     [
@@ -170,20 +182,14 @@ def test_a_union_adds_the_ordered_weights_to_the_others(rule: SelectionRule) -> 
     ids=repr,
 )
 def test_weights_without_an_order_have_no_sweep(rule: SelectionRule) -> None:
+    found, chosen = without_a_sweep(rule, "come without an order in which to add them")
     one = case("categorical")
-    found = reported(one, rule)
-    chosen = rule.resolve(one.model, one.data, one.likelihood, PRIOR)
-    assert found.selection == chosen
-    assert found.sizes == range(chosen.num_weights, chosen.num_weights + 1)
     rows, matrix = centred(one, jacobian(one)), curvature(one)
     where = torch.cat([m.flatten() for m in chosen.masks().values()]).nonzero().flatten().tolist()
     total = captured(rows, matrix, PRIOR, list(range(31)))
     assert found.captured.tolist() == pytest.approx([captured(rows, matrix, PRIOR, where) / total], rel=1e-10)
     assert "no sweep over sizes" in str(found)
     assert "recommended size  " not in str(found)
-    for ask in (lambda: found.recommended, found.figure):
-        with pytest.raises(UnsupportedError, match="come without an order in which to add them"):
-            ask()
 
 
 @pytest.mark.parametrize(
@@ -197,18 +203,11 @@ def test_weights_without_an_order_have_no_sweep(rule: SelectionRule) -> None:
     ids=repr,
 )
 def test_a_rule_with_a_size_that_adds_nothing_to_a_union_is_named(rule: SelectionRule) -> None:
-    one = case("categorical")
-    found = reported(one, rule)
-    chosen = rule.resolve(one.model, one.data, one.likelihood, PRIOR)
-    assert found.selection == chosen
-    assert found.sizes == range(chosen.num_weights, chosen.num_weights + 1)
+    found, _ = without_a_sweep(rule, "adds no weight to the others")
     assert str(found).endswith(
         "because in this union the rule with a size adds no weight to the others: give it other candidates, or report "
         "on it alone."
     )
-    for ask in (lambda: found.recommended, found.figure):
-        with pytest.raises(UnsupportedError, match="adds no weight to the others"):
-            ask()
 
 
 @pytest.mark.parametrize("rule", [LAST | select.subnetwork(1, candidates="0"), select.subnetwork(1)], ids=repr)

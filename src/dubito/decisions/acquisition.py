@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from numbers import Integral
 from typing import Any, Literal, get_args
 
 import torch
@@ -19,6 +18,7 @@ from dubito.params import Params
 from dubito.posterior import Posterior
 from dubito.prediction import Prediction
 from dubito.randomness import default_generator
+from dubito.settings import is_whole
 
 Method = Literal["bald", "batchbald", "variance", "entropy", "random"]
 
@@ -58,7 +58,7 @@ def acquire(
         raise InputError(f"There is no method {method!r}: use one of {', '.join(get_args(Method))}.")
     inputs = batches.as_tensors(inputs_of(posterior, pool, "pool"))
     size = batches.num_rows(inputs)
-    if not isinstance(num, Integral) or isinstance(num, bool) or not 1 <= num <= size:
+    if not is_whole(num, 1) or num > size:
         raise InputError(f"num must be a whole number from 1 to {size}, the number of inputs in the pool, got {num!r}.")
     generator = default_generator(generator)
     if method == "random":

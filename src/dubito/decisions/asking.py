@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sized
-from numbers import Real
 from typing import Any
 
 import numpy as np
@@ -17,6 +16,7 @@ from dubito.errors import InputError
 from dubito.posterior import Posterior
 from dubito.prediction import ClassPrediction, Prediction
 from dubito.randomness import default_generator
+from dubito.settings import is_number
 
 
 def inputs_of(posterior: Posterior, data: Data | Tensor, what: str) -> Any:
@@ -86,11 +86,6 @@ def check_posterior(posterior: Any) -> None:
     if not hasattr(posterior, "predict"):
         kind = type(posterior).__name__
         raise InputError(f"A {kind} is not a posterior: fit one first, for example with Laplace().fit(model, data).")
-
-
-def is_number(value: Any) -> bool:
-    """Whether something is a plain number."""
-    return isinstance(value, Real) and not isinstance(value, bool)
 
 
 def check_fraction(name: str, value: float) -> None:

@@ -11,12 +11,13 @@ from torch import Tensor
 
 from dubito import metrics
 from dubito.batches import Data
-from dubito.decisions.asking import Asker, check_fraction, is_number
+from dubito.decisions.asking import Asker, check_fraction
 from dubito.decisions.scores import Score, check_score, score_prediction
 from dubito.errors import InputError, UnsupportedError
 from dubito.metrics import RiskCoverage
 from dubito.posterior import Posterior
 from dubito.prediction import ClassPrediction, Prediction, RegressionPrediction
+from dubito.settings import is_number
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

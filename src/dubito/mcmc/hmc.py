@@ -7,11 +7,11 @@ from typing import Literal
 from dubito.errors import InputError
 from dubito.inference import Inference, Problem
 from dubito.mcmc.posterior import ParticlePosterior
-from dubito.mcmc.recipe import Sampler, check_fields, is_positive, is_whole
+from dubito.mcmc.recipe import Sampler, check_fields, is_positive
 from dubito.priors import Normal, Prior
 from dubito.select import all as all_weights
 from dubito.selection import SelectionRule
-from dubito.settings import setting
+from dubito.settings import is_whole, setting
 from dubito.training import Training
 
 

@@ -13,7 +13,7 @@ from dubito.mcmc.belief import check_prior
 from dubito.mcmc.posterior import ParticlePosterior
 from dubito.recipe import Recipe
 from dubito.selection import SelectionRule
-from dubito.settings import setting
+from dubito.settings import is_number, is_whole, setting
 
 
 @setting
@@ -61,11 +61,6 @@ def check_fields(recipe: Any, choices: Mapping[str, tuple[str, ...]], at_least_o
         raise InputError("A prior around the model's weights needs start='model': fresh weights are no knowledge.")
 
 
-def is_whole(value: Any, least: int) -> bool:
-    """Whether a setting is a whole number of at least `least`."""
-    return isinstance(value, int) and not isinstance(value, bool) and value >= least
-
-
 def is_positive(value: Any) -> bool:
     """Whether a setting is a positive finite number."""
-    return isinstance(value, int | float) and not isinstance(value, bool) and 0 < value < math.inf
+    return is_number(value) and 0 < value < math.inf

@@ -8,12 +8,12 @@ from dubito.errors import InputError
 from dubito.inference import Inference, Problem
 from dubito.mcmc.kernels import KERNELS
 from dubito.mcmc.posterior import ParticlePosterior
-from dubito.mcmc.recipe import Sampler, check_fields, is_positive, is_whole
+from dubito.mcmc.recipe import Sampler, check_fields, is_positive
 from dubito.mcmc.schedule import SCHEDULES, Schedule
 from dubito.priors import Normal, Prior
 from dubito.select import all as all_weights
 from dubito.selection import SelectionRule
-from dubito.settings import setting
+from dubito.settings import is_whole, setting
 
 
 @setting

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from dubito.errors import InputError, UnsupportedError
-from dubito.settings import Setting, setting
+from dubito.settings import Setting, is_number, setting
 
 Value = float | Tensor  # a number, or one per weight
 P = TypeVar("P", bound="Prior")
@@ -153,11 +153,6 @@ def log(value: Value) -> Value:
 def _normal(shape: Sequence[int], w: Tensor, generator: torch.Generator | None) -> Tensor:
     device = w.device if generator is None else generator.device
     return torch.empty(tuple(shape), dtype=w.dtype, device=device).normal_(generator=generator).to(w.device)
-
-
-def is_number(value: object) -> TypeGuard[float]:
-    """Whether it is an int or a float; a bool is not one."""
-    return isinstance(value, int | float) and not isinstance(value, bool)
 
 
 def are_positive(values: object, count: int | None = None) -> TypeGuard[tuple[float, ...]]:

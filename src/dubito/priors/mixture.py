@@ -9,8 +9,8 @@ import torch
 from torch import Tensor
 
 from dubito.errors import InputError
-from dubito.priors.base import Prior, are_positive, blank, is_number, unchecked
-from dubito.settings import setting
+from dubito.priors.base import Prior, are_positive, blank, unchecked
+from dubito.settings import is_number, setting
 
 Hyperprior = tuple[float, float] | None
 

@@ -14,10 +14,11 @@ from dubito.fitting import private_copy
 from dubito.layers import rule_for
 from dubito.layers.norm import NormRule
 from dubito.priors import GroupPrior, Normal, Prior
-from dubito.priors.base import is_number, require_real
+from dubito.priors.base import require_real
 from dubito.select import SelectionWarning
 from dubito.select import all as all_weights
 from dubito.selection import Selection, SelectionRule
+from dubito.settings import is_number
 from dubito.variational.correlations import FAMILIES
 from dubito.variational.joint import JointModule
 from dubito.variational.layer import StochasticLayer, make_stochastic

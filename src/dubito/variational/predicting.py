@@ -14,7 +14,7 @@ from dubito.errors import InputError
 from dubito.likelihoods import Likelihood
 from dubito.posterior import Predictor
 from dubito.prediction import ClassPrediction, Prediction, RegressionPrediction
-from dubito.priors.base import is_number
+from dubito.settings import is_number
 from dubito.variational.layer import Memory, compute_moments
 from dubito.variational.module import VariationalModule
 

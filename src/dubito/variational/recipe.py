@@ -10,11 +10,11 @@ from dubito.errors import InputError, UnsupportedError
 from dubito.inference import Inference, Problem
 from dubito.objectives import ELBO, Objective
 from dubito.priors import ByName, GroupPrior, Normal, Prior
-from dubito.priors.base import is_number, require_real
+from dubito.priors.base import require_real
 from dubito.recipe import Recipe
 from dubito.select import all as all_weights
 from dubito.selection import SelectionRule
-from dubito.settings import setting
+from dubito.settings import is_number, is_whole, setting
 from dubito.variational.convert import BIASES, ESTIMATORS, check_family, convert
 from dubito.variational.natural import check_prior
 
@@ -184,7 +184,7 @@ _HOME = {"prior": "priors", "objective": "objectives", "weights": "select"}
 _RANGES = {
     "initial_scale": lambda value: 0 < value < float("inf"),
     "kl_warmup": lambda value: 0 <= value <= 1,
-    "kl_cycles": lambda value: isinstance(value, int) and value >= 1,
+    "kl_cycles": lambda value: is_whole(value, 1),
     "scale_rate": lambda value: 0 <= value < float("inf"),
     "temperature": lambda value: 0 < value < float("inf"),
 }
