@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 
-from dubito.randomness import Stream, default_generator, derive_seed, draw_seed
+from dubito.randomness import Stream, default_generator, derive_seed, draw_seed, normal_like
 
 
 def draw() -> tuple[float, float, float]:
@@ -73,3 +73,17 @@ def test_the_default_generator_is_seeded_and_a_given_one_is_kept(generator: torc
     assert default_generator(generator) is generator
     assert draw_seed(default_generator(None)) == draw_seed(default_generator(None))
     assert draw_seed(generator) != draw_seed(generator)
+
+
+@pytest.mark.parametrize("like", [
+    torch.zeros(2, 3, 4, 5), torch.zeros(2, 3, 4, 5).to(memory_format=torch.channels_last), torch.zeros(6, 4).mT,
+    torch.zeros(3, 1).expand(3, 7), torch.zeros(8, 6)[:, ::2],
+], ids=["plain", "channels last", "transposed", "expanded", "with gaps"])  # fmt: skip
+def test_normal_noise_has_the_layout_of_its_tensor(like: torch.Tensor) -> None:
+    torch.manual_seed(0)
+    noise = normal_like(like)
+    torch.manual_seed(0)
+    expected = torch.randn(like.numel())
+    assert noise.shape == like.shape
+    assert noise.stride() == torch.empty_like(like).stride()
+    assert torch.equal(noise.as_strided((like.numel(),), (1,)), expected)  # every element once, in the order of memory

@@ -15,6 +15,8 @@ import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
+from dubito.randomness import normal_like
+
 # Whether the graph is kept by the pass that is on its way back; where torch cannot tell, as if it were.
 _keeps_graph = getattr(torch._C._autograd, "_get_current_graph_task_keep_graph", lambda: True)
 # The mean m and scale s of the prior of each parameter.
@@ -156,7 +158,7 @@ class DenseOutput(torch.autograd.Function):
 
 def _drawn(mean: Tensor, variance: Tensor) -> tuple[Tensor, Tensor]:
     r"""A draw, and $\epsilon / \sqrt v$ for its slope; in the memory of mean and variance, which are lost."""
-    scale, noise = floored(variance, out=variance).sqrt_(), torch.randn_like(mean)
+    scale, noise = floored(variance, out=variance).sqrt_(), normal_like(mean)
     return mean.addcmul_(scale, noise), noise.div_(scale)
 
 

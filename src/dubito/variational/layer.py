@@ -23,6 +23,7 @@ from torch import Tensor, nn
 
 from dubito.layers import LayerRule
 from dubito.layers.linear import LinearRule
+from dubito.randomness import normal_like
 from dubito.variational.fused import DenseOutput, NormalOutput, floored
 from dubito.variational.mean_field import MeanField, moments_and_kl
 
@@ -85,7 +86,7 @@ class StochasticLayer(nn.Module):
         if self.moments is not None and self.memory is None:
             return self._training_output(x, self.moments)
         mean, scale = self._output_spread(x) if self.memory is None else self.memory.recall(x, self._output_spread)
-        return torch.addcmul(mean, scale, torch.randn_like(mean))
+        return torch.addcmul(mean, scale, normal_like(mean))
 
     def _training_output(self, x: Tensor, moments: dict[str, tuple[Tensor, Tensor]]) -> Tensor:
         """A draw of the outputs in a training step, with few nodes in the graph."""

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from dubito.priors import Normal
+from dubito.randomness import normal_like
 from dubito.variational.groups.layout import Side
 from dubito.variational.groups.scales import Scales
 
@@ -94,7 +95,7 @@ class ScaledField(nn.Module):
         if self.log_scale is not None:
             variance = rule.apply_variance(layer, x, (2 * self.log_scale).exp(), None)
             # an output that no input reaches has no variance, and the root no slope at 0
-            y = y + variance.clamp_min(torch.finfo(y.dtype).tiny).sqrt() * torch.randn_like(y)
+            y = y + variance.clamp_min(torch.finfo(y.dtype).tiny).sqrt() * normal_like(y)
         y = y * self._factors(layer, y, "outputs")
         return y if bias is None else y + rule.scale_channels(layer, bias, "output", y.ndim)
 
