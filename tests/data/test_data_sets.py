@@ -155,6 +155,14 @@ def test_idx_sets(tiny_data: Path):
     assert len(fashion.validation[1]) == 4
 
 
+def test_a_network_may_view_what_its_convolution_makes_of_an_image(tiny_data: Path):
+    # images of one channel once came with strides that torch takes for channels-last, and such a network failed
+    for name in ("mnist", "digits"):
+        inputs = data.load(name, validation=0).train[0]
+        assert inputs.stride() == torch.empty(inputs.shape).stride()
+        assert torch.nn.Conv2d(1, 3, 3)(inputs).view(len(inputs), -1).shape[1] == 3 * (inputs.shape[-1] - 2) ** 2
+
+
 def test_sets_with_only_a_test_part_follow_the_set_they_are_compared_with(tiny_data: Path):
     mnist = data.load("mnist")
     for name in ("kmnist", "notmnist"):

@@ -185,7 +185,10 @@ def _prepare(raw: Raw, inputs: Array) -> Any:
     if raw.is_text:
         return list(inputs)
     # Pixels fit float32; features with large offsets (a year, say) are standardised in float64 first.
-    return torch.from_numpy(inputs).to(torch.float32 if raw.unit != 1 else torch.float64).div_(raw.unit)
+    kind = torch.float32 if raw.unit != 1 else torch.float64
+    # In the plain order: where numpy leaves the stride of a single channel open, torch may take it for channels-last,
+    # and a network that calls `view` behind a convolution fails.
+    return torch.from_numpy(inputs).to(kind, memory_format=torch.contiguous_format).div_(raw.unit)
 
 
 def _column(targets: Array) -> Tensor:
