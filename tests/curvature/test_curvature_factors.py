@@ -66,10 +66,16 @@ def test_few_entries_are_gathered_before_the_sum_over_positions(case: str, monke
         factor.gather(torch.arange(18))
 
 
+def closed(columns: Tensor) -> Tensor:
+    """With the column that makes all of them add up to zero."""
+    return torch.cat([columns, -columns.sum(0, keepdim=True)])
+
+
 def test_weighted_squares(name: str) -> None:
     for factor, explicit in each(name):
         weight = torch.rand(explicit.shape[-1], dtype=torch.float64)
         close(factor.weighted_square(weight.reshape(factor.shape)), explicit.square() @ weight)
+        close(factor.weighted_square(weight.reshape(factor.shape), closing=True), closed(explicit).square() @ weight)
         gram = torch.einsum("vbd,d,ubd->bvu", explicit, weight, explicit)
         close(factor.weighted_gram(weight.reshape(factor.shape)), gram)
 
@@ -101,6 +107,7 @@ def test_rotations(name: str) -> None:
         close(found.per_sample().flatten(2), explicit)
         weight = torch.rand(turned.shape[1:], dtype=torch.float64)
         close(found.weighted_square(weight), explicit.square() @ weight.flatten())
+        close(found.weighted_square(weight, closing=True), closed(explicit).square() @ weight.flatten())
         close(found.weighted_gram(weight), torch.einsum("vbd,d,ubd->bvu", explicit, weight.flatten(), explicit))
 
 

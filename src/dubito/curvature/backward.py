@@ -17,37 +17,13 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.autograd.graph import GradientEdge
 
+from dubito.curvature.workspace import Workspace
+
 Node = Any  # a torch.autograd.graph.Node, whose saved values its type does not declare
 # From a node and the columns at its output to those at its inputs, by number; an input that is left out has no rule.
 NodeRule = Callable[[Node, Tensor], dict[int, Tensor]]
 
 RELU, MAX_POOL = "ReluBackward0", "MaxPool2DWithIndicesBackward0"
-
-
-class Workspace:
-    """Arrays of zeros that are taken in turn, and again from the first after `rewind`.
-
-    The system zeroes fresh memory page by page, which costs more than all that is done with it.
-    """
-
-    def __init__(self) -> None:
-        self.kept: list[Tensor] = []
-        self.taken = 0
-
-    def rewind(self) -> None:
-        """Give all arrays back: who took them is done with them."""
-        self.taken = 0
-
-    def zeros(self, like: Tensor, *shape: int) -> Tensor:
-        """Return the next array."""
-        size = math.prod(shape)
-        if self.taken == len(self.kept):
-            self.kept.append(like.new_empty(0))
-        kept = self.kept[self.taken]
-        if kept.numel() < size or kept.dtype != like.dtype or kept.device != like.device:
-            kept = self.kept[self.taken] = like.new_empty(size)
-        self.taken += 1
-        return kept[:size].view(shape).zero_()
 
 
 @torch.no_grad()
@@ -64,7 +40,8 @@ def pull(
     [[1.0, 0.0], [0.0, 0.0]]
     """
     wanted = {edge.node for edge in edges}
-    rules = RULES | {MAX_POOL: partial(_max_pool, workspace=workspace or Workspace())}
+    workspace = workspace or Workspace()
+    rules = RULES | {name: partial(rule, workspace) for name, rule in RULES_WITH_MEMORY.items()}
     order = _order(outputs.grad_fn, wanted)
     if any(node.name() not in rules for node in order) or any(edge.output_nr for edge in edges):
         return None
@@ -104,11 +81,15 @@ def _order(top: Node, wanted: set[Node]) -> list[Node]:
     return order[::-1]
 
 
-def _relu(node: Node, grad: Tensor) -> dict[int, Tensor]:
-    return {0: torch.ops.aten.threshold_backward(grad, node._saved_result, 0)}
+def _relu(workspace: Workspace, node: Node, grad: Tensor) -> dict[int, Tensor]:
+    if not grad.is_contiguous():
+        return {0: torch.ops.aten.threshold_backward(grad, node._saved_result, 0)}
+    pulled = workspace.empty(grad, *grad.shape)
+    torch.ops.aten.threshold_backward.grad_input(grad, node._saved_result, 0, grad_input=pulled)
+    return {0: pulled}
 
 
-def _max_pool(node: Node, grad: Tensor, workspace: Workspace) -> dict[int, Tensor]:
+def _max_pool(workspace: Workspace, node: Node, grad: Tensor) -> dict[int, Tensor]:
     """Each gradient goes to where its maximum was; if a ReLU is below, only where that passes (the fewer numbers).
 
     The work is done with channels last, as convolutions like it, and as rows of gradients have it.
@@ -122,7 +103,7 @@ def _max_pool(node: Node, grad: Tensor, workspace: Workspace) -> dict[int, Tenso
         columns = torch.ops.aten.threshold_backward(columns, passes, 0)
     where = (where.mT * num_channels + torch.arange(num_channels, device=where.device)).flatten(1)
     columns = columns.flatten(2)
-    total = workspace.zeros(columns, *columns.shape[:2], inputs[0].numel())
+    total = workspace.empty(columns, *columns.shape[:2], inputs[0].numel()).zero_()
     total.scatter_add_(2, where.expand_as(columns), columns)
     return {0: total.unflatten(2, (*inputs.shape[2:], num_channels)).movedim(-1, 2)}
 
@@ -141,9 +122,9 @@ def _convolution(node: Node, grad: Tensor) -> dict[int, Tensor]:
     return {0: pulled.unflatten(0, (len(grad), size[0]))}
 
 
-def _addmm(node: Node, grad: Tensor) -> dict[int, Tensor]:
+def _addmm(workspace: Workspace, node: Node, grad: Tensor) -> dict[int, Tensor]:
     """``b + x W``: the gradient of `x`."""
-    return {1: grad @ node._saved_mat2.mT} if node._saved_alpha == 1 else {}
+    return {1: workspace.times(grad, node._saved_mat2.mT)} if node._saved_alpha == 1 else {}
 
 
 def _view(node: Node, grad: Tensor) -> dict[int, Tensor]:
@@ -184,10 +165,9 @@ def _slice(node: Node, grad: Tensor) -> dict[int, Tensor]:
     return {0: torch.ops.aten.slice_backward(grad, size, axis, *where)}
 
 
+RULES_WITH_MEMORY = {RELU: _relu, MAX_POOL: _max_pool, "AddmmBackward0": _addmm}
 RULES: dict[str, NodeRule] = {
-    RELU: _relu,
     "ConvolutionBackward0": _convolution,
-    "AddmmBackward0": _addmm,
     "ViewBackward0": _view,
     "UnsafeViewBackward0": _view,
     "ReshapeAliasBackward0": _view,

@@ -25,6 +25,7 @@ from dubito import batches, params
 from dubito.curvature import backward, per_example
 from dubito.curvature.check import is_independent, misfits
 from dubito.curvature.factors import Factor, Part
+from dubito.curvature.workspace import Workspace
 from dubito.errors import InputError, UnsupportedError
 from dubito.layers import require_rule, rule_for
 from dubito.layers.base import LayerRule
@@ -72,12 +73,14 @@ class Tape:
     inputs: Any
     outputs: Tensor
     calls: list[_Call] = field(default_factory=list)
-    workspace: backward.Workspace | None = None  # where what is pulled lies until the next pull; else in fresh memory
+    workspace: Workspace | None = None  # where what is pulled lies until the next pull; else in fresh memory
 
     @torch.inference_mode(False)
     def pull(self, seeds: Tensor) -> dict[str, Factor]:
         """Pull the columns `seeds` ``[V, *outputs]`` back to every selected parameter, in factored form."""
         engine = self.engine
+        if self.workspace is not None:
+            self.workspace.rewind()
         factors = {name: Factor(engine.shapes[name], len(seeds), len(self.outputs), seeds) for name in engine.names}
         if not self.outputs.requires_grad:  # no selected parameter is used
             return factors
@@ -100,8 +103,6 @@ class Tape:
         return [seeds if call.edge == top else next(below) for call in self.calls]
 
     def _pull(self, edges: list[GradientEdge], seeds: Tensor) -> list[Tensor | None]:
-        if self.workspace is not None:
-            self.workspace.rewind()
         found = backward.pull(self.outputs, edges, seeds, self.workspace) if self.engine.walks else None
         return self.engine.vector_jacobian(self.outputs, edges, seeds) if found is None else found
 
@@ -128,7 +129,7 @@ class Engine:
         for name, value in parameters.items():
             value.requires_grad_(name in self.shapes)
         self.parameters = {name: parameters[name] for name in names}
-        self._kept = backward.Workspace()  # where gradients lie while a batch goes through part by part
+        self._kept = Workspace()  # where gradients lie while a batch goes through part by part
         self.walks = self.batched = True  # the fast ways to pull columns back, until one fails
         self.roles: dict[nn.Module, dict[str, str]] = {}
         self.fallback: list[str] = []

@@ -18,6 +18,7 @@ import torch
 from torch import Tensor, nn
 
 from dubito.curvature.products import explicit_products, fits, slices
+from dubito.curvature.workspace import Workspace
 from dubito.layers.base import LayerRule
 from dubito.layers.rows import Dense, Grouped, Index, Rows, per_sample_gradient, summed_gradient
 
@@ -226,26 +227,30 @@ class Factor:
             gathered.append(torch.einsum("vbts,bts->vbs", left, right))
         return torch.cat(gathered, dim=1)
 
-    def weighted_square(self, weight: Tensor) -> Tensor:
-        r"""Return :math:`\sum_d w_d M_{vnd}^2` as ``[V, B]`` for weights `w` in the shape of the parameter."""
+    def weighted_square(self, weight: Tensor, *, closing: bool = False) -> Tensor:
+        r"""Return :math:`\sum_d w_d M_{vnd}^2` as ``[V, B]`` for weights `w` in the shape of the parameter.
+
+        With `closing` there is one more column, the one that makes all of them add up to zero.
+        """
         if (outer := self.outer) is not None:
-            grads, inputs = outer
-            per_output = inputs.square() @ weight.mT
-            if _shared(grads):
-                return grads[:, 0].square() @ per_output.mT
-            return (grads * per_output.clamp_min_(0).sqrt_()).square_().sum(-1)
+            return _weighted_outer(*outer, weight, closing)
         if self.is_bias:
-            return self.parts[0].bias_grads().square() @ weight.flatten()
+            return _closed(self.parts[0].bias_grads(), closing).square() @ weight.flatten()
         if (tokens := self.tokens) is not None:
-            each = torch.einsum("vkd,kd->vk", tokens.grads.square(), weight.reshape(self.shape)[tokens.token])
-            return self.like.new_zeros(self.columns, self.size).index_add(1, tokens.example, each)
+            squares = _closed(tokens.grads, closing).square()
+            each = torch.einsum("vkd,kd->vk", squares, weight.reshape(self.shape)[tokens.token])
+            return self.like.new_zeros(len(each), self.size).index_add(1, tokens.example, each)
         if self.is_convolution:
-            flat, found = self.parts[0].to_matrix(weight), self.like.new_zeros(self.size, self.columns)
+            flat, found = self.parts[0].to_matrix(weight), self.like.new_zeros(self.size, self.columns + closing)
             for examples, entries, grads in self.products():
-                found[examples] += grads.square_() @ flat[entries]
+                if closing:
+                    found[examples, -1] += grads.sum(1).square_() @ flat[entries]
+                found[examples, : self.columns] += grads.square_() @ flat[entries]
             return found.mT
-        flat = weight.flatten()
-        return self._map(lambda chunk: chunk.square() @ flat)
+        flat, found = weight.flatten(), self.like.new_empty(self.columns + closing, self.size)
+        for columns, rows, chunk in self.chunks(all_columns=closing):
+            found[slice(None) if closing else columns, rows] = _closed(chunk, closing).square() @ flat
+        return found
 
     def weighted_gram(self, weight: Tensor) -> Tensor:
         r"""Return :math:`\sum_d w_d M_{vnd} M_{und}` as ``[B, V, V]``."""
@@ -286,13 +291,13 @@ class Factor:
             total += torch.einsum("vbk,vbd->kd", weights[columns, rows], chunk)
         return total
 
-    def rotated(self, left: Tensor | None, right: Tensor | None) -> Factor:
+    def rotated(self, left: Tensor | None, right: Tensor | None, workspace: Workspace | None = None) -> Factor:
         """Return the factor of ``leftᵀ M right``, made of calls: rows and gradients turned into other bases.
 
         `left` is ``[O, O]`` and `right` ``[I, I]``, with a leading group axis for grouped convolutions.
         """
         turned = Factor(self.shape, self.columns, self.size, self.like)
-        turned.parts = [Turned.of(part, left, right) for part in self.parts]
+        turned.parts = [Turned.of(part, left, right, workspace) for part in self.parts]
         return turned
 
 
@@ -306,19 +311,19 @@ class Turned(Part):
     later: Tensor | None = None  # [O, O]
 
     @classmethod
-    def of(cls, part: Part, left: Tensor | None, right: Tensor | None) -> Turned:
+    def of(cls, part: Part, left: Tensor | None, right: Tensor | None, workspace: Workspace | None = None) -> Turned:
         """Turn the rows and gradients of one call."""
         if part.rows is None:
             grads = part.bias_grads()[:, :, None]
-            return cls(part.rule, part.layer, part.role, None, _times(grads, left))
+            return cls(part.rule, part.layer, part.role, None, _times(grads, left, workspace))
         rows: Rows = part.rows
         if right is not None:
             assert isinstance(rows, Dense | Grouped)
-            rows = type(rows)(_times(rows.a, right))
+            rows = type(rows)(_times(rows.a, right, workspace))
         grads = part.grads_as_rows()
         if isinstance(rows, Dense) and rows.a.shape[1] > rows.a.shape[2] and fits(grads, rows.a):
             return cls(part.rule, part.layer, part.role, rows, grads, later=left)
-        return cls(part.rule, part.layer, part.role, rows, _times(grads, left))
+        return cls(part.rule, part.layer, part.role, rows, _times(grads, left, workspace))
 
     def is_its_matrix(self, shape: tuple[int, ...]) -> bool:
         """Where it has one matrix, not one per group."""
@@ -348,14 +353,36 @@ class Turned(Part):
         return (found if self.later is None else self.later.mT @ found).flatten(2)
 
 
-def _times(rows: Tensor, basis: Tensor | None) -> Tensor:
+def _times(rows: Tensor, basis: Tensor | None, workspace: Workspace | None = None) -> Tensor:
     if basis is None:
         return rows
     if _shared(rows):
         return _times(rows[:, :1], basis).expand(-1, rows.shape[1], *[-1] * (rows.ndim - 2))
     if basis.ndim == 2:
-        return rows @ basis
+        return rows @ basis if workspace is None else workspace.times(rows, basis)
     return torch.einsum("...gi,gij->...gj", rows, basis)
+
+
+def _weighted_outer(grads: Tensor, inputs: Tensor, weight: Tensor, closing: bool) -> Tensor:
+    """`weighted_square` of outer products of grads ``[V, B, O]`` and inputs ``[B, I]``."""
+    per_output = inputs.square() @ weight.mT
+    if _shared(grads):
+        return _closed(grads[:, 0], closing).square() @ per_output.mT
+    root, found = per_output.clamp_min_(0).sqrt_(), []
+    total = torch.zeros_like(root)
+    for each in grads:  # one column at a time takes little memory
+        scaled = each * root
+        if closing:
+            total += scaled
+        found.append(scaled.square_().sum(-1))
+    if closing:
+        found.append(total.square_().sum(-1))
+    return torch.stack(found)
+
+
+def _closed(columns: Tensor, closing: bool) -> Tensor:
+    """Columns ``[V, ...]``, with the one that makes them add up to zero if `closing` (but for its sign)."""
+    return torch.cat([columns, columns.sum(0, keepdim=True)]) if closing else columns
 
 
 def _shared(grads: Tensor) -> bool:

@@ -47,19 +47,28 @@ class Linearized:
         """
         outputs: list[Tensor] = []
         found: list[list[Tensor]] = [[] for _ in covariances]
-        direct = is_direct(self._first(inputs))  # columns that all examples share and nobody multiplies out
+        first = self._first(inputs)
+        direct = is_direct(first)  # columns that all examples share and nobody multiplies out
+        closing = centred and not direct and self._closes(first.outputs)
         for tape in self._tapes(inputs, 1 if direct else MOST_COLUMNS):
             layout = self.likelihood.canonical(tape.outputs).shape
             columns: list[list[Tensor]] = [[] for _ in covariances]
             at_once = tape.outputs[0].numel() if direct else MOST_COLUMNS
             for some in seeds.identity(self.likelihood, tape.outputs, at_once, centred=centred):
-                terms = FunctionalTerms(self.matrix, self.selection, tape.pull(some))
+                pulled = tape.pull(some[:-1] if closing else some)
+                terms = FunctionalTerms(self.matrix, self.selection, pulled, tape.workspace)
                 for each, covariance in zip(columns, covariances, strict=True):
-                    each.append(terms.variance(covariance))
+                    each.append(terms.variance(covariance, closing=closing))
             for variances, each in zip(found, columns, strict=True):
                 variances.append(torch.cat(each).mT.reshape(layout))
             outputs.append(tape.outputs.detach())
         return torch.cat(outputs), [torch.cat(variances) for variances in found]
+
+    def _closes(self, outputs: Tensor) -> bool:
+        """Whether the last centred column need not be pulled back, because it is minus the sum of the others."""
+        *positions, width = self.likelihood.canonical(outputs).shape[1:]
+        in_blocks = isinstance(self.matrix, linalg.Kronecker | linalg.Diagonal)
+        return in_blocks and not positions and 1 < width <= MOST_COLUMNS
 
     def covariance(self, inputs: Any, covariance: linalg.Covariance) -> tuple[Tensor, Tensor]:
         """Return outputs in the model's layout and the covariance ``[B, *positions, C, C]`` at each position."""
@@ -67,7 +76,7 @@ class Linearized:
         for tape in self._tapes(inputs, self.likelihood.num_outputs(self._first(inputs).outputs)):
             layout = self.likelihood.canonical(tape.outputs).shape
             blocks = [
-                FunctionalTerms(self.matrix, self.selection, tape.pull(columns)).gram(covariance)
+                FunctionalTerms(self.matrix, self.selection, tape.pull(columns), tape.workspace).gram(covariance)
                 for columns in seeds.identity(self.likelihood, tape.outputs, layout[-1])
             ]
             outputs.append(tape.outputs.detach())

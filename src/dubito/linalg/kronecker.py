@@ -159,6 +159,7 @@ class KroneckerCovariance(Covariance):
 
     def __init__(self, parts: list[tuple[Block, Tensor] | Covariance], slices: list[slice]) -> None:
         self.parts, self.slices = parts, slices
+        self.memory: dict[Any, Tensor] = {}  # what a contraction keeps between batches
 
     def variance(self) -> Tensor:
         """``(Q_l² V (Q_r²)ᵀ)`` for each block."""

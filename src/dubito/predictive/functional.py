@@ -6,7 +6,7 @@ prior precision that is tried costs only a weighted sum of squares after that.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import torch
@@ -17,8 +17,12 @@ from dubito.curvature.factors import Factor
 from dubito.curvature.groups import Group, group, pairs, with_ones
 from dubito.curvature.one_layer import OneLayer, one_layer
 from dubito.curvature.structures import jacobian
+from dubito.curvature.workspace import Workspace
 from dubito.errors import UnsupportedError
 from dubito.selection import Selection
+
+# From a factor and numbers per weight to their sum of squares [V, B], or of products [B, V, V].
+Weighted = Callable[[Factor, Tensor], Tensor]
 
 
 class FunctionalTerms:
@@ -28,10 +32,17 @@ class FunctionalTerms:
         matrix: The curvature.
         selection: Which weights are random.
         factors: The gradients of `V` output columns, by parameter.
+        workspace: That of the tape that they are from; then all of this is gone with its next pull.
     """
 
-    def __init__(self, matrix: linalg.Matrix, selection: Selection, factors: dict[str, Factor]) -> None:
-        self.selection = selection
+    def __init__(
+        self,
+        matrix: linalg.Matrix,
+        selection: Selection,
+        factors: dict[str, Factor],
+        workspace: Workspace | None = None,
+    ) -> None:
+        self.selection, self.workspace = selection, workspace
         self.factors = {name: factors[name] for name in selection.names}
         self.dtype = next(iter(self.factors.values())).like.dtype
         self.layer: OneLayer | None = None
@@ -59,20 +70,36 @@ class FunctionalTerms:
                 self.gathered[position] = self.factors[name].gather(self.selection.indices[name])
         for names in pairs({name: self.factors[name] for name in blocks}, self.selection):
             if len(names) == 2 and blocks[names[1]].left is blocks[names[0]].left:
-                self.groups.append(Group(with_ones(_turned(self.factors[names[0]], blocks[names[0]])), names))
+                self.groups.append(Group(with_ones(self._turned(names[0], blocks[names[0]])), names))
             else:  # a bias may have a basis of its own
-                self.groups += [Group(_turned(self.factors[name], blocks[name]), (name,)) for name in names]
+                self.groups += [Group(self._turned(name, blocks[name]), (name,)) for name in names]
 
-    def variance(self, covariance: linalg.Covariance) -> Tensor:
-        """The variance of each column and example, ``[V, B]``."""
+    def _turned(self, name: str, block: linalg.Block) -> Factor:
+        factor = self.factors[name]
+        if factor.explicit is not None:
+            explicit = block.rotate(block.to_matrix(factor.explicit.flatten(2))).flatten(2)
+            return Factor(factor.shape, factor.columns, factor.size, factor.like, explicit=explicit)
+        left, right = block.left, block.right
+        if factor.is_embedding:  # its matrix has the dimensions of the gradient on the right
+            left, right = right, None
+        return factor.rotated(_without_group(left), _without_group(right), self.workspace)
+
+    def variance(self, covariance: linalg.Covariance, *, closing: bool = False) -> Tensor:
+        """The variance of each column and example, ``[V, B]``.
+
+        With `closing`, which a covariance in blocks or a diagonal one allows, there is one more column: the one that
+        makes all of them add up to zero, as centred outputs do.
+        """
+        if closing:
+            return self._contract(covariance, _weighted_closed, _closed_square, None)
         # of a low-rank covariance it is a difference, which rounding may make negative
-        return self._contract(covariance, "weighted_square", _square, _minus_square).clamp_min(0.0)
+        return self._contract(covariance, Factor.weighted_square, _square, _minus_square).clamp_min(0.0)
 
     def gram(self, covariance: linalg.Covariance) -> Tensor:
         """The covariance between columns for each example, ``[B, V, V]``."""
-        return self._contract(covariance, "weighted_gram", _gram, _minus_gram)
+        return self._contract(covariance, Factor.weighted_gram, _gram, _minus_gram)
 
-    def _contract(self, covariance: linalg.Covariance, weighted: str, plain: Any, minus: Any) -> Tensor:
+    def _contract(self, covariance: linalg.Covariance, weighted: Weighted, plain: Any, minus: Any) -> Tensor:
         match covariance:
             case linalg.DenseCovariance():
                 if self.layer is not None and covariance.scales is None:  # else a Jacobian serves many covariances
@@ -103,17 +130,11 @@ class FunctionalTerms:
             self.rows = jacobian(self.factors, self.selection)
         return self.rows
 
-    def _weighted(self, values: dict[str, Tensor], weighted: str) -> Tensor:
-        return _total(getattr(each.factor, weighted)(each.join(values)) for each in self.groups)
+    def _weighted(self, values: dict[str, Tensor], weighted: Weighted) -> Tensor:
+        return _total(weighted(each.factor, each.join(values)) for each in self.groups)
 
-    def _kronecker(self, covariance: linalg.KroneckerCovariance, weighted: str, plain: Any) -> Tensor:
-        values = {}
-        for name, part in zip(self.selection.names, covariance.parts, strict=True):
-            if isinstance(part, linalg.DiagonalCovariance) and self.selection.is_whole(name):
-                values[name] = part.values.to(self.dtype).reshape(self.factors[name].shape)
-            elif not isinstance(part, linalg.Covariance):
-                values[name] = part[1].to(self.dtype).squeeze(0)
-        terms = [self._weighted(values, weighted)] if self.groups else []
+    def _kronecker(self, covariance: linalg.KroneckerCovariance, weighted: Weighted, plain: Any) -> Tensor:
+        terms = [weighted(each.factor, self._weights(each, covariance)) for each in self.groups]
         for position, columns in self.gathered.items():
             part = covariance.parts[position]
             if isinstance(part, linalg.DenseCovariance):
@@ -123,13 +144,28 @@ class FunctionalTerms:
                 terms.append(plain(columns * part.values.sqrt().to(self.dtype)))
         return _total(terms)
 
+    def _weights(self, each: Group, covariance: linalg.KroneckerCovariance) -> Tensor:
+        """The variances of a group in its basis; the same for every batch."""
+        key = (self.dtype, *each.names)
+        if key not in covariance.memory:
+            values = {}
+            for name in each.names:
+                part = covariance.parts[self.selection.names.index(name)]
+                if isinstance(part, linalg.DiagonalCovariance):
+                    values[name] = part.values.to(self.dtype).reshape(self.factors[name].shape)
+                else:
+                    assert not isinstance(part, linalg.Covariance)
+                    values[name] = part[1].to(self.dtype).squeeze(0)
+            covariance.memory[key] = each.join(values)
+        return covariance.memory[key]
+
     def _by_name(self, flat: Tensor) -> dict[str, Tensor]:
         """Weights ``[D]`` in the shapes of the parameters, zero where a weight is not random."""
         return self.selection.fill(flat.to(self.dtype))
 
-    def _low_rank(self, covariance: linalg.LowRankCovariance, weighted: str) -> tuple[Tensor, Tensor]:
+    def _low_rank(self, covariance: linalg.LowRankCovariance, weighted: Weighted) -> tuple[Tensor, Tensor]:
         """The squares under ``Λ⁻¹`` and the Jacobian along ``Λ^{-1/2} V``; of one λ they are known but for a factor."""
-        spread, key = covariance.spread, (id(covariance.basis), weighted)
+        spread, key = covariance.spread, (id(covariance.basis), weighted.__name__)
         if not covariance.is_uniform:
             whole = self._weighted(self._by_name(spread.square()), weighted)
             return whole, self._along(covariance.basis * spread[:, None])
@@ -150,23 +186,21 @@ def joint_covariance(covariance: linalg.Covariance, selection: Selection, factor
     return covariance.solve(rows) @ rows.mT
 
 
-def _turned(factor: Factor, block: linalg.Block) -> Factor:
-    if factor.explicit is not None:
-        explicit = block.rotate(block.to_matrix(factor.explicit.flatten(2))).flatten(2)
-        return Factor(factor.shape, factor.columns, factor.size, factor.like, explicit=explicit)
-    left, right = block.left, block.right
-    if factor.is_embedding:  # its matrix has the dimensions of the gradient on the right
-        left, right = right, None
-    return factor.rotated(_without_group(left), _without_group(right))
-
-
 def _without_group(basis: Tensor | None) -> Tensor | None:
     """One group is no group axis."""
     return basis[0] if basis is not None and len(basis) == 1 else basis
 
 
+def _weighted_closed(factor: Factor, weight: Tensor) -> Tensor:
+    return factor.weighted_square(weight, closing=True)
+
+
 def _square(rows: Tensor) -> Tensor:
     return rows.square().sum(-1)
+
+
+def _closed_square(rows: Tensor) -> Tensor:
+    return _square(torch.cat([rows, rows.sum(0, keepdim=True)]))
 
 
 def _gram(rows: Tensor) -> Tensor:

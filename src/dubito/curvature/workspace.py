@@ -1,0 +1,40 @@
+"""Memory that is used again from one part of a batch to the next."""
+
+from __future__ import annotations
+
+import math
+
+import torch
+from torch import Tensor
+
+
+class Workspace:
+    """Arrays that are taken in turn, and again from the first after `rewind`.
+
+    The system zeroes fresh memory page by page, which costs more than all that is done with it.
+    """
+
+    def __init__(self) -> None:
+        self.kept: list[Tensor] = []
+        self.taken = 0
+
+    def rewind(self) -> None:
+        """Give all arrays back: who took them is done with them."""
+        self.taken = 0
+
+    def empty(self, like: Tensor, *shape: int) -> Tensor:
+        """Return the next array, with anything in it."""
+        size = math.prod(shape)
+        if self.taken == len(self.kept):
+            self.kept.append(like.new_empty(0))
+        kept = self.kept[self.taken]
+        if kept.numel() < size or kept.dtype != like.dtype or kept.device != like.device:
+            kept = self.kept[self.taken] = like.new_empty(size)
+        self.taken += 1
+        return kept[:size].view(shape)
+
+    def times(self, rows: Tensor, matrix: Tensor) -> Tensor:
+        """Return ``rows @ matrix`` for rows ``[..., I]`` in the next array."""
+        found = self.empty(rows, *rows.shape[:-1], matrix.shape[1])
+        torch.mm(rows.flatten(0, -2), matrix, out=found.flatten(0, -2))
+        return found
