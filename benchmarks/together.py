@@ -61,7 +61,6 @@ def fit(model: nn.Module, recipes: dict[str, Laplace], train: tuple[Tensor, Tens
                 summer.add(sums[key], own, [columns], targets)
     found = {}
     for key, recipe in recipes.items():
-        summers[key].finish(sums[key])
         found[key] = LaplacePosterior(
             copy.deepcopy(model), likelihood, recipe, len(train[0]), chosen[key], sums[key], DataFit(explained)
         )

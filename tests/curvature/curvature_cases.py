@@ -470,7 +470,6 @@ def accumulate(
             targets = case.targets[rows]
             columns = seeds.columns(curvature, case.likelihood, tape.outputs, targets, most=most, generator=generator)
             accumulator.add(sums, tape, columns, targets)
-    accumulator.finish(sums)
     return accumulator.matrix(sums)
 
 

@@ -42,7 +42,6 @@ def use_everything(case: Case) -> None:
         for rows, tape in engine.chunks(case.inputs, 2):
             columns = seeds.columns("ggn", case.likelihood, tape.outputs, case.targets[rows], most=2)
             accumulator.add(sums, tape, columns)
-        accumulator.finish(sums)
         accumulator.matrix(sums)
 
 
@@ -188,7 +187,6 @@ def test_a_thousand_outputs_in_bounded_memory(structure: str, likelihood: Any) -
         for rows, tape in engine.chunks(inputs, columns):
             parts = seeds.columns("ggn", likelihood, tape.outputs, targets[rows], most=columns)
             accumulator.add(sums, tape, parts)
-        accumulator.finish(sums)
         matrix = accumulator.matrix(sums)
         one = torch.ones((), dtype=torch.float64)
         covariance = matrix.covariance(one, one)

@@ -20,7 +20,7 @@ from curvature.curvature_cases import (
     selections,
 )
 from dubito import linalg, params
-from dubito.curvature import Engine, engine, factors, products, seeds, structures
+from dubito.curvature import Engine, engine, factors, products, seeds
 from dubito.curvature.structures import LARGEST_FULL, FullAccumulator, make_accumulator
 from dubito.errors import InputError
 from dubito.selection import Selection
@@ -41,13 +41,12 @@ def test_full_gauss_newton(name: str, chosen: str) -> None:
 def test_full_gauss_newton_in_blocks_of_columns(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(linalg.base, "NARROWEST", 3)
     monkeypatch.setattr(products, "NARROWEST", 3)
-    monkeypatch.setattr(structures, "MIRRORED", 3)
     case = build(name)
     for selection in selections(case.model).values():
         close(dense(accumulate(case, selection, "full")), gauss_newton(case, selection))
 
 
-def test_finished_sums_take_more_data() -> None:
+def test_sums_take_more_data_after_a_covariance_took_their_lower_half() -> None:
     case = build("mlp")
     selection = selections(case.model)["all"]
     engine = Engine(case.model, selection.names)
@@ -56,9 +55,12 @@ def test_finished_sums_take_more_data() -> None:
     for part in (slice(0, 2), slice(2, None)):
         tape = engine.run(case.inputs[part])
         accumulator.add(sums, tape, seeds.columns("ggn", case.likelihood, tape.outputs, case.targets[part], most=3))
-        accumulator.finish(sums)
+        matrix = accumulator.matrix(sums)
+        matrix.lends = True
+        covariance = matrix.covariance(torch.ones((), dtype=torch.float64), torch.ones((), dtype=torch.float64))
+        assert covariance.basis.matrix.data_ptr() == sums["full"].data_ptr()
     close(dense(accumulator.matrix(sums)), gauss_newton(case, selection))
-    assert accumulator.matrix(sums).matrix.data_ptr() == sums["full"].data_ptr()
+    close(covariance.matrix, torch.linalg.inv(gauss_newton(case, selection) + torch.eye(len(sums["full"]))))
 
 
 @every_case
@@ -96,7 +98,6 @@ def test_sampled_fisher_is_made_of_the_likelihoods_columns(name: str) -> None:
     sums, tape = accumulator.zeros(), engine.run(case.inputs)
     options = {"num_samples": 4, "most": 3, "generator": torch.Generator().manual_seed(8)}
     accumulator.add(sums, tape, seeds.columns("fisher-mc", case.likelihood, tape.outputs, case.targets, **options))
-    accumulator.finish(sums)
     close(dense(accumulator.matrix(sums)), rows.mT @ rows)
 
 
@@ -140,7 +141,6 @@ def test_exact_hessian(name: str) -> None:
     sums = accumulator.zeros()
     for rows, tape in engine.chunks(case.inputs, 2, accumulator.extra):
         accumulator.add(sums, tape, [], case.targets[rows])
-    accumulator.finish(sums)
     (found,) = sums.values()
     close(found, expected)
     values, vectors = torch.linalg.eigh(expected)

@@ -281,3 +281,67 @@ def test_the_root_of_a_covariance_is_triangular_and_inverts_the_precision(size: 
     precision = before + torch.eye(size, dtype=torch.float64)
     close(covariance.root.mT @ precision @ covariance.root, torch.eye(size, dtype=torch.float64))
     assert torch.equal(matrix.matrix, before)  # the factor has memory of its own
+
+
+def halved(matrix: Tensor) -> Tensor:
+    """A matrix whose lower half is nonsense."""
+    return matrix.triu() + 7 * torch.ones_like(matrix).tril(-1)
+
+
+class TestHalf:
+    """The root of a covariance in the lower half of the matrix."""
+
+    @pytest.fixture(params=[1, 3, 8, 9, 30])
+    def matrix(self, request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Tensor:
+        torch.manual_seed(0)
+        monkeypatch.setattr("dubito.linalg.half.BLOCK", 4)
+        monkeypatch.setattr("dubito.linalg.dense.AT_ONCE", 4)
+        return semidefinite(size=request.param)
+
+    def test_equals_a_root_of_its_own(self, matrix: Tensor) -> None:
+        size = len(matrix)
+        for prior in (torch.tensor(0.3, dtype=torch.float64), 0.1 + torch.rand(size, dtype=torch.float64)):
+            memory = halved(matrix)
+            lending = linalg.Dense(memory, lends=True)
+            found, expected = lending.covariance(prior, SCALE), linalg.Dense(matrix).covariance(prior, SCALE)
+            assert found.basis.matrix.data_ptr() == memory.data_ptr()
+            assert torch.equal(memory.triu(), matrix.triu())
+            close(found.root, expected.root)
+            close(found.variance(), expected.variance())
+            rows = torch.randn(3, size, dtype=torch.float64)
+            close(found.times_root(rows), expected.times_root(rows))
+            close(found.variance_along(rows), expected.variance_along(rows))
+            columns = [torch.nn.functional.pad(c, (0, 0, 0, size - len(c))) for c in found.root_columns()]
+            close(torch.cat(columns, dim=1), expected.root)
+            columns = [torch.nn.functional.pad(c, (0, 0, 0, size - len(c))) for c in expected.root_columns()]
+            close(torch.cat(columns, dim=1), expected.root)
+
+    def test_a_second_covariance_leaves_the_first_alone(self, matrix: Tensor) -> None:
+        lending = linalg.Dense(halved(matrix), lends=True)
+        first = lending.covariance(torch.tensor(0.3, dtype=torch.float64), SCALE)
+        second = lending.covariance(torch.tensor(3.0, dtype=torch.float64), SCALE)
+        for found, prior in ((first, 0.3), (second, 3.0)):
+            identity = torch.eye(len(matrix), dtype=torch.float64)
+            close(found.matrix, torch.linalg.inv(SCALE * matrix + prior * identity))
+
+    def test_the_matrix_is_read_above_the_diagonal_only(self, matrix: Tensor) -> None:
+        known, half = linalg.Dense(matrix), linalg.Dense(halved(matrix))
+        prior, vectors = torch.tensor(0.3, dtype=torch.float64), torch.randn(2, len(matrix), dtype=torch.float64)
+        each = prior.expand(len(matrix)).clone().requires_grad_()
+        close(half.matrix, matrix)
+        close(half.diagonal(), matrix.diagonal())
+        close(half.matmul(vectors), known.matmul(vectors))
+        close(half.log_det(prior, SCALE), known.log_det(prior, SCALE))
+        close(half.log_det(each.detach(), SCALE), known.log_det(prior, SCALE))
+        close(*(torch.autograd.grad(one.log_det(each, SCALE), each)[0] for one in (half, known)))
+        close(half.state()["matrix"], matrix)
+        for found, expected in zip(*(one.covariances(prior[None], SCALE) for one in (half, known)), strict=True):
+            close(found.matrix, expected.matrix)
+
+    def test_a_matrix_that_is_not_quite_positive_takes_the_long_way(self) -> None:
+        torch.manual_seed(0)
+        exact = 1e4 * semidefinite(size=6, rank=2)
+        rounded = exact - 1e-3 * torch.eye(6, dtype=torch.float64)
+        prior = torch.tensor(1e-4, dtype=torch.float64)
+        found = linalg.Dense(halved(rounded), lends=True).covariance(prior, torch.ones(()))
+        close(found.variance(), torch.linalg.inv(exact + 1e-4 * torch.eye(6)).diagonal(), 1e-4)

@@ -49,9 +49,6 @@ class Accumulator(ABC):
     def next_pass(self, sums: Sums) -> None:  # noqa: B027 - most structures see the data once
         """Prepare `sums`, in place, for the next pass over the data, where there is one."""
 
-    def finish(self, sums: Sums) -> None:  # noqa: B027 - most structures leave nothing out
-        """Complete `sums`, in place, after the last batch; more may be added to them later."""
-
     @abstractmethod
     def matrix(self, sums: Sums) -> linalg.Matrix:
-        """Return the curvature; it may share memory with `sums` that are finished."""
+        """Return the curvature; it may share memory with `sums`."""

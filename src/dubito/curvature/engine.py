@@ -13,6 +13,7 @@ from __future__ import annotations
 import copy
 import warnings
 from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -37,6 +38,8 @@ MEMORY_BUDGET = 96 * 2**20
 # number is bounded too, because the forward pass has caches of its own.
 CACHE = 8 * 2**20
 FEW, MANY = 64, 512
+# Bytes that one activation of a forward pass may take, as long as a few examples go through at a time.
+ACTIVATION = 12 * 2**20
 
 # Examples on which the engine is tried out before it is trusted.
 TRIED = 4
@@ -44,6 +47,23 @@ TRIED = 4
 
 class FallbackWarning(UserWarning):
     """Something is done by a slower general method."""
+
+
+@contextmanager
+def _activations(model: nn.Module) -> Iterator[list[int]]:
+    """Write down how many numbers each module of a network returns."""
+    sizes = [1]
+
+    def note(layer: nn.Module, args: Any, output: Any) -> None:
+        if isinstance(output, Tensor):
+            sizes.append(output.numel())
+
+    hooks = [module.register_forward_hook(note) for module in model.modules()]
+    try:
+        yield sizes
+    finally:
+        for hook in hooks:
+            hook.remove()
 
 
 @dataclass
@@ -141,6 +161,7 @@ class Engine:
         self._calls: list[_Call] | None = None  # a list while a forward pass is recorded
         self._rows = 0  # the number of examples in that pass
         self._size_of_one = 1  # numbers per example and column in one product
+        self._largest = 1  # numbers per example in the largest activation
         self._find_roles()
         for layer in self.roles:
             # in front of the user's own hooks, which may return something other than the layer's output
@@ -244,9 +265,10 @@ class Engine:
             return
         self._try_out(inputs)
         columns = min(num_columns, self.num_outputs)
-        bytes_of_one = (2 * self._size_of_one + extra) * columns * next(self.model.parameters()).element_size()
-        bytes_of_one = max(bytes_of_one, 1)
-        most = max(1, min(MANY, MEMORY_BUDGET // bytes_of_one))
+        width = next(self.model.parameters()).element_size()
+        bytes_of_one = max((2 * self._size_of_one + extra) * columns * width, 1)
+        passing = max(FEW, ACTIVATION // (self._largest * width))
+        most = max(1, min(MANY, passing, MEMORY_BUDGET // bytes_of_one))
         parts = max(-(-size // most), round(size / max(FEW, CACHE // bytes_of_one)))  # equal ones, none left over
         step = -(-size // parts)
         for start in range(0, size, step):
@@ -260,8 +282,10 @@ class Engine:
         """Measure and verify the engine on the first few examples; one alone does not show how a batch is laid out."""
         if self._tried > 1 or self._tried == min(batches.num_rows(inputs), 2):
             return
-        tape = self._forward(batches.take(inputs, slice(0, TRIED)))
+        with _activations(self.model) as sizes:
+            tape = self._forward(batches.take(inputs, slice(0, TRIED)))
         size = len(tape.outputs)
+        self._largest = max(1, max(sizes) // size)
         ruled = [name for name in self.names if name not in self.fallback]
         wrong = misfits(tape, ruled)
         if wrong and self.walks:  # as where a hook changes gradients on their way

@@ -64,18 +64,23 @@ class OneLayer:
         columns = self.grads[:, 0]
         known = covariance.memory.get("columns")
         if known is None or not torch.equal(known, columns):  # the same for every batch of one prediction
-            covariance.memory |= {"columns": columns, "mixed": self._mixed(columns, covariance.root)}
+            covariance.memory |= {"columns": columns, "mixed": self._mixed(columns, covariance)}
         return ((self.inputs @ covariance.memory["mixed"]) * self.inputs).sum(-1)
 
-    def _mixed(self, columns: Tensor, root: Tensor) -> Tensor:
+    def _mixed(self, columns: Tensor, covariance: linalg.DenseCovariance) -> Tensor:
         """``(g_v ⊗ 1)ᵀ Σ (g_v ⊗ 1)``, ``[V, I, I]``, from a root of Σ; Σ itself would cost far more."""
         outputs, width = columns.shape[1], self.inputs.shape[-1] - self.has_bias
-        weight, bias = root[: outputs * width].unflatten(0, (outputs, width)), root[outputs * width :]
-        mixed = root.new_empty(len(columns), *[self.inputs.shape[-1]] * 2)
-        for each, column in zip(mixed, columns.to(root), strict=True):
-            rows = torch.tensordot(column, weight, dims=1)
-            rows = torch.cat([rows, (column @ bias)[None]]) if self.has_bias else rows
-            torch.mm(rows, rows.mT, out=each)
+        mixed: Tensor | None = None
+        for root in covariance.root_columns():
+            if mixed is None:
+                columns = columns.to(root)
+                mixed = root.new_zeros(len(columns), *[self.inputs.shape[-1]] * 2)
+            root = torch.nn.functional.pad(root, (0, 0, 0, outputs * self.inputs.shape[-1] - len(root)))
+            rows = torch.tensordot(columns, root[: outputs * width].unflatten(0, (outputs, width)), dims=1)
+            if self.has_bias:
+                rows = torch.cat([rows, (columns @ root[outputs * width :])[:, None]], dim=1)
+            mixed.baddbmm_(rows, rows.mT)
+        assert mixed is not None
         return mixed.to(self.inputs)
 
     def gram(self, covariance: linalg.DenseCovariance) -> Tensor:

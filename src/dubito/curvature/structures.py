@@ -14,7 +14,6 @@ from dubito.curvature.factors import Factor
 from dubito.curvature.groups import group
 from dubito.curvature.kronecker import KroneckerAccumulator
 from dubito.curvature.one_layer import one_layer
-from dubito.curvature.products import slices
 from dubito.errors import InputError
 from dubito.likelihoods import Likelihood
 from dubito.randomness import default_generator
@@ -33,8 +32,6 @@ __all__ = [
     "make_accumulator",
 ]
 
-# Rows that are mirrored at a time.
-MIRRORED = 128
 # Rows of an exact Hessian that are differentiated side by side.
 SIDE_BY_SIDE = 32
 
@@ -91,14 +88,6 @@ class FullAccumulator(Accumulator):
             else:
                 add_gram(sums["full"], jacobian(factors, self.selection).flatten(0, 1))
 
-    def finish(self, sums: Sums) -> None:
-        """Mirror the upper half in place, block by block: a copy would be the largest thing in memory."""
-        upper = sums["full"]
-        for block in slices(len(upper), MIRRORED):
-            upper[block.stop :, block] = upper[block, block.stop :].mT
-            corner = upper[block, block]
-            corner.copy_(corner.triu() + corner.triu(1).mT)
-
     def matrix(self, sums: Sums) -> linalg.Dense:
         """A dense matrix; of an exact Hessian the part without its negative directions."""
         return linalg.Dense(sums["full"] if "full" in sums else _positive_part(sums["hessian"]))
@@ -138,9 +127,6 @@ class HessianAccumulator(FullAccumulator):
             (found,) = self.engine.vector_jacobian(slope, [center], identity[rows])
             if found is not None:
                 sums["hessian"][rows] += found.double().cpu()
-
-    def finish(self, sums: Sums) -> None:
-        """Nothing is left out."""
 
 
 class LowRankAccumulator(Accumulator):

@@ -138,7 +138,6 @@ class Collector:
         problem = self.problem
         self._check_count(state["seen"] if state["turn"] + 1 == self.accumulator.passes else 0)
         distributed.sum_(list(io.tensors(state)) if self.additive else [])
-        self.accumulator.finish(state["sums"])
         total, count = state["fit"].tolist()
         gaussian = isinstance(problem.likelihood, Gaussian)
         fit = DataFit(squared_error=total, num_residuals=int(count)) if gaussian else DataFit(log_likelihood=total)
@@ -146,7 +145,7 @@ class Collector:
             copy.deepcopy(problem.model), problem.likelihood, self.recipe, problem.num_data,
             self.selection, state["sums"], fit,
         )  # fmt: skip
-        return tune(raw, self.recipe, problem.validation)
+        return tune(raw.owning(), self.recipe, problem.validation)
 
 
 def unit_noise(likelihood: Likelihood) -> Likelihood:

@@ -89,6 +89,12 @@ class LaplacePosterior(Posterior):
         options = {"mode": recipe.kron_mode, "rank": recipe.rank}
         return make_accumulator(recipe.structure, self.engine, self.selection, **options).matrix(sums)
 
+    def owning(self) -> Self:
+        """Say that the sums are this posterior's own: a root of the covariance may take the unused half of a matrix."""
+        if self.recipe.structure == "full" and isinstance(self.matrix, linalg.Dense):
+            self.matrix.lends = True
+        return self
+
     def precision_matmul(self, vectors: Tensor) -> Tensor:
         """``P v`` for the posterior's precision."""
         return self.matrix.precision_matmul(vectors, self.prior_precision, self.evidence.scale(self.noise))
@@ -310,7 +316,7 @@ class LaplacePosterior(Posterior):
         """Return the sums, the selection and the tuned settings."""
         return {
             "selection": self.selection.to_state(),
-            "sums": self.sums,
+            "sums": self.sums | {key: self.sums[key].triu() for key in ("full",) if key in self.sums},
             "fit": vars(self.fit),
             "prior_precision": self.prior_precision,
             "known_evidence": self.known_evidence,
@@ -322,4 +328,4 @@ class LaplacePosterior(Posterior):
         state = io.clone(state, torch.device("cpu"))  # where sums are kept, wherever the model is
         selection, fit = Selection.from_state(state["selection"]), DataFit(**state["fit"])
         settings = (state["prior_precision"], state["known_evidence"])
-        return cls(model, likelihood, recipe, num_data, selection, state["sums"], fit, *settings)
+        return cls(model, likelihood, recipe, num_data, selection, state["sums"], fit, *settings).owning()

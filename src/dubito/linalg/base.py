@@ -81,8 +81,8 @@ def eigh(matrix: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def check_finite(curvature: Tensor) -> Tensor:
-    """Return the numbers, all of which are finite."""
-    if not bool(curvature.isfinite().all()):
+    """Return the numbers, all of which are finite; `isfinite` of all would be a copy or two of them."""
+    if curvature.numel() and not bool(torch.stack(curvature.detach().aminmax()).isfinite().all()):
         raise NonFiniteError("The curvature is not finite: look for NaN weights or extreme outputs of the network.")
     return curvature
 

@@ -11,25 +11,38 @@ import torch
 from torch import Tensor
 
 from dubito.linalg.base import Covariance, Matrix, check_finite, check_positive, column_blocks, eigh, singular
+from dubito.linalg.half import Half, inverse_factor
 
 # Triangular matrices up to this size are inverted in one go.
 SMALL = 256
+# Columns of a root that are looked at at a time.
+AT_ONCE = 128
 
 
 class Dense(Matrix):
-    """A full ``[D, D]`` matrix; with one λ for all weights every step after one eigendecomposition is O(D)."""
+    """A full ``[D, D]`` matrix; with one λ for all weights every step after one eigendecomposition is O(D).
 
-    def __init__(self, matrix: Tensor) -> None:
-        self.matrix, self.size = matrix.double(), len(matrix)
+    Args:
+        matrix: The matrix; what is below its diagonal is not looked at.
+        lends: Whether nobody else does either: the root of the first covariance then takes the lower half of `matrix`.
+    """
+
+    def __init__(self, matrix: Tensor, *, lends: bool = False) -> None:
+        self.upper, self.size, self.lends = matrix.double(), len(matrix), lends
+
+    @property
+    def matrix(self) -> Tensor:
+        """Both halves, in memory of their own."""
+        return self.upper.triu() + self.upper.triu(1).mT
 
     @cached_property
     def eigen(self) -> tuple[Tensor, Tensor]:
         """Eigenvalues and eigenvectors."""
-        return eigh(self.matrix)
+        return eigh(self.upper.mT)  # of which the lower half is looked at
 
     def diagonal(self) -> Tensor:
         """The diagonal."""
-        return self.matrix.diagonal()
+        return self.upper.diagonal()
 
     def matmul(self, vectors: Tensor) -> Tensor:
         """``H v``."""
@@ -48,7 +61,14 @@ class Dense(Matrix):
 
     def covariance(self, prior: Tensor, scale: Tensor) -> DenseCovariance:
         """By Cholesky: the inverse of the factor takes the factor's place."""
-        root = self._cholesky(prior.detach().expand(self.size), scale.detach())
+        prior, scale = prior.detach().expand(self.size).double(), scale.detach().double()
+        if self.lends:
+            check_finite(self.upper)
+            self.lends = False
+            half = inverse_factor(self.upper, prior, scale)
+            if half is not None:
+                return DenseCovariance(half, is_triangular=True)
+        root = self._cholesky(prior, scale)
         _invert_(root)
         return DenseCovariance(root.mT, is_triangular=True)
 
@@ -62,7 +82,9 @@ class Dense(Matrix):
         return cls(state["matrix"])
 
     def _cholesky(self, prior: Tensor, scale: Tensor) -> Tensor:
-        factor, failed = _cholesky_shifted(scale * check_finite(self.matrix), prior)
+        differentiable = scale.requires_grad or prior.requires_grad
+        matrix = check_finite(self.matrix if differentiable else self.upper)
+        factor, failed = _cholesky_shifted(scale * matrix, prior)
         if failed:  # sums in float32 may have slightly negative directions
             values, vectors = self.eigen
             factor, failed = _cholesky_shifted(scale * (vectors * values) @ vectors.mT, prior)
@@ -72,12 +94,15 @@ class Dense(Matrix):
 
 
 def _cholesky_shifted(matrix: Tensor, prior: Tensor) -> tuple[Tensor, bool]:
-    """Factorize ``matrix + diag(λ)`` in the memory of `matrix`: more matrices would be the largest things in memory."""
+    """Factorize ``matrix + diag(λ)`` in the memory of `matrix`: more matrices would be the largest things in memory.
+
+    Of a matrix that needs no gradient only the upper half is looked at.
+    """
     matrix.diagonal().add_(prior.double())
     if matrix.requires_grad:
         factor, failed = torch.linalg.cholesky_ex(matrix)
     else:
-        columns = matrix.mT  # symmetric, and in the order of memory that LAPACK works in
+        columns = matrix.mT  # in the order of memory that LAPACK works in, which looks at the lower half
         number = torch.empty((), dtype=torch.int32, device=matrix.device)
         factor, failed = torch.linalg.cholesky_ex(columns, out=(columns, number))
     return factor, bool(failed)
@@ -101,19 +126,33 @@ class DenseCovariance(Covariance):
     """``R Rᵀ`` for a square root ``R [D, D]``, or for ``R = Q diag(c)`` in a basis ``Q`` that several share.
 
     Args:
-        basis: ``R``, or ``Q`` where there are scales.
+        basis: ``R``, or ``Q`` where there are scales, or where ``Rᵀ`` is if that is half of another matrix.
         scales: ``c``, or None.
         is_triangular: Whether the root is upper triangular, as the inverse of a Cholesky factor is.
     """
 
-    def __init__(self, basis: Tensor, scales: Tensor | None = None, *, is_triangular: bool = False) -> None:
+    def __init__(self, basis: Tensor | Half, scales: Tensor | None = None, *, is_triangular: bool = False) -> None:
         self.basis, self.scales, self.is_triangular = basis, scales, is_triangular
         self.memory: dict[str, Tensor] = {}  # what a contraction keeps between batches
 
     @cached_property
     def root(self) -> Tensor:
-        """``R``, which many covariances in one basis hold only when they are asked for it."""
+        """``R``, which is held only when it is asked for where it is in parts."""
+        return self._root()
+
+    def _root(self) -> Tensor:
+        if isinstance(self.basis, Half):
+            return self.basis.whole().mT
         return self.basis if self.scales is None else self.basis * self.scales
+
+    def root_columns(self) -> Iterator[Tensor]:
+        """Yield some columns of the root at a time, without the rows below that are all zero."""
+        for start in range(0, len(self.basis), AT_ONCE):
+            block = slice(start, min(start + AT_ONCE, len(self.basis)))
+            if isinstance(self.basis, Half):
+                yield self.basis.rows(block).mT
+            else:
+                yield self.root[: block.stop if self.is_triangular else None, block]
 
     @property
     def matrix(self) -> Tensor:
@@ -133,7 +172,7 @@ class DenseCovariance(Covariance):
         """``V R``, some columns at a time, without most of the zeros of a triangular root."""
         key = f"root {rows.dtype}"
         if key not in self.memory:
-            self.memory[key] = self.root.to(rows)
+            self.memory[key] = self._root().to(rows)
         root = self.memory[key]
         if not self.is_triangular:
             yield rows @ root

@@ -120,9 +120,11 @@ class FunctionalTerms:
         """The Jacobian times a square root of the covariance; the part that covariances share is computed once."""
         if covariance.scales is None:
             return covariance.times_root(self._jacobian())
-        key = (id(covariance.basis), "rows")
+        basis = covariance.basis
+        assert isinstance(basis, Tensor)  # scales have one
+        key = (id(basis), "rows")
         if key not in self.shared:
-            self.shared[key] = covariance.basis, self._jacobian() @ covariance.basis.to(self.dtype)
+            self.shared[key] = basis, self._jacobian() @ basis.to(self.dtype)
         return self.shared[key][1] * covariance.scales.to(self.dtype)
 
     def _jacobian(self) -> Tensor:

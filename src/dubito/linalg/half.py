@@ -1,0 +1,99 @@
+r"""The inverse of a Cholesky factor below the diagonal of the very matrix that was factorized.
+
+A symmetric matrix is known from its upper half. Over thousands of weights it is the largest thing in memory, and a root
+of the covariance would be a second one: here it takes the lower half, and nothing but a few rows is held besides.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+# Rows and columns that are worked on at a time.
+BLOCK = 256
+
+
+@dataclass
+class Half:
+    """A lower triangular matrix `X`, strictly below the diagonal of another one.
+
+    Args:
+        matrix: Holds `X` below its diagonal and something else above.
+        diagonal: That of `X`.
+    """
+
+    matrix: Tensor
+    diagonal: Tensor
+
+    def __len__(self) -> int:
+        return len(self.matrix)
+
+    def rows(self, block: slice) -> Tensor:
+        """``X[block, :block.stop]``: what is to the right of it is zero."""
+        rows = self.matrix[block, : block.stop].clone()
+        corner = rows[:, block.start :].tril_(-1)
+        corner.diagonal().copy_(self.diagonal[block])
+        return rows
+
+    def whole(self) -> Tensor:
+        """``X``, in memory of its own."""
+        found = self.matrix.tril(-1)
+        found.diagonal().copy_(self.diagonal)
+        return found
+
+    def put(self, block: slice, corner: Tensor) -> None:
+        """Write a block on the diagonal of `X`."""
+        mine = self.matrix[block, block]
+        mine.copy_(mine.triu() + corner.tril(-1))
+        self.diagonal[block] = corner.diagonal()
+
+    def corner(self, block: slice) -> Tensor:
+        """Return a block on the diagonal of `X`."""
+        found = self.matrix[block, block].tril(-1)
+        found.diagonal().copy_(self.diagonal[block])
+        return found
+
+
+def inverse_factor(matrix: Tensor, prior: Tensor, scale: Tensor) -> Half | None:
+    r"""Write $L^{-1}$, where $L L^\top = s\,H + \mathrm{diag}(\lambda)$, below the diagonal of `matrix`.
+
+    `H` is read from the diagonal and above, which stay as they are. None where it is not positive definite.
+    """
+    size = len(matrix)
+    half = Half(matrix, torch.empty(size, dtype=matrix.dtype, device=matrix.device))
+    blocks = [slice(start, min(start + BLOCK, size)) for start in range(0, size, BLOCK)]
+    for block in blocks:
+        if not _factorize(half, block, prior[block], scale):
+            return None
+    for block in reversed(blocks):
+        _invert(half, block, blocks)
+    return half
+
+
+def _factorize(half: Half, block: slice, prior: Tensor, scale: Tensor) -> bool:
+    """Put the columns `block` of the factor in place, given those to their left."""
+    matrix, left = half.matrix, half.matrix[block, : block.start]
+    corner = matrix[block, block].triu()
+    corner = scale * (corner + corner.triu(1).mT)
+    corner.diagonal().add_(prior)
+    factor, failed = torch.linalg.cholesky_ex(corner.addmm_(left, left.mT, alpha=-1))
+    below = scale * matrix[block, block.stop :]
+    below.addmm_(left, matrix[block.stop :, : block.start].mT, alpha=-1)
+    matrix[block.stop :, block] = torch.linalg.solve_triangular(factor, below, upper=False).mT
+    half.put(block, factor)
+    return not bool(failed)
+
+
+def _invert(half: Half, block: slice, blocks: list[slice]) -> None:
+    """Turn the columns `block` of the factor into those of its inverse, given those to their right."""
+    corner = half.corner(block)
+    inverse = torch.linalg.solve_triangular(corner, torch.eye(len(corner)).to(corner), upper=False)
+    below = half.matrix[block.stop :, block] @ inverse  # of the factor; of its inverse it is -X times this
+    for rows in blocks:
+        if rows.start >= block.stop:
+            done = half.matrix[rows, block.stop : rows.start] @ below[: rows.start - block.stop]
+            own = below[rows.start - block.stop : rows.stop - block.stop]
+            half.matrix[rows, block] = done.addmm_(half.corner(rows), own).neg_()
+    half.put(block, inverse)
