@@ -48,6 +48,12 @@ def entropy_decomposition(log_probs: Tensor) -> EntropyDecomposition:
         )
     samples = widen(log_probs)
     check_confidence("log_probs", samples.amax(dim=-1).exp(), samples.shape[-1])
+    return split_entropy(samples)
+
+
+def split_entropy(samples: Tensor) -> EntropyDecomposition:
+    """`entropy_decomposition` of what is known to be log-probabilities, unless it is NaN."""
+    samples = widen(samples)
     mean_probs = samples.new_zeros(samples.shape[1:], dtype=torch.float64)
     aleatoric = samples.new_zeros(samples.shape[1:-1], dtype=torch.float64)
     smallest = -104 if samples.dtype == torch.float32 else -800  # below this the probability is 0; above 0 is rounding
@@ -58,6 +64,8 @@ def entropy_decomposition(log_probs: Tensor) -> EntropyDecomposition:
         aleatoric -= logs.mul_(probs).sum(-1)
     mean_probs /= len(samples)
     aleatoric /= len(samples)
+    if bool(aleatoric.isnan().any()):
+        raise InputError("log_probs contains NaN; check the model's outputs before measuring them.")
     epistemic = (torch.special.entr(mean_probs).sum(-1) - aleatoric).clamp_(min=0)
     if len(samples) == 1:
         epistemic.zero_()  # a single sample has nothing to disagree with; rounding must not say otherwise

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from dubito.errors import InputError, UnsupportedError
-from dubito.metrics import entropy_decomposition
+from dubito.metrics.uncertainty import split_entropy
 from dubito.prediction.base import Prediction, frame
 
 if TYPE_CHECKING:
@@ -81,7 +81,7 @@ class ClassPrediction(Prediction):
         samples = _log_softmax(logits)
         if log_probs is None:
             log_probs = samples.logsumexp(dim=0) - math.log(len(samples)) if len(samples) > 1 else samples[0]
-        _, aleatoric, epistemic = (part.to(samples.dtype) for part in entropy_decomposition(samples))
+        _, aleatoric, epistemic = (part.to(samples.dtype) for part in split_entropy(samples))
         return cls(log_probs, aleatoric, epistemic, samples if keep_samples else None)
 
     @property
