@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import multiprocessing
 import re
 import statistics
@@ -13,6 +14,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
+
+from dubito.data import DataSet
 
 
 def cpu_seconds(work: Callable[[], Any]) -> float:
@@ -44,6 +47,15 @@ def train_epoch(model: nn.Module, inputs: Tensor, targets: Tensor, batch_size: i
         optimizer.zero_grad()
         F.cross_entropy(model(inputs[start : start + batch_size]), targets[start : start + batch_size]).backward()
         optimizer.step()
+
+
+def channels_last(data: DataSet) -> DataSet:
+    """The same images with channels last in memory, which convolutions on a CPU take faster."""
+
+    def turned(x: Tensor) -> Tensor:
+        return torch.empty_like(x, memory_format=torch.channels_last).copy_(x)
+
+    return dataclasses.replace(data, parts={name: (turned(x), y) for name, (x, y) in data.parts.items()})
 
 
 def peak_memory(work: Callable[..., Any], *args: Any) -> float:

@@ -78,6 +78,16 @@ def run_lenet(kind: str, args: argparse.Namespace) -> None:
             return numbers(compress(posterior, rules.Magnitude(gone), data=data.validation), data)
 
         cell(f"{name}-gradual", seed, gradual)
+        for ratio, more in ((150, 0), (150, 3), (285, 10)) if kind == "lenet5" else ():
+
+            def tuned(seed: int = seed, ratio: int = ratio, more: int = more, name: str = name) -> dict[str, Any]:
+                posterior = sparse_network(kind, data, name, seed, args.epochs)
+                training = Training(epochs=more, lr=1e-3, batch_size=200, schedule="linear")
+                how: dict[str, Any] = {"finetune": data.train, "training": training} if more else {}
+                rule = rules.LogAlpha(target=1 - 1 / ratio)
+                return numbers(compress(posterior, rule, data=data.validation, **how), data)
+
+            cell(f"{name}-at-{ratio}-{more}-more", seed, tuned)
 
 
 def run_random_labels(args: argparse.Namespace) -> None:

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from common import channels_last
 from torch import nn
 
 import dubito
@@ -27,7 +28,7 @@ NETWORKS: dict[str, Callable[[], nn.Module]] = {
 
 def images(name: str) -> DataSet:
     """A data set of images with 5,000 of its training images held out for validation."""
-    return dubito.data.load(name, validation=5_000 / 60_000)
+    return channels_last(dubito.data.load(name, validation=5_000 / 60_000))
 
 
 def cell(name: str, seed: int, work: Callable[[], dict[str, Any]]) -> None:

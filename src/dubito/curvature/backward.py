@@ -82,9 +82,9 @@ def _order(top: Node, wanted: set[Node]) -> list[Node]:
 
 
 def _relu(workspace: Workspace, node: Node, grad: Tensor) -> dict[int, Tensor]:
-    if not grad.is_contiguous():
+    if grad.ndim != 3:
         return {0: torch.ops.aten.threshold_backward(grad, node._saved_result, 0)}
-    pulled = workspace.empty(grad, *grad.shape)
+    pulled = workspace.aligned(grad, *grad.shape)
     torch.ops.aten.threshold_backward.grad_input(grad, node._saved_result, 0, grad_input=pulled)
     return {0: pulled}
 
