@@ -13,8 +13,6 @@ from torch import Tensor
 from dubito.linalg.base import Covariance, Matrix, check_finite, check_positive, column_blocks, eigh, singular
 from dubito.linalg.half import Half, inverse_factor
 
-# Triangular matrices up to this size are inverted in one go.
-SMALL = 256
 # Columns of a root that are looked at at a time.
 AT_ONCE = 128
 
@@ -52,7 +50,13 @@ class Dense(Matrix):
         """From the eigenvalues for one λ; by Cholesky where each weight has its own."""
         if prior.ndim == 0:
             return (scale * self.eigen[0] + prior).log().sum()
-        return 2 * self._cholesky(prior, scale).diagonal().log().sum()
+        own = torch.diag(prior.double())
+        factor, failed = torch.linalg.cholesky_ex(scale * check_finite(self.matrix) + own)
+        if failed:
+            factor, failed = torch.linalg.cholesky_ex(scale * self._positive_part() + own)
+        if failed:
+            raise singular()
+        return 2 * factor.diagonal().log().sum()
 
     def covariances(self, priors: Tensor, scale: Tensor) -> list[Covariance]:
         """In one eigenbasis, into which a Jacobian is turned once for all of them."""
@@ -60,17 +64,20 @@ class Dense(Matrix):
         return [DenseCovariance(vectors, check_positive(scale * values + prior).rsqrt()) for prior in priors]
 
     def covariance(self, prior: Tensor, scale: Tensor) -> DenseCovariance:
-        """By Cholesky: the inverse of the factor takes the factor's place."""
+        """By Cholesky: the inverse of the factor takes the lower half of the matrix, or of a copy."""
         prior, scale = prior.detach().expand(self.size).double(), scale.detach().double()
-        if self.lends:
-            check_finite(self.upper)
-            self.lends = False
-            half = inverse_factor(self.upper, prior, scale)
-            if half is not None:
-                return DenseCovariance(half, is_triangular=True)
-        root = self._cholesky(prior, scale)
-        _invert_(root)
-        return DenseCovariance(root.mT, is_triangular=True)
+        lent, self.lends = self.lends, False
+        half = inverse_factor(check_finite(self.upper if lent else self.upper.clone()), prior, scale)
+        if half is None:
+            half, lent = inverse_factor(self._positive_part(), prior, scale), False
+        if half is None:
+            raise singular()
+        return DenseCovariance(half if lent else half.alone().mT, is_triangular=True)
+
+    def _positive_part(self) -> Tensor:
+        """The matrix without slightly negative directions, which sums in float32 may have."""
+        values, vectors = self.eigen
+        return (vectors * values) @ vectors.mT
 
     def state(self) -> dict[str, Any]:
         """The matrix."""
@@ -80,46 +87,6 @@ class Dense(Matrix):
     def from_state(cls, state: dict[str, Any]) -> Self:
         """Undo `state`."""
         return cls(state["matrix"])
-
-    def _cholesky(self, prior: Tensor, scale: Tensor) -> Tensor:
-        differentiable = scale.requires_grad or prior.requires_grad
-        matrix = check_finite(self.matrix if differentiable else self.upper)
-        factor, failed = _cholesky_shifted(scale * matrix, prior)
-        if failed:  # sums in float32 may have slightly negative directions
-            values, vectors = self.eigen
-            factor, failed = _cholesky_shifted(scale * (vectors * values) @ vectors.mT, prior)
-        if failed:
-            raise singular()
-        return factor
-
-
-def _cholesky_shifted(matrix: Tensor, prior: Tensor) -> tuple[Tensor, bool]:
-    """Factorize ``matrix + diag(λ)`` in the memory of `matrix`: more matrices would be the largest things in memory.
-
-    Of a matrix that needs no gradient only the upper half is looked at.
-    """
-    matrix.diagonal().add_(prior.double())
-    if matrix.requires_grad:
-        factor, failed = torch.linalg.cholesky_ex(matrix)
-    else:
-        columns = matrix.mT  # in the order of memory that LAPACK works in, which looks at the lower half
-        number = torch.empty((), dtype=torch.int32, device=matrix.device)
-        factor, failed = torch.linalg.cholesky_ex(columns, out=(columns, number))
-    return factor, bool(failed)
-
-
-def _invert_(lower: Tensor) -> None:
-    """Invert a lower triangular matrix in place, by halves: ``[[A, 0], [B, C]]⁻¹ = [[A⁻¹, 0], [−C⁻¹BA⁻¹, C⁻¹]]``."""
-    size = len(lower)
-    if size <= SMALL:
-        identity = torch.eye(size, dtype=lower.dtype, device=lower.device)
-        lower.copy_(torch.linalg.solve_triangular(lower, identity, upper=False))
-        return
-    first, second = lower[: size // 2, : size // 2], lower[size // 2 :, size // 2 :]
-    corner = lower[size // 2 :, : size // 2]
-    _invert_(first)
-    _invert_(second)
-    corner.copy_((second @ corner).neg_() @ first)
 
 
 class DenseCovariance(Covariance):

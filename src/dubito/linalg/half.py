@@ -43,6 +43,12 @@ class Half:
         found.diagonal().copy_(self.diagonal)
         return found
 
+    def alone(self) -> Tensor:
+        """``X``, in this memory: what else was in it is lost."""
+        found = self.matrix.tril_(-1)
+        found.diagonal().copy_(self.diagonal)
+        return found
+
     def put(self, block: slice, corner: Tensor) -> None:
         """Write a block on the diagonal of `X`."""
         mine = self.matrix[block, block]
