@@ -199,6 +199,28 @@ def test_a_thousand_outputs_in_bounded_memory(structure: str, likelihood: Any) -
     assert isinstance(matrix, linalg.Diagonal | linalg.Kronecker)
 
 
+def test_large_activations_go_through_a_few_examples_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("dubito.curvature.engine.ACTIVATION", 4 * 1000 * 20)
+    monkeypatch.setattr("dubito.curvature.engine.FEW", 4)
+    model = nn.Sequential(nn.Linear(3, 1000), nn.ReLU(), nn.Linear(1000, 2))
+    engine = Engine(model, ["2.weight"])
+    with Largest() as largest:
+        sizes = [len(tape.outputs) for _, tape in engine.chunks(torch.randn(100, 3), 1)]
+    assert sizes == [20] * 5
+    assert largest.elements <= 20 * 1000
+    monkeypatch.setattr("dubito.curvature.engine.ACTIVATION", 1)
+    assert {len(tape.outputs) for _, tape in engine.chunks(torch.randn(100, 3), 1)} == {4}
+
+
+@pytest.mark.filterwarnings("ignore:.torch.jit:DeprecationWarning")
+def test_a_compiled_part_keeps_no_one_from_watching_the_rest() -> None:
+    scripted = torch.jit.trace(nn.Sequential(nn.Linear(3, 4), nn.ReLU()), torch.zeros(1, 3))
+    model = nn.Sequential(scripted, nn.Linear(4, 2))
+    x = torch.randn(5, 3)
+    found = Engine(model, ["1.weight"]).run(x).pull(torch.ones(1, 5, 2))["1.weight"].per_sample()[0]
+    torch.testing.assert_close(found, scripted(x)[:, None].expand(5, 2, 4).detach())
+
+
 def test_a_fallback_is_said_once_whoever_changes_the_filters() -> None:
     class Double(nn.Module):  # without a rule
         def __init__(self) -> None:

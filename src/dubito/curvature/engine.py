@@ -58,7 +58,8 @@ def _activations(model: nn.Module) -> Iterator[list[int]]:
         if isinstance(output, Tensor):
             sizes.append(output.numel())
 
-    hooks = [module.register_forward_hook(note) for module in model.modules()]
+    watched = (module for module in model.modules() if not isinstance(module, torch.jit.ScriptModule))  # has no hooks
+    hooks = [module.register_forward_hook(note) for module in watched]
     try:
         yield sizes
     finally:
