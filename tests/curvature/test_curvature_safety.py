@@ -214,7 +214,7 @@ def test_large_activations_go_through_a_few_examples_at_a_time(monkeypatch: pyte
 
 @pytest.mark.filterwarnings("ignore:.torch.jit:DeprecationWarning")
 def test_a_compiled_part_keeps_no_one_from_watching_the_rest() -> None:
-    scripted = torch.jit.trace(nn.Sequential(nn.Linear(3, 4), nn.ReLU()), torch.zeros(1, 3))
+    scripted = torch.jit.script(nn.Sequential(nn.Linear(3, 4), nn.ReLU()))
     model = nn.Sequential(scripted, nn.Linear(4, 2))
     x = torch.randn(5, 3)
     found = Engine(model, ["1.weight"]).run(x).pull(torch.ones(1, 5, 2))["1.weight"].per_sample()[0]
