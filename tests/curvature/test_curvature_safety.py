@@ -15,6 +15,7 @@ from curvature.curvature_cases import BATCH, CASES, Case, build, classes, close,
 from dubito import Laplace, linalg
 from dubito.curvature import Engine, jacobian, seeds
 from dubito.curvature.engine import FallbackWarning
+from dubito.curvature.engine import _activations
 from dubito.curvature.structures import make_accumulator
 from dubito.likelihoods import Bernoulli, Categorical, Gaussian
 from dubito.predictive.functional import FunctionalTerms
@@ -216,9 +217,11 @@ def test_large_activations_go_through_a_few_examples_at_a_time(monkeypatch: pyte
 def test_a_compiled_part_keeps_no_one_from_watching_the_rest() -> None:
     scripted = torch.jit.script(nn.Sequential(nn.Linear(3, 4), nn.ReLU()))
     model = nn.Sequential(scripted, nn.Linear(4, 2))
-    x = torch.randn(5, 3)
-    found = Engine(model, ["1.weight"]).run(x).pull(torch.ones(1, 5, 2))["1.weight"].per_sample()[0]
-    torch.testing.assert_close(found, scripted(x)[:, None].expand(5, 2, 4).detach())
+    with _activations(model) as sizes:
+        model(torch.randn(5, 3))
+    assert sizes == [1, 10, 10]  # of the last layer and of the whole
+    model(torch.randn(5, 3))
+    assert len(sizes) == 3  # nobody watches any more
 
 
 def test_a_fallback_is_said_once_whoever_changes_the_filters() -> None:
