@@ -14,8 +14,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from curvature.curvature_cases import BATCH, CASES, Case, build, classes, close, fresh, jacobian_matrix, normal
 from dubito import Laplace, linalg
 from dubito.curvature import Engine, jacobian, seeds
-from dubito.curvature.engine import FallbackWarning
-from dubito.curvature.engine import _activations
+from dubito.curvature.engine import FallbackWarning, _activations
 from dubito.curvature.structures import make_accumulator
 from dubito.likelihoods import Bernoulli, Categorical, Gaussian
 from dubito.predictive.functional import FunctionalTerms
