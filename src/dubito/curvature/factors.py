@@ -17,7 +17,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from dubito.curvature.products import explicit_products, fits, slices
+from dubito.curvature.products import closed, explicit_products, fits, is_shared, slices, weighted_outer
 from dubito.curvature.workspace import Workspace
 from dubito.layers.base import LayerRule
 from dubito.layers.rows import Dense, Grouped, Index, Rows, per_sample_gradient, summed_gradient
@@ -233,11 +233,11 @@ class Factor:
         With `closing` there is one more column, the one that makes all of them add up to zero.
         """
         if (outer := self.outer) is not None:
-            return _weighted_outer(*outer, weight, closing)
+            return weighted_outer(*outer, weight, closing)
         if self.is_bias:
-            return _closed(self.parts[0].bias_grads(), closing).square() @ weight.flatten()
+            return closed(self.parts[0].bias_grads(), closing).square() @ weight.flatten()
         if (tokens := self.tokens) is not None:
-            squares = _closed(tokens.grads, closing).square()
+            squares = closed(tokens.grads, closing).square()
             each = torch.einsum("vkd,kd->vk", squares, weight.reshape(self.shape)[tokens.token])
             return self.like.new_zeros(len(each), self.size).index_add(1, tokens.example, each)
         if self.is_convolution:
@@ -249,7 +249,7 @@ class Factor:
             return found.mT
         flat, found = weight.flatten(), self.like.new_empty(self.columns + closing, self.size)
         for columns, rows, chunk in self.chunks(all_columns=closing):
-            found[slice(None) if closing else columns, rows] = _closed(chunk, closing).square() @ flat
+            found[slice(None) if closing else columns, rows] = closed(chunk, closing).square() @ flat
         return found
 
     def weighted_gram(self, weight: Tensor) -> Tensor:
@@ -356,38 +356,11 @@ class Turned(Part):
 def _times(rows: Tensor, basis: Tensor | None, workspace: Workspace | None = None) -> Tensor:
     if basis is None:
         return rows
-    if _shared(rows):
+    if is_shared(rows):
         return _times(rows[:, :1], basis).expand(-1, rows.shape[1], *[-1] * (rows.ndim - 2))
     if basis.ndim == 2:
         return rows @ basis if workspace is None else workspace.times(rows, basis)
     return torch.einsum("...gi,gij->...gj", rows, basis)
-
-
-def _weighted_outer(grads: Tensor, inputs: Tensor, weight: Tensor, closing: bool) -> Tensor:
-    """`weighted_square` of outer products of grads ``[V, B, O]`` and inputs ``[B, I]``."""
-    per_output = inputs.square() @ weight.mT
-    if _shared(grads):
-        return _closed(grads[:, 0], closing).square() @ per_output.mT
-    root, found = per_output.clamp_min_(0).sqrt_(), []
-    total = torch.zeros_like(root)
-    for each in grads:  # one column at a time takes little memory
-        scaled = each * root
-        if closing:
-            total += scaled
-        found.append(scaled.square_().sum(-1))
-    if closing:
-        found.append(total.square_().sum(-1))
-    return torch.stack(found)
-
-
-def _closed(columns: Tensor, closing: bool) -> Tensor:
-    """Columns ``[V, ...]``, with the one that makes them add up to zero if `closing` (but for its sign)."""
-    return torch.cat([columns, columns.sum(0, keepdim=True)]) if closing else columns
-
-
-def _shared(grads: Tensor) -> bool:
-    """Whether gradients ``[V, B, ...]`` are one set, expanded over the examples."""
-    return grads.ndim > 2 and grads.shape[1] > 1 and grads.stride(1) == 0
 
 
 @dataclass

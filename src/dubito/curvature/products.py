@@ -1,4 +1,4 @@
-r"""Explicit gradients of a layer whose positions add up, :math:`\sum_t G_{vnt} a_{nt}^\top`, a cacheful at a time."""
+"""Products of gradients and inputs, and explicit gradients of layers whose positions add up, a cacheful at a time."""
 
 from __future__ import annotations
 
@@ -64,6 +64,33 @@ def gram(rows: Tensor, weights: Tensor | None = None) -> Tensor:
         found[..., block, block.start :] = half
         found[..., block.stop :, block] = half[..., block.stop - block.start :].mT
     return found
+
+
+def weighted_outer(grads: Tensor, inputs: Tensor, weight: Tensor, closing: bool) -> Tensor:
+    """`Factor.weighted_square` of outer products of grads ``[V, B, O]`` and inputs ``[B, I]``."""
+    per_output = inputs.square() @ weight.mT
+    if is_shared(grads):
+        return closed(grads[:, 0], closing).square() @ per_output.mT
+    root, found = per_output.clamp_min_(0).sqrt_(), []
+    total = torch.zeros_like(root)
+    for each in grads:  # one column at a time takes little memory
+        scaled = each * root
+        if closing:
+            total += scaled
+        found.append(scaled.square_().sum(-1))
+    if closing:
+        found.append(total.square_().sum(-1))
+    return torch.stack(found)
+
+
+def closed(columns: Tensor, closing: bool) -> Tensor:
+    """Columns ``[V, ...]``, with the one that makes them add up to zero if `closing` (but for its sign)."""
+    return torch.cat([columns, columns.sum(0, keepdim=True)]) if closing else columns
+
+
+def is_shared(grads: Tensor) -> bool:
+    """Whether gradients ``[V, B, ...]`` are one set, expanded over the examples."""
+    return grads.ndim > 2 and grads.shape[1] > 1 and grads.stride(1) == 0
 
 
 def slices(size: int, step: int) -> list[slice]:

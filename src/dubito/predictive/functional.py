@@ -16,6 +16,7 @@ from dubito import linalg
 from dubito.curvature.factors import Factor
 from dubito.curvature.groups import Group, group, pairs, with_ones
 from dubito.curvature.one_layer import OneLayer, one_layer
+from dubito.curvature.products import closed
 from dubito.curvature.structures import jacobian
 from dubito.curvature.workspace import Workspace
 from dubito.errors import UnsupportedError
@@ -202,7 +203,7 @@ def _square(rows: Tensor) -> Tensor:
 
 
 def _closed_square(rows: Tensor) -> Tensor:
-    return _square(torch.cat([rows, rows.sum(0, keepdim=True)]))
+    return _square(closed(rows, closing=True))
 
 
 def _gram(rows: Tensor) -> Tensor:
