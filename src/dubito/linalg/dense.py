@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from dubito.linalg.base import Covariance, Matrix, check_finite, check_positive, column_blocks, eigh, singular
-from dubito.linalg.half import Half, inverse_factor
+from dubito.linalg.half import Half, inverse_factor, times_symmetric
 
 # Columns of a root that are looked at at a time.
 AT_ONCE = 128
@@ -44,7 +44,7 @@ class Dense(Matrix):
 
     def matmul(self, vectors: Tensor) -> Tensor:
         """``H v``."""
-        return vectors @ self.matrix
+        return times_symmetric(vectors, self.upper)
 
     def log_det(self, prior: Tensor, scale: Tensor) -> Tensor:
         """From the eigenvalues for one λ; by Cholesky where each weight has its own."""

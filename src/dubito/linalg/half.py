@@ -62,6 +62,17 @@ class Half:
         return found
 
 
+def times_symmetric(vectors: Tensor, matrix: Tensor) -> Tensor:
+    """``V H`` for vectors ``V [..., D]`` and a symmetric `H` that is read above the diagonal only, without a copy."""
+    found = torch.zeros_like(vectors)
+    for block in _blocks(len(matrix)):
+        corner, right = matrix[block, block].triu(), matrix[block, block.stop :]
+        found[..., block] += vectors[..., block] @ (corner + corner.triu(1).mT)
+        found[..., block] += vectors[..., block.stop :] @ right.mT
+        found[..., block.stop :] += vectors[..., block] @ right
+    return found
+
+
 def inverse_factor(matrix: Tensor, prior: Tensor, scale: Tensor) -> Half | None:
     r"""Write $L^{-1}$, where $L L^\top = s\,H + \mathrm{diag}(\lambda)$, below the diagonal of `matrix`.
 
@@ -69,7 +80,7 @@ def inverse_factor(matrix: Tensor, prior: Tensor, scale: Tensor) -> Half | None:
     """
     size = len(matrix)
     half = Half(matrix, torch.empty(size, dtype=matrix.dtype, device=matrix.device))
-    blocks = [slice(start, min(start + BLOCK, size)) for start in range(0, size, BLOCK)]
+    blocks = _blocks(size)
     for block in blocks:
         if not _factorize(half, block, prior[block], scale):
             return None
@@ -103,3 +114,7 @@ def _invert(half: Half, block: slice, blocks: list[slice]) -> None:
             own = below[rows.start - block.stop : rows.stop - block.stop]
             half.matrix[rows, block] = done.addmm_(half.corner(rows), own).neg_()
     half.put(block, inverse)
+
+
+def _blocks(size: int) -> list[slice]:
+    return [slice(start, min(start + BLOCK, size)) for start in range(0, size, BLOCK)]
