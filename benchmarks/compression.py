@@ -8,7 +8,7 @@
     python benchmarks/compression.py bits                # the same with single weights removed and in few bits
     python benchmarks/compression.py random-labels
     python benchmarks/compression.py widths --seeds 1    # a VGG-like network on CIFAR-10 at four widths
-    python benchmarks/compression.py cifar-random-labels --seeds 1
+    python benchmarks/compression.py cifar-random-labels
     python benchmarks/compression.py oneshot             # Laplace pruning of a trained network against magnitude
     python benchmarks/compression.py after               # uncertainty of the small network
     python benchmarks/compression.py break-even          # sparse rows against dense layers on this machine
