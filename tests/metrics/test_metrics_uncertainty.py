@@ -49,3 +49,8 @@ def test_impossible_classes_and_rounding_above_one() -> None:
     parts = metrics.entropy_decomposition(disagree)
     assert float(parts.aleatoric) == 0
     assert float(parts.epistemic) == pytest.approx(math.log(4), abs=1e-14)
+
+
+def test_samples_that_agree_leave_no_doubt_in_single_precision_either() -> None:
+    one = (6 * torch.randn(1, 1000, 10, generator=torch.Generator().manual_seed(0))).log_softmax(-1)
+    assert metrics.entropy_decomposition(one.expand(32, -1, -1)).epistemic.max() < 1e-12

@@ -56,10 +56,9 @@ def split_entropy(samples: Tensor) -> EntropyDecomposition:
     samples = widen(samples)
     mean_probs = samples.new_zeros(samples.shape[1:], dtype=torch.float64)
     aleatoric = samples.new_zeros(samples.shape[1:-1], dtype=torch.float64)
-    smallest = -104 if samples.dtype == torch.float32 else -800  # below this the probability is 0; above 0 is rounding
-    for sample in samples:  # one at a time: a copy of all S would be the largest tensor of an evaluation
-        logs = sample.clamp(min=smallest, max=0)
-        probs = logs.exp()  # as exact as the logarithm was given; in float64 it would take several times as long
+    for sample in samples:  # one at a time: a float64 copy of all S would be the largest tensor of an evaluation
+        logs = sample.double().clamp(min=-800, max=0)  # below −800 the probability is 0; above 0 is rounding
+        probs = logs.exp()  # in float32 rounding alone would look like doubt of 1e-7
         mean_probs += probs
         aleatoric -= logs.mul_(probs).sum(-1)
     mean_probs /= len(samples)
