@@ -4,6 +4,7 @@
     python benchmarks/compression.py lenet300 --epochs 200 --name full --seeds 1
     python benchmarks/compression.py lenet300 --data fashion-mnist
     python benchmarks/compression.py lenet5              # 30 epochs
+    python benchmarks/compression.py within              # 27 of them and 3 for the weights that are left
     python benchmarks/compression.py structured          # units of LeNet-5, latency on the exported model
     python benchmarks/compression.py bits                # the same with single weights removed and in few bits
     python benchmarks/compression.py random-labels
@@ -27,6 +28,7 @@ import json
 import statistics
 import tempfile
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -64,30 +66,41 @@ def numbers(made: dubito.compression.Compression, data: dubito.data.DataSet) -> 
 def run_lenet(kind: str, args: argparse.Namespace) -> None:
     """Sparse variational dropout, then gradual magnitude pruning to the same sparsity with the same epochs."""
     data = images(args.data)
+    name = f"{kind}-{args.data}-{args.name}"
     for seed in range(args.seeds):
-        name = f"{kind}-{args.data}-{args.name}"
-        cell(name, seed, lambda name=name, seed=seed: numbers(  # type: ignore[misc]
-            compress(sparse_network(kind, data, name, seed, args.epochs), data=data.validation), data))  # fmt: skip
+        cell(name, seed, partial(_pruned, kind, data, name, seed, args.epochs))
         gone = 1 - 1 / json.loads((RESULTS / f"{name}-{seed}.json").read_text())["ratio_weights"]
-
-        def gradual(seed: int = seed, gone: float = gone) -> dict[str, Any]:
-            training = Training(epochs=args.epochs, lr=2e-3, batch_size=200, schedule="linear")
-            generator = torch.Generator().manual_seed(seed)
-            how: dict[str, Any] = {"training": training, "generator": generator, "progress": False}
-            posterior = GradualMagnitude(gone).fit(network(kind, seed), data.train, **how)
-            return numbers(compress(posterior, rules.Magnitude(gone), data=data.validation), data)
-
-        cell(f"{name}-gradual", seed, gradual)
+        cell(f"{name}-gradual", seed, partial(_gradual, kind, data, seed, gone, args.epochs))
         for ratio, more in ((150, 0), (150, 3), (285, 10)) if kind == "lenet5" else ():
+            work = partial(_pruned, kind, data, name, seed, args.epochs, ratio, more)
+            cell(f"{name}-at-{ratio}-{more}-more", seed, work)
 
-            def tuned(seed: int = seed, ratio: int = ratio, more: int = more, name: str = name) -> dict[str, Any]:
-                posterior = sparse_network(kind, data, name, seed, args.epochs)
-                training = Training(epochs=more, lr=1e-3, batch_size=200, schedule="linear")
-                how: dict[str, Any] = {"finetune": data.train, "training": training} if more else {}
-                rule = rules.LogAlpha(target=1 - 1 / ratio)
-                return numbers(compress(posterior, rule, data=data.validation, **how), data)
 
-            cell(f"{name}-at-{ratio}-{more}-more", seed, tuned)
+def run_within(args: argparse.Namespace) -> None:
+    """LeNet-5 at 150 x within 30 epochs, the last three for the weights that are left; magnitude pruning beside it."""
+    data = images(args.data)
+    name = f"lenet5-{args.data}-within"
+    for seed in range(args.seeds):
+        cell(name, seed, partial(_pruned, "lenet5", data, name, seed, args.epochs - 3, 150, 3))
+        cell(f"{name}-gradual", seed, partial(_gradual, "lenet5", data, seed, 1 - 1 / 150, args.epochs))
+
+
+def _pruned(
+    kind: str, data: Any, name: str, seed: int, epochs: int, ratio: float | None = None, more: int = 0
+) -> dict[str, Any]:
+    """Sparse variational dropout at its own threshold or at a target, and a few epochs for what is left."""
+    posterior = sparse_network(kind, data, name, seed, epochs)
+    training = Training(epochs=more, lr=1e-3, batch_size=200, schedule="linear")
+    how: dict[str, Any] = {"finetune": data.train, "training": training} if more else {}
+    rule = None if ratio is None else rules.LogAlpha(target=1 - 1 / ratio)
+    return numbers(compress(posterior, rule, data=data.validation, **how), data)
+
+
+def _gradual(kind: str, data: Any, seed: int, gone: float, epochs: int) -> dict[str, Any]:
+    training = Training(epochs=epochs, lr=2e-3, batch_size=200, schedule="linear")
+    how: dict[str, Any] = {"training": training, "generator": torch.Generator().manual_seed(seed), "progress": False}
+    posterior = GradualMagnitude(gone).fit(network(kind, seed), data.train, **how)
+    return numbers(compress(posterior, rules.Magnitude(gone), data=data.validation), data)
 
 
 def run_random_labels(args: argparse.Namespace) -> None:
@@ -263,6 +276,7 @@ def _spread(values: list[float]) -> str:
 ROWS: dict[str, tuple[Callable[[argparse.Namespace], None], int]] = {
     "lenet300": (lambda args: run_lenet("lenet300", args), 12),
     "lenet5": (lambda args: run_lenet("lenet5", args), 30),
+    "within": (run_within, 30),
     "structured": (compression_units.run_structured, 3),
     "bits": (compression_units.run_bits, 4),
     "random-labels": (run_random_labels, 80),

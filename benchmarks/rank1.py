@@ -7,7 +7,7 @@ decay; what an epoch costs differs, and the table says by how much. Methods with
 candidates, fitted with a seed of their own and judged by their NLL on validation data (a tenth of the training data);
 the test data decides nothing. Clean test data, three corruptions in five severities (means), out-of-distribution
 detection by entropy. Resumable: choices and cells that are done are kept in benchmarks/results/rank1. On one core the
-task mlp takes minutes, lenet5 about an hour, cifar10 several.
+task mlp takes minutes, lenet5 about an hour, cifar10 (fewer epochs where settings are chosen) about two and a half.
 """
 
 from __future__ import annotations
@@ -16,11 +16,12 @@ import argparse
 import json
 import statistics
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
-from common import cpu_seconds
+from common import channels_last, cpu_seconds
 from quality import RESULTS, Task, mean_text, outside
 from torch import nn
 
@@ -35,26 +36,30 @@ TASKS = {
     "mlp": Task(model=models.lenet_300_100, training=TRAINING, limit=4000, **FASHION),
     "lenet5": Task(model=models.lenet5, training=TRAINING, limit=10_000, **FASHION),
     "cifar10": Task(
-        "cifar10", lambda: models.resnet20(width=8), TRAINING.replace(epochs=15, batch_size=128), ("fashion-mnist",),
+        "cifar10", lambda: models.resnet20(width=8), TRAINING.replace(epochs=10, batch_size=128), ("fashion-mnist",),
         limit=10_000, limit_test=1000,
     ),
 }  # fmt: skip
 CHOOSING = 99  # the seed of the fits that choose
+SHORTER = {"cifar10": 4}  # epochs of the fits that choose, where the table would take too long otherwise
+FEWER = {"cifar10": 16}  # draws of a prediction that has 32 of them by default, for the same reason
 
 
 class Method(NamedTuple):
     """Candidates by the name of their setting, and how many networks' worth of numbers the posterior keeps.
 
-    Rank1 counts its own.
+    Rank1 counts its own. `draws` says that a prediction draws networks.
     """
 
     candidates: dict[str, Any]
     copies: float = 1.0
+    draws: bool = False
 
 
 def dropout(filterwise: bool, repeats: int) -> Method:
     """Dropout at several rates."""
-    return Method({f"rate {r}": MCDropout(rate=r, filterwise=filterwise, repeats=repeats) for r in (0.05, 0.1, 0.2)})
+    rates = {f"rate {r}": MCDropout(rate=r, filterwise=filterwise, repeats=repeats) for r in (0.05, 0.1, 0.2)}
+    return Method(rates, draws=True)
 
 
 def mixture(recipe: Any, **settings: Any) -> Any:
@@ -82,7 +87,7 @@ METHODS: dict[str, Method] = {
     "MAP, temperature": Method({"": MAP(train=False, temperature="validation")}),
     "MC dropout": dropout(filterwise=False, repeats=1),
     "MC dropout, filterwise, repeated": dropout(filterwise=True, repeats=4),
-    "SWAG": Method({"": SWAG(rank=20)}, copies=22.0),
+    "SWAG": Method({"": SWAG(rank=20)}, copies=22.0, draws=True),
     "Snapshot of 4": Method({"": Snapshot(cycles=4)}, copies=4.0),
     "deep ensemble of 4": Method({"": Ensemble(members=4)}, copies=4.0),
     "BatchEnsemble": Method({
@@ -112,8 +117,10 @@ def chosen(task_name: str, name: str, data: Any) -> str:
         return next(iter(candidates))
     path = RESULTS / "rank1" / f"choice-{task_name}-{slug(name)}.json"
     found: dict[str, float] = json.loads(path.read_text()) if path.is_file() else {}
+    task = TASKS[task_name]
+    task = replace(task, training=task.training.replace(epochs=SHORTER.get(task_name, task.training.epochs)))
     for key in [key for key in candidates if key not in found]:
-        posterior = fitted(TASKS[task_name], candidates[key], CHOOSING, data, make(TASKS[task_name], CHOOSING))
+        posterior = fitted(task, candidates[key], CHOOSING, data, make(task, CHOOSING))
         found[key] = dubito.evaluate(posterior, data.validation).scores["nll"]
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(json.dumps(found))
@@ -143,6 +150,7 @@ def run(task_name: str, seeds: int, names: list[str]) -> None:
     """Fill in every cell that is missing; all methods of a seed before the next seed."""
     task = TASKS[task_name]
     data = dubito.data.load(task.data, limit=task.limit, limit_test=task.limit_test)
+    data = channels_last(data) if task.data == "cifar10" else data
     ood = {name: outside(name, data, task.limit_test) for name in task.ood}
     for seed in range(seeds):
         for name in [name for name in names if not cell(task_name, name, seed).is_file()]:
@@ -164,8 +172,10 @@ def one_cell(task_name: str, name: str, seed: int, data: Any, ood: Any) -> dict[
     posterior = kept[0]
     if name == "MAP":
         posterior.save(point)
-    passes = passes_of(posterior, model, data.test[0])
-    result = dubito.evaluate(posterior, data.test, ood=ood, shifts=dubito.data.shifts(data, kinds=KINDS))
+    draws = FEWER.get(task_name) if METHODS[name].draws else None
+    passes = passes_of(posterior, model, data.test[0], draws)
+    shifts = dubito.data.shifts(data, kinds=KINDS)
+    result = dubito.evaluate(posterior, data.test, ood=ood, shifts=shifts, num_samples=draws)
     shifted = [scores for by_severity in result.shifts.values() for scores in by_severity.values()]
     size = getattr(posterior, "num_parameters", METHODS[name].copies * sum(p.numel() for p in model.parameters()))
     return {
@@ -177,14 +187,14 @@ def one_cell(task_name: str, name: str, seed: int, data: Any, ood: Any) -> dict[
 
 
 @torch.no_grad()
-def passes_of(posterior: Posterior, model: nn.Module, inputs: Any) -> float:
+def passes_of(posterior: Posterior, model: nn.Module, inputs: Any, draws: int | None) -> float:
     """Return what a prediction costs in passes of the network, the least of three measurements of each."""
     model.eval()
 
     def least(work: Callable[[], Any]) -> float:
         return min(cpu_seconds(work) for _ in range(3))
 
-    return least(lambda: posterior.predict(inputs)) / least(lambda: model(inputs).softmax(-1))
+    return least(lambda: posterior.predict(inputs, num_samples=draws)) / least(lambda: model(inputs).softmax(-1))
 
 
 def table(task_name: str, seeds: int) -> str:

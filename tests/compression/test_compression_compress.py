@@ -112,6 +112,10 @@ def test_not_finite_weights_are_refused() -> None:
         ({"rule": "magnitude"}, InputError, "one of dubito.rules"),
         ({"structure": "units"}, InputError, "needs to see one batch"),
         ({"finetune": Training(epochs=1)}, InputError, "finetune takes the training data"),
+        ({"finetune": table(), "teacher": nn.Linear(3, 2)}, InputError, "teacher must be a posterior"),
+        ({"teacher": fit("point")}, InputError, "give the inputs it teaches on as finetune="),
+        ({"finetune": table(), "temperature": 2.0}, InputError, "give teacher=, or leave it out"),
+        ({"finetune": table(), "teacher": fit("point"), "temperature": 0.0}, InputError, "temperature"),
         ({"rule": rules.Magnitude(max_drop=0.1)}, MissingDataError, "give `data=`"),
     ],
 )
@@ -239,6 +243,25 @@ def test_fine_tuning_keeps_zeros_and_helps(structure: Any) -> None:
             assert not dict(tuned.model.named_parameters())[name][~mask].any()
     score = score_of(fit("diag"), table())
     assert score(tuned.model) > score(plain.model)
+
+
+@pytest.mark.parametrize("as_loader", [False, True])
+def test_a_teacher_is_distilled_into_what_is_left(as_loader: bool) -> None:
+    """Labels that are all wrong do no harm: the answers of the teacher are what is learned, and zeros stay zero."""
+    inputs, labels = table()
+    wrong = (inputs, (labels + 1) % 3)
+    data = DataLoader(TensorDataset(*wrong), batch_size=30) if as_loader else wrong
+    rule = rules.SignalToNoise(target=0.6, scope="layer")
+    training = Training(epochs=15, lr=1e-2, batch_size=30)
+    how: dict[str, Any] = {"finetune": data, "training": training}
+    taught = compress(fit("diag"), rule, teacher=fit("point"), temperature=2.0, **how)
+    for name, mask in taught.plan.keep.items():
+        assert not dict(taught.model.named_parameters())[name][~mask].any()
+    before = compress(fit("diag"), rule).model
+    away = [(m(inputs).softmax(1) - fit("point").predict(inputs).probs).abs().mean() for m in (before, taught.model)]
+    assert away[1] < 0.5 * away[0]
+    score = score_of(fit("diag"), table())
+    assert score(taught.model) > 0.7 > 0.6 > score(compress(fit("diag"), rule, **how).model)
 
 
 def test_masks_divert_no_gradient() -> None:

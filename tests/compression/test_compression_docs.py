@@ -16,7 +16,7 @@ PAGE = (ROOT / "docs" / "compression.md").read_text()
 def test_the_examples_run(capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     blocks = re.findall(r"^```python\n(.*?)^```$", PAGE, flags=re.DOTALL | re.MULTILINE)
-    assert len(blocks) == 6
+    assert len(blocks) == 7
     exec("\n".join(blocks), {"__name__": "page"})
     printed = capsys.readouterr().out
     assert printed.startswith("by rules.PosteriorDamage(target=0.7)")

@@ -247,6 +247,17 @@ def test_the_weight_of_the_concentration() -> None:
             dubito.distill(*case, concentration_weight=0.1)  # type: ignore[arg-type]
 
 
+def test_a_softened_lesson_has_the_same_end() -> None:
+    """A student that can be its teacher becomes it at every temperature; what has no classes cannot be softened."""
+    teacher, x = classifier(MAP()), inputs()
+    long = Training(epochs=150, lr=3e-2, batch_size=64)
+    student = dubito.distill(teacher, copy.deepcopy(teacher.model), x, training=long, temperature=3.0)
+    torch.testing.assert_close(student.predict(x).probs, teacher.predict(x).probs, rtol=0, atol=1e-3)
+    for case in ((teacher, linear(3, 3), x, "distribution"), (regressor(), linear(3, 1), x, "mean")):
+        with pytest.raises(InputError, match="temperature softens the classes of keep='mean'"):
+            dubito.distill(*case, temperature=2.0)  # type: ignore[arg-type]
+
+
 def test_a_teacher_that_does_not_know_numbers() -> None:
     teacher = regressor()
     assert isinstance(teacher.model, nn.Sequential)

@@ -138,6 +138,18 @@ class TestLessons:
             SoftLabels().gradient(LOGITS, probs), LOGITS.softmax(-1) - probs, rtol=1e-10, atol=1e-12
         )
 
+    def test_softened_labels_are_those_of_softened_networks(self) -> None:
+        """T² times the expected log-probability at logits over T; gradients T (p − p̄), of one size for every T."""
+        lesson, teacher = SoftLabels(temperature=2.0), LOGITS.flip(0)
+        answers = lesson.answers(ClassPrediction.from_logits(teacher))
+        torch.testing.assert_close(answers, (teacher / 2).softmax(-1), rtol=1e-12, atol=1e-12)
+        expected = 4 * SoftLabels().log_prob(LOGITS / 2, answers)
+        torch.testing.assert_close(lesson.log_prob(LOGITS, answers), expected, rtol=1e-12, atol=1e-12)
+        gradient = 2 * ((LOGITS / 2).softmax(-1) - answers)
+        torch.testing.assert_close(lesson.gradient(LOGITS, answers), gradient, rtol=1e-10, atol=1e-12)
+        with pytest.raises(InputError, match="temperature"):
+            SoftLabels(temperature=0.0)
+
     def test_soft_yes_and_no(self) -> None:
         logits, yes = LOGITS[:, :2], LOGITS[:, 2:].sigmoid()
         expected = (yes * logits.sigmoid().log() + (1 - yes) * (1 - logits.sigmoid()).log()).sum(-1)

@@ -24,10 +24,12 @@ from dubito.compression.shrink import shrink, silenced
 from dubito.compression.units import feature_plan, unit_plan, unit_relevance
 from dubito.compression.verify import require_same
 from dubito.errors import InputError, MissingDataError
+from dubito.likelihoods import Likelihood
 from dubito.params import Params
 from dubito.posterior import Posterior
 from dubito.rules import Masks, PosteriorDamage, Rule
 from dubito.training import Training
+from dubito.transfer.distillation import lessons_from
 
 # Rows of the data on which smaller and masked networks are compared and latencies measured.
 EXAMPLE_ROWS = 128
@@ -42,6 +44,8 @@ def compress(
     structure: Literal["weights", "units"] = "weights",
     data: Data | None = None,
     finetune: Data | None = None,
+    teacher: Posterior | None = None,
+    temperature: float = 1.0,
     training: Training | None = None,
     example: Any = None,
     allow_empty: bool = False,
@@ -58,6 +62,9 @@ def compress(
         data: Held-out data with targets: what an accuracy budget is judged on, and by default what `report` and
             `sweep` measure on.
         finetune: Training data to train the remaining weights on; without it nothing is trained.
+        teacher: A posterior whose answers the remaining weights are trained on instead of the targets of `finetune`:
+            what it knows is distilled into what is left.
+        temperature: Above 1, a classifying teacher's answers are softened (`transfer.SoftLabels`).
         training: How; by default three epochs at a tenth of the usual learning rate.
         example: A batch of inputs, where there is no `data` to take one from; `structure="units"` needs one.
         allow_empty: Whether a layer may lose all of its weights, which leaves a constant network.
@@ -72,7 +79,7 @@ def compress(
     >>> small.plan.num_kept
     1110
     """
-    _check(structure, finetune, rule)
+    _check(structure, finetune, rule, teacher, temperature)
     by_default = rule is None
     rule = default_rule(posterior) if rule is None else rule
     example = _example(posterior, data, example, structure)
@@ -85,7 +92,11 @@ def compress(
     if finetune is not None:
         how = training or Training(epochs=3, lr=1e-4, schedule="linear")
         held = _columns(plan, model, example) if plan.units else plan.keep
-        model = train_on(model, held, finetune, posterior.likelihood, how, generator=generator)
+        lesson: tuple[Likelihood, Any, int | None] = (posterior.likelihood, finetune, None)
+        if teacher is not None:
+            lesson = lessons_from(teacher, finetune, how, temperature, generator)
+        likelihood, examples, num_data = lesson
+        model = train_on(model, held, examples, likelihood, how, num_data=num_data, generator=generator)
         plan = replace(plan, inputs=live_features(model, example))
     elif by_default and data is not None:
         _question(score_of(posterior, data), pruner.center, model, plan)
@@ -184,11 +195,19 @@ def _columns(plan: Plan, model: nn.Module, example: Any) -> Masks:
     return {first: plan.inputs.expand(model.get_parameter(first).shape)}
 
 
-def _check(structure: str, finetune: Any, rule: Any) -> None:
+def _check(structure: str, finetune: Any, rule: Any, teacher: Any, temperature: float) -> None:
     if structure not in ("weights", "units"):
         raise InputError(f"structure must be 'weights' or 'units', not {structure!r}.")
     if isinstance(finetune, Training | int | bool):
         raise InputError("finetune takes the training data; say how to train with training=Training(...).")
+    if teacher is not None and not isinstance(teacher, Posterior):
+        raise InputError(
+            f"The teacher must be a posterior, such as that of MAP(train=False), not a {type(teacher).__name__}."
+        )
+    if teacher is not None and finetune is None:
+        raise InputError("A teacher answers on training data: give the inputs it teaches on as finetune=.")
+    if teacher is None and temperature != 1:
+        raise InputError("temperature softens the answers of a teacher: give teacher=, or leave it out.")
     if rule is not None and not isinstance(rule, Rule):
         raise InputError(f"rule must be one of dubito.rules, such as rules.LogAlpha(3), not {rule!r}.")
 

@@ -97,12 +97,12 @@ def finetune(
     likelihood: Likelihood,
     training: Training,
     *,
+    num_data: int | None = None,
     generator: torch.Generator | None = None,
 ) -> nn.Module:
     """Return a copy trained on, in which weights that are masked out stay zero."""
-    recipe = _Masked(masks)
-    posterior = recipe.fit(model, data, likelihood=likelihood, training=training, generator=generator, progress=False)
-    return posterior.model
+    options: dict[str, Any] = {"num_data": num_data, "generator": generator, "progress": False}
+    return _Masked(masks).fit(model, data, likelihood=likelihood, training=training, **options).model
 
 
 def _masked_training(problem: Problem, masks: Masks, choose: Callable[[State], Masks | None]) -> Inference:

@@ -46,6 +46,7 @@ def distill(
     validation: Data | Tensor | None = None,
     training: Training | None = None,
     num_samples: int | None = None,
+    temperature: float = 1.0,
     concentration_weight: float | None = None,
     generator: torch.Generator | None = None,
     progress: bool = True,
@@ -67,6 +68,8 @@ def distill(
         validation: Held-out inputs for early stopping.
         training: Epochs, learning rate, checkpoints and so on.
         num_samples: How many samples the teacher draws; its own default if not given.
+        temperature: Above 1, the mean of classes is taught softened (`transfer.SoftLabels`), which shows how a sure
+            teacher ranks the other classes.
         concentration_weight: λ of a Dirichlet student: how much its concentration (the doubt) counts beside its mean,
             0.02 if not given. A larger one keeps the doubt better and the mean worse.
         generator: The source of randomness; by default the same call gives the same result.
@@ -80,7 +83,7 @@ def distill(
     if not isinstance(student, nn.Module):
         raise InputError(f"The student must be a torch.nn.Module, not a {type(student).__name__}.")
     teacher = Asker(posterior, num_samples, generator)
-    lesson, likelihood = _lesson(posterior, _first_answer(teacher, data), keep)
+    lesson, likelihood = _lesson(posterior, _first_answer(teacher, data), keep, temperature)
     if concentration_weight is not None:
         if not isinstance(lesson, Concentration):
             raise InputError("concentration_weight is for the classes of keep='distribution': leave it out.")
@@ -101,13 +104,28 @@ def distill(
     return PointPosterior(point.model, likelihood, MAP(train=False), point.num_data)
 
 
-def _lesson(posterior: Posterior, prediction: Prediction, keep: Keep) -> tuple[Lesson, Likelihood]:
+def lessons_from(
+    posterior: Posterior, data: Data | Tensor, training: Training, temperature: float, generator: torch.Generator | None
+) -> tuple[Lesson, Any, int | None]:
+    """Return the likelihood of a teacher's mean predictive, data with its answers, and the number of data if unknown.
+
+    Whoever trains a network on these distills the teacher into it.
+    """
+    teacher = Asker(posterior, None, generator)
+    lesson, _ = _lesson(posterior, _first_answer(teacher, data), "mean", temperature)
+    return lesson, *_taught(data, lambda inputs: lesson.answers(teacher.predict(inputs)), training)
+
+
+def _lesson(posterior: Posterior, prediction: Prediction, keep: Keep, temperature: float) -> tuple[Lesson, Likelihood]:
     """Return what the student is taught, and the likelihood it has afterwards."""
     own = posterior.likelihood
+    classes = isinstance(prediction, ClassPrediction) and not isinstance(own, Bernoulli)
+    if temperature != 1 and not (classes and keep == "mean"):
+        raise InputError("temperature softens the classes of keep='mean': leave it out.")
     if isinstance(prediction, ClassPrediction):
         if keep == "distribution":
             return Concentration(), Dirichlet()
-        return (SoftBernoulli(), Bernoulli()) if isinstance(own, Bernoulli) else (SoftLabels(), Categorical())
+        return (SoftLabels(temperature=temperature), Categorical()) if classes else (SoftBernoulli(), Bernoulli())
     if keep == "distribution":
         return NoiseAndDoubtMoments(), NoiseAndDoubt()
     if isinstance(own, HeteroscedasticGaussian | NoiseAndDoubt):

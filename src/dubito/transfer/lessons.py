@@ -13,7 +13,7 @@ from torch import Tensor
 
 from dubito.errors import InputError
 from dubito.likelihoods import Bernoulli, Categorical, Gaussian, HeteroscedasticGaussian, Likelihood
-from dubito.likelihoods.base import Hyper
+from dubito.likelihoods.base import Hyper, check_temperature
 from dubito.prediction import ClassPrediction, Prediction, RegressionPrediction
 from dubito.settings import setting
 from dubito.transfer.students import Dirichlet, NoiseAndDoubt
@@ -60,14 +60,25 @@ class Lesson(Likelihood, ABC):
 
 @setting
 class SoftLabels(Lesson, Categorical):
-    r"""The teacher's class probabilities: $\sum_c \bar p_c \log p_c$ (Hinton et al. 2015, https://arxiv.org/abs/1503.02531)."""
+    r"""The teacher's class probabilities (Hinton et al. 2015, https://arxiv.org/abs/1503.02531).
+
+    $$T^2 \sum_c \bar p_c \log p_c , \qquad \bar p \propto \bar p_\text{teacher}^{1/T} , \quad
+      p = \mathrm{softmax}(f / T)$$
+
+    Args:
+        temperature: T. Above 1 it shows how a sure teacher ranks the other classes; $T^2$ keeps the size of gradients.
+    """
 
     setting_name = "transfer.SoftLabels"
+    temperature: float = 1.0
+
+    def __post_init__(self) -> None:
+        check_temperature(self.temperature)
 
     def answers(self, prediction: Prediction) -> Tensor:
         """Return the class probabilities ``[B, *positions, C]``."""
         assert isinstance(prediction, ClassPrediction)
-        return prediction.probs
+        return prediction.probs if self.temperature == 1 else (prediction.log_probs / self.temperature).softmax(dim=-1)
 
     def needed(self, targets: Tensor) -> tuple[int, str]:
         """One output per class."""
@@ -79,7 +90,8 @@ class SoftLabels(Lesson, Categorical):
 
     def log_prob(self, outputs: Tensor, targets: Tensor, hyper: Hyper = None) -> Tensor:
         """Return the expected log-probability ``[B]``."""
-        return (targets * self.canonical(outputs).log_softmax(dim=-1)).flatten(1).sum(dim=1)
+        log_probs = (self.canonical(outputs) / self.temperature).log_softmax(dim=-1)
+        return self.temperature**2 * (targets * log_probs).flatten(1).sum(dim=1)
 
 
 @setting
