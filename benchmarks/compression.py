@@ -5,6 +5,7 @@
     python benchmarks/compression.py lenet300 --data fashion-mnist
     python benchmarks/compression.py lenet5              # 30 epochs
     python benchmarks/compression.py within              # 27 of them and 3 for the weights that are left
+    python benchmarks/compression.py long                # the same posteriors at 285 x, and a teacher for what is left
     python benchmarks/compression.py structured          # units of LeNet-5, latency on the exported model
     python benchmarks/compression.py bits                # the same with single weights removed and in few bits
     python benchmarks/compression.py random-labels
@@ -35,7 +36,18 @@ from typing import Any
 import compression_cifar
 import compression_units
 import torch
-from compression_cells import RESULTS, accuracy, cell, error, fitted, images, network, sparse_network, train_sparse
+from compression_cells import (
+    RESULTS,
+    accuracy,
+    cell,
+    error,
+    fitted,
+    images,
+    network,
+    shifted,
+    sparse_network,
+    train_sparse,
+)
 from torch import nn
 
 import dubito
@@ -83,6 +95,30 @@ def run_within(args: argparse.Namespace) -> None:
     for seed in range(args.seeds):
         cell(name, seed, partial(_pruned, "lenet5", data, name, seed, args.epochs - 3, 150, 3))
         cell(f"{name}-gradual", seed, partial(_gradual, "lenet5", data, seed, 1 - 1 / 150, args.epochs))
+
+
+def run_long(args: argparse.Namespace) -> None:
+    """The posteriors of the row lenet5 at 285 x; a dense network that saw shifted images teaches the weights left."""
+    data = images(args.data)
+    for seed in range(args.seeds):
+        name = f"lenet5-{args.data}"
+
+        def learn(model: nn.Module, checkpoint: str, seed: int = seed) -> Posterior:
+            training = Training(epochs=8, lr=2e-3, batch_size=200, schedule="linear", checkpoint=checkpoint)
+            how: dict[str, Any] = {"generator": torch.Generator().manual_seed(seed), "progress": False}
+            return MAP().fit(model, shifted(data.train, 200), training=training, **how)
+
+        def taught(name: str = name, seed: int = seed) -> dict[str, Any]:
+            teacher = fitted(f"{name}-teacher", seed, network("lenet5", 100 + seed), learn)
+            posterior = sparse_network("lenet5", data, f"{name}-quick", seed, 30)
+            training = Training(epochs=args.epochs, lr=2e-3, batch_size=200, schedule="hold")
+            how: dict[str, Any] = {"finetune": data.train, "teacher": teacher, "temperature": 2.0}
+            made = compress(
+                posterior, rules.LogAlpha(target=1 - 1 / 285), data=data.validation, training=training, **how
+            )
+            return {**numbers(made, data), "error_teacher": error(teacher.model, data)}
+
+        cell(f"{name}-long", seed, taught)
 
 
 def _pruned(
@@ -277,6 +313,7 @@ ROWS: dict[str, tuple[Callable[[argparse.Namespace], None], int]] = {
     "lenet300": (lambda args: run_lenet("lenet300", args), 12),
     "lenet5": (lambda args: run_lenet("lenet5", args), 30),
     "within": (run_within, 30),
+    "long": (run_long, 20),
     "structured": (compression_units.run_structured, 3),
     "bits": (compression_units.run_bits, 4),
     "random-labels": (run_random_labels, 80),

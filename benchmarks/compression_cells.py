@@ -12,6 +12,7 @@ from typing import Any
 import torch
 from common import channels_last
 from torch import nn
+from torch.utils.data import DataLoader
 
 import dubito
 import dubito.io
@@ -134,6 +135,21 @@ def _resume(path: str, module: nn.Module, optimizer: torch.optim.Optimizer) -> i
     state = optimizer.state_dict()
     optimizer.load_state_dict({**state, "state": {int(i): s for i, s in tree["moments"].items()}})
     return int(tree["epoch"])
+
+
+def shifted(train: Pair, batch_size: int, most: int = 2) -> DataLoader[Any]:
+    """Batches of images that are moved by up to so many pixels, 25 of a batch by the same."""
+    x, y = train
+    padded = nn.functional.pad(x, (most,) * 4, value=float(x.min()))
+    height, width = x.shape[2:]
+
+    def collate(chosen: list[int]) -> Pair:
+        rows = torch.tensor(chosen)
+        corners = [torch.randint(2 * most + 1, (2,)).tolist() for _ in range(0, len(rows), 25)]
+        parts = zip(rows.split(25), corners, strict=True)
+        return torch.cat([padded[some, :, i : i + height, j : j + width] for some, (i, j) in parts]), y[rows]
+
+    return DataLoader(range(len(x)), batch_size, shuffle=True, collate_fn=collate)  # type: ignore[arg-type]
 
 
 @torch.no_grad()
