@@ -4,6 +4,7 @@
     python benchmarks/compression.py lenet300 --epochs 200 --name full --seeds 1
     python benchmarks/compression.py lenet300 --data fashion-mnist
     python benchmarks/compression.py lenet5              # 30 epochs
+    python benchmarks/compression.py lenet5 --data fashion-mnist --epochs 12
     python benchmarks/compression.py within              # 27 of them and 3 for the weights that are left
     python benchmarks/compression.py long                # the same posteriors at 285 x, and a teacher for what is left
     python benchmarks/compression.py structured          # units of LeNet-5, latency on the exported model
@@ -83,7 +84,7 @@ def run_lenet(kind: str, args: argparse.Namespace) -> None:
         cell(name, seed, partial(_pruned, kind, data, name, seed, args.epochs))
         gone = 1 - 1 / json.loads((RESULTS / f"{name}-{seed}.json").read_text())["ratio_weights"]
         cell(f"{name}-gradual", seed, partial(_gradual, kind, data, seed, gone, args.epochs))
-        for ratio, more in ((150, 0), (150, 3), (285, 10)) if kind == "lenet5" else ():
+        for ratio, more in ((150, 0), (150, 3), (285, 10)) if (kind, args.data) == ("lenet5", "mnist") else ():
             work = partial(_pruned, kind, data, name, seed, args.epochs, ratio, more)
             cell(f"{name}-at-{ratio}-{more}-more", seed, work)
 
@@ -94,6 +95,7 @@ def run_within(args: argparse.Namespace) -> None:
     name = f"lenet5-{args.data}-within"
     for seed in range(args.seeds):
         cell(name, seed, partial(_pruned, "lenet5", data, name, seed, args.epochs - 3, 150, 3))
+    for seed in range(args.seeds):
         cell(f"{name}-gradual", seed, partial(_gradual, "lenet5", data, seed, 1 - 1 / 150, args.epochs))
 
 

@@ -206,6 +206,12 @@ def test_golden_section(center: float, power: float) -> None:
     assert found == pytest.approx(center, abs=1e-6)
 
 
+def test_a_rest_too_small_for_a_norm() -> None:
+    model = nn.Sequential(nn.Linear(3, 4), nn.BatchNorm1d(4), nn.Linear(4, 2))
+    with pytest.raises(InputError, match=r"A batch of 1 is too small for batch normalization.*batch_size"):
+        MAP().fit(model, classes(81), training=Training(epochs=1, batch_size=16))
+
+
 class TestAsItIs:
     @pytest.mark.parametrize("how", ["train=False", "epochs=0"])
     def test_the_weights_are_taken(self, how: str) -> None:

@@ -91,7 +91,15 @@ class Descent:
         names, values = zip(*self.moving.items(), strict=True)
         if batch.num_rows == 0:
             return values[0].new_zeros(()), {name: torch.zeros_like(v) for name, v in self.moving.items()}
-        loss = self.loss(self.module, batch, self.hyper, generator)
+        try:
+            loss = self.loss(self.module, batch, self.hyper, generator)
+        except ValueError as error:
+            if "more than 1 value per channel" not in str(error):
+                raise
+            raise InputError(
+                f"A batch of {batch.num_rows} is too small for batch normalization, which needs two rows at least: "
+                "choose a batch_size that leaves no such rest, or give a loader with drop_last=True."
+            ) from error
         slopes = torch.autograd.grad(loss, values, allow_unused=True, materialize_grads=True)
         if distributed.is_active():
             slopes = tuple(slope.contiguous() for slope in slopes)  # with memory of their own, to be summed in place
