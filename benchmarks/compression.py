@@ -1,7 +1,7 @@
 """Compression: sparse networks against their published numbers and against honest baselines, by resumable rows.
 
     python benchmarks/compression.py lenet300            # sparse variational dropout and gradual magnitude pruning
-    python benchmarks/compression.py lenet300 --epochs 200 --name full --seeds 1
+    python benchmarks/compression.py lenet300 --epochs 200 --name full
     python benchmarks/compression.py lenet300 --data fashion-mnist
     python benchmarks/compression.py lenet5              # 30 epochs
     python benchmarks/compression.py lenet5 --data fashion-mnist --epochs 12
@@ -10,7 +10,7 @@
     python benchmarks/compression.py structured          # units of LeNet-5, latency on the exported model
     python benchmarks/compression.py bits                # the same with single weights removed and in few bits
     python benchmarks/compression.py random-labels
-    python benchmarks/compression.py widths --seeds 1    # a VGG-like network on CIFAR-10 at four widths
+    python benchmarks/compression.py widths              # a VGG-like network on CIFAR-10 at four widths
     python benchmarks/compression.py cifar-random-labels
     python benchmarks/compression.py oneshot             # Laplace pruning of a trained network against magnitude
     python benchmarks/compression.py after               # uncertainty of the small network
@@ -57,6 +57,11 @@ from dubito.compression import GradualMagnitude, compress
 from dubito.compression.csr import break_even
 from dubito.posterior import Posterior
 
+# Posteriors that are also cut at a target (how many times fewer weights), and epochs for the weights that are left.
+TARGETS = {
+    "lenet5-mnist-quick": ((150, 0), (150, 3), (285, 10)),
+    "lenet300-mnist-full": ((61, 0), (68, 0)),
+}
 PICTURE = Path(__file__).parents[1] / "docs" / "img" / "sparse-variational-dropout.png"
 
 
@@ -84,7 +89,7 @@ def run_lenet(kind: str, args: argparse.Namespace) -> None:
         cell(name, seed, partial(_pruned, kind, data, name, seed, args.epochs))
         gone = 1 - 1 / json.loads((RESULTS / f"{name}-{seed}.json").read_text())["ratio_weights"]
         cell(f"{name}-gradual", seed, partial(_gradual, kind, data, seed, gone, args.epochs))
-        for ratio, more in ((150, 0), (150, 3), (285, 10)) if (kind, args.data) == ("lenet5", "mnist") else ():
+        for ratio, more in TARGETS.get(name, ()):
             work = partial(_pruned, kind, data, name, seed, args.epochs, ratio, more)
             cell(f"{name}-at-{ratio}-{more}-more", seed, work)
 
