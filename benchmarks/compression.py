@@ -6,7 +6,7 @@
     python benchmarks/compression.py lenet5              # 30 epochs
     python benchmarks/compression.py lenet5 --data fashion-mnist --epochs 12
     python benchmarks/compression.py within              # 27 of them and 3 for the weights that are left
-    python benchmarks/compression.py long                # the same posteriors at 285 x, and a teacher for what is left
+    python benchmarks/compression.py long                # the same posteriors to 285 x in rounds, with a teacher
     python benchmarks/compression.py structured          # units of LeNet-5, latency on the exported model
     python benchmarks/compression.py bits                # the same with single weights removed and in few bits
     python benchmarks/compression.py random-labels
@@ -104,8 +104,12 @@ def run_within(args: argparse.Namespace) -> None:
         cell(f"{name}-gradual", seed, partial(_gradual, "lenet5", data, seed, 1 - 1 / 150, args.epochs))
 
 
+# Epochs at each of the sparsities through which the long run of LeNet-5 goes.
+ROUNDS = ((132, 5), (180, 5), (230, 5), (285, 15))
+
+
 def run_long(args: argparse.Namespace) -> None:
-    """The posteriors of the row lenet5 at 285 x; a dense network that saw shifted images teaches the weights left."""
+    """From the posteriors of the row lenet5 to 285 x in rounds, taught by a dense network that saw shifted images."""
     data = images(args.data)
     for seed in range(args.seeds):
         name = f"lenet5-{args.data}"
@@ -117,12 +121,14 @@ def run_long(args: argparse.Namespace) -> None:
 
         def taught(name: str = name, seed: int = seed) -> dict[str, Any]:
             teacher = fitted(f"{name}-teacher", seed, network("lenet5", 100 + seed), learn)
+            how: dict[str, Any] = {"data": data.validation, "finetune": data.train, "teacher": teacher}
             posterior = sparse_network("lenet5", data, f"{name}-quick", seed, 30)
-            training = Training(epochs=args.epochs, lr=2e-3, batch_size=200, schedule="hold")
-            how: dict[str, Any] = {"finetune": data.train, "teacher": teacher, "temperature": 2.0}
-            made = compress(
-                posterior, rules.LogAlpha(target=1 - 1 / 285), data=data.validation, training=training, **how
-            )
+            for ratio, epochs in ROUNDS:
+                rule = rules.LogAlpha if isinstance(posterior.recipe, Variational) else rules.Magnitude
+                schedule: Any = "hold" if (ratio, epochs) == ROUNDS[-1] else "constant"
+                training = Training(epochs=epochs, lr=2e-3, batch_size=200, schedule=schedule)
+                made = compress(posterior, rule(target=1 - 1 / ratio), training=training, temperature=2.0, **how)
+                posterior = MAP(train=False).fit(made.model, data.validation, progress=False)
             return {**numbers(made, data), "error_teacher": error(teacher.model, data)}
 
         cell(f"{name}-long", seed, taught)
@@ -320,7 +326,7 @@ ROWS: dict[str, tuple[Callable[[argparse.Namespace], None], int]] = {
     "lenet300": (lambda args: run_lenet("lenet300", args), 12),
     "lenet5": (lambda args: run_lenet("lenet5", args), 30),
     "within": (run_within, 30),
-    "long": (run_long, 20),
+    "long": (run_long, 30),
     "structured": (compression_units.run_structured, 3),
     "bits": (compression_units.run_bits, 4),
     "random-labels": (run_random_labels, 80),

@@ -6,7 +6,7 @@ import math
 from typing import Any, NamedTuple
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from dubito import batches, params
 from dubito.batches import Batch, Source
@@ -45,7 +45,7 @@ def check_batch(problem: Problem, batch: Batch, template: Template) -> None:
         return
     outputs = template.outputs.expand(batch.num_rows, *template.outputs.shape[1:])
     if tuple(batch.targets.shape[1:]) != template.target_shape:
-        outputs = _outputs(problem, batch.inputs)
+        outputs = outputs_of(problem.model, batch.inputs)
     problem.likelihood.check(outputs, batch.targets)
 
 
@@ -58,7 +58,10 @@ def _check_source(problem: Problem, source: Source) -> Template:
     if source.num_batches is None:
         source.num_batches = math.ceil(source.num_data / first.size)
     _check_finite(first.inputs)
-    outputs, rows = _outputs(problem, batches.take(first.inputs, slice(0, TRIED))), batches.num_rows(first.inputs)
+    outputs, rows = (
+        outputs_of(problem.model, batches.take(first.inputs, slice(0, TRIED))),
+        batches.num_rows(first.inputs),
+    )
     if outputs.ndim and len(outputs) == min(TRIED, rows):  # else they are not one per example, which is said below
         outputs = outputs[:1].expand(rows, *outputs.shape[1:])
     problem.likelihood.check(outputs, first.targets)
@@ -74,11 +77,11 @@ def _check_finite(inputs: Any) -> None:
         raise InputError("The inputs hold NaN or infinite values: clean or impute them first.")
 
 
-def _outputs(problem: Problem, inputs: Any) -> Tensor:
-    model = problem.model
+def outputs_of(model: nn.Module, inputs: Any) -> Tensor:
+    """Return the outputs of a network in evaluation mode; inputs that it does not take are said in one sentence."""
     was_training = {module: module.training for module in model.modules()}
     try:
-        with torch.no_grad(), Stream(0, problem.source.device).active():
+        with torch.no_grad(), Stream(0, next(model.parameters()).device).active():
             outputs = params.call(model.eval(), inputs)
     except (RuntimeError, TypeError, ValueError, LookupError) as error:
         shapes = " and ".join(f"{tuple(leaf.shape)} {leaf.dtype}" for leaf in batches.leaves(inputs))

@@ -112,8 +112,7 @@ class Rule(Setting, ABC):
             raise InputError(f"{self!r} decides by held-out data: give `data=` to dubito.compress.")
         if self.target is not None:
             return self._by_target(relevance, self.target)
-        level = self.default_threshold if self.threshold is None else self.threshold
-        if level is None:
+        if (level := self.default_threshold if self.threshold is None else self.threshold) is None:
             raise InputError(f"{self!r} must say how much goes: target=, threshold= or max_drop=.")
         masks = {name: torch.ones_like(value, dtype=torch.bool) for name, value in relevance.items()}
         return masks | {n: self._stays(relevance[n], at) for n, at in _by_name(level, relevance, repr(self)).items()}
@@ -133,17 +132,18 @@ class Rule(Setting, ABC):
         given = [name for name in ("threshold", "target", "max_drop") if getattr(self, name) is not None]
         if len(given) > 1:
             raise InputError(f"{self.setting_name} takes one of threshold, target and max_drop, not {given}.")
-        ranges = {"target": (0.0, 1.0), "max_drop": (0.0, 1.0), "threshold": (-math.inf, math.inf)}
-        for name, (low, high) in ranges.items():
+        for name, low, high in (("target", 0.0, 1.0), ("max_drop", 0.0, 1.0), ("threshold", -math.inf, math.inf)):
             amount = getattr(self, name)
-            for number in amount.values() if isinstance(amount, Mapping) else () if amount is None else (amount,):
+            by_layer = isinstance(amount, Mapping) and name != "max_drop"  # a budget is one for the whole network
+            for number in amount.values() if by_layer else () if amount is None else (amount,):
                 if isinstance(number, bool) or not isinstance(number, int | float) or not low <= number <= high:
                     wanted = "a number" if name == "threshold" else "a fraction from 0 to 1"
                     raise InputError(f"The {name} of {self.setting_name} must be {wanted}, not {number!r}.")
         if self.scope not in ("global", "layer"):
             raise InputError(f"The scope of a rule is 'global' or 'layer', not {self.scope!r}.")
-        if self.reduce is not None and self.reduce not in REDUCTIONS:
-            raise InputError(f"The reduction of a rule is one of {', '.join(REDUCTIONS)}, not {self.reduce!r}.")
+        kinds = [kind for kind in REDUCTIONS if kind != "norm" or self.removes == "below"]  # a norm has no sign
+        if self.reduce is not None and self.reduce not in kinds:
+            raise InputError(f"The reduction of {self.setting_name} is one of {', '.join(kinds)}, not {self.reduce!r}.")
 
 
 @setting

@@ -49,9 +49,11 @@ def belief_of(posterior: Posterior, rule: Rule) -> Belief:
     try:
         mean, variance = posterior.marginals()
     except UnsupportedError as error:
+        advice = (
+            "compress one of its members, or distill it first" if hasattr(posterior, "members") else "distill it first"
+        )
         raise UnsupportedError(
-            f"The {posterior.family} posterior has no marginals, so there is no average network to prune: "
-            "compress one of its members, or distill it first."
+            f"The {posterior.family} posterior has no marginals, so there is no average network to prune: {advice}."
         ) from error
     for name in names:
         if not bool(mean[name].isfinite().all() and variance[name].isfinite().all()):

@@ -130,9 +130,10 @@ def _walk(traced: fx.GraphModule, nodes: list[fx.Node], shapes: dict[fx.Node, tu
         module = traced.get_submodule(str(node.target)) if node.op == "call_module" else None
         rule = None if module is None else rule_for(module)
         if module is not None and rule is not None and not rule.channelwise(module):
-            groups += _closed(current, str(node.target), rule.num_inputs(module))
+            in_one = getattr(module, "groups", 1) == 1  # else its inputs and outputs are tied to one another
+            groups += _closed(current, str(node.target), rule.num_inputs(module)) if in_one else []
             current = None
-            if getattr(module, "groups", 1) == 1:
+            if in_one:
                 axis = rule.channel_axis(module, len(shapes[node]))
                 current = _Open(str(node.target), rule.num_outputs(module), axis)
         elif isinstance(rule, BatchNormRule):
@@ -172,6 +173,8 @@ def _flattens(node: fx.Node, module: nn.Module | None, before: tuple[int, ...], 
 
 
 def _passes(node: fx.Node, module: nn.Module | None) -> bool:
+    if isinstance(module, nn.PReLU):
+        return module.num_parameters == 1
     return isinstance(module, (*_POINTWISE, *_POOLS)) or (module is None and _name(node) in _NAMES)
 
 

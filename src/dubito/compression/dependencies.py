@@ -52,10 +52,10 @@ def _can_shrink(model: nn.Module, group: Units, example: Any) -> bool:
     if group.size == 1:
         return False
     kept = {group.name: torch.arange(group.size) < group.size - 1}
-    quiet = silenced(model, [group], kept, example)
     try:
+        quiet, _ = silenced(model, [group], kept, example)
         return largest_difference(quiet, shrink(quiet, [group], kept, example), example) <= TOLERANCE
-    except (RuntimeError, ValueError, DubitoError):  # shapes that do not fit
+    except (RuntimeError, ValueError, LookupError, DubitoError):  # shapes that do not fit
         return False
 
 
@@ -63,6 +63,8 @@ def _units(graph: Any, group: Any, names: dict[nn.Module, str]) -> Units | None:
     producers, passers, consumers = [], [], []
     for item in group:
         module, index = item.dep.target.module, torch.tensor(list(item.idxs))
+        if not isinstance(module, nn.Module):
+            return None  # a parameter of the network's own, which no rule makes smaller
         if not any(True for _ in module.parameters()):
             continue  # an activation, a sum, a reshaping
         if item.root_idxs is None or rule_for(module) is None or getattr(module, "groups", 1) != 1:

@@ -12,17 +12,18 @@ from torch import nn
 
 from dubito import batches, params
 from dubito.batches import Data, Source
+from dubito.checks import outputs_of
 from dubito.compression.belief import adapted, belief_of, default_rule, prunable
 from dubito.compression.chain import Units, trace
 from dubito.compression.dependencies import depend
 from dubito.compression.features import first_matrix, live_features
 from dubito.compression.finetune import finetune as train_on
-from dubito.compression.plan import Plan
+from dubito.compression.plan import Plan, both
 from dubito.compression.result import Compression
 from dubito.compression.search import Score, largest_within, score_of
 from dubito.compression.shrink import shrink, silenced
-from dubito.compression.units import feature_plan, unit_plan, unit_relevance
-from dubito.compression.verify import require_same
+from dubito.compression.units import feature_plan, removable, unit_plan, unit_relevance
+from dubito.compression.verify import require_same, varied
 from dubito.errors import InputError, MissingDataError
 from dubito.likelihoods import Likelihood
 from dubito.params import Params
@@ -79,10 +80,13 @@ def compress(
     >>> small.plan.num_kept
     1110
     """
-    _check(structure, finetune, rule, teacher, temperature)
+    _check(posterior, structure, rule)
+    _check_training(finetune, training, teacher, temperature)
     by_default = rule is None
     rule = default_rule(posterior) if rule is None else rule
     example = _example(posterior, data, example, structure)
+    if example is not None:
+        outputs_of(posterior.model, example)
     pruner = Pruner.of(posterior, rule, structure, example, allow_empty, generator)
     if rule.max_drop is not None:
         if data is None:
@@ -94,7 +98,7 @@ def compress(
         held = _columns(plan, model, example) if plan.units else plan.keep
         lesson: tuple[Likelihood, Any, int | None] = (posterior.likelihood, finetune, None)
         if teacher is not None:
-            lesson = lessons_from(teacher, finetune, how, temperature, generator)
+            lesson = lessons_from(teacher, finetune, how, temperature, generator, posterior.likelihood)
         likelihood, examples, num_data = lesson
         model = train_on(model, held, examples, likelihood, how, num_data=num_data, generator=generator)
         plan = replace(plan, inputs=live_features(model, example))
@@ -143,10 +147,11 @@ class Pruner:
         groups: list[Units] = []
         columns: Params = {}
         if structure == "units":
+            example = varied(example)
             first = first_matrix(center, example)
             columns = {} if first is None else {first: relevance[first]}
             traced = trace(center, example) if isinstance(example, torch.Tensor) else None
-            groups = depend(center, example) if traced is None else traced
+            groups = removable(center, depend(center, example) if traced is None else traced)
             relevance = unit_relevance(center, groups, relevance, rule)
         return cls(posterior, center, rule, relevance, groups, columns, example, allow_empty)
 
@@ -161,11 +166,14 @@ class Pruner:
         plan = unit_plan(model, self.groups, kept, rule, prunable(model)).check()
         plan = feature_plan(plan, self.columns, self.relevance, rule).check()
         changed: Masks = {name: mask for name, mask in kept.items() if not bool(mask.all())}
-        fewer = Plan(_columns(plan, model, self.example)).masked(self._adapted(model, plan.keep))
-        quiet = silenced(fewer, self.groups, changed, self.example)
+        columns = _columns(plan, model, self.example)
+        _, silent = silenced(model, self.groups, changed, self.example)
+        # given that nothing comes into a unit; what goes out of it stays, for the constant that it becomes
+        silent = both(silent, columns)
+        quiet, _ = silenced(Plan(columns).masked(self._adapted(model, silent)), self.groups, changed, self.example)
         small = shrink(quiet, self.groups, changed, self.example).eval()
         require_same(quiet, small, self.example)
-        return replace(plan, inputs=live_features(small, self.example)), small
+        return replace(plan, inputs=live_features(small, self.example), silent=silent), small
 
     def _adapted(self, model: nn.Module, keep: Masks) -> nn.Module:
         if self.rule.adapts or (isinstance(self.rule, PosteriorDamage) and self.rule.update):
@@ -195,9 +203,19 @@ def _columns(plan: Plan, model: nn.Module, example: Any) -> Masks:
     return {first: plan.inputs.expand(model.get_parameter(first).shape)}
 
 
-def _check(structure: str, finetune: Any, rule: Any, teacher: Any, temperature: float) -> None:
+def _check(posterior: Any, structure: str, rule: Any) -> None:
+    if not isinstance(posterior, Posterior):
+        raise InputError(
+            f"compress takes a posterior, not a {type(posterior).__name__}: give a network's own weights as "
+            "MAP(train=False).fit(model, data), or find a posterior around them, as by Laplace().fit(model, data)."
+        )
     if structure not in ("weights", "units"):
         raise InputError(f"structure must be 'weights' or 'units', not {structure!r}.")
+    if rule is not None and not isinstance(rule, Rule):
+        raise InputError(f"rule must be one of dubito.rules, such as rules.LogAlpha(3), not {rule!r}.")
+
+
+def _check_training(finetune: Any, training: Any, teacher: Any, temperature: Any) -> None:
     if isinstance(finetune, Training | int | bool):
         raise InputError("finetune takes the training data; say how to train with training=Training(...).")
     if teacher is not None and not isinstance(teacher, Posterior):
@@ -208,8 +226,8 @@ def _check(structure: str, finetune: Any, rule: Any, teacher: Any, temperature: 
         raise InputError("A teacher answers on training data: give the inputs it teaches on as finetune=.")
     if teacher is None and temperature != 1:
         raise InputError("temperature softens the answers of a teacher: give teacher=, or leave it out.")
-    if rule is not None and not isinstance(rule, Rule):
-        raise InputError(f"rule must be one of dubito.rules, such as rules.LogAlpha(3), not {rule!r}.")
+    if finetune is None and training is not None:
+        raise InputError("training says how to train what is left: give the training data as finetune=, too.")
 
 
 def _example(posterior: Posterior, data: Data | None, example: Any, structure: str) -> Any:

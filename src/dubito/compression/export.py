@@ -43,6 +43,8 @@ def export(model: nn.Module, path: Path, example: Any) -> Exported:
     writers = {".onnx": _onnx, ".pt2": _torch_export}
     if path.suffix not in writers:
         raise InputError(f"'{path.name}' must end in .onnx or .pt2, which says what to write.")
+    if not path.parent.is_dir():
+        raise InputError(f"The folder of '{path}' does not exist: make it first.")
     private = copy.deepcopy(model).eval()
     inputs = example if isinstance(example, tuple) else (example,)
     if not all(isinstance(one, torch.Tensor) for one in inputs):

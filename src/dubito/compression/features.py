@@ -33,5 +33,5 @@ def live_features(model: nn.Module, example: Any) -> Tensor | None:
     if not outputs.requires_grad:  # no slopes: the network forbids them, or does not use its inputs
         return looked_at
     weights = torch.rand(outputs.shape, generator=torch.Generator().manual_seed(0)).to(outputs)  # so that none cancel
-    (slopes,) = torch.autograd.grad(outputs, inputs, weights)
-    return looked_at | (slopes != 0).any(0).cpu()
+    (slopes,) = torch.autograd.grad(outputs, inputs, weights, allow_unused=True)
+    return looked_at if slopes is None else looked_at | (slopes != 0).any(0).cpu()

@@ -13,6 +13,11 @@ from dubito.errors import InputError
 from dubito.rules import Masks, Rule
 
 
+def both(first: Masks, second: Masks) -> Masks:
+    """Masks that are true where both are; a parameter that one of them lacks is whole there."""
+    return {**first, **second, **{name: first[name] & second[name] for name in first.keys() & second.keys()}}
+
+
 @dataclass(frozen=True, eq=False)
 class Plan:
     """What stays of a network.
@@ -24,12 +29,16 @@ class Plan:
         inputs: A mask over the input features, false where no weight looks at one any more; None where the inputs are
             no plain features.
         rule: The rule that decided.
+        silent: Where units go, the masks under which the dense network says what the small one says: what comes into
+            such a unit is zero, and what goes out stays, because the constant that it becomes is folded into the next
+            bias; where that is impossible its bias is zero, too.
     """
 
     keep: Masks
     units: Masks = field(default_factory=dict)
     inputs: Tensor | None = None
     rule: Rule | None = None
+    silent: Masks = field(default_factory=dict)
 
     @property
     def num_weights(self) -> int:
@@ -60,11 +69,11 @@ class Plan:
         return [names[i] if names else str(i) for i in gone]
 
     def masked(self, model: nn.Module) -> nn.Module:
-        """Return a copy of `model` in which the weights that go are zero."""
+        """Return a copy of `model` in which the weights that go are zero, or say nothing (`silent`)."""
         masked = copy.deepcopy(model)
         parameters = dict(masked.named_parameters())
         with torch.no_grad():
-            for name, mask in self.keep.items():
+            for name, mask in (self.silent or self.keep).items():
                 parameters[name].mul_(mask.to(parameters[name].device))
         return masked
 
@@ -74,9 +83,13 @@ class Plan:
         `prune.remove` on its layers, or `Plan.from_torch`, goes the other way.
         """
         pruned = copy.deepcopy(model)
-        for name, mask in self.keep.items():
-            layer, _, tensor = name.rpartition(".")
-            prune.custom_from_mask(pruned.get_submodule(layer), tensor, mask)
+        named = dict(model.named_parameters(remove_duplicate=False))
+        masks = self.silent or self.keep
+        for name, value in named.items():  # all names of a tied weight get its mask
+            mask = next((masks[known] for known in masks if named[known] is value), None)
+            if mask is not None:
+                layer, _, tensor = name.rpartition(".")
+                prune.custom_from_mask(pruned.get_submodule(layer), tensor, mask)
         return pruned
 
     @classmethod

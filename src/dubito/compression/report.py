@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import tempfile
+import warnings
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -13,8 +14,7 @@ from torch import nn
 from dubito import batches, params
 from dubito.compression import storage
 from dubito.compression.csr import seconds as shortest
-from dubito.compression.shrink import inputs_of
-from dubito.layers import rule_for
+from dubito.compression.units import by_output
 from dubito.reporting import evaluate
 
 if TYPE_CHECKING:
@@ -132,12 +132,18 @@ def make_report(
 
 
 def num_macs(model: nn.Module, example: Any) -> int:
-    """Return the multiply-accumulates of one input, over the layers that have a rule."""
-    one = batches.take(example, slice(0, 1))
-    rules = {name: rule_for(module) for name, module in model.named_modules()}
-    known = {name: rule for name, rule in rules.items() if rule is not None}
-    seen = inputs_of(model, list(known), one)
-    return sum(known[name].cost(model.get_submodule(name), tuple(x.shape)).macs for name, x in seen.items())
+    """Return the multiply-accumulates of one input in matrix products and convolutions, recurrent ones included."""
+    from torch.nn.attention import SDPBackend, sdpa_kernel
+    from torch.utils.flop_counter import FlopCounterMode
+
+    counter = FlopCounterMode(display=False)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # of hardware that is not there
+        # oneDNN's recurrent layers and fused attention would hide their products
+        without = torch.backends.mkldnn.flags(enabled=False), sdpa_kernel(SDPBackend.MATH)
+        with without[0], without[1], torch.enable_grad(), counter:
+            params.call(model, batches.take(example, slice(0, 1)))
+    return int(counter.get_total_flops()) // 2
 
 
 def _files(made: Compression, folder: Path, rounding: float) -> tuple[dict[str, int], dict[str, nn.Module]]:
@@ -160,10 +166,13 @@ def _scores(made: Compression, model: nn.Module, data: Data) -> dict[str, float]
 def _layers(made: Compression, rounding: float) -> tuple[Layer, ...]:
     weights, bits, rows = params.of(made.model), made.bits(rounding), []
     for name, mask in made.plan.keep.items():
-        units = made.plan.units.get(name.rpartition(".")[0])
-        outputs = len(mask) if units is None else len(units)
-        kept = outputs if units is None else int(units.sum())
-        rows.append(Layer(name, mask.numel(), int((weights[name] != 0).sum()), outputs, kept, bits[name]))
+        layer = name.rpartition(".")[0]
+        units = made.plan.units.get(layer)
+        if units is None:  # a unit is left while any weight comes into it; of an embedding, a word
+            words = isinstance(made.model.get_submodule(layer), nn.Embedding)
+            units = (mask if words else by_output(made.dense, layer, mask)).flatten(1).any(1)
+        kept = int((weights[name] != 0).sum())
+        rows.append(Layer(name, mask.numel(), kept, len(units), int(units.sum()), bits[name]))
     return tuple(rows)
 
 

@@ -39,6 +39,9 @@ def score_of(posterior: Posterior, data: Data) -> Score:
     source = Source(data, batch_size=1024, must_count=False, shard=False, **place)
     classes = isinstance(posterior.likelihood, Categorical | Bernoulli)
 
+    if source.first().targets is None:
+        raise InputError("The held-out data has inputs but no targets to judge by: give (inputs, targets).")
+
     @torch.no_grad()
     def score(model: nn.Module) -> float:
         right, count = 0.0, 0
@@ -122,5 +125,7 @@ def sweep(pruner: Pruner, rule: Rule, score: Score, targets: Sequence[float]) ->
                 raise
             break
         found.append((plan.sparsity, score(model), target))
+    if not found:
+        raise InputError("A sweep needs targets, the fractions to remove: give some, or leave them out.")
     columns = tuple(zip(*found, strict=True))
     return Sweep(columns[0], columns[1], columns[2], rule)

@@ -12,13 +12,16 @@ from torch import Tensor, nn
 
 from dubito import params
 from dubito.compression.chain import Part, Units
-from dubito.compression.units import by_input, by_output, gone_of
+from dubito.compression.plan import Plan, both
+from dubito.compression.units import by_input, gone_of, incoming
 from dubito.layers import require_rule
 from dubito.rules import Masks
 
 
-def silenced(model: nn.Module, groups: list[Units], kept: Masks, example: Any) -> nn.Module:
+def silenced(model: nn.Module, groups: list[Units], kept: Masks, example: Any) -> tuple[nn.Module, Masks]:
     r"""Return a copy in which nothing comes into the units that go: the reference that the smaller network must equal.
+
+    With it come the masks over parameters that lead there.
 
     Such a unit is a constant, such as $\mathrm{relu}(b)$. Where the next layer can take it into its bias it stays a
     constant; where it cannot (a convolution with zero padding, which sees the constant end at the border; units that
@@ -30,18 +33,14 @@ def silenced(model: nn.Module, groups: list[Units], kept: Masks, example: Any) -
         kept: For some groups, which units stay.
         example: A batch of inputs.
     """
-    quiet = copy.deepcopy(model)
     changed = [group for group in groups if group.name in kept]
-    with torch.no_grad():
-        for group in changed:
-            for part in group.producers:
-                layer: Any = quiet.get_submodule(part.layer)
-                by_output(quiet, part.layer, layer.weight)[gone_of(part, kept[group.name])] = 0.0
-        seen = inputs_of(quiet, [part.layer for group in changed for part in group.consumers], example)
-        for group in changed:
-            if not _foldable(quiet, group, kept[group.name], seen):
-                _mute(quiet, group, kept[group.name])
-    return quiet
+    masks = incoming(model, groups, kept)
+    quiet = Plan(masks).masked(model)
+    seen = inputs_of(quiet, [part.layer for group in changed for part in group.consumers], example)
+    for group in changed:
+        if not _foldable(quiet, group, kept[group.name], seen):
+            masks = both(masks, _muting(quiet, group, kept[group.name]))
+    return Plan(masks).masked(quiet), masks
 
 
 def shrink(model: nn.Module, groups: list[Units], kept: Masks, example: Any) -> nn.Module:
@@ -76,9 +75,13 @@ def inputs_of(model: nn.Module, layers: list[str], example: Any) -> dict[str, Te
 @contextmanager
 def _listening(model: nn.Module, layers: list[str], seen: dict[str, Tensor]) -> Iterator[None]:
     def listen(name: str) -> Any:
-        return lambda module, inputs: seen.__setitem__(name, inputs[0].detach().clone())
+        def hook(module: nn.Module, inputs: tuple[Any, ...], named: dict[str, Any]) -> None:
+            seen[name] = next(iter((*inputs, *named.values()))).detach().clone()
 
-    handles = [model.get_submodule(name).register_forward_pre_hook(listen(name)) for name in dict.fromkeys(layers)]
+        return hook
+
+    parts = {name: model.get_submodule(name) for name in layers}
+    handles = [part.register_forward_pre_hook(listen(name), with_kwargs=True) for name, part in parts.items()]
     try:
         yield
     finally:
@@ -93,7 +96,7 @@ def _without(model: nn.Module, name: str, side: str, gone: Tensor) -> None:
     keep = torch.ones(size, dtype=torch.bool)
     keep[gone] = False
     function = rule.keep_inputs if side == "inputs" else rule.keep_outputs
-    model.set_submodule(name, function(layer, keep.to(next(layer.parameters()).device)))
+    model.set_submodule(name, function(layer, keep.to(next(model.parameters()).device)))
 
 
 def _constants(model: nn.Module, part: Part, seen: Tensor) -> Tensor:
@@ -131,15 +134,20 @@ def _fold(model: nn.Module, part: Part, stays: Tensor, seen: Tensor) -> None:
         layer.bias = nn.Parameter(bias.to(layer.weight.dtype), requires_grad=layer.weight.requires_grad)
 
 
-def _mute(model: nn.Module, group: Units, stays: Tensor) -> None:
-    for part in group.producers:
-        layer: Any = model.get_submodule(part.layer)
-        if layer.bias is not None:
-            layer.bias[gone_of(part, stays)] = 0.0
-    for part in group.passers:
-        norm: Any = model.get_submodule(part.layer)
-        gone = gone_of(part, stays)
-        if norm.weight is None:
-            norm.running_mean[gone] = 0.0
-        else:
-            norm.weight[gone], norm.bias[gone] = 0.0, 0.0
+def _muting(model: nn.Module, group: Units, stays: Tensor) -> Masks:
+    """Masks over the biases of units that go, and the gains and shifts of their norms.
+
+    A norm without gains has no mask for it: its mean is set to zero, in place.
+    """
+    masks: Masks = {}
+    kinds = [(part, ("bias",)) for part in group.producers] + [(part, ("weight", "bias")) for part in group.passers]
+    for part, names in kinds:
+        layer, gone = model.get_submodule(part.layer), gone_of(part, stays)
+        for kind in names:
+            value: Any = getattr(layer, kind)
+            if value is not None:
+                key = f"{part.layer}.{kind}" if part.layer else kind
+                masks.setdefault(key, torch.ones(value.shape, dtype=torch.bool))[gone] = False
+            elif kind == "weight":
+                layer.running_mean[gone] = 0.0  # type: ignore[operator]
+    return masks

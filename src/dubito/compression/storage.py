@@ -25,6 +25,8 @@ from dubito.layers import rule_for
 Format = Literal["dense", "csr", "coded"]
 KIND = "compressed network"
 MAGIC = b"DUBITOC1"
+# Bytes in the header of a file that three tensors and a shape take beyond those of one tensor.
+ROWS_HEADER = 300
 # Values that a tensor may have at most to be stored by a codebook.
 SHARED = 64
 
@@ -102,16 +104,16 @@ def _rows(value: Tensor) -> Tensor | dict[str, Any]:
     """A weight matrix as sparse rows with the smallest integers that fit, or itself where that is not smaller."""
     if value.ndim < 2 or not value.is_floating_point():
         return value
-    matrix = value.flatten(1).numpy()
+    matrix = value.flatten(1)
     mask = matrix != 0
-    columns = np.nonzero(mask)[1]
-    starts = np.concatenate([[0], np.cumsum(mask.sum(1))])
+    columns = mask.nonzero()[:, 1].numpy()
+    starts = np.concatenate([[0], np.cumsum(mask.sum(1).numpy())])
     parts = {
-        "values": torch.from_numpy(matrix[mask]),
+        "values": matrix[mask],
         "columns": _smallest(columns, matrix.shape[1]),
         "starts": _smallest(starts, len(columns)),
     }
-    size = sum(part.numel() * part.element_size() for part in parts.values())
+    size = ROWS_HEADER + sum(part.numel() * part.element_size() for part in parts.values())
     return {**parts, "shape": list(value.shape)} if size < value.numel() * value.element_size() else value
 
 
@@ -212,10 +214,9 @@ def _resize(model: nn.Module, name: str, module: nn.Module, tensors: Mapping[str
     """Give a layer the sizes of its tensors in the file, and a bias where only the file has one."""
     own = {key: tensors.get(f"{name}.{key}" if name else key) for key in ("weight", "bias", "running_mean")}
     rule = rule_for(module)
-    if rule is None or all(value is None for value in own.values()):
-        return
     given = own["weight"] if own["weight"] is not None else own["running_mean"]
-    assert given is not None
+    if rule is None or given is None:  # no sizes: a layer without tensors, or one whose weight is written elsewhere
+        return
     transposed = bool(getattr(module, "transposed", False)) or isinstance(module, nn.Embedding)
     inputs_first = transposed and given.ndim > 1
     sizes = {"outputs": given.shape[1 if inputs_first else 0], "inputs": given.shape[0 if inputs_first else -1]}

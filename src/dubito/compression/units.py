@@ -23,17 +23,53 @@ def unit_relevance(model: nn.Module, groups: list[Units], relevance: Params, rul
     incoming weights say together and of what its outgoing weights say together.
     """
     found: Params = {}
+    values = dict(model.named_parameters())
+    relevance = {  # NaN marks what an earlier compression has set to zero
+        name: of.masked_fill((values[name] == 0) & (of == math.inf), math.nan) for name, of in relevance.items()
+    }
     for group in groups:
         rows = [_by_unit(by_output(model, p.layer, relevance[weight(p.layer)]), p, group) for p in group.producers]
         columns = [_by_unit(by_input(model, p.layer, relevance[weight(p.layer)]), p, group) for p in group.consumers]
-        sides = [rule.reduced(torch.cat(side, 1)) for side in (rows, columns)]
+        sides = [_together(rule, torch.cat(side, 1)) for side in (rows, columns)]
         found[group.name] = torch.stack(sides).amin(0)
-    if all(bool((value == math.inf).all()) for value in found.values()):
+    if all(bool((value == math.inf).all()) for value in found.values()):  # also where there is no group
         raise UnsupportedError(
-            "No layer of this network can lose units: none with random weights feeds another layer directly. "
+            "No layer of this network can lose units: none with random weights of its own feeds another directly. "
             'Use structure="weights".'
         )
     return found
+
+
+def _together(rule: Rule, rows: Tensor) -> Tensor:
+    """Reduce relevances ``[units, weights]``; weights that are gone already (NaN) have no say, a unit of such goes."""
+    gone = rows.isnan()
+    if not bool(gone.any()):
+        return rule.reduced(rows)
+    reduced = [
+        rule.reduced(row[~here][None]) if not bool(here.all()) else None for row, here in zip(rows, gone, strict=True)
+    ]
+    return torch.cat([rows.new_full((1,), -math.inf) if one is None else one for one in reduced])
+
+
+def incoming(model: nn.Module, groups: list[Units], kept: Masks) -> Masks:
+    """Masks over the weights that come into units: false where the unit goes."""
+    masks: Masks = {}
+    for group in (group for group in groups if group.name in kept):
+        for part in group.producers:
+            shape = model.get_parameter(weight(part.layer)).shape
+            mask = masks.setdefault(weight(part.layer), torch.ones(shape, dtype=torch.bool))
+            by_output(model, part.layer, mask)[gone_of(part, kept[group.name])] = False
+    return masks
+
+
+def removable(model: nn.Module, groups: list[Units]) -> list[Units]:
+    """The groups none of whose layers shares its weight with another."""
+    owners: dict[int, int] = {}
+    named = dict(model.named_parameters(remove_duplicate=False))
+    for value in named.values():
+        owners[id(value)] = owners.get(id(value), 0) + 1
+    alone = [all(owners[id(named[weight(p.layer)])] == 1 for p in (*g.producers, *g.consumers)) for g in groups]
+    return [group for group, yes in zip(groups, alone, strict=True) if yes]
 
 
 def unit_plan(model: nn.Module, groups: list[Units], kept: Masks, rule: Rule, names: list[str]) -> Plan:

@@ -5,12 +5,26 @@ from __future__ import annotations
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
-from dubito import params
+from dubito import batches, params
 from dubito.errors import UnsupportedError
 
 TOLERANCE = 1e-5
+MORE_ROWS = 16
+
+
+def varied(example: Any) -> Any:
+    """Return the batch and some of its rows again, their numbers scaled at random: what depends on the data shows."""
+    generator = torch.Generator().manual_seed(0)
+
+    def more(leaf: Tensor) -> Tensor:
+        some = leaf[:MORE_ROWS]
+        if leaf.is_floating_point():
+            some = some * (0.5 + torch.rand(some.shape, generator=generator)).to(some)
+        return torch.cat([leaf, some])
+
+    return batches.map_leaves(more, example)
 
 
 def largest_difference(first: nn.Module, second: nn.Module, example: Any) -> float:

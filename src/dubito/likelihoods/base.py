@@ -12,7 +12,7 @@ from torch import Tensor
 from dubito.errors import InputError, UnsupportedError
 from dubito.params import Params
 from dubito.prediction import Prediction
-from dubito.settings import Setting, setting
+from dubito.settings import Setting, is_number, setting
 
 Hyper = Mapping[str, Tensor] | None
 
@@ -191,8 +191,8 @@ def check_rows(targets: Tensor, batch: int, num_targets: int, like: str) -> None
 
 def check_temperature(temperature: float) -> None:
     """Raise unless the temperature is a positive finite number."""
-    if not 0 < temperature < math.inf:
-        raise InputError(f"A temperature must be a positive number, got {temperature}.")
+    if not is_number(temperature) or not 0 < temperature < math.inf:
+        raise InputError(f"A temperature must be a positive number, got {temperature!r}.")
 
 
 def blank(like: Tensor, generator: torch.Generator | None) -> Tensor:

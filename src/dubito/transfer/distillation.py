@@ -105,14 +105,25 @@ def distill(
 
 
 def lessons_from(
-    posterior: Posterior, data: Data | Tensor, training: Training, temperature: float, generator: torch.Generator | None
+    posterior: Posterior,
+    data: Data | Tensor,
+    training: Training,
+    temperature: float,
+    generator: torch.Generator | None,
+    wanted: Likelihood,
 ) -> tuple[Lesson, Any, int | None]:
     """Return the likelihood of a teacher's mean predictive, data with its answers, and the number of data if unknown.
 
-    Whoever trains a network on these distills the teacher into it.
+    Whoever trains a network on these distills the teacher into it. That network has the likelihood `wanted`, which must
+    be about targets of the teacher's kind.
     """
     teacher = Asker(posterior, None, generator)
-    lesson, _ = _lesson(posterior, _first_answer(teacher, data), "mean", temperature)
+    lesson, likelihood = _lesson(posterior, _first_answer(teacher, data), "mean", temperature)
+    if not isinstance(wanted, type(likelihood)):
+        raise InputError(
+            f"The teacher speaks of {type(likelihood).__name__} targets, the network of {type(wanted).__name__} ones: "
+            "take a teacher of the same task."
+        )
     return lesson, *_taught(data, lambda inputs: lesson.answers(teacher.predict(inputs)), training)
 
 
@@ -121,7 +132,9 @@ def _lesson(posterior: Posterior, prediction: Prediction, keep: Keep, temperatur
     own = posterior.likelihood
     classes = isinstance(prediction, ClassPrediction) and not isinstance(own, Bernoulli)
     if temperature != 1 and not (classes and keep == "mean"):
-        raise InputError("temperature softens the classes of keep='mean': leave it out.")
+        raise InputError(
+            "temperature softens answers that are the mean over classes, which these are not: leave it out."
+        )
     if isinstance(prediction, ClassPrediction):
         if keep == "distribution":
             return Concentration(), Dirichlet()
