@@ -251,7 +251,7 @@ class PosteriorDamage(Rule):
         target: The fraction of weights to remove.
         kind: Which of the three.
         update: Move the weights that stay to their mean given that the others are zero: the update of ``"obs"`` for
-            all removed weights at once. It changes nothing where weights are independent.
+            all removed weights at once. Only Laplace posteriors know it; independent weights do not move.
     """
 
     setting_name = "rules.PosteriorDamage"

@@ -12,7 +12,9 @@ from compression_cases import fit, table
 from torch import nn
 
 from dubito import Laplace, Training, Variational, likelihoods, models, objectives, priors, rules, variational
+from dubito.batches import Source
 from dubito.compression import compress
+from dubito.inference import Problem
 
 
 class Nested(nn.Module):
@@ -68,6 +70,40 @@ def test_dtypes_follow_the_network(dtype: torch.dtype, tmp_path: Path) -> None:
     made.save(tmp_path / "net")
     for network in (made.model, load(tmp_path / "net", model)):
         assert {p.dtype for p in network.parameters()} == {dtype}
+
+
+@pytest.mark.parametrize("prior", [priors.LogUniform(), priors.Normal(0.0, 0.5)])
+def test_prior_and_posterior_have_the_same_names(prior: priors.Prior) -> None:
+    """Else a bound that goes through both would pair one layer's weights with another's prior."""
+    recipe = Variational(prior=prior)
+    posterior = recipe.fit(Nested(), table(), training=Training(epochs=1), progress=False)
+    names = list(dict(posterior.model.named_parameters()))
+    assert [list(part) for part in posterior.marginals()] == [names, names]
+    if not isinstance(prior, priors.LogUniform):  # which is improper
+        assert [list(part) for part in posterior.prior()] == [names, names]
+
+
+def test_a_loss_that_is_shown_holds_no_graph() -> None:
+    """Sums of losses over an epoch would keep every batch's graph alive."""
+    seen: list[torch.Tensor] = []
+    recipe = Variational(prior=priors.LogUniform())
+    training = Training(epochs=2, batch_size=30)
+    source = Source(table(), batch_size=30)
+    problem = Problem(Nested(), likelihoods.Categorical(), source, None, training, torch.Generator(), progress=False)
+    inference = recipe.build(problem)
+    state = inference.init({}, {}, torch.Generator().manual_seed(0))
+    for batch in source.replay():
+        state, info = inference.update(state, batch, torch.Generator().manual_seed(0))
+        seen.append(info["loss"])
+    assert len(seen) == 4
+    assert all(loss.grad_fn is None for loss in seen)
+
+
+def test_two_numbers_a_weight() -> None:
+    """A mean and a scale: no further variables that only their product tells apart."""
+    plain = nn.Linear(5, 3, bias=False)
+    module = variational.convert(plain, prior=priors.LogUniform())
+    assert sum(p.numel() for p in module.parameters()) == 2 * plain.weight.numel()
 
 
 def test_nothing_is_written_beside_what_was_asked_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -11,7 +11,7 @@ import torch
 from compression_cases import fit, point, table
 from torch import Tensor, nn
 
-from dubito import MAP, Laplace, Training, compression, params, rules
+from dubito import MAP, Ensemble, Laplace, Training, compression, params, rules
 from dubito.compression import compress
 from dubito.compression.report import num_macs
 from dubito.errors import DubitoError, InputError, UnsupportedError
@@ -265,3 +265,13 @@ def test_sweeps_and_exports_that_cannot_be_made(tmp_path: Path) -> None:
         made.sweep(targets=())
     with pytest.raises(InputError, match="does not exist: make it first"):
         made.export(tmp_path / "nowhere" / "small.pt2")
+
+
+def test_any_posterior_on_a_network_that_lost_units() -> None:
+    """No weight is to be held at zero, so every recipe will do; single weights that went need one with a choice."""
+    training = Training(epochs=2, batch_size=30)
+    units = compress(fit("diag"), HALF, structure="units", data=HELD_OUT)
+    members = units.posterior(Ensemble(members=2), table(), training=training)
+    assert members.predict(HELD_OUT[0]).probs.shape == (120, 3)
+    with pytest.raises(UnsupportedError, match="cannot be held to the weights that are left"):
+        compress(fit("diag"), HALF, data=HELD_OUT).posterior(Ensemble(members=2), table(), training=training)

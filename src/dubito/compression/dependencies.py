@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import warnings
 from typing import Any
 
 import torch
@@ -36,8 +37,10 @@ def depend(model: nn.Module, example: Any) -> list[Units]:
         value.requires_grad_()
     names = {module: name for name, module in private.named_modules()}
     try:
-        graph = torch_pruning.DependencyGraph().build_dependency(private, example_inputs=example)
-        found = list(graph.get_all_groups(root_module_types=_LAYERS))
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # about parameters outside of layers, which keep their width
+            graph = torch_pruning.DependencyGraph().build_dependency(private, example_inputs=example)
+            found = list(graph.get_all_groups(root_module_types=_LAYERS))
     except Exception as error:
         raise UnsupportedError(
             f"This network cannot be traced ({type(error).__name__}: {error}), so its units cannot be removed; "

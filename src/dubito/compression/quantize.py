@@ -97,6 +97,8 @@ def int8(model: nn.Module) -> nn.Module:
         logger.setLevel(level)
     if not any(isinstance(module, nn.Linear) for module in model.modules()):
         raise UnsupportedError("This network has no linear layer to hold in 8 bits.")
+    if any(value.dtype == torch.float64 for value in model.parameters()):
+        raise UnsupportedError("torchao holds float32 and half-precision layers in 8 bits: call .float() first.")
     private = copy.deepcopy(model).eval()
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # about versions of its own settings

@@ -144,24 +144,27 @@ class Compression:
         """Fit a posterior over the weights that are left; those that were removed stay zero.
 
         Args:
-            recipe: A recipe with a choice of random weights, such as ``Laplace(structure="kron")``.
+            recipe: A recipe with a choice of random weights, such as ``Laplace(structure="kron")``; any recipe where
+                units went and every weight that is left is whole.
             data: The training data.
             validation: Held-out data for what the recipe tunes.
             training: As for `recipe.fit`.
             generator: As for `recipe.fit`.
             progress: As for `recipe.fit`.
         """
-        weights = getattr(recipe, "weights", None)
-        if weights is None or getattr(recipe, "start", "model") == "fresh":
-            raise UnsupportedError(
-                f"{recipe!r} cannot be held to the weights that are left: use a recipe with a choice of weights that "
-                "starts at the model, such as Laplace() or Variational()."
-            )
         left = {name: value != 0 for name, value in params.of(self.model).items()}
         for name, mask in left.items():
             if name not in self.plan.keep:
                 mask.fill_(True)
-        if any(not bool(mask.all()) for mask in left.values()):
+        whole = all(bool(mask.all()) for mask in left.values())  # as where units went: nothing is to be held at zero
+        weights = getattr(recipe, "weights", None)
+        if not whole and (weights is None or getattr(recipe, "start", "model") == "fresh"):
+            raise UnsupportedError(
+                f"{recipe!r} cannot be held to the weights that are left: use a recipe with a choice of weights that "
+                "starts at the model, such as Laplace() or Variational()."
+            )
+        if not whole:
+            assert weights is not None
             both = select.mask(left) if isinstance(weights, select.all) else weights & select.mask(left)
             recipe = recipe.replace(weights=both)
         return recipe.fit(
