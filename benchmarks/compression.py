@@ -6,7 +6,7 @@
     python benchmarks/compression.py lenet5              # 30 epochs
     python benchmarks/compression.py lenet5 --data fashion-mnist --epochs 12
     python benchmarks/compression.py within              # 27 of them and 3 for the weights that are left
-    python benchmarks/compression.py long                # the same posteriors to 285 x in rounds, with a teacher
+    python benchmarks/compression.py long                # the same posteriors on to 285 x, with teachers
     python benchmarks/compression.py structured          # units of LeNet-5, latency on the exported model
     python benchmarks/compression.py bits                # the same with single weights removed and in few bits
     python benchmarks/compression.py random-labels
@@ -56,6 +56,8 @@ from dubito import MAP, Laplace, Training, Variational, priors, rules
 from dubito.compression import GradualMagnitude, compress
 from dubito.compression.csr import break_even
 from dubito.posterior import Posterior
+from dubito.prediction import ClassPrediction
+from dubito.transfer.lessons import SoftLabels
 
 # Posteriors that are also cut at a target (how many times fewer weights), and epochs for the weights that are left.
 TARGETS = {
@@ -104,34 +106,44 @@ def run_within(args: argparse.Namespace) -> None:
         cell(f"{name}-gradual", seed, partial(_gradual, "lenet5", data, seed, 1 - 1 / 150, args.epochs))
 
 
-# Epochs at each of the sparsities through which the long run of LeNet-5 goes.
-ROUNDS = ((132, 5), (180, 5), (230, 5), (285, 15))
-
-
 def run_long(args: argparse.Namespace) -> None:
-    """From the posteriors of the row lenet5 to 285 x in rounds, taught by a dense network that saw shifted images."""
+    """From the posteriors of the row lenet5 at 132 x on to 285 x, taught by three networks that saw shifted images."""
     data = images(args.data)
+    name = f"lenet5-{args.data}"
+    networks = [partial(_teacher, data, seed) for seed in range(3)]
+    trained = [fitted(f"{name}-teacher", i, network("lenet5", 100 + i), work) for i, work in enumerate(networks)]
+    answers = [teacher.predict(data.train[0]).probs for teacher in trained]
+    lesson = SoftLabels(temperature=2.0)
+    taught = lesson.answers(ClassPrediction(torch.stack(answers).mean(0).log()))
     for seed in range(args.seeds):
-        name = f"lenet5-{args.data}"
+        cell(f"{name}-long", seed, partial(_long, data, name, seed, args.epochs, lesson, taught))
 
-        def learn(model: nn.Module, checkpoint: str, seed: int = seed) -> Posterior:
-            training = Training(epochs=8, lr=2e-3, batch_size=200, schedule="linear", checkpoint=checkpoint)
-            how: dict[str, Any] = {"generator": torch.Generator().manual_seed(seed), "progress": False}
-            return MAP().fit(model, shifted(data.train, 200), training=training, **how)
 
-        def taught(name: str = name, seed: int = seed) -> dict[str, Any]:
-            teacher = fitted(f"{name}-teacher", seed, network("lenet5", 100 + seed), learn)
-            how: dict[str, Any] = {"data": data.validation, "finetune": data.train, "teacher": teacher}
-            posterior = sparse_network("lenet5", data, f"{name}-quick", seed, 30)
-            for ratio, epochs in ROUNDS:
-                rule = rules.LogAlpha if isinstance(posterior.recipe, Variational) else rules.Magnitude
-                schedule: Any = "hold" if (ratio, epochs) == ROUNDS[-1] else "constant"
-                training = Training(epochs=epochs, lr=2e-3, batch_size=200, schedule=schedule)
-                made = compress(posterior, rule(target=1 - 1 / ratio), training=training, temperature=2.0, **how)
-                posterior = MAP(train=False).fit(made.model, data.validation, progress=False)
-            return {**numbers(made, data), "error_teacher": error(teacher.model, data)}
+def _teacher(data: Any, seed: int, model: nn.Module, checkpoint: str) -> Posterior:
+    training = Training(epochs=8, lr=2e-3, batch_size=200, schedule="linear", checkpoint=checkpoint)
+    how: dict[str, Any] = {"generator": torch.Generator().manual_seed(seed), "progress": False}
+    return MAP().fit(model, shifted(data.train, 200), training=training, **how)
 
-        cell(f"{name}-long", seed, taught)
+
+def _long(data: Any, name: str, seed: int, epochs: int, lesson: Any, taught: torch.Tensor) -> dict[str, Any]:
+    """Weights go by the posterior, then units that nothing passes through, then more weights while those left learn."""
+    sparse = compress(sparse_network("lenet5", data, f"{name}-quick", seed, 30), rules.LogAlpha(target=1 - 1 / 132))
+    point = MAP(train=False).fit(sparse.model, data.validation, progress=False)
+    small = compress(point, rules.Magnitude(threshold=1e-12, reduce="max"), structure="units", data=data.validation)
+    weights, rest = (sum(p.numel() for p in m.parameters() if p.ndim > 1) for m in (point.model, small.model))
+    gone = {ratio: 1 - weights / ratio / rest for ratio in (132, 285)}
+    recipe = GradualMagnitude(gone[285], initial=gone[132], begin=0.0, end=0.6)
+    training = Training(epochs=epochs, lr=2e-3, batch_size=200, schedule="hold")
+    how: dict[str, Any] = {"likelihood": lesson, "generator": torch.Generator().manual_seed(seed), "progress": False}
+    model = recipe.fit(small.model, (data.train[0], taught), training=training, **how).model
+    learned = MAP(train=False).fit(model, data.validation, progress=False)
+    made = compress(learned, rules.Magnitude(gone[285]), data=data.validation)
+    found, dense = numbers(made, data), compress(point, rules.Magnitude(0.0))
+    with tempfile.TemporaryDirectory() as folder:
+        whole = dense.save(Path(folder) / "dense", format="dense")
+    left = sum(int((p != 0).sum()) for p in made.model.parameters() if p.ndim > 1)
+    coded = found["report"]["num_bytes"]["coded"]
+    return {**found, "ratio_weights": weights / left, "ratio_file": whole / coded}
 
 
 def _pruned(

@@ -278,6 +278,21 @@ def test_masks_divert_no_gradient() -> None:
     assert all(torch.equal(before[n][~mask], after[n][~mask]) for n, mask in made.plan.keep.items())
 
 
+def test_gradual_magnitude_pruning_goes_on_from_a_sparse_network() -> None:
+    """Weights that were gone stay gone, and as many more go as the target says."""
+    sparse = compress(fit("point"), rules.Magnitude(0.5)).model
+    recipe = GradualMagnitude(0.7, initial=0.5, begin=0.0, every=2)
+    training = Training(epochs=20, lr=1e-2, batch_size=30)
+    posterior = recipe.fit(sparse, table(), training=training, progress=False)
+    before, after = (dict(m.named_parameters()) for m in (sparse, posterior.model))
+    names = [name for name, value in before.items() if value.ndim > 1]
+    assert not any(bool(after[name][before[name] == 0].any()) for name in names)
+    left = sum(int((after[name] != 0).sum()) for name in names)
+    assert left == sum(before[n].numel() for n in names) - round(0.7 * sum(before[n].numel() for n in names))
+    with pytest.raises(InputError, match="must lie between 0 and the target"):
+        GradualMagnitude(0.5, initial=0.6)
+
+
 def test_gradual_magnitude_pruning_ends_at_its_target() -> None:
     training = Training(epochs=20, lr=1e-2, batch_size=30)
     posterior = GradualMagnitude(0.5, every=2).fit(fit("point").model, table(), training=training, progress=False)

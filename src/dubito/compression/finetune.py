@@ -30,7 +30,7 @@ class GradualMagnitude(Recipe):
 
     The fraction that is gone at the fraction t of all steps is cubic,
 
-    $$s(t) = s_\text{end} \left(1 - \Big(1 - \frac{t - t_0}{t_1 - t_0}\Big)^3\right) ,$$
+    $$s(t) = s_\text{end} + (s_0 - s_\text{end}) \Big(1 - \frac{t - t_0}{t_1 - t_0}\Big)^3 ,$$
 
     over all weight matrices together; a weight that is gone keeps its last value, with which it may come back before
     $t_1$ if others fall below it. Well tuned it is as good as sparse variational dropout at a third of the cost (Gale
@@ -43,6 +43,7 @@ class GradualMagnitude(Recipe):
         end: The fraction $t_1$ after which the same weights stay gone.
         every: Steps between two choices.
         start: ``"model"`` trains on from the model's weights, ``"fresh"`` from newly drawn ones.
+        initial: The fraction $s_0$ that is gone from the start, such as the zeros of a network that is sparse already.
     """
 
     setting_name = "compression.GradualMagnitude"
@@ -51,12 +52,15 @@ class GradualMagnitude(Recipe):
     end: float = 0.65
     every: int = 50
     start: str = "model"
+    initial: float = 0.0
 
     def __post_init__(self) -> None:
         if not 0 < self.target < 1:
             raise InputError(f"GradualMagnitude(target={self.target!r}) must lie between 0 and 1.")
         if not 0 <= self.begin < self.end <= 1:
             raise InputError(f"GradualMagnitude needs 0 <= begin < end <= 1, not {self.begin} and {self.end}.")
+        if not 0 <= self.initial <= self.target:
+            raise InputError(f"GradualMagnitude(initial={self.initial!r}) must lie between 0 and the target.")
 
     def build(self, problem: Problem) -> Inference:
         """Return the steps of training."""
@@ -72,7 +76,7 @@ class GradualMagnitude(Recipe):
             state["settled"] = t >= self.end
             weights = dict(problem.model.named_parameters())
             size = {name: weights[name].detach().abs() for name in names}
-            return lowest_removed(size, self.target * (1 - (1 - share) ** 3))
+            return lowest_removed(size, self.target + (self.initial - self.target) * (1 - share) ** 3)
 
         own = dict(problem.model.named_parameters())
         masks = {name: torch.ones_like(own[name], dtype=torch.bool) for name in names}
