@@ -112,9 +112,9 @@ def run_long(args: argparse.Namespace) -> None:
     name = f"lenet5-{args.data}"
     networks = [partial(_teacher, data, seed) for seed in range(3)]
     trained = [fitted(f"{name}-teacher", i, network("lenet5", 100 + i), work) for i, work in enumerate(networks)]
-    answers = [teacher.predict(data.train[0]).probs for teacher in trained]
+    answers = [teacher.predict(data.train[0]).log_probs for teacher in trained]
     lesson = SoftLabels(temperature=2.0)
-    taught = lesson.answers(ClassPrediction(torch.stack(answers).mean(0).log()))
+    taught = lesson.answers(ClassPrediction.from_logits(torch.stack(answers).logsumexp(0)))
     for seed in range(args.seeds):
         cell(f"{name}-long", seed, partial(_long, data, name, seed, args.epochs, lesson, taught))
 
