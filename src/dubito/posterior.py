@@ -73,7 +73,6 @@ class Posterior(ABC):
     """
 
     family: ClassVar[str] = ""
-    default_samples: ClassVar[int] = 32
     draws_functions: bool = True
     """Whether sample s of a prediction comes from the same weights at every input."""
     _families: ClassVar[dict[str, type[Posterior]]] = {}
@@ -123,6 +122,15 @@ class Posterior(ABC):
     def history(self) -> History | None:
         """Return what a report should show of how this posterior was found; nothing, unless it is a chain's."""
         return None
+
+    @property
+    def default_samples(self) -> int:
+        """How many samples a prediction draws where nobody says."""
+        return 32
+
+    def predictors(self, num_samples: int, generator: torch.Generator, **options: Any) -> list[Predictor]:
+        """Return a predictor for each of several draws, for whoever asks each of them something else."""
+        return [self.predictor(1, generator, **options) for _ in range(num_samples)]
 
     # ------------------------------------------------------------------ what every family has
 

@@ -31,6 +31,10 @@ class Recipe(Setting, ABC):
         """Whether training starts from newly drawn weights instead of the model's own."""
         return getattr(self, "start", "model") == "fresh"
 
+    def starting(self, start: str) -> Recipe:
+        """Return this recipe from the model's weights (``"model"``) or newly drawn ones (``"fresh"``)."""
+        return self.replace(start=start) if hasattr(self, "start") else self
+
     def default_training(self) -> Training:
         """Return the training settings used when the user gives none."""
         from dubito.training import Training

@@ -93,7 +93,11 @@ class TemperedPosterior(Posterior):
     def __init__(self, posterior: Posterior, temperature: float) -> None:
         super().__init__(posterior.model, posterior.likelihood, posterior.recipe, posterior.num_data)
         self.posterior, self.temperature = posterior, temperature
-        self.default_samples = posterior.default_samples  # type: ignore[misc]
+
+    @property
+    def default_samples(self) -> int:
+        """As many as the posterior inside."""
+        return self.posterior.default_samples
 
     def sample(self, num_samples: int, *, generator: torch.Generator | None = None) -> Params:
         """Draw weights of the posterior inside."""

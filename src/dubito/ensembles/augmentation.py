@@ -158,7 +158,7 @@ class AugmentedPosterior(Posterior):
             options: Passed on to the posterior within.
         """
         changes = [Change.drawn(self.recipe, generator) for _ in range(num_samples)]
-        predictors = [self.inner.predictor(1, generator, **options) for _ in changes]
+        predictors = self.inner.predictors(num_samples, generator, **options)
 
         def predict(inputs: Any) -> Prediction:
             return mixture([ask(change(inputs)) for change, ask in zip(changes, predictors, strict=True)])

@@ -137,8 +137,24 @@ class BatchNormPosterior(Posterior):
                 f"The statistics of {ready} batches are known, not of {num_samples}: ask for fewer samples, or fit "
                 "BatchNormNoise(samples=...) with more."
             )
-        weights = {name: value.expand(num_samples, *value.shape) for name, value in self.mean().items()}
-        buffers = {name: value[:num_samples] for name, value in self.statistics.items()}
+        return self._over(list(range(num_samples)))
+
+    @property
+    def default_samples(self) -> int:
+        """As usual, but no more than the batches that were looked at."""
+        return min(super().default_samples, len(next(iter(self.statistics.values()))))
+
+    def predictors(self, num_samples: int, generator: torch.Generator, **options: Any) -> list[Predictor]:
+        """Return a predictor for each batch that was looked at; where there are fewer they come again."""
+        if options:
+            return super().predictors(num_samples, generator, **options)
+        ready = len(next(iter(self.statistics.values())))
+        return [self._over([s % ready]) for s in range(num_samples)]
+
+    def _over(self, numbers: list[int]) -> Predictor:
+        """The mixture over the statistics of batches by number."""
+        weights = {name: value.expand(len(numbers), *value.shape) for name, value in self.mean().items()}
+        buffers = {name: value[numbers] for name, value in self.statistics.items()}
         return weight_predictor(self.model, self.likelihood, weights, buffers=buffers)
 
     def state(self) -> dict[str, Any]:

@@ -37,12 +37,13 @@ def inner_layers(model: nn.Module, inputs: Any) -> list[str]:
     with ExitStack() as stack:
         for name, module in model.named_modules():
             rule = rule_for(module)
-            if isinstance(module, nn.Embedding) or (rule is not None and rule.linear_in_input):
+            counts = isinstance(module, nn.Embedding | nn.RNNBase)  # as the first layer; their own inputs stay whole
+            if counts or (rule is not None and rule.linear_in_input):
                 handle = module.register_forward_pre_hook(lambda *_, name=name: called.append(name))
                 stack.callback(handle.remove)
         params.call(model.eval(), inputs)
     first_seen = list(dict.fromkeys(called))[1:]
-    return [name for name in first_seen if not isinstance(model.get_submodule(name), nn.Embedding)]
+    return [n for n in first_seen if not isinstance(model.get_submodule(n), nn.Embedding | nn.RNNBase)]
 
 
 @contextmanager

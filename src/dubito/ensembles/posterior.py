@@ -42,6 +42,11 @@ class EnsemblePosterior(Posterior):
         super().__init__(members[0].model, members[0].likelihood, recipe, members[0].num_data)
         self.members = members
 
+    @property
+    def default_samples(self) -> int:
+        """As many of each member as it would draw on its own."""
+        return self.members[0].default_samples
+
     def sample(self, num_samples: int, *, generator: torch.Generator | None = None) -> Params:
         """Draw weights, an equal share from each member: sample s is from member ``s % K``.
 

@@ -77,7 +77,7 @@ class Ensemble(Recipe):
         """
         if getattr(self.recipe, "needs_trained_model", False):
             return MAP(start=self.start), self.recipe
-        return (self.recipe.replace(start=self.start) if hasattr(self.recipe, "start") else self.recipe,)
+        return (self.recipe.starting(self.start),)
 
     def default_training(self) -> Training:
         """Return the training settings of a member."""

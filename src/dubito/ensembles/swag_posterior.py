@@ -110,8 +110,24 @@ class SWAGPosterior(Posterior):
                 f"BatchNorm statistics were computed for {ready} draws, not {num_samples}: ask for fewer samples, or "
                 "fit SWAG(samples=...) with more."
             )
-        buffers = {name: value[:num_samples] for name, value in self.buffers.items()}
-        drawn = params.stack([self.draw(s) for s in range(num_samples)])
+        return self._over(list(range(num_samples)))
+
+    @property
+    def default_samples(self) -> int:
+        """As usual, but no more than there are statistics of BatchNorm layers for."""
+        return min([super().default_samples, *(len(value) for value in self.buffers.values())])
+
+    def predictors(self, num_samples: int, generator: torch.Generator, **options: Any) -> list[Predictor]:
+        """Return a predictor for each draw; where there are statistics for fewer they come again."""
+        if not self.buffers or options:
+            return super().predictors(num_samples, generator, **options)
+        ready = len(next(iter(self.buffers.values())))
+        return [self._over([s % ready]) for s in range(num_samples)]
+
+    def _over(self, draws: list[int]) -> Predictor:
+        """The mixture over draws by number, with their statistics."""
+        buffers = {name: value[draws] for name, value in self.buffers.items()}
+        drawn = params.stack([self.draw(s) for s in draws])
         return weight_predictor(self.model, self.likelihood, drawn, buffers=buffers)
 
     @property

@@ -117,7 +117,17 @@ class ParticlePosterior(Posterior):
         """Return the mixture over `num_samples` particles, evenly spaced among all of them (or over all)."""
         if options:
             raise InputError(f"A Particles posterior has no predict option '{next(iter(options))}'.")
+        return self._over(self.spaced(num_samples))
+
+    def predictors(self, num_samples: int, generator: torch.Generator, **options: Any) -> list[Predictor]:
+        """Return a predictor for each of as many particles, evenly spaced; where there are fewer they come again."""
+        if options:
+            return super().predictors(num_samples, generator, **options)
         chosen = self.spaced(num_samples)
+        return [self._over([chosen[s % len(chosen)]]) for s in range(num_samples)]
+
+    def _over(self, chosen: list[int]) -> Predictor:
+        """The mixture over particles by number."""
         members = [self.member(index) for index in chosen]
         hyper = {"log_noise": self.flat[chosen, -1].to(self.device)} if self.samples_noise else None
         tails: list[Tail | None] = []  # looked for at the first batch

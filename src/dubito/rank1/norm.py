@@ -10,6 +10,7 @@ from torch import Tensor, nn
 
 from dubito import distributed
 from dubito.batches import Source
+from dubito.errors import UnsupportedError
 from dubito.layers import rule_for
 from dubito.layers.norm import NormRule
 
@@ -31,6 +32,12 @@ class ComponentNorm(nn.Module):
         layer: Any = self
         if self.training and layer._buffers.get("num_batches_tracked") is not None:
             layer.num_batches_tracked += 1
+        rows = sum(rows for _, rows in self.blocks)
+        if len(x) != rows:
+            raise UnsupportedError(
+                f"A normalization layer was given {len(x)} rows for {rows} examples: one for each component needs the "
+                "examples on the first axis; use normalization='shared'."
+            )
         parts = x.split([rows for _, rows in self.blocks])
         return torch.cat([self._one(part, k) for part, (k, _) in zip(parts, self.blocks, strict=True)])
 

@@ -90,27 +90,10 @@ class Rank1Posterior(Posterior):
         found += [] if self.mixture.scale is None else [self.mixture.scale]
         return shared + sum(value.numel() for value in found)
 
-    def predict(
-        self,
-        x: Any,
-        *,
-        num_samples: int | None = None,
-        generator: torch.Generator | None = None,
-        batch_size: int = 1024,
-        **options: Any,
-    ) -> Prediction:
-        """Predict by the mixture of all components; see `Posterior.predict`.
-
-        Args:
-            x: The inputs.
-            num_samples: How many draws in all; by default one of each component, or four where tails are heavy.
-            generator: The source of randomness; by default the same call gives the same numbers.
-            batch_size: How many rows are worked on at a time.
-            options: None.
-        """
-        draws = HEAVY_DRAWS if self.plan.posterior == "cauchy" else 1
-        count = self.components * draws if num_samples is None else num_samples
-        return super().predict(x, num_samples=count, generator=generator, batch_size=batch_size, **options)
+    @property
+    def default_samples(self) -> int:
+        """One draw of each component, or four where tails are heavy."""
+        return self.components * (HEAVY_DRAWS if self.plan.posterior == "cauchy" else 1)
 
     def predictor(self, num_samples: int, generator: torch.Generator, **options: Any) -> Predictor:
         """Return the mixture over draws that are the same for all inputs of a call."""

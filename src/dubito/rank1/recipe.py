@@ -47,7 +47,8 @@ class Rank1(Recipe):
         sample: Draw factors for each ``"example"``, or once for a component and a ``"batch"``.
         perturbation: ``"multiplicative"`` factors, or ``"additive"`` ones, $y = (x + s - 1) W + r - 1 + b$.
         kl_warmup: The fraction of all steps over which the weight of the divergence rises from 0 to 1.
-        weight_decay: λ of an L2 penalty $\frac\lambda2 \|W\|^2$ in the mean loss, on weights and biases, not factors.
+        weight_decay: λ of an L2 penalty $\frac\lambda2 \|W\|^2$ in the mean loss, on weights and biases, not factors
+            (decoupled under ``Training(optimizer="adamw")``).
         start: ``"model"`` starts at the model's weights with factors near 1, ``"fresh"`` at newly drawn weights; a MAP,
             Rank1 or BatchEnsemble posterior starts at what it found.
         normalization: Whether normalization layers are ``"shared"`` by the components, or each ``"component"`` has its
@@ -93,6 +94,10 @@ class Rank1(Recipe):
     def as_rank1(self) -> Rank1:
         """Return itself."""
         return self
+
+    def starting(self, start: str) -> Recipe:
+        """As in `Recipe.starting`; factors that were to start near 1 still do."""
+        return _starting(self, start)
 
     def build(self, problem: Problem) -> Inference:
         """Return the steps of training."""
@@ -142,6 +147,10 @@ class BatchEnsemble(Recipe):
         fields = {name: value for name, value in self.fields().items() if name != "members"}
         return Rank1(components=self.members, prior=None, posterior="delta", **fields)
 
+    def starting(self, start: str) -> Recipe:
+        """As in `Recipe.starting`; factors that were to start near 1 still do."""
+        return _starting(self, start)
+
     def build(self, problem: Problem) -> Inference:
         """Return the steps of training."""
         from dubito.rank1.trainer import Trainer
@@ -168,6 +177,17 @@ _RANGES: dict[str, Callable[[Any], bool]] = {
     "spread": lambda value: 0 <= value < float("inf"),
     "factor_rate": lambda value: 0 <= value < float("inf"),
 }
+
+
+def _starting(recipe: Recipe, start: str) -> Recipe:
+    own = recipe.fields()["start"]
+    if not isinstance(own, str):
+        raise InputError(
+            f"{recipe.setting_name} starts from one posterior here, but members need starts of their own: leave its "
+            "`start` out."
+        )
+    near_one = {"initial": "normal"} if (own, start) == ("model", "fresh") else {}
+    return recipe.replace(start=start, **near_one)
 
 
 def _check_choices(recipe: Recipe, choices: dict[str, tuple[str, ...]]) -> None:

@@ -199,6 +199,11 @@ def _continue_from(module: Rank1Module, earlier: Posterior) -> None:
             f"The posterior to start from has {earlier.components} components with factors='{earlier.plan.factors}': "
             "Rank1 must have as many, on the same layers."
         )
+    if earlier.plan.perturbation != module.plan.perturbation:
+        raise InputError(
+            f"The posterior to start from has {earlier.plan.perturbation} factors: Rank1 must have "
+            f"perturbation='{earlier.plan.perturbation}', too."
+        )
     with torch.no_grad():
         module.loc.copy_(families.location(module.plan.posterior, earlier.center()))
         module.bias.copy_(earlier.mixture.bias)
