@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 import dubito
-from dubito import MAP, SGMCMC, SWAG, Ensemble, MCDropout, Rank1, Training
+from dubito import MAP, SGMCMC, SWAG, BatchEnsemble, Ensemble, MCDropout, Rank1, Training
 from dubito.ensembles import BatchNormNoise, TestTimeAugmentation
 from dubito.errors import InputError, UnsupportedError
 
@@ -111,3 +111,40 @@ def test_additive_factors_do_not_become_others() -> None:
     with pytest.raises(InputError, match="perturbation='additive', too"):
         fit(Rank1(start=start), mlp())
     assert isinstance(fit(Rank1(start=start, perturbation="additive"), mlp()), dubito.Posterior)
+
+
+def test_frozen_biases_stay() -> None:
+    model = mlp()
+    for value in model[0].parameters():  # type: ignore[index, union-attr]
+        value.requires_grad_(False)
+    posterior = fit(BatchEnsemble(members=2, weight_decay=0.1), model)
+    moved = [
+        float((a - b).detach().abs().max())
+        for a, b in zip(posterior.model.parameters(), model.parameters(), strict=True)
+    ]
+    assert moved[:2] == [0.0, 0.0]
+    assert min(moved[2:]) > 0
+    names = posterior.layout.bias_names
+    held = posterior.mixture.bias[:, : model[0].bias.numel()]  # type: ignore[index, union-attr]
+    assert names[0] == "0.bias"
+    assert torch.equal(held, model[0].bias.expand_as(held))  # type: ignore[index, union-attr]
+
+
+@pytest.mark.parametrize(
+    ("make", "says"),
+    [
+        (lambda: MCDropout("a"), "dropout rate of 'a'"),
+        (lambda: MCDropout(0.1, repeats=True), "repeats must be a whole number"),
+        (lambda: MCDropout(prior_precision="a"), "prior_precision must be a number"),
+        (lambda: SWAG(burn_in="a"), r"SWAG\(burn_in='a'\) is out of range"),
+        (lambda: SWAG(collect_every=2.5), r"SWAG\(collect_every=2.5\) is out of range"),
+        (lambda: SWAG(samples=2.5), r"SWAG\(samples=2.5\) is out of range"),
+        (lambda: Ensemble(perturbation="a"), "perturbation must be a number"),
+        (lambda: TestTimeAugmentation(noise="a"), "must be numbers, 0 or above"),
+        (lambda: TestTimeAugmentation(recipe=Ensemble(), noise=0.1), r"Ensemble\(recipe=TestTimeAugmentation"),
+        (lambda: Ensemble(recipe=MCDropout(0.1, train=False)), r"Ensemble\(start='model'\)"),
+    ],
+)
+def test_one_sentence(make: Any, says: str) -> None:
+    with pytest.raises(InputError, match=says):
+        make()

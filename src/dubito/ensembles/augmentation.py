@@ -21,7 +21,7 @@ from dubito.posterior import Posterior, Predictor
 from dubito.prediction import Prediction
 from dubito.randomness import derive_seed, draw_seed
 from dubito.recipe import Recipe
-from dubito.settings import setting
+from dubito.settings import is_number, is_whole, setting
 from dubito.training import Training
 
 if TYPE_CHECKING:
@@ -53,7 +53,10 @@ class TestTimeAugmentation(Recipe):
     def __post_init__(self) -> None:
         if not isinstance(self.recipe, Recipe):
             raise InputError(f"TestTimeAugmentation(recipe={self.recipe!r}) must be a recipe, such as MAP().")
-        if not isinstance(self.shift, int) or self.shift < 0 or not 0 <= self.noise < math.inf:
+        if self.recipe.fit.__func__ is not Recipe.fit:  # type: ignore[attr-defined]
+            name = self.recipe.setting_name
+            raise InputError(f"{name} has a fit of its own: write {name}(recipe=TestTimeAugmentation(...)) instead.")
+        if not is_whole(self.shift, 0) or not is_number(self.noise) or not 0 <= self.noise < math.inf:
             raise InputError(f"shift={self.shift!r} and noise={self.noise!r} must be numbers, 0 or above.")
         if not (self.flip or self.shift or self.noise):
             raise InputError("There is nothing to change in the inputs: give flip=True, shift=... or noise=....")

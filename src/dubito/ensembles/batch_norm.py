@@ -21,7 +21,7 @@ from dubito.posterior import Posterior, Predictor
 from dubito.predictive.monte_carlo import weight_predictor
 from dubito.randomness import derive_seed, draw_seed
 from dubito.recipe import Recipe
-from dubito.settings import setting
+from dubito.settings import is_whole, setting
 
 _NOT_IN_WEIGHTS = (
     "The randomness of BatchNormNoise is in the statistics of batches, not in weights: predict with it, or use another "
@@ -54,7 +54,7 @@ class BatchNormNoise(Recipe):
 
     def __post_init__(self) -> None:
         check_trainer(self.prior_precision, self.start)
-        if not isinstance(self.samples, int) or self.samples < 1:
+        if not is_whole(self.samples, 1):
             raise InputError(f"samples must be a whole number, at least 1, not {self.samples!r}.")
         self._point()
 

@@ -21,7 +21,7 @@ from dubito.layers import require_rule
 from dubito.params import Params
 from dubito.point import fit_log_noise
 from dubito.recipe import Recipe
-from dubito.settings import setting
+from dubito.settings import is_number, is_whole, setting
 
 DEFAULT_RATE = 0.1
 # A rate is one number that all data move: it may go faster than a weight.
@@ -66,19 +66,22 @@ class MCDropout(Recipe):
         check_trainer(self.prior_precision, self.start)
         rates = self.rate.values() if isinstance(self.rate, Mapping) else [] if self.rate is None else [self.rate]
         for rate in rates:
-            if not 0 < rate < 1:
+            if not is_number(rate) or not 0 < rate < 1:
                 hint = "would drop everything" if rate == 1 else "drops nothing; that is MAP()" if rate == 0 else ""
                 raise InputError(
-                    f"A dropout rate of {rate} {hint or 'is no probability'}: choose one between 0 and 1, such as 0.1."
+                    f"A dropout rate of {rate!r} {hint or 'is none'}: choose one between 0 and 1, such as 0.1."
                 )
         if self.where not in ("auto", "dropout", "layers"):
             raise InputError(f"where must be 'auto', 'dropout' or 'layers', got {self.where!r}.")
         if self.learn and self.where == "dropout":
             raise InputError("Rates are learned at the inputs of layers: use where='layers' with learn=True.")
-        if not isinstance(self.repeats, int) or self.repeats < 1:
+        if not is_whole(self.repeats, 1):
             raise InputError(f"repeats must be a whole number, at least 1, not {self.repeats!r}.")
         if not self.train and (self.start == "fresh" or self.learn):
-            raise InputError("MCDropout(train=False) takes the network as it is: drop start='fresh' and learn=True.")
+            raise InputError(
+                "MCDropout(train=False) takes the network as it is: leave out start='fresh' (in an ensemble, say "
+                "Ensemble(start='model')) and learn=True."
+            )
 
     def build(self, problem: Problem) -> Inference:
         """Return the steps of training."""

@@ -14,13 +14,14 @@ from dubito.inference import Problem
 from dubito.params import Params
 from dubito.point import MAP
 from dubito.posterior import Posterior
+from dubito.settings import is_number
 from dubito.training import Training
 
 
 def check_trainer(prior_precision: float, start: str) -> None:
     """Raise unless the settings that all these recipes have are in range."""
-    if not 0 <= prior_precision < math.inf:
-        raise InputError(f"prior_precision must be a number, 0 or above, got {prior_precision}.")
+    if not is_number(prior_precision) or not 0 <= prior_precision < math.inf:
+        raise InputError(f"prior_precision must be a number, 0 or above, got {prior_precision!r}.")
     if start not in ("model", "fresh"):
         raise InputError(f"start must be 'model' or 'fresh', got {start!r}.")
 

@@ -9,7 +9,7 @@ from dubito.errors import InputError, UnsupportedError
 from dubito.inference import Inference, Problem
 from dubito.point import MAP
 from dubito.recipe import Recipe
-from dubito.settings import setting
+from dubito.settings import is_number, is_whole, setting
 from dubito.training import Training
 
 if TYPE_CHECKING:
@@ -54,14 +54,14 @@ class Ensemble(Recipe):
     together: bool | Literal["auto"] = "auto"
 
     def __post_init__(self) -> None:
-        if not isinstance(self.members, int) or isinstance(self.members, bool) or self.members < 1:
+        if not is_whole(self.members, 1):
             raise InputError(f"An ensemble has a whole number of members, at least 1, not {self.members!r}.")
         if not isinstance(self.recipe, Recipe):
             raise InputError(f"Ensemble(recipe={self.recipe!r}) must be a recipe, such as MAP() or Laplace().")
         if self.start not in ("fresh", "model"):
             raise InputError(f"start must be 'fresh' or 'model', got {self.start!r}.")
-        if not 0 <= self.perturbation < math.inf:
-            raise InputError(f"perturbation must be a number, 0 or above, got {self.perturbation}.")
+        if not is_number(self.perturbation) or not 0 <= self.perturbation < math.inf:
+            raise InputError(f"perturbation must be a number, 0 or above, got {self.perturbation!r}.")
         if self.together not in (True, False, "auto"):
             raise InputError(f"together must be True, False or 'auto', got {self.together!r}.")
         if self.start == "model" and self.recipe.starts_fresh:

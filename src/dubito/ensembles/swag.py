@@ -22,7 +22,7 @@ from dubito.randomness import draw_seed
 from dubito.recipe import Recipe
 from dubito.select import all as all_weights
 from dubito.selection import Selection, SelectionRule
-from dubito.settings import setting
+from dubito.settings import is_number, is_whole, setting
 from dubito.training import Training
 
 
@@ -70,12 +70,12 @@ class SWAG(Recipe):
         if not isinstance(self.weights, SelectionRule):
             raise InputError(f"SWAG(weights={self.weights!r}) must be one of dubito.select.")
         good = {
-            "rank": isinstance(self.rank, int) and self.rank >= 0,
-            "burn_in": 0 <= self.burn_in < 1,
-            "collect_every": self.collect_every is None or self.collect_every >= 1,
-            "lr": self.lr is None or 0 < self.lr < math.inf,
-            "temperature": 0 < self.temperature < math.inf,
-            "samples": self.samples >= 1,
+            "rank": is_whole(self.rank, 0),
+            "burn_in": is_number(self.burn_in) and 0 <= self.burn_in < 1,
+            "collect_every": self.collect_every is None or is_whole(self.collect_every, 1),
+            "lr": self.lr is None or (is_number(self.lr) and 0 < self.lr < math.inf),
+            "temperature": is_number(self.temperature) and 0 < self.temperature < math.inf,
+            "samples": is_whole(self.samples, 1),
         }
         for name, is_good in good.items():
             if not is_good:

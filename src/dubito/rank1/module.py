@@ -39,6 +39,8 @@ class Rank1Module(nn.Module):
     """
 
     log_scale: nn.Parameter | None
+    frozen: Tensor | None
+    frozen_biases: Tensor | None
 
     def __init__(
         self, network: nn.Module, layout: Layout, plan: Rank1, *, generator: torch.Generator | None = None
@@ -53,6 +55,10 @@ class Rank1Module(nn.Module):
             self.log_scale = nn.Parameter(torch.full_like(self.loc[:rows], plan.initial_scale).log())
         self.bias = nn.Parameter(biases.expand(plan.components, -1).clone())
         own = dict(network.named_parameters())
+        moves = [torch.full_like(own[n].flatten(), own[n].requires_grad) for n in layout.bias_names]
+        frozen = torch.cat([biases.new_empty(0), *moves]) == 0
+        self.register_buffer("frozen", frozen if bool(frozen.any()) else None, persistent=False)
+        self.register_buffer("frozen_biases", biases.clone() if bool(frozen.any()) else None, persistent=False)
         for name in layout.bias_names:
             own[name].requires_grad_(False)
         modules = dict(network.named_modules())
@@ -68,6 +74,12 @@ class Rank1Module(nn.Module):
     def scale(self) -> Tensor | None:
         """The scales of the factors ``[K, D]`` or ``[1, D]``; None for points."""
         return None if self.log_scale is None else self.log_scale.exp()
+
+    def biases(self) -> Tensor:
+        """The biases ``[K, E]``: one for each component, but the network's own where those are frozen."""
+        if self.frozen is None or self.frozen_biases is None:
+            return self.bias
+        return torch.where(self.frozen, self.frozen_biases, self.bias)
 
     def forward(self, *args: Any, **kwargs: Any) -> Tensor:
         """Return the outputs of all components for all examples, ``[K, B, ...]``."""
@@ -85,7 +97,7 @@ class Rank1Module(nn.Module):
         """Return the outputs ``[N, ...]`` of rows that belong to the components that `blocks` says."""
         blocks = [(k, rows) for k, rows in blocks if rows]
         index = torch.tensor([k for k, _ in blocks], device=self.loc.device)
-        biases = _by_row(self.bias.index_select(0, index), blocks)
+        biases = _by_row(self.biases().index_select(0, index), blocks)
         return self.run_with(inputs, blocks, self._draw(index, blocks), biases)
 
     def run_with(self, inputs: Any, blocks: Blocks, factors: Tensor, biases: Tensor) -> Tensor:

@@ -132,7 +132,7 @@ class Trainer:
         module, norms = self.module, self.module.component_tensors()
         values = {**dict(module.network.named_parameters()), **dict(module.network.named_buffers())}
         shared = {name: value.detach().mean(0) if name in norms else value for name, value in values.items()}
-        bias = module.bias.detach().clone()
+        bias = module.biases().detach().clone()
         sizes = zip(module.layout.bias_names, bias.mean(0).split(module.layout.bias_sizes), strict=True)
         shared |= {name: value.view_as(values[name]) for name, value in sizes}
         params.load_(self.plain, shared)
