@@ -69,7 +69,7 @@ class MCDropout(Recipe):
             if not is_number(rate) or not 0 < rate < 1:
                 hint = "would drop everything" if rate == 1 else "drops nothing; that is MAP()" if rate == 0 else ""
                 raise InputError(
-                    f"A dropout rate of {rate!r} {hint or 'is none'}: choose one between 0 and 1, such as 0.1."
+                    f"A dropout rate of {rate!r} {hint or 'is no probability'}: choose one from 0 to 1, such as 0.1."
                 )
         if self.where not in ("auto", "dropout", "layers"):
             raise InputError(f"where must be 'auto', 'dropout' or 'layers', got {self.where!r}.")
