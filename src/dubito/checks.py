@@ -58,10 +58,8 @@ def _check_source(problem: Problem, source: Source) -> Template:
     if source.num_batches is None:
         source.num_batches = math.ceil(source.num_data / first.size)
     _check_finite(first.inputs)
-    outputs, rows = (
-        outputs_of(problem.model, batches.take(first.inputs, slice(0, TRIED))),
-        batches.num_rows(first.inputs),
-    )
+    rows = batches.num_rows(first.inputs)
+    outputs = outputs_of(problem.model, batches.take(first.inputs, slice(0, TRIED)))
     if outputs.ndim and len(outputs) == min(TRIED, rows):  # else they are not one per example, which is said below
         outputs = outputs[:1].expand(rows, *outputs.shape[1:])
     problem.likelihood.check(outputs, first.targets)
@@ -79,6 +77,7 @@ def _check_finite(inputs: Any) -> None:
 
 def outputs_of(model: nn.Module, inputs: Any) -> Tensor:
     """Return the outputs of a network in evaluation mode; inputs that it does not take are said in one sentence."""
+    _check_finite(inputs)
     was_training = {module: module.training for module in model.modules()}
     try:
         with torch.no_grad(), Stream(0, next(model.parameters()).device).active():
@@ -90,5 +89,5 @@ def outputs_of(model: nn.Module, inputs: Any) -> Tensor:
         for module, mode in was_training.items():
             module.training = mode
     if outputs.isnan().any():
-        raise InputError("The model's outputs are NaN before any training: look at its weights.")
+        raise InputError("The model's outputs are NaN on inputs that are finite: look at its weights.")
     return outputs

@@ -242,6 +242,7 @@ def test_half_precision_and_sizes() -> None:
         (None, {}, "compress takes a posterior, not a NoneType"),
         ("diag", {"training": Training(epochs=1)}, "give the training data as finetune="),
         ("diag", {"data": (torch.zeros(3, 7), torch.zeros(3).long())}, "cannot be called on a batch of inputs"),
+        ("diag", {"data": (torch.full((3, 5), torch.nan), torch.zeros(3).long())}, "inputs hold NaN"),
         ("diag", {"data": table()[0], "rule": rules.SignalToNoise(max_drop=0.1)}, "no targets"),
         ("diag", {"finetune": table(), "teacher": fit("point"), "temperature": "2"}, "temperature must be a positive"),
     ],
