@@ -107,7 +107,10 @@ def run_within(args: argparse.Namespace) -> None:
 
 
 def run_long(args: argparse.Namespace) -> None:
-    """From the posteriors of the row lenet5 at 132 x on to 285 x, taught by three networks that saw shifted images."""
+    """From the posteriors of the row lenet5 at 132 x on to 285 x, taught by three networks that saw shifted images.
+
+    Beside it magnitude pruning alone, with the same teachers for all of the epochs.
+    """
     data = images(args.data)
     name = f"lenet5-{args.data}"
     networks = [partial(_teacher, data, seed) for seed in range(3)]
@@ -117,6 +120,9 @@ def run_long(args: argparse.Namespace) -> None:
     taught = lesson.answers(ClassPrediction.from_logits(torch.stack(answers).logsumexp(0)))
     for seed in range(args.seeds):
         cell(f"{name}-long", seed, partial(_long, data, name, seed, args.epochs, lesson, taught))
+    for seed in range(args.seeds):
+        work = partial(_gradual, "lenet5", data, seed, 1 - 1 / 285, 30 + args.epochs, lesson, taught)
+        cell(f"{name}-long-gradual", seed, work)
 
 
 def _teacher(data: Any, seed: int, model: nn.Module, checkpoint: str) -> Posterior:
@@ -157,17 +163,25 @@ def _pruned(
     return numbers(compress(posterior, rule, data=data.validation, **how), data)
 
 
-def _gradual(kind: str, data: Any, seed: int, gone: float, epochs: int) -> dict[str, Any]:
-    training = Training(epochs=epochs, lr=2e-3, batch_size=200, schedule="linear")
+def _gradual(
+    kind: str, data: Any, seed: int, gone: float, epochs: int, lesson: Any = None, taught: torch.Tensor | None = None
+) -> dict[str, Any]:
+    """Gradual magnitude pruning of a new network, by its labels or by what teachers answer."""
+    training = Training(epochs=epochs, lr=2e-3, batch_size=200, schedule="linear" if lesson is None else "hold")
     how: dict[str, Any] = {"training": training, "generator": torch.Generator().manual_seed(seed), "progress": False}
-    posterior = GradualMagnitude(gone).fit(network(kind, seed), data.train, **how)
+    if taught is None:
+        posterior = GradualMagnitude(gone).fit(network(kind, seed), data.train, **how)
+    else:
+        labels = (data.train[0], taught)
+        fit = GradualMagnitude(gone, end=0.6).fit(network(kind, seed), labels, likelihood=lesson, **how)
+        posterior = MAP(train=False).fit(fit.model, data.validation, progress=False)
     return numbers(compress(posterior, rules.Magnitude(gone), data=data.validation), data)
 
 
 def run_random_labels(args: argparse.Namespace) -> None:
     """Labels drawn at random: does a method find out that there is nothing to learn?"""
-    data = dubito.data.load("mnist", validation=0.0, limit=3_000)
-    x = data.train[0]
+    data = dubito.data.load(args.data, validation=0.0, limit=3_000)
+    x, row = data.train[0], "random-labels" + ("" if args.data == "mnist" else f"-{args.data}-{args.name}")
     for seed in range(args.seeds):
         y = torch.randint(10, (len(x),), generator=torch.Generator().manual_seed(seed))
         recipe = Variational(prior=priors.LogUniform(), initial_scale=0.0067, kl_warmup=0.1)
@@ -184,7 +198,7 @@ def run_random_labels(args: argparse.Namespace) -> None:
                     found["gone"] = 100 * compress(posterior, rules.LogAlpha(3), allow_empty=True).plan.sparsity
                 return found
 
-            cell(f"random-labels-{method}", seed, memorize)
+            cell(f"{row}-{method}", seed, memorize)
 
 
 def _with_dropout(layer: nn.Module) -> list[nn.Module]:

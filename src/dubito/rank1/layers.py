@@ -13,6 +13,8 @@ from torch import Tensor, nn
 
 from dubito.errors import UnsupportedError
 from dubito.layers import LayerRule, Side
+from dubito.layers.linear import LinearRule
+from dubito.rank1.fused import BlockDense
 from dubito.rank1.sites import Pieces
 
 Perturbation = Literal["multiplicative", "additive"]
@@ -74,9 +76,18 @@ class FactoredLayer(Factored):
         pieces = self.current()
         ((s, r),) = pieces.factors
         self.check_rows(len(x))
+        if pieces.once and self._is_dense(x) and s is not None and r is not None and pieces.biases:
+            (bias,) = pieces.biases
+            if len(s) == len(r) == len(bias) < len(x):
+                return BlockDense.apply(x, self._parameters["weight"], s, r, bias)
         x = self._on_channels(x, "input", s, None)
         y = self.rule.apply(self, x, self._parameters["weight"], None)  # type: ignore[arg-type]
         return self._on_channels(y, "output", r, pieces.biases[0] if pieces.biases else None)
+
+    def _is_dense(self, x: Tensor) -> bool:
+        """Whether this is a dense layer on rows, which a single node of the graph does for."""
+        plain = type(self.rule) is LinearRule and self.perturbation == "multiplicative"
+        return plain and x.ndim == 2 and x.is_contiguous() and not torch.is_autocast_enabled(x.device.type)
 
     def _on_channels(self, value: Tensor, side: Side, factor: Tensor | None, bias: Tensor | None) -> Tensor:
         """Perturb the channels of one side; examples of a block that share a vector meet it by broadcasting."""

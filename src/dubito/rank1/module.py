@@ -87,25 +87,28 @@ class Rank1Module(nn.Module):
             raise InputError("Give a rank-1 module all its inputs by position, or all of them by name.")
         return self.all_components(kwargs if kwargs else args)
 
-    def all_components(self, inputs: Any) -> Tensor:
-        """Return the outputs ``[K, B, ...]`` for one batch, each example with factors of its own."""
+    def all_components(self, inputs: Any, *, once: bool = False) -> Tensor:
+        """Return the outputs ``[K, B, ...]`` for one batch, each example with factors of its own; see `run`."""
         count, rows = self.plan.components, batches.num_rows(inputs)
         repeated = batches.map_leaves(lambda leaf: leaf.repeat(count, *[1] * (leaf.ndim - 1)), inputs)
-        return self.run(repeated, [(k, rows) for k in range(count)]).unflatten(0, (count, rows))
+        return self.run(repeated, [(k, rows) for k in range(count)], once=once).unflatten(0, (count, rows))
 
-    def run(self, inputs: Any, blocks: Blocks) -> Tensor:
-        """Return the outputs ``[N, ...]`` of rows that belong to the components that `blocks` says."""
+    def run(self, inputs: Any, blocks: Blocks, *, once: bool = False) -> Tensor:
+        """Return the outputs ``[N, ...]`` of rows that belong to the components that `blocks` says.
+
+        `once` promises that they are differentiated at most once, which then takes less time.
+        """
         blocks = [(k, rows) for k, rows in blocks if rows]
         index = torch.tensor([k for k, _ in blocks], device=self.loc.device)
         biases = _by_row(self.biases().index_select(0, index), blocks)
-        return self.run_with(inputs, blocks, self._draw(index, blocks), biases)
+        return self.run_with(inputs, blocks, self._draw(index, blocks), biases, once=once)
 
-    def run_with(self, inputs: Any, blocks: Blocks, factors: Tensor, biases: Tensor) -> Tensor:
+    def run_with(self, inputs: Any, blocks: Blocks, factors: Tensor, biases: Tensor, *, once: bool = False) -> Tensor:
         """Return the outputs at given factors and biases; see `Pieces` for their shapes."""
         examples = None if factors.ndim == 1 else sum(rows for _, rows in blocks)
         for norm in self.norms.values():
             norm.blocks = blocks
-        for place, (_, pieces) in zip(self.places, self.layout.cut(factors, biases), strict=True):
+        for place, (_, pieces) in zip(self.places, self.layout.cut(factors, biases, once=once), strict=True):
             vars(place).update(pieces=pieces, examples=examples)
         try:
             with calling_every_layer(not self.training):
@@ -135,7 +138,7 @@ class Rank1Module(nn.Module):
         if not _even(blocks):
             return families.draw(family, _by_row(loc, blocks), scale if len(scale) == 1 else _by_row(scale, blocks))
         # Normals are dear: blocks share them up to random signs, which leaves draws of different blocks uncorrelated.
-        signs = torch.empty_like(loc).bernoulli_(0.5).mul_(2).sub_(1)
+        signs = torch.empty_like(loc).random_(2).mul_(2).sub_(1)
         shape = (blocks[0][1], loc.shape[1])
         return families.draw(family, loc.unsqueeze(1), (scale * signs).unsqueeze(1), shape=shape).flatten(0, 1)
 

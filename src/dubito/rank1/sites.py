@@ -57,11 +57,12 @@ class Pieces:
     """What one site gets of the long vectors: a pair of input and output factors for each map, and its biases.
 
     A tensor is ``[C]``, shared by all examples; ``[N, C]`` with a row for each; or ``[M, C]`` with a row for each of M
-    blocks of equally many examples.
+    blocks of equally many examples. `once` says that the pass is differentiated at most once, as by a training step.
     """
 
     factors: tuple[tuple[Tensor | None, Tensor | None], ...]
     biases: tuple[Tensor, ...]
+    once: bool = False
 
 
 @dataclass(frozen=True)
@@ -85,7 +86,7 @@ class Layout:
         """The parameters in the vector of biases."""
         return [name for site in self.sites for name, _ in site.biases]
 
-    def cut(self, factors: Tensor, biases: Tensor) -> Iterator[tuple[Site, Pieces]]:
+    def cut(self, factors: Tensor, biases: Tensor, *, once: bool = False) -> Iterator[tuple[Site, Pieces]]:
         """Cut vectors ``[..., D]`` of factors and ``[..., E]`` of biases into what each site gets."""
         of_factors = iter(factors.split(self.factor_sizes, dim=-1))
         of_biases = iter(biases.split(self.bias_sizes, dim=-1) if self.bias_sizes else ())
@@ -94,7 +95,7 @@ class Layout:
                 (next(of_factors) if map_.inputs else None, next(of_factors) if map_.outputs else None)
                 for map_ in site.maps
             )
-            yield site, Pieces(pairs, tuple(next(of_biases) for _ in site.biases))
+            yield site, Pieces(pairs, tuple(next(of_biases) for _ in site.biases), once)
 
     def biases_of(self, model: nn.Module) -> Tensor:
         """The model's own biases as one vector ``[E]``."""

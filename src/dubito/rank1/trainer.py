@@ -114,10 +114,11 @@ class Trainer:
         plan, likelihood = self.plan, self.problem.likelihood
         if plan.batch == "split":
             first = int(torch.randint(plan.components, ()))
-            outputs = self.module.run(batch.inputs, split_blocks(batch.num_rows, plan.components, first))
+            blocks = split_blocks(batch.num_rows, plan.components, first)
+            outputs = self.module.run(batch.inputs, blocks, once=True)
             explained = likelihood.log_prob(outputs, batch.targets, hyper)
         else:
-            every = self.module.all_components(batch.inputs).flatten(0, 1)
+            every = self.module.all_components(batch.inputs, once=True).flatten(0, 1)
             targets = batch.targets.repeat(plan.components, *[1] * (batch.targets.ndim - 1))
             log_prob = likelihood.log_prob(every, targets, hyper).view(plan.components, -1)
             explained = expected_log_prob(log_prob, plan.bound)
