@@ -153,7 +153,9 @@ def run(task_name: str, seeds: int, names: list[str]) -> None:
     data = channels_last(data) if task.data == "cifar10" else data
     ood = {name: outside(name, data, task.limit_test) for name in task.ood}
     for seed in range(seeds):
-        for name in [name for name in names if not cell(task_name, name, seed).is_file()]:
+        for name in names:
+            if cell(task_name, name, seed).is_file():  # looked at here, because another process may fill in cells, too
+                continue
             found = one_cell(task_name, name, seed, data, ood)
             cell(task_name, name, seed).write_text(json.dumps(found))
             print(f"{task_name} seed {seed} {name}: {found}", flush=True)
