@@ -10,12 +10,14 @@
     python benchmarks/compression.py structured          # units of LeNet-5, latency on the exported model
     python benchmarks/compression.py bits                # the same with single weights removed and in few bits
     python benchmarks/compression.py random-labels
+    python benchmarks/compression.py random-labels --epochs 200 --name long
     python benchmarks/compression.py widths              # a VGG-like network on CIFAR-10 at four widths
     python benchmarks/compression.py cifar-random-labels
     python benchmarks/compression.py oneshot             # Laplace pruning of a trained network against magnitude
     python benchmarks/compression.py after               # uncertainty of the small network
     python benchmarks/compression.py break-even          # sparse rows against dense layers on this machine
     python benchmarks/compression.py strip               # the picture of weights through training
+    python benchmarks/compression.py curves              # the picture of the row oneshot
     python benchmarks/compression.py table               # all rows so far, as Markdown
 
 Every row and seed is one JSON file under benchmarks/results/compression; a run that is stopped goes on where it was.
@@ -35,6 +37,7 @@ from pathlib import Path
 from typing import Any
 
 import compression_cifar
+import compression_pictures
 import compression_units
 import torch
 from compression_cells import (
@@ -64,7 +67,6 @@ TARGETS = {
     "lenet5-mnist-quick": ((150, 0), (150, 3), (285, 10)),
     "lenet300-mnist-full": ((61, 0), (68, 0)),
 }
-PICTURE = Path(__file__).parents[1] / "docs" / "img" / "sparse-variational-dropout.png"
 
 
 def numbers(made: dubito.compression.Compression, data: dubito.data.DataSet) -> dict[str, Any]:
@@ -181,7 +183,8 @@ def _gradual(
 def run_random_labels(args: argparse.Namespace) -> None:
     """Labels drawn at random: does a method find out that there is nothing to learn?"""
     data = dubito.data.load(args.data, validation=0.0, limit=3_000)
-    x, row = data.train[0], "random-labels" + ("" if args.data == "mnist" else f"-{args.data}-{args.name}")
+    x, first = data.train[0], (args.data, args.name) == ("mnist", "quick")
+    row = "random-labels" if first else f"random-labels-{args.data}-{args.name}"
     for seed in range(args.seeds):
         y = torch.randint(10, (len(x),), generator=torch.Generator().manual_seed(seed))
         recipe = Variational(prior=priors.LogUniform(), initial_scale=0.0067, kl_warmup=0.1)
@@ -296,7 +299,7 @@ def run_strip(args: argparse.Namespace) -> None:
         path = str(Path(folder) / "checkpoint")
         model, watch = network("lenet300", 0), lambda epoch, module: shots.update({epoch: _shot(module)})
         train_sparse(model, data.train, 0, args.epochs, path, watch=watch)
-    _draw_strip([(epoch, shots[epoch]) for epoch in (1, 2, 4, 6, 9, 12)])
+    compression_pictures.draw_strip([(epoch, shots[epoch]) for epoch in (1, 2, 4, 6, 9, 12)])
 
 
 def _shot(module: Any) -> tuple[torch.Tensor, torch.Tensor]:
@@ -309,22 +312,13 @@ def _shot(module: Any) -> tuple[torch.Tensor, torch.Tensor]:
     return first[:3].reshape(3 * 28, 28), second[:, :100]
 
 
-def _draw_strip(shots: list[tuple[int, tuple[torch.Tensor, torch.Tensor]]]) -> None:
-    from matplotlib.figure import Figure
-
-    figure = Figure(figsize=(1.7 * len(shots), 6.2), layout="constrained")
-    axes = figure.subplots(2, len(shots), height_ratios=(3, 1))
-    for column, (epoch, (filters, patch)) in enumerate(shots):
-        axes[0, column].imshow(filters, cmap="RdBu", vmin=-0.15, vmax=0.15)
-        axes[1, column].imshow(patch, cmap="RdBu", vmin=-0.15, vmax=0.15)
-        axes[0, column].set_title(f"epoch {epoch}", fontsize=9)
-        axes[1, column].set_title(f"{100 * float((patch != 0).double().mean()):.0f} % left", fontsize=9)
-    for axis in axes.flat:
-        axis.set_xticks([])
-        axis.set_yticks([])
-    PICTURE.parent.mkdir(parents=True, exist_ok=True)
-    figure.savefig(PICTURE, dpi=110)
-    print(f"wrote {PICTURE.name}")
+def run_curves(args: argparse.Namespace) -> None:
+    """The picture of the row `oneshot`, of every data set for which it has run."""
+    cells = {name: sorted(RESULTS.glob(f"oneshot-{name}-[0-9].json")) for name in ("mnist", "fashion-mnist")}
+    found = {name: [json.loads(path.read_text()) for path in paths] for name, paths in cells.items() if paths}
+    if not found:
+        raise SystemExit("run the row `oneshot` first")
+    compression_pictures.draw_curves(found)
 
 
 def table(args: argparse.Namespace) -> None:
@@ -362,6 +356,7 @@ ROWS: dict[str, tuple[Callable[[argparse.Namespace], None], int]] = {
     "after": (run_after, 12),
     "break-even": (run_break_even, 0),
     "strip": (run_strip, 12),
+    "curves": (run_curves, 0),
     "table": (table, 0),
 }
 
