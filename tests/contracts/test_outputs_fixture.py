@@ -1,0 +1,44 @@
+"""The numbers of the fixture still come out, and its files still load. `outputs_fixture.py` makes the fixture."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import torch
+from outputs_fixture import FILES, FOLDER, outputs, probe
+from safetensors import safe_open
+from test_posterior_contract import RECIPES, TASKS, network, problem, quantities
+
+import dubito
+
+
+@pytest.fixture(autouse=True)
+def one_thread() -> Iterator[None]:
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
+
+
+@pytest.mark.parametrize("task", TASKS)
+@pytest.mark.parametrize("index", range(len(RECIPES)), ids=lambda index: repr(RECIPES[index]))
+def test_the_same_seed_gives_the_same_numbers_as_before(index: int, task: str) -> None:
+    with safe_open(FOLDER / "outputs.safetensors", "pt") as stored:
+        if stored.metadata()["probe"] != probe():
+            pytest.skip("this machine's arithmetic differs from that of the machine that made the fixture")
+        for name, value in outputs(index, task).items():
+            assert torch.equal(value, stored.get_tensor(name)), name
+
+
+@pytest.mark.parametrize("file", sorted(FILES.glob("*.safetensors")), ids=lambda file: file.stem)
+def test_files_of_the_first_version_load(file: Path) -> None:
+    task = file.stem.rpartition("-")[2]
+    posterior = dubito.load(file, network(task, torch.float32))
+    prediction = posterior.predict(problem(task, torch.float32)[0])
+    assert all(bool(value.isfinite().all()) for value in quantities(prediction).values())
+
+
+def test_there_is_a_file_of_every_family() -> None:
+    assert len(list(FILES.glob("*-classification.safetensors"))) >= 10
