@@ -52,15 +52,15 @@ from compression_cells import (
     sparse_network,
     train_sparse,
 )
+from dubito.compression import GradualMagnitude, compress
 from torch import nn
 
 import dubito
 from dubito import MAP, Laplace, Training, Variational, priors, rules
-from dubito.compression import GradualMagnitude, compress
-from dubito.compression.csr import break_even
-from dubito.posterior import Posterior
-from dubito.prediction import ClassPrediction
-from dubito.transfer.lessons import SoftLabels
+from dubito.beliefs.prediction import ClassPrediction
+from dubito.fitting.posterior import Posterior
+from dubito.uses.compression.csr import break_even
+from dubito.uses.transfer.distillation_losses import SoftLabels
 
 # Posteriors that are also cut at a target (how many times fewer weights), and epochs for the weights that are left.
 TARGETS = {

@@ -9,16 +9,16 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import dubito.io
 import torch
 from common import channels_last
 from torch import nn
 from torch.utils.data import DataLoader
 
 import dubito
-import dubito.io
 from dubito import Training, Variational, priors
 from dubito.data import DataSet, Pair
-from dubito.posterior import Posterior
+from dubito.fitting.posterior import Posterior
 
 RESULTS = Path(__file__).parent / "results" / "compression"
 NETWORKS: dict[str, Callable[[], nn.Module]] = {
@@ -124,13 +124,13 @@ def train_sparse(
 
 def _keep(path: str, module: nn.Module, optimizer: torch.optim.Optimizer, epoch: int) -> None:
     moments = {str(i): dict(s) for i, s in optimizer.state_dict()["state"].items()}
-    dubito.io.save(path, "loop", {"epoch": epoch, "module": dict(module.state_dict()), "moments": moments})
+    dubito.core.io.save(path, "loop", {"epoch": epoch, "module": dict(module.state_dict()), "moments": moments})
 
 
 def _resume(path: str, module: nn.Module, optimizer: torch.optim.Optimizer) -> int:
     if not Path(path).is_file():
         return 0
-    tree = dubito.io.load(path, "loop")
+    tree = dubito.core.io.load(path, "loop")
     module.load_state_dict(tree["module"])
     state = optimizer.state_dict()
     optimizer.load_state_dict({**state, "state": {int(i): s for i, s in tree["moments"].items()}})

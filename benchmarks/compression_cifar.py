@@ -15,13 +15,13 @@ from typing import Any
 
 import torch
 from compression_cells import RESULTS, accuracy, cell, error, fitted, train_sparse
+from dubito.compression import Compression, GradualMagnitude, compress, load
 from torch import nn
 
 import dubito
 from dubito import MAP, Training, rules
-from dubito.compression import Compression, GradualMagnitude, compress, load
 from dubito.data import DataSet, Pair
-from dubito.posterior import Posterior
+from dubito.fitting.posterior import Posterior
 
 WIDTHS = (4, 8, 12, 16)  # channels of the first convolution
 BATCH_SIZE = 100

@@ -9,13 +9,13 @@ from typing import Any
 
 import torch
 from compression_cells import RESULTS, accuracy, cell, error, fitted, images, network
+from dubito.compression import compress
 from torch import nn
 
 import dubito
 from dubito import MAP, Laplace, Training, rules
-from dubito.compression import compress
-from dubito.compression.csr import seconds
-from dubito.posterior import Posterior
+from dubito.fitting.posterior import Posterior
+from dubito.uses.compression.csr import seconds
 
 
 def run_structured(args: argparse.Namespace) -> None:
@@ -61,7 +61,7 @@ def run_bits(args: argparse.Namespace) -> None:
             few = (data.train[0][:10_000], data.train[1][:10_000])
             found: dict[str, Any] = {}
             with tempfile.TemporaryDirectory() as folder:
-                whole = dubito.compression.storage.save(Path(folder) / "dense", dense, "dense", {})
+                whole = dubito.uses.compression.storage.save(Path(folder) / "dense", dense, "dense", {})
                 for gone in (0.7, 0.85, 0.92):  # of the small network; each round goes on from the one before
                     posterior = Laplace(structure="kron", prior_precision=10.0).fit(small, few, progress=False)
                     made = compress(
@@ -94,7 +94,7 @@ def structured_numbers(dense: nn.Module, small: nn.Module, data: Any) -> dict[st
         timings: dict[str, dict[int, float]] = {}
         for name, model in {"dense": dense, "small": small}.items():
             path = Path(folder) / f"{name}.onnx"
-            found[f"onnx_bytes_{name}"] = dubito.compression.export.export(model, path, example).num_bytes
+            found[f"onnx_bytes_{name}"] = dubito.uses.compression.export.export(model, path, example).num_bytes
             session = _session(path)
             timings[name] = _onnx_milliseconds(session, example)
             found["error" if name == "small" else "error_dense"] = _onnx_error(session, data.test)
@@ -103,7 +103,7 @@ def structured_numbers(dense: nn.Module, small: nn.Module, data: Any) -> dict[st
         found[f"speedup_onnx_{size}"] = timings["dense"][size] / timings["small"][size]
         slow, fast = (_torch_milliseconds(model, example[:size]) for model in (dense, small))
         found[f"speedup_torch_{size}"] = slow / fast
-    found["macs"] = [dubito.compression.report.num_macs(model, example) for model in (dense, small)]
+    found["macs"] = [dubito.uses.compression.report.num_macs(model, example) for model in (dense, small)]
     return found
 
 

@@ -26,7 +26,7 @@ from torch import Tensor
 
 import dubito
 from dubito import Ensemble, Training, models
-from dubito.transfer.lessons import CONCENTRATION_WEIGHT
+from dubito.uses.transfer.distillation_losses import CONCENTRATION_WEIGHT
 
 FOLDER, TASK = "distill", "fashion-mnist"
 TRAINING = Training(epochs=15, lr=1e-3, batch_size=128)

@@ -25,7 +25,7 @@ from torch import Tensor, nn
 
 from dubito import HMC, MAP, SGMCMC, SVGD, Laplace, Training, Variational, priors, select
 from dubito.data import toys
-from dubito.recipe import Recipe
+from dubito.fitting.recipe import Recipe
 
 RESULTS = Path(__file__).parent / "results" / "gold_standard"
 POINT_TRAINING = Training(epochs=1000, lr=1e-2, batch_size=100)

@@ -9,7 +9,7 @@ import torch
 from torch.nn import functional as F
 
 from dubito import MAP, data, models
-from dubito.variational import convert
+from dubito.methods.variational import convert
 
 DRAWS, SCALE = 300, 0.1
 

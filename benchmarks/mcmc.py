@@ -20,8 +20,8 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from dubito import SGMCMC, Training, likelihoods, select
-from dubito.batches import Source
-from dubito.inference import Problem
+from dubito.core.batches import Source
+from dubito.fitting.inference import Problem
 
 BATCH, ROWS = 128, 1280
 

@@ -97,7 +97,7 @@ def table(folder: str, task_name: str, methods: dict[str, Any], seeds: int) -> s
     lines: list[str] = []
     for method in methods:
         paths = [cell(folder, task_name, method, seed) for seed in range(seeds)]
-        found = [dubito.reporting.Evaluation.from_json(json.loads(p.read_text())) for p in paths if p.is_file()]
+        found = [dubito.uses.reporting.Evaluation.from_json(json.loads(p.read_text())) for p in paths if p.is_file()]
         if not found:
             continue
         rows = [_columns(result) for result in found]

@@ -22,12 +22,12 @@ from typing import Any, NamedTuple
 
 import torch
 from common import channels_last, cpu_seconds
+from dubito.ensembles import SWAG, Ensemble, MCDropout, Snapshot
 from quality import RESULTS, Task, mean_text, outside
 from torch import nn
 
 import dubito
 from dubito import MAP, BatchEnsemble, Posterior, Rank1, Training, models, priors
-from dubito.ensembles import SWAG, Ensemble, MCDropout, Snapshot
 
 KINDS = ("noise", "blur", "rotation")
 TRAINING = Training(epochs=15, lr=2e-3, batch_size=64, weight_decay=1e-4)

@@ -20,8 +20,8 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from dubito import BatchEnsemble, Rank1, Training, likelihoods, models, priors
-from dubito.batches import Batch, Source
-from dubito.inference import Problem
+from dubito.core.batches import Batch, Source
+from dubito.fitting.inference import Problem
 
 NETWORKS: dict[str, tuple[Callable[[], nn.Module], tuple[int, ...]]] = {
     "mlp": (models.lenet_300_100, (784,)),

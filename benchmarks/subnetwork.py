@@ -27,13 +27,13 @@ from typing import Any
 
 import torch
 from common import cpu_seconds, ratios, summary, train_epoch
+from laplace import setting
 from resnet_memory import images
 from torch import Tensor, nn
 
 from dubito import Laplace, models, select
 from dubito.curvature.structures import add_gram
-from dubito.selection import Selection
-from laplace import setting
+from dubito.networks.selection import Selection
 
 PRIOR = 35.0
 LIMITS = {

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from dubito import MAP, Laplace, Training, likelihoods, models, select
 from dubito.data.toys import gap_sine
-from dubito.posterior import Posterior
+from dubito.fitting.posterior import Posterior
 
 PATH = Path(__file__).parents[1] / "docs" / "img" / "subnetwork.png"
 NOISE = 0.1

@@ -22,10 +22,10 @@ from torch import Tensor, nn
 
 import dubito
 from dubito import MAP, SWAG, Ensemble, Laplace, Training, metrics, models, select
+from dubito.beliefs.prediction import ClassPrediction
 from dubito.data import DataSet
-from dubito.prediction import ClassPrediction
-from dubito.recipe import Recipe
-from dubito.selection import SelectionRule
+from dubito.fitting.recipe import Recipe
+from dubito.select.rule import SelectionRule
 
 Predictor = Callable[[Tensor], dict[str, ClassPrediction]]
 

@@ -16,11 +16,11 @@ from torch import Tensor, nn
 
 import dubito
 from dubito import MAP, Laplace, Training, likelihoods, models, select
-from dubito.batches import Source
+from dubito.core.batches import Source
 from dubito.data import DataSet, Pair
-from dubito.laplace import LaplacePosterior
-from dubito.laplace.tuning import tune
-from dubito.posterior import Posterior
+from dubito.fitting.posterior import Posterior
+from dubito.methods.laplace import LaplacePosterior
+from dubito.methods.laplace.tuning import tune
 
 FOLDER = RESULTS / "subnetwork-uci"
 SETS = ("boston", "concrete", "energy", "wine", "yacht")

@@ -13,21 +13,21 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
+from dubito.likelihoods import Categorical
 from torch import Tensor, nn
 
 from dubito import Laplace
-from dubito.batches import Source
-from dubito.curvature import Engine, seeds
+from dubito.beliefs.prediction import ClassPrediction
+from dubito.core.batches import Source
+from dubito.curvature import Engine, links
+from dubito.curvature import output_columns as seeds
 from dubito.curvature.factors import Factor
+from dubito.curvature.functional import FunctionalTerms
 from dubito.curvature.structures import make_accumulator
-from dubito.laplace.evidence import DataFit
-from dubito.laplace.posterior import LaplacePosterior
-from dubito.laplace.tuning import tune
-from dubito.likelihoods import Categorical
-from dubito.prediction import ClassPrediction
-from dubito.predictive import links
-from dubito.predictive.functional import FunctionalTerms
-from dubito.selection import Selection
+from dubito.methods.laplace.evidence import DataFit
+from dubito.methods.laplace.posterior import LaplacePosterior
+from dubito.methods.laplace.tuning import tune
+from dubito.networks.selection import Selection
 
 # Columns that go through one vector-Jacobian product: the networks here have ten outputs.
 MOST_COLUMNS = 32

@@ -21,9 +21,10 @@ from common import ratios, summary
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from dubito import Training, Variational, likelihoods, models, params
-from dubito.batches import Source
-from dubito.inference import Problem
+from dubito import Training, Variational, likelihoods, models
+from dubito.core import params
+from dubito.core.batches import Source
+from dubito.fitting.inference import Problem
 
 NUM_DATA, BATCH, SAMPLES = 60_000, 128, 32
 STEPS = 10  # of one measurement

@@ -17,15 +17,15 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import dubito.reporting  # the tables read evaluations
 import torch
 from calibration import TASKS
 from quality import RESULTS, run, table
 from torch import nn
 
 import dubito
-import dubito.reporting  # the tables read evaluations
 from dubito import MAP, Laplace, Posterior, Training, Variational, models, priors, select
-from dubito.recipe import Recipe
+from dubito.fitting.recipe import Recipe
 
 
 @dataclass(frozen=True)

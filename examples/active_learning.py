@@ -48,7 +48,7 @@ def fit(images: Tensor, labels: Tensor, generator: torch.Generator) -> dubito.Po
 
 
 def draw(curves: dict[str, list[list[float]]], path: str) -> None:
-    from dubito.reporting import plots
+    from dubito.uses.reporting import plots
 
     sizes = [START + STEP * i for i in range(len(next(iter(curves.values()))[0]))]
     runs = {name: [dict(zip(sizes, run, strict=True)) for run in runs] for name, runs in curves.items()}

@@ -19,12 +19,12 @@ import statistics
 from collections.abc import Iterator, Sequence
 
 import torch
+from dubito.decisions import Detector
 from torch import Tensor, nn
 from torch.nn import functional
 
 from dubito import MAP, Ensemble, Laplace, Posterior, Training, data, metrics, models
-from dubito.decisions import Detector
-from dubito.decisions.scores import Score, score_prediction
+from dubito.uses.decisions.scores import Score, score_prediction
 
 ACTIVATIONS, PRECISIONS, RADII = ("relu", "tanh"), (0.1, 1.0, 10.0), (0.1, 0.2, 0.4, 0.8)
 NETWORK, ENSEMBLE = "network, entropy", "ensemble, doubt"

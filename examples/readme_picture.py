@@ -12,7 +12,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from dubito import MAP, Laplace, Training, data, models
-from dubito.reporting import plots
+from dubito.uses.reporting import plots
 
 
 def draw_gap(axes: Axes) -> None:

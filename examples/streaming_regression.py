@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from dubito import MAP, Laplace, Training, likelihoods, models
-from dubito.posterior import Posterior
+from dubito.fitting.posterior import Posterior
 
 NOISE = 0.1
 TRAINING = Training(epochs=200, lr=5e-3, batch_size=20)
@@ -96,7 +96,7 @@ def network(picture: str | None) -> None:
 def draw(posteriors: dict[str, Posterior], seen: tuple[Tensor, Tensor], path: str) -> None:
     from matplotlib.figure import Figure
 
-    from dubito.reporting import plots
+    from dubito.uses.reporting import plots
 
     with plots.style():
         figure = Figure(figsize=(5, 3), layout="constrained", facecolor="white")

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from dubito import data, priors, rules, select
-from dubito.variational import convert
+from dubito.methods.variational import convert
 
 EPOCHS = 100
 WIDTH = 300

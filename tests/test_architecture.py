@@ -1,4 +1,4 @@
-"""The shape of the code: who may import whom, who may name what, and how long a file may be."""
+"""The shape of the code: which room may use which, who may name what, and how long a file may be."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ import re
 import subprocess
 import sys
 from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -17,18 +18,29 @@ import dubito
 
 ROOT = Path(dubito.__file__).parent
 FILES = sorted(ROOT.rglob("*.py"))
+INSIDE = [file for file in FILES if file.parent != ROOT]
 PAGE = Path(__file__).parents[1] / "docs" / "architecture.md"
-ORDER = re.findall(r"^\d+\. `(\w+)`:", PAGE.read_text(), flags=re.MULTILINE)
+ROOMS = re.findall(r"^\d+\. `(\w+)`:", PAGE.read_text(), flags=re.MULTILINE)
 
-# Imports inside of functions that point down the list; each needs a reason, which the page gives.
-DOWNWARD = {("recipe", "fitting"), ("point", "laplace"), ("selection", "select")}
+# Arrows against the order of the rooms; each needs a reason, which the page gives.
+AGAINST_THE_ORDER = {("select", "methods")}
+# Files of one method that may use another method's folder; the page gives the reason.
+BETWEEN_METHODS = {("map", "laplace"), ("rank1", "variational")}
 
 HEAVY = {"sklearn", "pandas", "matplotlib", "scipy", "PIL", "jinja2", "pyarrow", "torchvision", "tqdm", "typer", "rich"}
 
 
-def module_of(file: Path) -> str:
-    """Return the name under which the list has a file: that of its folder, or its own."""
-    return file.relative_to(ROOT).parts[0].removesuffix(".py")
+def relative(file: Path) -> str:
+    return str(file.relative_to(ROOT))
+
+
+def room_of(file: Path) -> str:
+    return file.relative_to(ROOT).parts[0]
+
+
+@cache
+def tree_of(file: Path) -> ast.Module:
+    return ast.parse(file.read_text())
 
 
 def imports(tree: ast.AST, lazy: bool = False, typing: bool = False) -> Iterator[tuple[str, bool, bool]]:
@@ -43,67 +55,119 @@ def imports(tree: ast.AST, lazy: bool = False, typing: bool = False) -> Iterator
         yield from imports(node, inside, checking)
 
 
-def internal_imports(file: Path) -> Iterator[tuple[str, bool, bool]]:
-    for name, lazy, typing in imports(ast.parse(file.read_text())):
-        parts = name.split(".")
-        if parts[0] == "dubito" and len(parts) > 1 and (parts[1] in ORDER or (ROOT / parts[1]).exists()):
-            yield parts[1], lazy, typing
+def looked_up(tree: ast.AST) -> Iterator[str]:
+    """Yield the modules of classes that are found by their name: ``find("Laplace")``, ``dubito.Laplace``."""
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Call) and ast.unparse(node.func).split(".")[-1] in ("find", "parse", "import_module"):
+            text = node.args[0].value if node.args and isinstance(node.args[0], ast.Constant) else None
+            value = dubito.__dict__.get("_PUBLIC", {}).get(str(text).split("(")[0])
+            if value is not None:
+                yield value[0]
+        elif isinstance(node, ast.Attribute) and ast.unparse(node.value) == "dubito" and node.attr in dubito._PUBLIC:
+            yield dubito._PUBLIC[node.attr][0]
 
 
-def relative(file: Path) -> str:
-    return str(file.relative_to(ROOT))
+def used(file: Path) -> Iterator[str]:
+    """Yield the modules of ours that a file uses when it runs: imports, those inside of functions, and look-ups."""
+    for name, _, typing in imports(tree_of(file)):
+        if not typing and name.startswith("dubito."):
+            first = name.split(".")[1]
+            yield dubito._PUBLIC[first][0] if first in dubito._PUBLIC and first not in ROOMS else name
+    yield from looked_up(tree_of(file))
 
 
-def test_the_list_names_every_module_once() -> None:
-    modules = {module_of(file) for file in FILES} - {"__init__"}
-    assert sorted(ORDER) == sorted(modules)
+def arrows() -> dict[tuple[str, str], list[str]]:
+    """Return which room uses which, with the files that do."""
+    found: dict[tuple[str, str], list[str]] = {}
+    for file in INSIDE:
+        for name in used(file):
+            pair = (room_of(file), name.split(".")[1])
+            if pair[0] != pair[1] and pair[1] in ROOMS:
+                found.setdefault(pair, []).append(relative(file))
+    return found
 
 
-@pytest.mark.parametrize("file", [file for file in FILES if file != ROOT / "__init__.py"], ids=relative)
-def test_a_module_imports_only_from_modules_above_it(file: Path) -> None:
-    own = module_of(file)
-    for name, lazy, typing in internal_imports(file):
-        if typing or name == own:
-            continue
-        above = ORDER.index(name) < ORDER.index(own)
-        assert above or (lazy and (own, name) in DOWNWARD), f"{relative(file)} imports {name}, which is below it"
+def picture() -> str:
+    """Return the picture of the rooms: an arrow for every pair that is not implied by others."""
+    uses = {pair for pair in arrows() if pair not in AGAINST_THE_ORDER}
+
+    def reaches(start: str, goal: str, without: tuple[str, str]) -> bool:
+        following = [b for a, b in uses if a == start and (a, b) != without]
+        return goal in following or any(reaches(step, goal, without) for step in following)
+
+    direct = sorted(pair for pair in uses if not reaches(*pair, pair))
+    dotted = sorted(pair for pair in arrows() if pair in AGAINST_THE_ORDER)
+    lines = [f"    {a} --> {b}" for a, b in direct] + [f"    {a} -.-> {b}" for a, b in dotted]
+    return "\n".join(["```mermaid", "graph BT", *lines, "```"])
 
 
-def test_every_exception_is_used() -> None:
-    found = {(module_of(file), name) for file in FILES for name, lazy, _ in internal_imports(file) if lazy}
-    assert found >= DOWNWARD
+def test_ten_rooms_and_nothing_else_at_the_top() -> None:
+    names = {path.name for path in ROOT.iterdir() if path.name != "__pycache__"}
+    assert names - {"sklearn.py"} == {*ROOMS, "__init__.py", "py.typed"}
+    assert len(ROOMS) <= 10
+
+
+def test_every_room_says_what_it_is_for() -> None:
+    for room in ROOMS:
+        sentence = (ast.get_docstring(tree_of(ROOT / room / "__init__.py")) or "").splitlines()[0]
+        assert sentence.endswith("."), room
+        assert len(sentence) > 30, room
+
+
+def test_arrows_between_rooms_point_one_way() -> None:
+    for (own, other), files in arrows().items():
+        above = ROOMS.index(other) < ROOMS.index(own)
+        assert above or (own, other) in AGAINST_THE_ORDER, f"{own} must not use {other}, but {files} do"
+    assert set(arrows()) >= AGAINST_THE_ORDER
+
+
+def test_the_picture_is_what_the_imports_say() -> None:
+    assert picture() in PAGE.read_text(), f"put this into {PAGE.name}:\n{picture()}"
+
+
+def test_methods_use_map_and_no_other_method() -> None:
+    found = set()
+    for file in (file for file in INSIDE if room_of(file) == "methods"):
+        own = file.relative_to(ROOT).parts[1]
+        for name in used(file):
+            other = name.split(".")[2] if name.startswith("dubito.methods.") else own
+            if other not in (own, "map"):
+                found.add((own, other))
+    assert found == BETWEEN_METHODS
 
 
 def names_used(file: Path) -> Iterator[str]:
     """Yield all imports and all dotted names of a file's code; texts and comments do not count."""
-    tree = ast.parse(file.read_text())
+    tree = tree_of(file)
     yield from (name for name, _, _ in imports(tree))
     yield from (ast.unparse(node) for node in ast.walk(tree) if isinstance(node, ast.Attribute))
 
 
 def test_only_one_file_knows_of_other_processes() -> None:
     knowing = [relative(f) for f in FILES if any(name.startswith("torch.distributed") for name in names_used(f))]
-    assert knowing == ["distributed.py"]
+    assert knowing == ["core/distributed.py"]
 
 
-@pytest.mark.parametrize("file", FILES, ids=relative)
-def test_nothing_that_runs_foreign_code(file: Path) -> None:
+def test_nothing_that_runs_foreign_code() -> None:
     forbidden = ("pickle", "cPickle", "dill", "cloudpickle", "joblib", "torch.load", "torch.save", "marshal", "shelve")
-    for name in names_used(file):
-        assert not any(name == bad or name.startswith(f"{bad}.") for bad in forbidden), name
-    calls = [node.func for node in ast.walk(ast.parse(file.read_text())) if isinstance(node, ast.Call)]
-    assert not [call.id for call in calls if isinstance(call, ast.Name) and call.id in ("eval", "exec", "compile")]
+    for file in FILES:
+        for name in names_used(file):
+            assert not any(name == bad or name.startswith(f"{bad}.") for bad in forbidden), (relative(file), name)
+        calls = [node.func for node in ast.walk(tree_of(file)) if isinstance(node, ast.Call)]
+        called = {call.id for call in calls if isinstance(call, ast.Name)}
+        assert not called & {"eval", "exec", "compile"}, relative(file)
 
 
-@pytest.mark.parametrize("file", FILES, ids=relative)
-def test_no_file_is_too_long(file: Path) -> None:
-    assert len(file.read_text().splitlines()) <= 400
+def test_no_file_is_too_long() -> None:
+    lengths = {relative(file): len(file.read_text().splitlines()) for file in FILES}
+    assert not {name: length for name, length in lengths.items() if length > 400}
 
 
-@pytest.mark.parametrize("file", [file for file in FILES if module_of(file) != "cli"], ids=relative)
-def test_heavy_libraries_are_imported_only_where_they_are_used(file: Path) -> None:
-    found = imports(ast.parse(file.read_text()))
-    assert not {name.split(".")[0] for name, lazy, typing in found if not (lazy or typing)} & HEAVY
+def test_heavy_libraries_are_imported_only_where_they_are_used() -> None:
+    for file in (file for file in FILES if room_of(file) != "cli"):
+        found = imports(tree_of(file))
+        early = {name.split(".")[0] for name, lazy, typing in found if not (lazy or typing)}
+        assert not early & HEAVY, relative(file)
 
 
 def test_the_package_itself_imports_nothing_of_its_own() -> None:
@@ -121,13 +185,25 @@ def test_every_public_name_can_be_touched() -> None:
         _ = dubito.nothing
 
 
-def test_no_module_shares_its_name_with_a_public_function() -> None:
+def test_public_modules_can_be_imported_by_their_public_name() -> None:
+    for name, (room, attribute) in dubito._PUBLIC.items():
+        if attribute is None:
+            module = importlib.import_module(f"dubito.{name}")
+            assert module is importlib.import_module(room) is getattr(dubito, name)
+            assert module.__name__ == module.__spec__.name == room
+    inside = importlib.import_module("dubito.ensembles.swag")
+    assert inside is importlib.import_module("dubito.methods.ensembles.swag")
+    with pytest.raises(ModuleNotFoundError):
+        importlib.import_module("dubito.ensembles.nothing")
+
+
+def test_no_room_shares_its_name_with_a_public_function() -> None:
     functions = {name for name in dubito.__all__ if callable(getattr(dubito, name))}
-    assert not functions & set(ORDER)
+    assert not functions & set(ROOMS)
 
 
-@pytest.mark.parametrize("file", FILES, ids=relative)
-def test_the_examples_in_docstrings(file: Path) -> None:
-    parts = file.relative_to(ROOT.parent).with_suffix("").parts
-    module = importlib.import_module(".".join(parts).removesuffix(".__init__"))
-    assert doctest.testmod(module, raise_on_error=False).failed == 0
+def test_the_examples_in_docstrings() -> None:
+    for file in FILES:
+        parts = file.relative_to(ROOT.parent).with_suffix("").parts
+        module = importlib.import_module(".".join(parts).removesuffix(".__init__"))
+        assert doctest.testmod(module, raise_on_error=False).failed == 0, relative(file)

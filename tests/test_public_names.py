@@ -8,7 +8,8 @@ from typing import Any
 import pytest
 
 import dubito
-from dubito import likelihoods, objectives, posterior, priors, rules, select, variational
+from dubito import likelihoods, objectives, priors, rules, select, variational
+from dubito.fitting import posterior
 
 RECIPES = (
     "Laplace", "Variational", "Rank1", "BatchEnsemble", "Ensemble", "Snapshot", "SWAG", "MCDropout", "SGMCMC", "HMC",

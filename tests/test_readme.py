@@ -14,7 +14,7 @@ from typer.testing import CliRunner
 import dubito
 from dubito import models
 from dubito.cli.app import app
-from dubito.recipe import Recipe
+from dubito.fitting.recipe import Recipe
 
 ROOT = Path(__file__).parent.parent
 README, CONTRIBUTING = (ROOT / name for name in ("README.md", "CONTRIBUTING.md"))

@@ -11,91 +11,109 @@ what it does not need (pruning, shrinking, quantization).
 from __future__ import annotations
 
 import importlib
+import importlib.abc
+import importlib.machinery
+import sys
 from typing import TYPE_CHECKING, Any
 
 __version__ = "0.1.0"
 
 # The public surface: name -> (module, attribute); imported when first touched, so that `import dubito` is quick.
 _PUBLIC: dict[str, tuple[str, str | None]] = {
-    "BatchEnsemble": ("dubito.rank1", "BatchEnsemble"),
-    "Ensemble": ("dubito.ensembles", "Ensemble"),
-    "HMC": ("dubito.mcmc", "HMC"),
-    "Laplace": ("dubito.laplace", "Laplace"),
-    "MAP": ("dubito.point", "MAP"),
-    "MCDropout": ("dubito.ensembles", "MCDropout"),
-    "Rank1": ("dubito.rank1", "Rank1"),
-    "SGMCMC": ("dubito.mcmc", "SGMCMC"),
-    "SVGD": ("dubito.mcmc", "SVGD"),
-    "SWAG": ("dubito.ensembles", "SWAG"),
-    "Snapshot": ("dubito.ensembles", "Snapshot"),
-    "Training": ("dubito.training", "Training"),
-    "Variational": ("dubito.variational", "Variational"),
-    "Posterior": ("dubito.posterior", "Posterior"),
-    "Prediction": ("dubito.prediction", "Prediction"),
-    "Selection": ("dubito.selection", "Selection"),
-    "acquire": ("dubito.decisions", "acquire"),
-    "compress": ("dubito.compression", "compress"),
-    "distill": ("dubito.transfer", "distill"),
-    "load": ("dubito.posterior", "load"),
-    "parse": ("dubito.grammar", "parse"),
-    "evaluate": ("dubito.reporting", "evaluate"),
-    "report": ("dubito.reporting", "report"),
-    "share_weights": ("dubito.sharing", "share_weights"),
-    "compression": ("dubito.compression", None),
+    "BatchEnsemble": ("dubito.methods.rank1", "BatchEnsemble"),
+    "Ensemble": ("dubito.methods.ensembles", "Ensemble"),
+    "HMC": ("dubito.methods.mcmc", "HMC"),
+    "Laplace": ("dubito.methods.laplace", "Laplace"),
+    "MAP": ("dubito.methods.map", "MAP"),
+    "MCDropout": ("dubito.methods.ensembles", "MCDropout"),
+    "Rank1": ("dubito.methods.rank1", "Rank1"),
+    "SGMCMC": ("dubito.methods.mcmc", "SGMCMC"),
+    "SVGD": ("dubito.methods.mcmc", "SVGD"),
+    "SWAG": ("dubito.methods.ensembles", "SWAG"),
+    "Snapshot": ("dubito.methods.ensembles", "Snapshot"),
+    "Training": ("dubito.fitting.training", "Training"),
+    "Variational": ("dubito.methods.variational", "Variational"),
+    "Posterior": ("dubito.fitting.posterior", "Posterior"),
+    "Prediction": ("dubito.beliefs.prediction", "Prediction"),
+    "Selection": ("dubito.networks.selection", "Selection"),
+    "acquire": ("dubito.uses.decisions", "acquire"),
+    "compress": ("dubito.uses.compression", "compress"),
+    "distill": ("dubito.uses.transfer", "distill"),
+    "load": ("dubito.fitting.posterior", "load"),
+    "parse": ("dubito.core.grammar", "parse"),
+    "evaluate": ("dubito.uses.reporting", "evaluate"),
+    "report": ("dubito.uses.reporting", "report"),
+    "share_weights": ("dubito.uses.compression.sharing", "share_weights"),
+    "compression": ("dubito.uses.compression", None),
     "data": ("dubito.data", None),
-    "decisions": ("dubito.decisions", None),
-    "ensembles": ("dubito.ensembles", None),
-    "errors": ("dubito.errors", None),
-    "likelihoods": ("dubito.likelihoods", None),
-    "mcmc": ("dubito.mcmc", None),
-    "metrics": ("dubito.metrics", None),
-    "models": ("dubito.models", None),
-    "objectives": ("dubito.objectives", None),
-    "priors": ("dubito.priors", None),
-    "rank1": ("dubito.rank1", None),
-    "rules": ("dubito.rules", None),
+    "decisions": ("dubito.uses.decisions", None),
+    "ensembles": ("dubito.methods.ensembles", None),
+    "errors": ("dubito.core.errors", None),
+    "likelihoods": ("dubito.beliefs.likelihoods", None),
+    "mcmc": ("dubito.methods.mcmc", None),
+    "metrics": ("dubito.uses.metrics", None),
+    "models": ("dubito.networks.models", None),
+    "objectives": ("dubito.beliefs.objectives", None),
+    "priors": ("dubito.beliefs.priors", None),
+    "rank1": ("dubito.methods.rank1", None),
+    "rules": ("dubito.uses.compression.rules", None),
     "select": ("dubito.select", None),
-    "transfer": ("dubito.transfer", None),
-    "variational": ("dubito.variational", None),
+    "transfer": ("dubito.uses.transfer", None),
+    "variational": ("dubito.methods.variational", None),
 }
 
 __all__ = sorted(_PUBLIC)
 
 if TYPE_CHECKING:
-    from dubito import (
-        compression,
-        data,
-        decisions,
-        ensembles,
-        errors,
-        likelihoods,
-        mcmc,
-        metrics,
-        models,
-        objectives,
-        priors,
-        rank1,
-        rules,
-        select,
-        transfer,
-        variational,
-    )
-    from dubito.compression import compress
-    from dubito.decisions import acquire
-    from dubito.ensembles import SWAG, Ensemble, MCDropout, Snapshot
-    from dubito.grammar import parse
-    from dubito.laplace import Laplace
-    from dubito.mcmc import HMC, SGMCMC, SVGD
-    from dubito.point import MAP
-    from dubito.posterior import Posterior, load
-    from dubito.prediction import Prediction
-    from dubito.rank1 import BatchEnsemble, Rank1
-    from dubito.reporting import evaluate, report
-    from dubito.selection import Selection
-    from dubito.sharing import share_weights
-    from dubito.training import Training
-    from dubito.transfer import distill
-    from dubito.variational import Variational
+    from dubito import data, select
+    from dubito.beliefs import likelihoods, objectives, priors
+    from dubito.beliefs.prediction import Prediction
+    from dubito.core import errors
+    from dubito.core.grammar import parse
+    from dubito.fitting.posterior import Posterior, load
+    from dubito.fitting.training import Training
+    from dubito.methods import ensembles, mcmc, rank1, variational
+    from dubito.methods.ensembles import SWAG, Ensemble, MCDropout, Snapshot
+    from dubito.methods.laplace import Laplace
+    from dubito.methods.map import MAP
+    from dubito.methods.mcmc import HMC, SGMCMC, SVGD
+    from dubito.methods.rank1 import BatchEnsemble, Rank1
+    from dubito.methods.variational import Variational
+    from dubito.networks import models
+    from dubito.networks.selection import Selection
+    from dubito.uses import compression, decisions, metrics, transfer
+    from dubito.uses.compression import rules
+    from dubito.uses.compression.compress import compress
+    from dubito.uses.compression.sharing import share_weights
+    from dubito.uses.decisions import acquire
+    from dubito.uses.reporting import evaluate, report
+    from dubito.uses.transfer import distill
+
+
+class _PublicModules(importlib.abc.MetaPathFinder, importlib.abc.Loader):
+    """Let ``from dubito.priors import Normal`` find a public module in its room, here `dubito.beliefs.priors`."""
+
+    def find_spec(self, fullname: str, path: Any = None, target: Any = None) -> importlib.machinery.ModuleSpec | None:
+        room = self._in_its_room(fullname)
+        return None if room in (None, fullname) else importlib.machinery.ModuleSpec(fullname, self, origin=room)
+
+    def create_module(self, spec: importlib.machinery.ModuleSpec) -> Any:
+        module = importlib.import_module(str(spec.origin))
+        spec.loader_state = module.__spec__
+        return module
+
+    def exec_module(self, module: Any) -> None:
+        module.__spec__ = module.__spec__.loader_state  # the import system has put the other name's in its place
+
+    @staticmethod
+    def _in_its_room(fullname: str) -> str | None:
+        package, _, rest = fullname.partition(".")
+        name, dot, below = rest.partition(".")
+        module, attribute = _PUBLIC.get(name, (None, None)) if package == __name__ else (None, None)
+        return f"{module}{dot}{below}" if module and attribute is None else None
+
+
+sys.meta_path.insert(0, _PublicModules())
 
 
 def __getattr__(name: str) -> Any:

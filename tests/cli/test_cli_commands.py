@@ -17,7 +17,7 @@ import dubito
 from dubito.cli.app import app
 from dubito.cli.comparison import Comparison
 from dubito.cli.methods import METHODS
-from dubito.recipe import Recipe
+from dubito.fitting.recipe import Recipe
 
 FEW = ["--method", "map()", "--method", "laplace()", "--method", "variational()"]
 TINY = ["--data", "digits", "--limit", "60", "--epochs", "1", "--seeds", "1"]
@@ -112,9 +112,7 @@ class TestCompare:
         histogram = found["runs"][0]["evaluation"]["curves"]["histograms"]["entropy"]
         assert sum(histogram["inside"]) == sum(histogram["outside"]["digits"]) == 50
 
-    def test_names_make_way_for_numbers_where_they_do_not_fit(
-        self, run: Run, monkeypatch: pytest.MonkeyPatch
-    ) -> None:
+    def test_names_make_way_for_numbers_where_they_do_not_fit(self, run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr("dubito.cli.output._WIDE", 50)
         words = ["--method", "map()", "--method", "map(prior_precision=1)"]
         lines = [line.split() for line in run("compare", *TINY, *words).stdout.splitlines()]

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import pytest
 import torch
+from dubito.likelihoods import Categorical
 
 from dubito import data
 from dubito.cli.comparison import Comparison, Run, needs_trained_model
 from dubito.cli.options import demo_comparison, scrambled
-from dubito.likelihoods import Categorical
-from dubito.point import MAP
-from dubito.recipe import Recipe
+from dubito.fitting.recipe import Recipe
+from dubito.methods.map.recipe import MAP
 
 
 def comparison(*recipes: Recipe, **changes: object) -> Comparison:

@@ -16,6 +16,8 @@ from typing import Any
 
 import pytest
 import torch
+from dubito.ensembles import SWAG, Ensemble, MCDropout, Snapshot, TestTimeAugmentation
+from dubito.errors import InputError, UnsupportedError
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, TensorDataset
 
@@ -35,11 +37,9 @@ from dubito import (
     priors,
     select,
 )
-from dubito.ensembles import SWAG, Ensemble, MCDropout, Snapshot, TestTimeAugmentation
-from dubito.errors import InputError, UnsupportedError
-from dubito.prediction import ClassPrediction, RegressionPrediction
-from dubito.recipe import Recipe
-from dubito.settings import Setting
+from dubito.beliefs.prediction import ClassPrediction, RegressionPrediction
+from dubito.core.settings import Setting
+from dubito.fitting.recipe import Recipe
 
 RECIPES: list[Recipe] = [
     MAP(),

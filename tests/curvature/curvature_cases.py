@@ -8,14 +8,16 @@ from typing import Any, NamedTuple
 from weakref import WeakKeyDictionary
 
 import torch
-from torch import Tensor, nn
-
-from dubito import batches, linalg, params
-from dubito.curvature import Engine, seeds
-from dubito.curvature.structures import make_accumulator
 from dubito.likelihoods import Bernoulli, Categorical, Gaussian, HeteroscedasticGaussian, Likelihood
 from dubito.models import transformer
-from dubito.selection import Selection
+from torch import Tensor, nn
+
+from dubito.core import batches, params
+from dubito.curvature import Engine
+from dubito.curvature import matrices as linalg
+from dubito.curvature import output_columns as seeds
+from dubito.curvature.structures import make_accumulator
+from dubito.networks.selection import Selection
 
 BATCH = 4
 

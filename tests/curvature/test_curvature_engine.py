@@ -18,8 +18,9 @@ from curvature.curvature_cases import (
     outputs_of,
     selections,
 )
-from dubito import params
-from dubito.curvature import jacobian, seeds
+from dubito.core import params
+from dubito.curvature import jacobian
+from dubito.curvature import output_columns as seeds
 
 every_case = pytest.mark.parametrize("name", CASES)
 every_selection = pytest.mark.parametrize("chosen", ["all", "some", "half", "few"])

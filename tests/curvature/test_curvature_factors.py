@@ -9,12 +9,12 @@ import torch
 from torch import Tensor
 
 from curvature.curvature_cases import CASES, build, close, engine_of, normal
-from dubito import params
+from dubito.core import params
 from dubito.curvature import Factor, factors
 from dubito.curvature.groups import group
 from dubito.curvature.one_layer import one_layer
-from dubito.layers.rows import Elementwise
-from dubito.selection import Selection
+from dubito.networks.layers.rows import Elementwise
+from dubito.networks.selection import Selection
 
 COLUMNS = 3
 SOME_IN_CHUNKS = ("mlp", "conv2d", "conv_transpose", "embedding_called_twice", "norms", "called_often", "sequence")

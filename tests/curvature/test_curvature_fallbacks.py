@@ -9,6 +9,8 @@ from typing import Any, NamedTuple
 import pytest
 import torch
 import torch.nn.functional as F
+from dubito.errors import InputError, UnsupportedError
+from dubito.models import transformer
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
@@ -29,12 +31,11 @@ from curvature.curvature_cases import (
     selections,
     tokens,
 )
-from dubito import layers
-from dubito.curvature import Engine, FallbackWarning, jacobian, seeds
-from dubito.errors import InputError, UnsupportedError
-from dubito.layers import registry
-from dubito.models import transformer
-from dubito.selection import Selection
+from dubito.curvature import Engine, FallbackWarning, jacobian
+from dubito.curvature import output_columns as seeds
+from dubito.networks import layers
+from dubito.networks.layers import registry
+from dubito.networks.selection import Selection
 
 
 class Awkward(NamedTuple):

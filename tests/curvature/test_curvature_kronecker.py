@@ -7,6 +7,8 @@ from typing import Any
 
 import pytest
 import torch
+from dubito.errors import UnsupportedError
+from dubito.likelihoods import Categorical, Gaussian
 from torch import Tensor, nn
 
 from curvature.curvature_cases import (
@@ -21,13 +23,13 @@ from curvature.curvature_cases import (
     normal,
     selections,
 )
-from dubito import linalg, params
-from dubito.curvature import Engine, FallbackWarning, seeds
+from dubito.core import params
+from dubito.curvature import Engine, FallbackWarning
+from dubito.curvature import matrices as linalg
+from dubito.curvature import output_columns as seeds
 from dubito.curvature.structures import make_accumulator
-from dubito.errors import UnsupportedError
-from dubito.layers import Elementwise, Grouped, Index, rule_for
-from dubito.likelihoods import Categorical, Gaussian
-from dubito.selection import Selection
+from dubito.networks.layers import Elementwise, Grouped, Index, rule_for
+from dubito.networks.selection import Selection
 
 # factors belong to layers: an overwritten output of one would make autograd's gradient another one
 every_case = pytest.mark.parametrize("name", [name for name in CASES if name != "overwritten_data"])

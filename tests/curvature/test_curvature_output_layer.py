@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
+from dubito.likelihoods import Bernoulli, Categorical, Gaussian, HeteroscedasticGaussian, Likelihood
 from torch import Tensor, nn
 
 from curvature.curvature_cases import (
@@ -22,8 +23,7 @@ from curvature.curvature_cases import (
 from dubito.curvature import FallbackWarning
 from dubito.curvature.output_layer import few_columns, hessian_diagonal, hessian_sum, is_direct, is_one_linear
 from dubito.curvature.structures import make_accumulator
-from dubito.likelihoods import Bernoulli, Categorical, Gaussian, HeteroscedasticGaussian, Likelihood
-from dubito.selection import Selection
+from dubito.networks.selection import Selection
 
 LIKELIHOODS = [Categorical(), Categorical(ignore_index=1), Bernoulli(), Gaussian(noise=0.7), HeteroscedasticGaussian()]
 every_likelihood = pytest.mark.parametrize("likelihood", LIKELIHOODS, ids=repr)

@@ -8,17 +8,19 @@ from typing import Any
 
 import pytest
 import torch
+from dubito.likelihoods import Bernoulli, Categorical, Gaussian
 from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from curvature.curvature_cases import BATCH, CASES, Case, build, classes, close, fresh, jacobian_matrix, normal
-from dubito import Laplace, linalg
-from dubito.curvature import Engine, jacobian, seeds
+from dubito import Laplace
+from dubito.curvature import Engine, jacobian
+from dubito.curvature import matrices as linalg
+from dubito.curvature import output_columns as seeds
 from dubito.curvature.engine import FallbackWarning, _activations
+from dubito.curvature.functional import FunctionalTerms
 from dubito.curvature.structures import make_accumulator
-from dubito.likelihoods import Bernoulli, Categorical, Gaussian
-from dubito.predictive.functional import FunctionalTerms
-from dubito.selection import Selection
+from dubito.networks.selection import Selection
 
 
 def fingerprint(model: nn.Module) -> Any:

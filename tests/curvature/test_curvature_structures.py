@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
+from dubito.errors import InputError
 from torch import Tensor
 
 from curvature.curvature_cases import (
@@ -19,11 +20,12 @@ from curvature.curvature_cases import (
     outputs_of,
     selections,
 )
-from dubito import linalg, params
-from dubito.curvature import Engine, engine, factors, products, seeds
+from dubito.core import params
+from dubito.curvature import Engine, engine, factors, products
+from dubito.curvature import matrices as linalg
+from dubito.curvature import output_columns as seeds
 from dubito.curvature.structures import LARGEST_FULL, FullAccumulator, make_accumulator
-from dubito.errors import InputError
-from dubito.selection import Selection
+from dubito.networks.selection import Selection
 
 every_case = pytest.mark.parametrize("name", CASES)
 every_selection = pytest.mark.parametrize("chosen", ["all", "some", "half", "few"])

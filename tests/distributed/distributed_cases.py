@@ -8,18 +8,19 @@ from typing import Any
 
 import pytest
 import torch
+from dubito.errors import InputError
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, DistributedSampler, TensorDataset
 
 import dubito
-from dubito import MAP, Posterior, Training, Variational, distributed, io, params
-from dubito.batches import Batch, Source
-from dubito.errors import InputError
-from dubito.inference import Inference, Problem, State
-from dubito.point import PointPosterior
-from dubito.randomness import Stream
-from dubito.recipe import Recipe
-from dubito.settings import setting
+from dubito import MAP, Posterior, Training, Variational
+from dubito.core import distributed, io, params
+from dubito.core.batches import Batch, Source
+from dubito.core.randomness import Stream
+from dubito.core.settings import setting
+from dubito.fitting.inference import Inference, Problem, State
+from dubito.fitting.recipe import Recipe
+from dubito.methods.map.posterior import PointPosterior
 
 ROWS = 41  # in batches of 8 the last one is a single row: with two processes, one of them has nothing to do
 

@@ -12,7 +12,7 @@ import pytest
 import torch
 from distributed_cases import ROWS, everything
 
-from dubito import io
+from dubito.core import io
 
 
 @pytest.fixture(scope="module")

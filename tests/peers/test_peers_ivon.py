@@ -8,8 +8,8 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from dubito import Training, Variational, likelihoods, priors
-from dubito.variational import convert
-from dubito.variational.natural import MOMENTUM, Step, Weights
+from dubito.methods.variational import convert
+from dubito.methods.variational.natural import MOMENTUM, Step, Weights
 
 ivon = pytest.importorskip("ivon", reason="ivon-opt is not installed: pip install ivon-opt")
 NOISE, NUM_DATA = 0.5, 200

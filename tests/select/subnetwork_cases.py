@@ -5,11 +5,11 @@ from __future__ import annotations
 from typing import NamedTuple
 
 import torch
+from dubito.likelihoods import Bernoulli, Categorical, Gaussian, HeteroscedasticGaussian, Likelihood
 from torch import Tensor, nn
 
-from dubito import params
-from dubito.likelihoods import Bernoulli, Categorical, Gaussian, HeteroscedasticGaussian, Likelihood
-from dubito.selection import Selection
+from dubito.core import params
+from dubito.networks.selection import Selection
 
 
 class Tied(nn.Module):

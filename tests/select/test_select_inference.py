@@ -13,6 +13,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from dubito.errors import InputError
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from subnetwork_cases import Case, case, centred, curvature, jacobian
@@ -20,9 +21,9 @@ from torch import Tensor
 
 from dubito import Laplace, select
 from dubito.curvature import FallbackWarning
-from dubito.errors import InputError
-from dubito.laplace import LaplacePosterior
-from dubito.selection import Selection, SelectionRule
+from dubito.methods.laplace import LaplacePosterior
+from dubito.networks.selection import Selection
+from dubito.select.rule import SelectionRule
 
 PRIOR = 0.7
 STRUCTURES = ("full", "diag", "kron", "lowrank")

@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import pytest
 import torch
+from dubito.errors import InputError, UnsupportedError
 from subnetwork_cases import Case, captured, case, centred, curvature, jacobian
 from torch import Tensor
 
 from dubito import select
-from dubito.errors import InputError, UnsupportedError
+from dubito.networks.selection import Selection
 from dubito.select import report as reporting
 from dubito.select.report import SubnetworkReport
-from dubito.selection import Selection, SelectionRule
+from dubito.select.rule import SelectionRule
 
 PRIOR = 0.7
 

@@ -6,13 +6,13 @@ import copy
 
 import pytest
 import torch
+from dubito.errors import InputError
 from torch import Tensor, nn
 
 import dubito
 from dubito import select
-from dubito.errors import InputError
+from dubito.networks.selection import Selection
 from dubito.select.weights import count_of, top
-from dubito.selection import Selection
 
 
 class HeadFirst(nn.Module):

@@ -6,13 +6,14 @@ import warnings
 
 import pytest
 import torch
+from dubito.errors import InputError, NonFiniteError
 from subnetwork_cases import CASES, Case, case, centred, curvature, jacobian
 from torch import nn
 
-from dubito.batches import Source
+from dubito.core.batches import Source
 from dubito.curvature import FallbackWarning, products
-from dubito.errors import InputError, NonFiniteError
-from dubito.select import forms, scores
+from dubito.select import quadratic_scores as forms
+from dubito.select import scores
 from dubito.select.scores import Scores, measure
 
 

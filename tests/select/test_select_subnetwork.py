@@ -7,17 +7,17 @@ import json
 
 import pytest
 import torch
+from dubito.errors import InputError
+from dubito.likelihoods import Categorical
 from subnetwork_cases import Case, Tied, case, centred, curvature, jacobian
 from torch import Tensor, nn
 
 import dubito
 from dubito import Laplace, select
-from dubito.batches import Source
-from dubito.errors import InputError
-from dubito.likelihoods import Categorical
+from dubito.core.batches import Source
+from dubito.core.settings import Setting
+from dubito.networks.selection import Selection
 from dubito.select.budgets import make_budget
-from dubito.selection import Selection
-from dubito.settings import Setting
 
 PRIOR = 0.7
 

@@ -8,13 +8,14 @@ from typing import Any
 
 import pytest
 import torch
+from dubito.errors import InputError
 from torch import Tensor, nn
 
 import dubito
-from dubito import HMC, SGMCMC, SVGD, Laplace, Training, Variational, likelihoods, params, priors, select
+from dubito import HMC, SGMCMC, SVGD, Laplace, Training, Variational, likelihoods, priors, select
+from dubito.core import params
+from dubito.core.randomness import Stream
 from dubito.curvature.engine import FallbackWarning
-from dubito.errors import InputError
-from dubito.randomness import Stream
 from dubito.select.subspace import Subspace
 
 

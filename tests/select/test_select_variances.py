@@ -7,7 +7,7 @@ import torch
 from subnetwork_cases import case
 
 from dubito import SWAG, Laplace, Training, Variational, select
-from dubito.recipe import Recipe
+from dubito.fitting.recipe import Recipe
 
 
 @pytest.mark.parametrize("recipe", [SWAG(burn_in=0.0), Variational()], ids=["swag", "variational"])

@@ -11,16 +11,16 @@ from typing import Any
 import torch
 from torch import nn
 
+from dubito.beliefs.likelihoods import Bernoulli, HeteroscedasticGaussian, Likelihood
+from dubito.core.errors import DubitoError
+from dubito.core.randomness import Stream
 from dubito.data import DataSet, Vocabulary
-from dubito.errors import DubitoError
-from dubito.likelihoods import Bernoulli, HeteroscedasticGaussian, Likelihood
-from dubito.models import build
-from dubito.point import MAP
-from dubito.posterior import Posterior
-from dubito.randomness import Stream
-from dubito.recipe import Recipe
-from dubito.reporting import Evaluation, evaluate
-from dubito.training import Training
+from dubito.fitting.posterior import Posterior
+from dubito.fitting.recipe import Recipe
+from dubito.fitting.training import Training
+from dubito.methods.map.recipe import MAP
+from dubito.networks.models import build
+from dubito.uses.reporting import Evaluation, evaluate
 
 MIN_STEPS = 2000  # a few epochs of a small data set would leave every method untrained
 

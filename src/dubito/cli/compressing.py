@@ -6,14 +6,14 @@ from typing import Any
 
 import torch
 
-from dubito import grammar
 from dubito.cli.comparison import Comparison, needs_trained_model
 from dubito.cli.options import read_likelihood, read_methods
-from dubito.compression import Compression, compress
+from dubito.core import grammar
+from dubito.core.errors import InputError
 from dubito.data import DataSet
-from dubito.errors import InputError
-from dubito.rules import Rule
-from dubito.training import Training
+from dubito.fitting.training import Training
+from dubito.uses.compression import Compression, compress
+from dubito.uses.compression.rules import Rule
 
 
 def read_rule(text: str | None) -> Rule | None:
@@ -22,7 +22,7 @@ def read_rule(text: str | None) -> Rule | None:
         return None
     rule = grammar.parse(text, "rules")
     if not isinstance(rule, Rule):
-        raise InputError(f"'{text}' is not a rule; write one such as \"magnitude(0.9)\" or \"log_alpha(3)\".")
+        raise InputError(f'\'{text}\' is not a rule; write one such as "magnitude(0.9)" or "log_alpha(3)".')
     return rule
 
 

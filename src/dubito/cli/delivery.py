@@ -15,8 +15,8 @@ import dubito
 from dubito.cli.comparison import Comparison, Failure, Run
 from dubito.cli.failures import FAILURE, INTERRUPTED, exit_code
 from dubito.cli.output import note, print_columns, print_json
-from dubito.reporting import Evaluation, report
-from dubito.reporting.tables import Column, compare
+from dubito.uses.reporting import Evaluation, report
+from dubito.uses.reporting.tables import Column, compare
 
 _HEADLINES = {
     "classification": ("accuracy", "nll", "ece"),

@@ -10,7 +10,7 @@ from typing import Any
 import typer
 from typer.core import TyperGroup
 
-from dubito.errors import DubitoError, MissingDataError, NonFiniteError
+from dubito.core.errors import DubitoError, MissingDataError, NonFiniteError
 
 FAILURE, BAD_INPUT, MISSING_DATA, INTERRUPTED = 1, 2, 3, 130
 

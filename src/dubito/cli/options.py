@@ -8,14 +8,16 @@ from typing import Any
 
 import torch
 
-from dubito import data, grammar, likelihoods
+from dubito import data
+from dubito.beliefs import likelihoods
+from dubito.beliefs.likelihoods import Bernoulli, Categorical, Likelihood
 from dubito.cli.comparison import Comparison
 from dubito.cli.methods import METHODS
+from dubito.core import grammar
+from dubito.core.errors import InputError
 from dubito.data import DataSet, Pair
-from dubito.errors import InputError
-from dubito.likelihoods import Bernoulli, Categorical, Likelihood
-from dubito.recipe import Recipe
-from dubito.training import Training
+from dubito.fitting.recipe import Recipe
+from dubito.fitting.training import Training
 
 _TABLE_SUFFIXES = (".csv", ".tsv", ".parquet", ".gz")
 

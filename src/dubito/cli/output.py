@@ -12,7 +12,7 @@ from rich.table import Table
 from rich.text import Text
 
 from dubito.data import Availability, Integrity
-from dubito.reporting.tables import Column
+from dubito.uses.reporting.tables import Column
 
 _WIDE = 300  # columns: where the output is not a terminal, nothing is folded
 

@@ -8,9 +8,9 @@ from typing import Any
 
 from torch import Tensor
 
-from dubito import linalg
+from dubito.curvature import matrices as linalg
 from dubito.curvature.engine import Engine, Tape
-from dubito.selection import Selection
+from dubito.networks.selection import Selection
 
 Sums = dict[str, Any]
 

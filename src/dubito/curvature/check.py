@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
-from dubito import batches, params
+from dubito.core import batches, params
 from dubito.curvature.factors import Factor
-from dubito.layers.rows import Index
+from dubito.networks.layers.rows import Index
 
 if TYPE_CHECKING:
     from dubito.curvature.engine import Tape

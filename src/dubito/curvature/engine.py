@@ -22,15 +22,15 @@ from torch import Tensor, nn
 from torch.autograd.graph import GradientEdge, get_gradient_edge
 from torch.nn.modules.batchnorm import _BatchNorm
 
-from dubito import batches, params
+from dubito.core import batches, params
+from dubito.core.errors import InputError, UnsupportedError
 from dubito.curvature import backward, per_example
 from dubito.curvature.check import is_independent, misfits
 from dubito.curvature.factors import Factor, Part
 from dubito.curvature.workspace import Workspace
-from dubito.errors import InputError, UnsupportedError
-from dubito.layers import require_rule, rule_for
-from dubito.layers.base import LayerRule
-from dubito.layers.rows import Rows
+from dubito.networks.layers import require_rule, rule_for
+from dubito.networks.layers.base import LayerRule
+from dubito.networks.layers.rows import Rows
 
 # Bytes that the gradients of one vector-Jacobian product may take; batches and columns are split to stay below.
 MEMORY_BUDGET = 96 * 2**20

@@ -19,8 +19,8 @@ from torch import Tensor, nn
 
 from dubito.curvature.products import closed, explicit_products, fits, is_shared, slices, weighted_outer
 from dubito.curvature.workspace import Workspace
-from dubito.layers.base import LayerRule
-from dubito.layers.rows import Dense, Grouped, Index, Rows, per_sample_gradient, summed_gradient
+from dubito.networks.layers.base import LayerRule
+from dubito.networks.layers.rows import Dense, Grouped, Index, Rows, per_sample_gradient, summed_gradient
 
 # Numbers that one chunk of explicit per-example gradients may hold.
 CHUNK = 2**22

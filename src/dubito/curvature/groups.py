@@ -11,8 +11,8 @@ import torch
 from torch import Tensor
 
 from dubito.curvature.factors import Factor, Turned
-from dubito.layers.rows import Dense
-from dubito.selection import Selection
+from dubito.networks.layers.rows import Dense
+from dubito.networks.selection import Selection
 
 
 @dataclass

@@ -9,17 +9,17 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from dubito import linalg
+from dubito.core.errors import InputError, UnsupportedError
+from dubito.curvature import matrices as linalg
 from dubito.curvature.accumulator import LARGEST_FULL, Accumulator, Sums
 from dubito.curvature.engine import Engine, Tape
 from dubito.curvature.factors import Factor, Part
+from dubito.curvature.matrices.kronecker import kronecker_block
 from dubito.curvature.products import gram
-from dubito.errors import InputError, UnsupportedError
-from dubito.layers import rule_for
-from dubito.layers.norm import NormRule
-from dubito.layers.rows import Dense, Elementwise, Grouped, Index
-from dubito.linalg.kronecker import kronecker_block
-from dubito.selection import Selection
+from dubito.networks.layers import rule_for
+from dubito.networks.layers.norm import NormRule
+from dubito.networks.layers.rows import Dense, Elementwise, Grouped, Index
+from dubito.networks.selection import Selection
 
 # Above this width a Kronecker factor is summed in the model's own precision, to save memory.
 WIDE = 2048

@@ -7,11 +7,11 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from dubito import linalg
+from dubito.curvature import matrices as linalg
 from dubito.curvature.factors import Factor
 from dubito.curvature.groups import group
 from dubito.curvature.products import gram
-from dubito.selection import Selection
+from dubito.networks.selection import Selection
 
 
 @dataclass

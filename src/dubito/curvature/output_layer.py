@@ -12,10 +12,10 @@ import torch
 from torch import Tensor
 from torch.autograd.graph import get_gradient_edge
 
+from dubito.beliefs.likelihoods import Categorical, Likelihood
 from dubito.curvature.engine import Tape
-from dubito.layers.rows import Dense
-from dubito.likelihoods import Categorical, Likelihood
-from dubito.linalg.base import eigh
+from dubito.curvature.matrices.base import eigh
+from dubito.networks.layers.rows import Dense
 
 # Numbers of output Hessians that are held at a time.
 CHUNK = 2**22

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from dubito import batches, params
+from dubito.core import batches, params
 
 # Examples that are differentiated side by side.
 SIDE_BY_SIDE = 16

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 import torch
 from torch import Tensor
 
-from dubito.linalg.base import column_blocks
+from dubito.curvature.matrices.base import column_blocks
 
 # Numbers of explicit gradients that are held at a time: what stays in a processor's cache.
 CACHED = 2**20

@@ -7,17 +7,18 @@ from collections.abc import Iterable
 import torch
 from torch import Tensor, nn
 
-from dubito import batches, linalg, params
+from dubito.beliefs.likelihoods import Likelihood
+from dubito.core import batches, params
+from dubito.core.errors import InputError
+from dubito.core.randomness import default_generator
+from dubito.curvature import matrices as linalg
 from dubito.curvature.accumulator import LARGEST_FULL, Accumulator, Sums
 from dubito.curvature.engine import Engine, Tape
 from dubito.curvature.factors import Factor
 from dubito.curvature.groups import group
 from dubito.curvature.kronecker import KroneckerAccumulator
 from dubito.curvature.one_layer import one_layer
-from dubito.errors import InputError
-from dubito.likelihoods import Likelihood
-from dubito.randomness import default_generator
-from dubito.selection import Selection
+from dubito.networks.selection import Selection
 
 __all__ = [
     "Accumulator",

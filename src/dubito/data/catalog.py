@@ -8,11 +8,11 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
+from dubito.core.errors import FileFormatError, InputError, MissingDataError
 from dubito.data import images, numeric, text, toys
 from dubito.data.dataset import DataSet, Task
 from dubito.data.formats import wrong_checksums
 from dubito.data.source import Raw, Source, assemble
-from dubito.errors import FileFormatError, InputError, MissingDataError
 
 _SOURCES = {source.name: source for source in (*images.SOURCES, *numeric.SOURCES, *text.SOURCES, *toys.SOURCES)}
 

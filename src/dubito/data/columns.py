@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from dubito.errors import InputError
+from dubito.core.errors import InputError
 
 if TYPE_CHECKING:
     import pandas as pd

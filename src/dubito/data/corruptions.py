@@ -20,8 +20,8 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
+from dubito.core.errors import InputError
 from dubito.data.dataset import DataSet, Pair, Standardizer
-from dubito.errors import InputError
 
 _CHUNK = 1000
 _TOLERANCE = 1e-3  # pixels that went through a standardizer come back with rounding

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Literal, NamedTuple
 import torch
 from torch import Tensor
 
-from dubito.errors import MissingDataError
+from dubito.core.errors import MissingDataError
 
 if TYPE_CHECKING:
     from dubito.data.transform import TableTransform

@@ -16,8 +16,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from dubito.core.errors import FileFormatError
 from dubito.data.locate import cache_folder
-from dubito.errors import FileFormatError
 
 Array = NDArray[Any]
 

@@ -7,9 +7,9 @@ from pathlib import Path
 
 import numpy as np
 
+from dubito.core.errors import FileFormatError
 from dubito.data.formats import Array, read_idx, read_npz
 from dubito.data.source import Raw, Source, fold_numbers
-from dubito.errors import FileFormatError
 
 _TEST_FILES = ("t10k-images-idx3-ubyte.gz", "t10k-labels-idx1-ubyte.gz")
 _TRAIN_FILES = ("train-images-idx3-ubyte.gz", "train-labels-idx1-ubyte.gz")

@@ -6,7 +6,7 @@ import os
 from collections.abc import Sequence
 from pathlib import Path
 
-from dubito.errors import MissingDataError
+from dubito.core.errors import MissingDataError
 
 VARIABLE = "DUBITO_DATA"
 

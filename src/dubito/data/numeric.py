@@ -9,9 +9,9 @@ from typing import Any
 
 import numpy as np
 
+from dubito.core.errors import FileFormatError
 from dubito.data.formats import Array, read_npz
 from dubito.data.source import Raw, Source, fold_numbers
-from dubito.errors import FileFormatError
 
 # name: rows, features, standard splits; there is one gap split per feature
 _UCI = {

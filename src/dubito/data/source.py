@@ -11,11 +11,11 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from dubito.core.errors import InputError
 from dubito.data.dataset import DataSet, Pair, Standardizer, Task
 from dubito.data.formats import Array
 from dubito.data.locate import find_root
 from dubito.data.vocabulary import Vocabulary
-from dubito.errors import InputError
 
 
 @dataclass(frozen=True, eq=False)

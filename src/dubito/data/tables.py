@@ -10,10 +10,10 @@ from typing import TYPE_CHECKING
 
 import torch
 
+from dubito.core.errors import FileFormatError, InputError, MissingDataError, UnsupportedError
 from dubito.data.dataset import DataSet, Pair, Standardizer, Task
 from dubito.data.source import carve
 from dubito.data.transform import TableTransform, checked_frame, class_levels, infer_task
-from dubito.errors import FileFormatError, InputError, MissingDataError, UnsupportedError
 
 if TYPE_CHECKING:
     import pandas as pd

@@ -7,9 +7,9 @@ from pathlib import Path
 import numpy as np
 import torch
 
+from dubito.core.errors import FileFormatError
 from dubito.data.formats import read_gzip
 from dubito.data.source import Raw, Source, fold_numbers
-from dubito.errors import FileFormatError
 
 
 def _read_reviews(root: Path, split: int, gap: bool) -> Raw:

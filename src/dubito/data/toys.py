@@ -10,10 +10,10 @@ from pathlib import Path
 import numpy as np
 import torch
 
+from dubito.core.errors import FileFormatError, InputError
 from dubito.data.dataset import Pair, Task
 from dubito.data.formats import Array, read_npz
 from dubito.data.source import Raw, Source, fold_numbers
-from dubito.errors import FileFormatError, InputError
 
 NUM_TRAIN, NUM_TEST = 200, 1000
 

@@ -12,9 +12,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from dubito.core.errors import FileFormatError, InputError
 from dubito.data.columns import CategoryColumn, Column, DateColumn, NumberColumn, as_label, as_numbers, fit_column
 from dubito.data.dataset import Standardizer, Task
-from dubito.errors import FileFormatError, InputError
 
 if TYPE_CHECKING:
     import pandas as pd

@@ -13,7 +13,7 @@ from itertools import chain
 import torch
 from torch import Tensor
 
-from dubito.errors import FileFormatError, InputError
+from dubito.core.errors import FileFormatError, InputError
 
 PADDING, UNKNOWN = 0, 1
 _SPECIAL = ("<pad>", "<unk>")

@@ -10,11 +10,12 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from dubito.errors import InputError
+from dubito.core.errors import InputError
+from dubito.networks.selection import Selection
 from dubito.select.names import all as all_weights
 from dubito.select.names import layers
+from dubito.select.rule import SelectionRule
 from dubito.select.weights import count_of
-from dubito.selection import Selection, SelectionRule
 
 _NORMS = (
     nn.modules.batchnorm._NormBase,

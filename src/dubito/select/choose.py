@@ -11,16 +11,16 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor, nn
 
-from dubito.batches import Source
-from dubito.curvature import Engine, Tape, jacobian, seeds
-from dubito.errors import InputError
-from dubito.likelihoods import Gaussian, Likelihood
+from dubito.beliefs.likelihoods import Gaussian, Likelihood
+from dubito.core.batches import Source
+from dubito.core.errors import InputError
+from dubito.core.settings import find
+from dubito.curvature import Engine, Tape, jacobian, output_columns
+from dubito.networks.selection import Selection
 from dubito.select.budgets import Budget
 from dubito.select.directions import direction_seeds
 from dubito.select.greedy import Rows, greedy
 from dubito.select.scores import MOST_COLUMNS, Scores, context_tapes, measure, tapes
-from dubito.selection import Selection
-from dubito.settings import find
 
 if TYPE_CHECKING:
     from dubito.select.subnetwork import subnetwork
@@ -135,7 +135,7 @@ class Chooser:
 
         def curvature() -> Iterator[Tensor]:
             for tape, targets in tapes(engine, self.source, unit, few.num_weights):
-                for columns in seeds.columns("ggn", unit, tape.outputs.detach(), targets, most=MOST_COLUMNS):
+                for columns in output_columns.columns("ggn", unit, tape.outputs.detach(), targets, most=MOST_COLUMNS):
                     yield jacobian(tape.pull(columns), few).flatten(0, 1)
 
         def slopes() -> Iterator[Tensor]:

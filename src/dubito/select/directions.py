@@ -12,7 +12,7 @@ from collections.abc import Iterator
 import torch
 from torch import Tensor
 
-from dubito.likelihoods import Categorical, Likelihood
+from dubito.beliefs.likelihoods import Categorical, Likelihood
 
 
 def num_directions(likelihood: Likelihood, outputs: Tensor) -> int:

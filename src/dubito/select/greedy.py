@@ -17,7 +17,7 @@ from collections.abc import Callable, Iterator
 import torch
 from torch import Tensor
 
-from dubito import distributed
+from dubito.core import distributed
 from dubito.select.budgets import Budget
 
 # Columns of the Gram matrices that one pass over the rows gives.

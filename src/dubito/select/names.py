@@ -10,11 +10,12 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from dubito import batches, params
-from dubito.batches import Source
-from dubito.errors import InputError
-from dubito.selection import Selection, SelectionRule
-from dubito.settings import setting
+from dubito.core import batches, params
+from dubito.core.batches import Source
+from dubito.core.errors import InputError
+from dubito.core.settings import setting
+from dubito.networks.selection import Selection
+from dubito.select.rule import SelectionRule
 
 
 @setting

@@ -7,13 +7,14 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from dubito.batches import Source
-from dubito.errors import InputError
-from dubito.likelihoods import Likelihood
+from dubito.beliefs.likelihoods import Likelihood
+from dubito.core.batches import Source
+from dubito.core.errors import InputError
+from dubito.networks.selection import Selection
 from dubito.select.choose import Ranking
+from dubito.select.rule import Both, Either, Not, SelectionRule
 from dubito.select.subnetwork import largest_variance, subnetwork
 from dubito.select.weights import largest_magnitude, random
-from dubito.selection import Both, Either, Not, Selection, SelectionRule
 
 
 def rank(

@@ -20,24 +20,26 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor, nn
 
-from dubito import batches, likelihoods
-from dubito.batches import Data
+from dubito.beliefs import likelihoods
+from dubito.beliefs.likelihoods import Categorical, Likelihood
+from dubito.core import batches
+from dubito.core.batches import Data
+from dubito.core.errors import InputError, UnsupportedError
+from dubito.core.randomness import default_generator
 from dubito.curvature import Engine, jacobian
-from dubito.errors import InputError, UnsupportedError
-from dubito.likelihoods import Categorical, Likelihood
-from dubito.randomness import default_generator
+from dubito.networks.selection import Selection
 from dubito.select.choose import Ranking, laplace
 from dubito.select.directions import direction_seeds
 from dubito.select.names import mask
 from dubito.select.order import context_of, rank, resized
+from dubito.select.rule import SelectionRule
 from dubito.select.scores import MOST_COLUMNS, Scores, check_inputs, context_tapes, measure
 from dubito.select.subnetwork import as_source, check_precision
-from dubito.selection import Selection, SelectionRule
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-    from dubito.laplace import LaplacePosterior
+    from dubito.methods.laplace import LaplacePosterior
 
 # Networks up to this many weights are compared with the exact posterior over all of them.
 MOST_EXACT = 3000

@@ -4,7 +4,8 @@ $$h_d = \sum_n J_{nd}^\top H_n J_{nd}, \qquad s_d = \sum_n \lVert \Pi J_{nd} \rV
 
 with $J_{nd}$ the derivative of the outputs with respect to weight $d$ and, for a softmax,
 $\Pi = I - \mathbf 1\mathbf 1^\top / C$: shifting all logits together changes no prediction. Both come from the same
-vector-Jacobian product where they are forms of the same few columns (`dubito.select.forms`); else each has its own.
+vector-Jacobian product where they are forms of the same few columns (`dubito.select.quadratic_scores`); else each has
+its own.
 """
 
 from __future__ import annotations
@@ -17,16 +18,16 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from dubito import batches, distributed, params
-from dubito.batches import Source
-from dubito.curvature import Engine, Tape, seeds
+from dubito.beliefs.likelihoods import Gaussian, Likelihood
+from dubito.core import batches, distributed, params
+from dubito.core.batches import Source
+from dubito.core.errors import InputError, NonFiniteError
+from dubito.curvature import Engine, Tape, output_columns
 from dubito.curvature.groups import group
-from dubito.errors import InputError, NonFiniteError
-from dubito.likelihoods import Gaussian, Likelihood
+from dubito.networks.selection import Selection
 from dubito.select.directions import direction_seeds, num_directions, random_seeds
-from dubito.select.forms import Forms
+from dubito.select.quadratic_scores import Forms
 from dubito.select.sums import Sums
-from dubito.selection import Selection
 
 # Columns that go through one product; with more outputs than this, curvature takes a product of its own.
 MOST_COLUMNS = 32
@@ -203,7 +204,7 @@ class _Pass:
 
     def _add_curvature(self, tape: Tape, targets: Tensor) -> None:
         kind = "fisher-mc" if self.samples else "ggn"
-        for some in seeds.columns(
+        for some in output_columns.columns(
             kind, self.likelihood, tape.outputs.detach(), targets,
             num_samples=self.samples or 1, most=MOST_COLUMNS, generator=self.generator,
         ):  # fmt: skip

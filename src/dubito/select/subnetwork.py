@@ -19,20 +19,22 @@ from typing import TYPE_CHECKING, Any, Literal
 import torch
 from torch import nn
 
-from dubito import batches, likelihoods
-from dubito.batches import Data, Source
-from dubito.errors import InputError
-from dubito.likelihoods import Likelihood
-from dubito.randomness import default_generator
+from dubito.beliefs import likelihoods
+from dubito.beliefs.likelihoods import Likelihood
+from dubito.core import batches
+from dubito.core.batches import Data, Source
+from dubito.core.errors import InputError
+from dubito.core.randomness import default_generator
+from dubito.core.settings import setting
+from dubito.networks.selection import Selection
 from dubito.select.budgets import candidates_of, make_budget
 from dubito.select.choose import Chooser, Ranking
+from dubito.select.rule import SelectionRule
 from dubito.select.weights import largest_magnitude, random
-from dubito.selection import Selection, SelectionRule
-from dubito.settings import setting
 
 if TYPE_CHECKING:
-    from dubito.posterior import Posterior
-    from dubito.recipe import Recipe
+    from dubito.fitting.posterior import Posterior
+    from dubito.fitting.recipe import Recipe
 
 RULES = ("output-variance", "sampled", "greedy", "weight-variance", "magnitude", "random")
 # The rules that look at how much a weight moves the outputs.

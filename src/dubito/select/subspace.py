@@ -15,19 +15,21 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal, NoReturn
 import torch
 from torch import Tensor, nn
 
-from dubito import distributed, likelihoods, params
-from dubito.batches import Data, Source
-from dubito.errors import InputError
-from dubito.likelihoods import Likelihood
-from dubito.params import Params
-from dubito.randomness import default_generator
+from dubito.beliefs import likelihoods
+from dubito.beliefs.likelihoods import Likelihood
+from dubito.core import distributed, params
+from dubito.core.batches import Data, Source
+from dubito.core.errors import InputError
+from dubito.core.params import Params
+from dubito.core.randomness import default_generator
+from dubito.core.settings import setting
+from dubito.networks.selection import Selection
 from dubito.select.names import all as all_weights
-from dubito.selection import Selection, SelectionRule
-from dubito.settings import setting
+from dubito.select.rule import SelectionRule
 
 if TYPE_CHECKING:
-    from dubito.inference import Inference, Problem
-    from dubito.recipe import Recipe
+    from dubito.fitting.inference import Inference, Problem
+    from dubito.fitting.recipe import Recipe
 
 
 class Subspace(Selection):
@@ -169,7 +171,7 @@ class subspace(SelectionRule):
 
     def build(self, recipe: Recipe, problem: Problem) -> Inference:
         """Return the steps of a recipe on the coordinates."""
-        from dubito.select.lifted import lifted_inference
+        from dubito.select.subspace_posterior import lifted_inference
 
         if recipe.starts_fresh:
             raise InputError("A subspace goes through trained weights: use start='model'.")

@@ -6,8 +6,8 @@ import torch
 from torch import Tensor
 
 from dubito.curvature.groups import Group
-from dubito.select.forms import Forms, added_up
-from dubito.selection import Selection
+from dubito.networks.selection import Selection
+from dubito.select.quadratic_scores import Forms, added_up
 
 # Numbers that wait to be multiplied.
 WAITING = 2**22

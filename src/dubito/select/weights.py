@@ -9,10 +9,11 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from dubito.errors import InputError
-from dubito.randomness import default_generator
-from dubito.selection import Selection, SelectionRule
-from dubito.settings import setting
+from dubito.core.errors import InputError
+from dubito.core.randomness import default_generator
+from dubito.core.settings import setting
+from dubito.networks.selection import Selection
+from dubito.select.rule import SelectionRule
 
 
 def count_of(size: float, total: int) -> int:

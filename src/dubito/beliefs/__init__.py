@@ -1,0 +1,1 @@
+"""Probability distributions: likelihoods of targets, priors over weights, predictions, and training objectives."""

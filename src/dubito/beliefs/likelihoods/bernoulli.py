@@ -1,0 +1,93 @@
+"""The Bernoulli likelihood: yes or no, once or for many labels."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from dubito.beliefs.likelihoods.base import Hyper, Likelihood, blank, check_rows, check_temperature, diagonal_root, rows
+from dubito.beliefs.prediction import ClassPrediction
+from dubito.core.errors import InputError
+from dubito.core.settings import setting
+
+
+@setting
+class Bernoulli(Likelihood):
+    r"""Independent yes/no labels with logits $f$: $\log p(y \mid f) = \sum_l \log \sigma((2y_l - 1) f_l)$.
+
+    Outputs are ``[B]``, ``[B, 1]`` or, for many labels, ``[B, L]``; targets are 0 and 1 in the same shape, of any type
+    (``[B]`` and ``[B, 1]`` are the same). The Hessian is diagonal over labels, $\sigma(f_l)\,\sigma(-f_l)$. A
+    prediction has two classes, the second being "yes"; many labels are its positions: ``[B, L, 2]``.
+
+    >>> Bernoulli().predict(torch.zeros(1)).probs.tolist()
+    [[0.5, 0.5]]
+    """
+
+    setting_name = "likelihoods.Bernoulli"
+
+    def check(self, outputs: Tensor, targets: Tensor) -> None:
+        """Raise unless the targets are 0 or 1, one per output."""
+        logits = self.canonical(outputs)
+        check_rows(targets, len(logits), logits.shape[1], "Bernoulli")
+        wrong = targets[(targets != 0) & (targets != 1)]
+        if len(wrong):
+            raise InputError(f"Bernoulli targets must be 0 or 1, got {wrong[0].item()}.")
+
+    def canonical(self, outputs: Tensor) -> Tensor:
+        """Return the logits as ``[B, L]``."""
+        return rows(outputs, "outputs")
+
+    def log_prob(self, outputs: Tensor, targets: Tensor, hyper: Hyper = None) -> Tensor:
+        """Return the log-probability of the labels ``[B]``, summed over them."""
+        logits = self.canonical(outputs)
+        signs = 2 * rows(targets, "targets").to(logits.dtype) - 1
+        return functional.logsigmoid(signs * logits).sum(dim=-1)
+
+    def gradient(self, outputs: Tensor, targets: Tensor, hyper: Hyper = None) -> Tensor:
+        r"""Return $\sigma(f) - y$."""
+        logits = self.canonical(outputs)
+        return logits.sigmoid() - rows(targets, "targets").to(logits.dtype)
+
+    def hessian(self, outputs: Tensor, targets: Tensor | None = None, hyper: Hyper = None) -> Tensor:
+        r"""Return $\mathrm{diag}(\sigma(f)\,\sigma(-f))$, ``[B, L, L]``."""
+        logits = self.canonical(outputs)
+        return torch.diag_embed(logits.sigmoid() * (-logits).sigmoid())
+
+    def hessian_root(self, outputs: Tensor, targets: Tensor | None = None, hyper: Hyper = None) -> Tensor:
+        """Return one column per label, ``[L, B, L]``."""
+        logits = self.canonical(outputs)
+        log_hessian = functional.logsigmoid(logits) + functional.logsigmoid(-logits)
+        return diagonal_root((0.5 * log_hessian).exp())
+
+    def sample(self, outputs: Tensor, hyper: Hyper = None, *, generator: torch.Generator | None = None) -> Tensor:
+        """Draw labels 0 and 1 in the shape and type of the outputs."""
+        uniform = blank(outputs, generator).uniform_(generator=generator).to(outputs.device)
+        return (uniform < outputs.sigmoid()).to(outputs.dtype)
+
+    def predict(self, outputs: Tensor, hyper: Hyper = None) -> ClassPrediction:
+        """Return the probabilities of no and yes."""
+        return ClassPrediction.from_logits(_two_classes(self.canonical(outputs)))
+
+    def predict_samples(
+        self,
+        outputs: Tensor,
+        hyper: Hyper = None,
+        *,
+        log_probs: Tensor | None = None,
+        keep_samples: bool = True,
+    ) -> ClassPrediction:
+        """Return the samples' mean probabilities of no and yes (or the given link's ``[B, 2]`` or ``[B, L, 2]``)."""
+        logits = torch.stack([_two_classes(self.canonical(sample)) for sample in outputs])
+        return ClassPrediction.from_logit_samples(logits, log_probs, keep_samples)
+
+    def temper(self, outputs: Tensor, temperature: float) -> tuple[Tensor, Bernoulli]:
+        """Divide the logits by the temperature."""
+        check_temperature(temperature)
+        return outputs / temperature, self
+
+
+def _two_classes(logits: Tensor) -> Tensor:
+    """Return the logits ``[B, L]`` of yes as those of (no, yes): ``[B, 2]``, or ``[B, L, 2]`` for many labels."""
+    pairs = torch.stack([torch.zeros_like(logits), logits], dim=-1)
+    return pairs.squeeze(1) if logits.shape[1] == 1 else pairs

@@ -1,0 +1,155 @@
+"""The Gaussian likelihood with one noise level for all data."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+
+import torch
+from torch import Tensor
+
+from dubito.beliefs.likelihoods.base import (
+    Hyper,
+    Likelihood,
+    blank,
+    check_rows,
+    check_temperature,
+    diagonal_root,
+    no_link,
+    rows,
+)
+from dubito.beliefs.prediction import RegressionPrediction
+from dubito.core.errors import InputError
+from dubito.core.params import Params
+from dubito.core.settings import setting
+
+
+@setting
+class Gaussian(Likelihood):
+    r"""Regression with homoscedastic noise, $y \sim \mathcal N(f, \sigma^2 I)$.
+
+    Outputs are ``[B]`` or ``[B, O]``, and so are the targets (``[B]`` and ``[B, 1]`` are the same). The Hessian is
+    $I / \sigma^2$.
+
+    Args:
+        noise: The standard deviation σ: a number; ``"learn"`` to train log σ along with the weights; or ``"evidence"``
+            to choose it by the marginal likelihood. Until it is a number, methods take it from ``hyper["log_noise"]``.
+
+    >>> Gaussian(noise=0.5).hessian(torch.zeros(1, 2))[0].tolist()
+    [[4.0, 0.0], [0.0, 4.0]]
+    """
+
+    setting_name = "likelihoods.Gaussian"
+    noise: float | str = "learn"
+
+    def __post_init__(self) -> None:
+        if self.noise in ("learn", "evidence"):
+            return
+        if isinstance(self.noise, bool) or not isinstance(self.noise, int | float) or not 0 < self.noise < math.inf:
+            raise InputError(
+                "The noise is a standard deviation: a positive number, or 'learn' or 'evidence' to find it; "
+                f"got {self.noise!r}."
+            )
+        object.__setattr__(self, "noise", float(self.noise))
+
+    def hyper(self) -> Params:
+        """Return ``{"log_noise": 0}`` where the noise is not a number yet."""
+        return {"log_noise": torch.tensor(0.0)} if isinstance(self.noise, str) else {}
+
+    def resolved(self, hyper: Mapping[str, Tensor]) -> Gaussian:
+        """Return the likelihood with the noise as a number."""
+        if not isinstance(self.noise, str):
+            return self
+        return self.replace(noise=math.exp(self._log_noise(hyper, torch.zeros((), dtype=torch.float64)).item()))
+
+    def check(self, outputs: Tensor, targets: Tensor) -> None:
+        """Raise unless the targets are finite numbers, one per output."""
+        means = self.canonical(outputs)
+        check_rows(targets, len(means), means.shape[1], "Gaussian")
+
+    def canonical(self, outputs: Tensor) -> Tensor:
+        """Return the outputs as ``[B, O]``."""
+        return rows(outputs, "outputs")
+
+    def log_prob(self, outputs: Tensor, targets: Tensor, hyper: Hyper = None) -> Tensor:
+        """Return the log-density of the targets ``[B]``, summed over outputs."""
+        means, log_noise = self.canonical(outputs), self._log_noise(hyper, outputs)
+        z = (rows(targets, "targets").to(means.dtype) - means) * (-log_noise).exp()
+        return (-0.5 * z.square() - log_noise - 0.5 * math.log(2 * math.pi)).sum(dim=-1)
+
+    def gradient(self, outputs: Tensor, targets: Tensor, hyper: Hyper = None) -> Tensor:
+        r"""Return $(f - y) / \sigma^2$."""
+        means = self.canonical(outputs)
+        residuals = means - rows(targets, "targets").to(means.dtype)
+        return residuals * (-2 * self._log_noise(hyper, outputs)).exp()
+
+    def hessian(self, outputs: Tensor, targets: Tensor | None = None, hyper: Hyper = None) -> Tensor:
+        r"""Return $I / \sigma^2$, ``[B, O, O]``."""
+        means = self.canonical(outputs)
+        return torch.diag_embed((-2 * self._log_noise(hyper, outputs)).exp().expand(means.shape))
+
+    def hessian_root(self, outputs: Tensor, targets: Tensor | None = None, hyper: Hyper = None) -> Tensor:
+        r"""Return the columns of $I / \sigma$, ``[O, B, O]``."""
+        means = self.canonical(outputs)
+        return diagonal_root((-self._log_noise(hyper, outputs)).exp().expand(means.shape))
+
+    def sample(self, outputs: Tensor, hyper: Hyper = None, *, generator: torch.Generator | None = None) -> Tensor:
+        """Draw targets in the shape of the outputs."""
+        normal = blank(outputs, generator).normal_(generator=generator).to(outputs.device)
+        return outputs + self._log_noise(hyper, outputs).exp() * normal
+
+    def _drawn_gradient(self, outputs: Tensor, hyper: Hyper, generator: torch.Generator | None) -> Tensor:
+        # The residual is the noise itself; forming outputs + noise - outputs would round it away for large outputs.
+        means = self.canonical(outputs)
+        normal = blank(means, generator).normal_(generator=generator).to(means.device)
+        return -normal * (-self._log_noise(hyper, outputs)).exp()
+
+    def predict(self, outputs: Tensor, hyper: Hyper = None) -> RegressionPrediction:
+        """Return a Gaussian around one network's outputs."""
+        return self.predict_samples(outputs.unsqueeze(0), hyper)
+
+    def predict_samples(
+        self,
+        outputs: Tensor,
+        hyper: Hyper = None,
+        *,
+        log_probs: Tensor | None = None,
+        keep_samples: bool = True,
+    ) -> RegressionPrediction:
+        """Return the equal mixture of Gaussians around the samples' outputs; `log_noise` may be one per sample."""
+        no_link(log_probs)
+        means = torch.stack([self.canonical(sample) for sample in outputs])
+        noise_variance = (2 * self._log_noise(hyper, outputs)).exp().reshape(-1, 1, 1)
+        return RegressionPrediction(means, noise_variance, torch.zeros_like(means))
+
+    def predict_gaussian(
+        self,
+        mean: Tensor,
+        variance: Tensor,
+        hyper: Hyper = None,
+        *,
+        covariance: Tensor | None = None,
+    ) -> RegressionPrediction:
+        """Return one Gaussian per datum: function variance plus noise."""
+        noise_variance = (2 * self._log_noise(hyper, mean)).exp()
+        function_variance = self.canonical(variance).unsqueeze(0)
+        return RegressionPrediction(self.canonical(mean).unsqueeze(0), noise_variance, function_variance, covariance)
+
+    def temper(self, outputs: Tensor, temperature: float) -> tuple[Tensor, Gaussian]:
+        """Multiply the noise, which must be a number, by the temperature."""
+        check_temperature(temperature)
+        if isinstance(self.noise, str):
+            raise InputError(self._unknown)
+        return outputs, self.replace(noise=self.noise * temperature)
+
+    @property
+    def _unknown(self) -> str:
+        return f"The noise of {self!r} is not known yet: fit it first, or give the noise as a number."
+
+    def _log_noise(self, hyper: Hyper, like: Tensor) -> Tensor:
+        """Return log σ as a tensor in the dtype and on the device of `like`."""
+        if not isinstance(self.noise, str):
+            return torch.tensor(math.log(self.noise), dtype=like.dtype, device=like.device)
+        if hyper is None or "log_noise" not in hyper:
+            raise InputError(self._unknown)
+        return hyper["log_noise"].to(dtype=like.dtype, device=like.device)

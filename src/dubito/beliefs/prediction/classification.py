@@ -1,0 +1,173 @@
+"""Predicted classes."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, ClassVar
+
+import torch
+from torch import Tensor
+
+from dubito.beliefs.prediction.base import Prediction, frame
+from dubito.beliefs.prediction.uncertainty import split_entropy
+from dubito.core.errors import InputError, UnsupportedError
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class ClassPrediction(Prediction):
+    r"""Class probabilities, with the entropy split into noise and doubt.
+
+    With weight samples $p_s$ and their mean $\bar p$, all in nats:
+
+    $$\underbrace{H[\bar p]}_{\text{entropy}} = \underbrace{\tfrac1S \sum_s H[p_s]}_{\text{aleatoric}}
+      + \underbrace{I[y; w]}_{\text{epistemic}}$$
+
+    `entropy` is the sum of the other two, so the identity is exact. `log_probs` may come from another link than the
+    mean of the samples (a probit, say); the entropies still describe the samples. They carry no gradient; `log_probs`
+    does.
+
+    Args:
+        log_probs: ``[B, *positions, C]``; in log space, so that an overconfident float32 network has an exact NLL.
+        aleatoric: ``[B, *positions]``, the mean entropy of the samples.
+        epistemic: ``[B, *positions]``, the mutual information of target and weights.
+        samples: ``[S, B, *positions, C]``, the log-probabilities of each weight sample, or None.
+
+    >>> sure_but_split = torch.tensor([[[9.0, -9.0]], [[-9.0, 9.0]]])  # two samples, one datum, two classes
+    >>> prediction = ClassPrediction.from_logit_samples(sure_but_split)
+    >>> round(prediction.entropy.item(), 4), round(prediction.aleatoric.item(), 4)
+    (0.6931, 0.0)
+    """
+
+    log_probs: Tensor
+    aleatoric: Tensor
+    epistemic: Tensor
+    samples: Tensor | None = None
+
+    _batch_axis: ClassVar[dict[str, int]] = {"log_probs": 0, "aleatoric": 0, "epistemic": 0, "samples": 1}
+
+    def __post_init__(self) -> None:
+        shape = self.log_probs.shape
+        if len(shape) < 2 or self.aleatoric.shape != shape[:-1] or self.epistemic.shape != shape[:-1]:
+            raise InputError(
+                f"Log-probabilities of shape {tuple(shape)} do not fit entropies of shapes "
+                f"{tuple(self.aleatoric.shape)} and {tuple(self.epistemic.shape)}."
+            )
+        if self.samples is not None and self.samples.shape[1:] != shape:
+            raise InputError(
+                f"Samples of shape {tuple(self.samples.shape)} do not fit log-probabilities of shape {tuple(shape)}."
+            )
+
+    @classmethod
+    def from_logits(cls, logits: Tensor) -> ClassPrediction:
+        """Predict from one network's logits ``[B, *positions, C]``: softmax, no epistemic part."""
+        return cls.from_logit_samples(logits.unsqueeze(0), keep_samples=False)
+
+    @classmethod
+    def from_logit_samples(
+        cls, logits: Tensor, log_probs: Tensor | None = None, keep_samples: bool = True
+    ) -> ClassPrediction:
+        """Predict from the logits of S weight samples ``[S, B, *positions, C]``.
+
+        Args:
+            logits: One set of logits per sample.
+            log_probs: The predictive log-probabilities where a link gives them; by default the log of the mean sample.
+            keep_samples: Whether the prediction holds the samples' log-probabilities.
+        """
+        samples = _log_softmax(logits)
+        if log_probs is None:
+            log_probs = samples.logsumexp(dim=0) - math.log(len(samples)) if len(samples) > 1 else samples[0]
+        _, aleatoric, epistemic = (part.to(samples.dtype) for part in split_entropy(samples))
+        return cls(log_probs, aleatoric, epistemic, samples if keep_samples else None)
+
+    @property
+    def probs(self) -> Tensor:
+        """The class probabilities ``[B, *positions, C]``."""
+        return self.log_probs.exp()
+
+    @property
+    def entropy(self) -> Tensor:
+        """The total uncertainty in nats ``[B, *positions]``: ``aleatoric + epistemic``."""
+        return self.aleatoric + self.epistemic
+
+    @property
+    def mode(self) -> Tensor:
+        """The most probable class ``[B, *positions]``."""
+        return self.log_probs.argmax(dim=-1)
+
+    @property
+    def confidence(self) -> Tensor:
+        """The probability of the most probable class ``[B, *positions]``."""
+        return self.log_probs.amax(dim=-1).exp()
+
+    @property
+    def num_classes(self) -> int:
+        """The number of classes."""
+        return self.log_probs.shape[-1]
+
+    def log_prob(self, y: Tensor, ignore_index: int | None = None) -> Tensor:
+        """Return the log-probability of the labels ``[B]``, summed over positions; ignored positions count 0.
+
+        Two-class labels may also be floats 0 and 1, as `BCEWithLogitsLoss` has them.
+        """
+        labels = self.checked_targets(y)
+        ignored = torch.zeros_like(labels, dtype=torch.bool) if ignore_index is None else labels == ignore_index
+        wrong = ((labels < 0) | (labels >= self.num_classes)) & ~ignored
+        if wrong.any():
+            raise InputError(f"The label {labels[wrong][0].item()} lies outside of the {self.num_classes} classes.")
+        picked = self.log_probs.gather(-1, labels.masked_fill(ignored, 0).unsqueeze(-1))
+        return picked.masked_fill(ignored.unsqueeze(-1), 0.0).flatten(1).sum(dim=1)
+
+    def to_frame(self, classes: Sequence[str] | None = None) -> pd.DataFrame:
+        """Return one row per datum: the probabilities ``p_<class>``, mode, entropy, aleatoric and epistemic.
+
+        Args:
+            classes: Names of the classes, for the columns and the mode; by default their numbers.
+        """
+        if self.log_probs.ndim != 2:
+            positions = tuple(self.log_probs.shape[1:-1])
+            raise UnsupportedError(
+                f"A frame has one row per datum, but each datum here has positions {positions}: use numpy() instead."
+            )
+        if classes is not None and len(classes) != self.num_classes:
+            raise InputError(f"There are {self.num_classes} classes but {len(classes)} names.")
+        values = self.numpy()
+        names = range(self.num_classes) if classes is None else classes
+        columns: dict[str, Any] = {f"p_{name}": values["probs"][:, c] for c, name in enumerate(names)}
+        columns["mode"] = values["mode"] if classes is None else [classes[c] for c in values["mode"]]
+        return frame(columns | {name: values[name] for name in ("entropy", "aleatoric", "epistemic")})
+
+    def checked_targets(self, y: Tensor) -> Tensor:
+        """Return the labels ``[B, *positions]`` as integers, or raise where they do not fit the prediction."""
+        y = torch.as_tensor(y, device=self.log_probs.device)
+        wanted = self.log_probs.shape[:-1]
+        if y.shape == (*wanted, 1):
+            y = y.squeeze(-1)
+        if y.shape != wanted:
+            raise InputError(f"Labels of shape {tuple(y.shape)} do not fit a prediction that needs {tuple(wanted)}.")
+        if y.is_complex() or (y.is_floating_point() and (self.num_classes != 2 or bool((y != y.round()).any()))):
+            raise InputError(f"Labels must be whole numbers from 0 to {self.num_classes - 1}, not {y.dtype}.")
+        return y.long()
+
+    def _headlines(self) -> dict[str, Tensor]:
+        names = ("probs", "log_probs", "mode", "entropy", "aleatoric", "epistemic")
+        return {name: getattr(self, name) for name in names}
+
+    def __repr__(self) -> str:
+        shape = " x ".join(map(str, self.log_probs.shape[:-1]))
+        parts = [f"{shape} data" if self.log_probs.ndim == 2 else shape, f"{self.num_classes} classes"]
+        parts += [f"mean {name} {getattr(self, name).mean():.3g}" for name in ("entropy", "epistemic")]
+        parts += [] if self.samples is None else [f"{len(self.samples)} samples"]
+        return f"ClassPrediction({', '.join(parts)})"
+
+
+def _log_softmax(logits: Tensor) -> Tensor:
+    """The log-softmax over the last axis; for few classes several times faster than torch's, which works row by row."""
+    if logits.shape[-1] > 64:
+        return logits.log_softmax(dim=-1)
+    shifted = logits - logits.amax(dim=-1, keepdim=True)
+    return shifted - shifted.exp().sum(dim=-1, keepdim=True).log()

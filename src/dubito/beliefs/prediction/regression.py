@@ -1,0 +1,179 @@
+"""Predicted numbers."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, ClassVar
+
+import torch
+from torch import Tensor
+
+from dubito.beliefs.prediction import gaussian_mixture
+from dubito.beliefs.prediction.base import Prediction, frame
+from dubito.core.errors import InputError
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class RegressionPrediction(Prediction):
+    r"""An equally weighted mixture of K Gaussians per datum, with independent outputs within a component.
+
+    $$p(y) = \frac1K \sum_k \prod_o \mathcal N(y_o;\ m_{ko},\ \sigma^2_{ko} + v_{ko})$$
+
+    Density, distribution function, quantiles and CRPS are those of the mixture, not of a moment-matched Gaussian. The
+    variance splits as ``stddev**2 == aleatoric + epistemic``: aleatoric is the mean of $\sigma^2$, epistemic the mean
+    of $v$ plus the spread of the component means.
+
+    Args:
+        means: ``[K, B, O]``; K weight samples or members, or one closed-form Gaussian.
+        noise_variance: The variance of the noise, broadcast to ``[K, B, O]``.
+        function_variance: The variance of the function within a component (a linearised Laplace), broadcast alike.
+        covariance: ``[B, O, O]``, the joint covariance of the function over its outputs where it is known, or None. It
+            is kept for the user; `log_prob` treats outputs as independent.
+
+    >>> prediction = RegressionPrediction(torch.tensor([[[-1.0]], [[1.0]]]), torch.tensor(0.25), torch.tensor(0.0))
+    >>> prediction.aleatoric.item(), prediction.epistemic.item()
+    (0.25, 1.0)
+    """
+
+    means: Tensor
+    noise_variance: Tensor
+    function_variance: Tensor
+    covariance: Tensor | None = None
+
+    _batch_axis: ClassVar[dict[str, int]] = {
+        "means": 1, "noise_variance": 1, "function_variance": 1, "covariance": 0
+    }  # fmt: skip
+
+    def __post_init__(self) -> None:
+        if self.means.ndim != 3:
+            raise InputError(f"The means must be [K, B, O] (components, data, outputs), got {tuple(self.means.shape)}.")
+        for name in ("noise_variance", "function_variance"):
+            value = getattr(self, name)
+            try:
+                object.__setattr__(self, name, value.expand(self.means.shape))
+            except RuntimeError as error:
+                raise InputError(
+                    f"A {name} of shape {tuple(value.shape)} does not fit means of shape {tuple(self.means.shape)}."
+                ) from error
+        _, batch, outputs = self.means.shape
+        if self.covariance is not None and self.covariance.shape != (batch, outputs, outputs):
+            raise InputError(
+                f"The covariance must be [B, O, O] = {(batch, outputs, outputs)}, got {tuple(self.covariance.shape)}."
+            )
+
+    @property
+    def mean(self) -> Tensor:
+        """The predictive mean ``[B, O]``."""
+        return self.means.mean(dim=0)
+
+    @property
+    def aleatoric(self) -> Tensor:
+        """The variance of the noise ``[B, O]``."""
+        return self.noise_variance.mean(dim=0)
+
+    @property
+    def epistemic(self) -> Tensor:
+        """The variance of the function under the posterior ``[B, O]``."""
+        return self.function_variance.mean(dim=0) + self.means.var(dim=0, correction=0)
+
+    @property
+    def variance(self) -> Tensor:
+        """The predictive variance ``[B, O]``: ``aleatoric + epistemic``."""
+        return self.aleatoric + self.epistemic
+
+    @property
+    def stddev(self) -> Tensor:
+        """The predictive standard deviation ``[B, O]``."""
+        return self.variance.sqrt()
+
+    @property
+    def samples(self) -> Tensor | None:
+        """The component means ``[K, B, O]``, or None where there is one component."""
+        return self.means if len(self.means) > 1 else None
+
+    @property
+    def _mixture(self) -> tuple[Tensor, Tensor, Tensor]:
+        """The components' means, standard deviations and weights."""
+        scales = (self.noise_variance + self.function_variance).sqrt()
+        return self.means, scales, self.means.new_full((len(self.means), 1, 1), 1 / len(self.means))
+
+    def log_prob(self, y: Tensor) -> Tensor:
+        """Return the log-density of the mixture at the targets ``[B]``, jointly over outputs."""
+        means, scales, _ = self._mixture
+        z = (self.checked_targets(y) - means) / scales
+        per_component = (-0.5 * z.square() - scales.log() - 0.5 * math.log(2 * math.pi)).sum(dim=-1)
+        return per_component.logsumexp(dim=0) - math.log(len(means))
+
+    def cdf(self, y: Tensor) -> Tensor:
+        """Return the marginal distribution functions at the targets ``[B, O]``."""
+        return gaussian_mixture.cdf(*self._mixture, self.checked_targets(y))
+
+    def quantile(self, q: float) -> Tensor:
+        """Return the q-quantile of each output's mixture ``[B, O]``, solved in float64."""
+        if not 0 < q < 1:
+            raise InputError(f"A quantile must lie strictly between 0 and 1, got {q}.")
+        means, scales, weights = (part.double() for part in self._mixture)
+        return gaussian_mixture.quantile(means, scales, weights, q).to(self.means.dtype)
+
+    def interval(self, level: float = 0.95) -> tuple[Tensor, Tensor]:
+        """Return the ends ``[B, O]`` of the central interval that holds `level` of the probability."""
+        if not 0 < level < 1:
+            raise InputError(f"The level of an interval must lie strictly between 0 and 1, got {level}.")
+        return self.quantile((1 - level) / 2), self.quantile((1 + level) / 2)
+
+    def crps(self, y: Tensor) -> Tensor:
+        """Return the continuous ranked probability score of each output ``[B, O]``, in the units of the target."""
+        return gaussian_mixture.crps(*self._mixture, self.checked_targets(y))
+
+    def rescale(self, loc: float | Tensor, scale: float | Tensor) -> RegressionPrediction:
+        """Return the prediction of ``loc + scale * y``: in original units where targets were standardised.
+
+        Args:
+            loc: A number or one per output ``[O]``.
+            scale: The same, positive.
+        """
+        like = self.means
+        shift = torch.as_tensor(loc, dtype=like.dtype, device=like.device)
+        factor = torch.as_tensor(scale, dtype=like.dtype, device=like.device)
+        if not bool((factor > 0).all()):
+            raise InputError("The scale of the targets must be positive.")
+        rows = factor.expand(like.shape[-1])
+        covariance = None if self.covariance is None else self.covariance * torch.outer(rows, rows)
+        noise, function = (v * factor.square() for v in (self.noise_variance, self.function_variance))
+        return RegressionPrediction(shift + factor * self.means, noise, function, covariance)
+
+    def to_frame(self, level: float = 0.95) -> pd.DataFrame:
+        """Return one row per datum: mean, stddev, and low and high of the interval; many outputs are numbered."""
+        low, high = self.interval(level)
+        values = {"mean": self.mean, "stddev": self.stddev, "low": low, "high": high}
+        arrays = {name: value.detach().cpu().numpy() for name, value in values.items()}
+        num_outputs = self.means.shape[-1]
+        if num_outputs == 1:
+            return frame({name: value[:, 0] for name, value in arrays.items()})
+        return frame({f"{name}_{o}": value[:, o] for o in range(num_outputs) for name, value in arrays.items()})
+
+    def checked_targets(self, y: Tensor) -> Tensor:
+        """Return the targets as ``[B, O]`` in the prediction's precision, or raise where they do not fit."""
+        like = self.means
+        y = torch.as_tensor(y, dtype=like.dtype, device=like.device)
+        if y.ndim == 1 and like.shape[-1] == 1:
+            y = y.unsqueeze(-1)
+        if y.shape != like.shape[1:]:
+            raise InputError(f"Targets of shape {tuple(y.shape)} do not fit a prediction of {tuple(like.shape[1:])}.")
+        if not bool(y.isfinite().all()):
+            raise InputError("The targets hold NaN or infinite values: remove those rows first.")
+        return y
+
+    def _headlines(self) -> dict[str, Tensor]:
+        return {name: getattr(self, name) for name in ("mean", "stddev", "aleatoric", "epistemic")}
+
+    def __repr__(self) -> str:
+        components, batch, outputs = self.means.shape
+        parts = [f"{batch} data", f"{outputs} output{'s' if outputs > 1 else ''}"]
+        parts += [f"mean stddev {self.stddev.mean():.3g}"]
+        parts += [f"{components} components"] if components > 1 else []
+        return f"RegressionPrediction({', '.join(parts)})"

@@ -1,0 +1,71 @@
+"""How much of the uncertainty is noise in the data, and how much is doubt about the weights."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from dubito.core.errors import InputError
+from dubito.core.tensor_checks import check_confidence, widen
+
+
+class EntropyDecomposition(NamedTuple):
+    """Entropies in nats, float64, one per input; `total == aleatoric + epistemic` to the last bit.
+
+    Attributes:
+        total: Entropy of the mean prediction.
+        aleatoric: Mean entropy of the samples: what more data cannot remove.
+        epistemic: Mutual information of label and weights, at least 0: what the samples disagree on.
+    """
+
+    total: Tensor
+    aleatoric: Tensor
+    epistemic: Tensor
+
+
+def entropy_decomposition(log_probs: Tensor) -> EntropyDecomposition:
+    r"""Split the entropy of a mean prediction, $H[\bar p] = \mathbb E_s H[p_s] + I[y; w]$.
+
+    A class of probability zero (log-probability -inf) adds nothing. See Houlsby et al. (2011,
+    https://arxiv.org/abs/1112.5745) and Depeweg et al. (2018, https://arxiv.org/abs/1710.07283).
+
+    Args:
+        log_probs: Log-probabilities of S weight samples, [S, ..., C].
+
+    Returns:
+        Three tensors of shape [...].
+
+    >>> samples = torch.tensor([[[1.0, 0.0]], [[0.0, 1.0]]]).log()  # two samples, each certain, that disagree
+    >>> [round(float(part), 6) for part in entropy_decomposition(samples)]
+    [0.693147, 0.0, 0.693147]
+    """
+    if not log_probs.is_floating_point() or log_probs.ndim < 2 or log_probs.numel() == 0 or log_probs.shape[-1] < 2:
+        raise InputError(
+            "log_probs must be floating point of shape [samples, ..., classes] with at least one sample, one input and "
+            f"two classes, but it is {log_probs.dtype} of shape {tuple(log_probs.shape)}."
+        )
+    samples = widen(log_probs)
+    check_confidence("log_probs", samples.amax(dim=-1).exp(), samples.shape[-1])
+    return split_entropy(samples)
+
+
+def split_entropy(samples: Tensor) -> EntropyDecomposition:
+    """`entropy_decomposition` of what is known to be log-probabilities, unless it is NaN."""
+    samples = widen(samples)
+    mean_probs = samples.new_zeros(samples.shape[1:], dtype=torch.float64)
+    aleatoric = samples.new_zeros(samples.shape[1:-1], dtype=torch.float64)
+    for sample in samples:  # one at a time: a float64 copy of all S would be the largest tensor of an evaluation
+        logs = sample.double().clamp(min=-800, max=0)  # below −800 the probability is 0; above 0 is rounding
+        probs = logs.exp()  # in float32 rounding alone would look like doubt of 1e-7
+        mean_probs += probs
+        aleatoric -= logs.mul_(probs).sum(-1)
+    mean_probs /= len(samples)
+    aleatoric /= len(samples)
+    if bool(aleatoric.isnan().any()):
+        raise InputError("log_probs contains NaN; check the model's outputs before measuring them.")
+    epistemic = (torch.special.entr(mean_probs).sum(-1) - aleatoric).clamp_(min=0)
+    if len(samples) == 1:
+        epistemic.zero_()  # a single sample has nothing to disagree with; rounding must not say otherwise
+    return EntropyDecomposition(aleatoric + epistemic, aleatoric, epistemic)

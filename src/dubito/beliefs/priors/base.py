@@ -1,0 +1,162 @@
+"""The contract of a prior: what is believed about each weight before the data."""
+
+from __future__ import annotations
+
+import math
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from typing import ClassVar, TypeGuard, TypeVar
+
+import torch
+from torch import Tensor
+
+from dubito.core.errors import InputError, UnsupportedError
+from dubito.core.settings import Setting, is_number, setting
+
+Value = float | Tensor  # a number, or one per weight
+P = TypeVar("P", bound="Prior")
+
+
+@setting
+class Prior(Setting, ABC):
+    r"""A distribution $p(w)$ of independent weights.
+
+    Only `log_prob` must be written. `kl` gives the exact divergence of a normal posterior where one is known; else
+    `summed_kl` estimates it without bias from one draw, with the exact entropy of the posterior. A prior with something
+    to learn is `fitted` to a posterior; one that refers to the network (``loc="model"``) is `resolve`-d first.
+    """
+
+    positive: ClassVar[bool] = False
+    """Whether only positive weights are possible: such a prior is for scales, not under a real-valued posterior."""
+
+    proper: ClassVar[bool] = True
+    """Whether the density can be normalized; if not, evidence is defined only up to a constant."""
+
+    learned_fields: ClassVar[tuple[str, ...]] = ()
+    """The tensors that are trained along with the weights."""
+
+    @abstractmethod
+    def log_prob(self, w: Tensor) -> Tensor:
+        """Return the log-density of each weight, in the shape of `w`."""
+
+    def kl(self, q_mean: Tensor, q_scale: Tensor) -> Tensor | None:
+        r"""Return $\mathrm{KL}(\mathcal N(\mu, \sigma^2) \,\|\, p)$ of each weight, or None where none is known.
+
+        Args:
+            q_mean: The means μ of the posterior.
+            q_scale: Its standard deviations σ.
+        """
+        return None
+
+    def summed_kl(self, mean: Tensor, log_scale: Tensor, *, generator: torch.Generator | None = None) -> Tensor:
+        r"""Return $\mathrm{KL}(q \| p)$ summed over the weights of one parameter, differentiable in both arguments.
+
+        Args:
+            mean: The means of a normal posterior.
+            log_scale: The logarithms of its standard deviations.
+            generator: The source of the one draw where there is no closed form; by default the global one.
+        """
+        require_real(self)
+        scale = log_scale.exp()
+        exact = self.kl(mean, scale)
+        if exact is not None:
+            return exact.sum()
+        drawn = mean + scale * _normal(mean.shape, mean, generator)
+        entropy = log_scale.sum() + 0.5 * mean.numel() * math.log(2 * math.pi * math.e)
+        return -entropy - self.fitted(mean, scale).log_prob(drawn).sum()
+
+    def fitted(self, mean: Tensor, scale: Tensor) -> Prior:
+        """Return the prior with what is learned at its best value for a normal posterior; itself if nothing is."""
+        return self
+
+    def penalty(self) -> Tensor | float:
+        """Return the negative log-density of the tensors that are trained with the weights under their hyperprior."""
+        return 0.0
+
+    def resolve(self, name: str, weights: Tensor) -> Prior:
+        """Return the prior of one parameter: the part for its name, with ``loc="model"`` at the given weights."""
+        return self
+
+    def sample(
+        self,
+        shape: Sequence[int],
+        *,
+        dtype: torch.dtype = torch.float32,
+        generator: torch.Generator | None = None,
+    ) -> Tensor:
+        """Draw weights of a given shape, on the generator's device."""
+        raise UnsupportedError(f"{self!r} cannot be sampled: it is not a proper distribution.")
+
+    def mean(self) -> Value:
+        """Return the mean."""
+        raise UnsupportedError(f"{self!r} has no mean.")
+
+    def variance(self) -> Value:
+        """Return the variance."""
+        raise UnsupportedError(f"{self!r} has no variance.")
+
+
+def require_real(prior: Prior) -> None:
+    """Raise where a prior over positive numbers meets a posterior over all numbers."""
+    if prior.positive:
+        raise InputError(
+            f"{prior!r} allows only positive weights, but the posterior is over all real numbers: their divergence is "
+            "infinite; use a prior such as priors.Normal, Laplace or Cauchy."
+        )
+
+
+def check_positive(prior: Prior, *names: str) -> None:
+    """Raise unless the named fields are positive finite numbers, or tensors of them."""
+    for name in names:
+        value = getattr(prior, name)
+        if isinstance(value, Tensor):
+            good = bool(((value > 0) & value.isfinite()).all())
+        else:
+            good = is_number(value) and 0 < value < math.inf
+        if not good:
+            shown = f"a tensor from {value.min():g}" if isinstance(value, Tensor) else repr(value)
+            raise InputError(f"The {name} of {prior.setting_name} must be positive, got {shown}.")
+
+
+def check_number(prior: Prior, *names: str) -> None:
+    """Raise unless the named fields are finite numbers, or tensors of them."""
+    for name in names:
+        value = getattr(prior, name)
+        good = bool(value.isfinite().all()) if isinstance(value, Tensor) else is_number(value) and math.isfinite(value)
+        if not good:
+            raise InputError(f"The {name} of {prior.setting_name} must be a number, got {value!r}.")
+
+
+def unchecked(prior: P, **changes: object) -> P:
+    """Return a copy with some fields changed, without `replace`'s checks: those would wait for values on the device."""
+    changed = object.__new__(type(prior))
+    for name, value in {**prior.fields(), **changes}.items():
+        object.__setattr__(changed, name, value)
+    return changed
+
+
+def blank(shape: Sequence[int], dtype: torch.dtype, generator: torch.Generator | None) -> Tensor:
+    """Return an empty tensor to be filled with noise, on the generator's device."""
+    return torch.empty(tuple(shape), dtype=dtype, device=None if generator is None else generator.device)
+
+
+def like(value: Value, w: Tensor) -> Value:
+    """Return a tensor in the dtype and on the device of `w`; a number stays one."""
+    return value.to(w) if isinstance(value, Tensor) else value
+
+
+def log(value: Value) -> Value:
+    """Return the logarithm of a number or a tensor."""
+    return value.log() if isinstance(value, Tensor) else math.log(value)
+
+
+def _normal(shape: Sequence[int], w: Tensor, generator: torch.Generator | None) -> Tensor:
+    device = w.device if generator is None else generator.device
+    return torch.empty(tuple(shape), dtype=w.dtype, device=device).normal_(generator=generator).to(w.device)
+
+
+def are_positive(values: object, count: int | None = None) -> TypeGuard[tuple[float, ...]]:
+    """Whether it is a tuple or list of positive finite numbers, of at least one, or of `count`."""
+    if not isinstance(values, tuple | list) or not len(values) or (count is not None and len(values) != count):
+        return False
+    return all(is_number(value) and 0 < value < math.inf for value in values)

@@ -1,0 +1,63 @@
+"""The log-normal prior, for scales."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from dubito.beliefs.priors.base import Prior, Value, check_number, check_positive
+from dubito.beliefs.priors.normal import Normal
+from dubito.core.settings import setting
+
+
+@setting
+class LogNormal(Prior):
+    r"""$\log w \sim \mathcal N(m, s^2)$; positive only.
+
+    The divergence between two log-normal distributions is that of their logarithms: ``Normal(loc, scale).kl``.
+
+    Args:
+        loc: The mean m of the logarithm.
+        scale: Its standard deviation s.
+    """
+
+    setting_name = "priors.LogNormal"
+    positive = True
+    loc: Value = 0.0
+    scale: Value = 1.0
+
+    def __post_init__(self) -> None:
+        check_number(self, "loc")
+        check_positive(self, "scale")
+
+    def log_prob(self, w: Tensor) -> Tensor:
+        """Return the log-density, −∞ at zero and below."""
+        logarithm = torch.where(w > 0, w, 1.0).log()
+        inside = Normal(self.loc, self.scale).log_prob(logarithm) - logarithm
+        return torch.where(w > 0, inside, -math.inf)
+
+    def sample(
+        self,
+        shape: Sequence[int],
+        *,
+        dtype: torch.dtype = torch.float32,
+        generator: torch.Generator | None = None,
+    ) -> Tensor:
+        """Draw scales."""
+        return Normal(self.loc, self.scale).sample(shape, dtype=dtype, generator=generator).exp()
+
+    def mean(self) -> Value:
+        """Return $e^{m + s^2 / 2}$."""
+        return _exp(self.loc + self.scale**2 / 2)
+
+    def variance(self) -> Value:
+        """Return $(e^{s^2} - 1) e^{2m + s^2}$."""
+        square = self.scale**2
+        return (_exp(square) - 1) * _exp(2 * self.loc + square)
+
+
+def _exp(value: Value) -> Value:
+    return value.exp() if isinstance(value, Tensor) else math.exp(value)

@@ -1,0 +1,1 @@
+"""Tools that know nothing of networks: errors, settings, parameters by name, randomness, processes, files, batches."""

@@ -1,0 +1,314 @@
+"""Data in, batches out: one `Source` for a DataLoader, a Dataset, an `(inputs, targets)` pair or a list of batches."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.utils.data import BatchSampler, DataLoader, Dataset, DistributedSampler, IterableDataset, TensorDataset
+
+from dubito.core import distributed
+from dubito.core.errors import InputError
+from dubito.core.randomness import Stream
+
+Data = DataLoader[Any] | Dataset[Any] | tuple[Any, Any] | Iterable[Any]
+
+# The names under which a dict batch carries its targets, as Hugging Face and common datasets spell them.
+TARGET_NAMES = ("labels", "label", "targets", "target", "y")
+
+
+class Batch(NamedTuple):
+    """One batch as a method sees it: this process's rows, and the size of the whole batch over all processes."""
+
+    inputs: Any
+    targets: Any
+    size: int
+
+    @property
+    def num_rows(self) -> int:
+        """The number of this process's rows; it may be 0."""
+        return num_rows(self.inputs)
+
+
+class Source:
+    """Batches of one data set, any number of times, in an order that can be repeated.
+
+    Args:
+        data: A DataLoader, a Dataset, an `(inputs, targets)` pair of tensors or arrays (or a dict that holds both), or
+            a list of batches.
+        batch_size: For data that is not batched yet.
+        shuffle: For data that is not batched yet.
+        num_data: The number of examples where the data cannot be counted (an `IterableDataset`).
+        must_count: Raise where the number of examples is unknown; predicting does not need it.
+        shard: Give each process its own rows of every batch, where there are several.
+        device: Where the model is; tensors are moved there.
+        dtype: The model's dtype; floating tensors are cast to it.
+
+    Attributes:
+        num_data: The number of examples in one pass, 0 where it is not known.
+        num_batches: The number of batches in one pass, or None.
+        in_memory: The batches that are at hand without asking a loader (a pair is one), or None.
+    """
+
+    def __init__(
+        self,
+        data: Data,
+        *,
+        batch_size: int = 128,
+        shuffle: bool = False,
+        num_data: int | None = None,
+        must_count: bool = True,
+        shard: bool = True,
+        device: torch.device | None = None,
+        dtype: torch.dtype | None = None,
+    ) -> None:
+        self.device, self.dtype, self.shard = device, dtype, shard
+        self.pair = _as_pair(data)
+        self.in_memory = [self.pair] if self.pair is not None else data if isinstance(data, list) else None
+        self.generators: list[torch.Generator] = []
+        if self.pair is not None:
+            rows: int | None = num_rows(self.pair)
+            self._start: Callable[[], Iterator[Any]] = lambda: _pair_batches(self.pair, batch_size, shuffle)
+            self.num_batches: int | None = math.ceil(num_rows(self.pair) / batch_size)
+        else:
+            loader, rows = _as_loader(data, batch_size, shuffle)
+            self._start = lambda: iter(loader)
+            self.num_batches = _length(loader)
+            self.generators = _generators_of(loader)
+        if rows is None and num_data is None and must_count:
+            raise InputError("The number of examples cannot be counted from this data: say it with `num_data=`.")
+        self.num_data = (rows or 0) if num_data is None else num_data
+        if self.num_data <= 0 and (must_count or rows is not None):
+            raise InputError("The data is empty.")
+
+    def generator_states(self) -> list[Tensor]:
+        """Return the states of the generators that the user's own loader draws from."""
+        return [generator.get_state() for generator in self.generators]
+
+    def set_generator_states(self, states: list[Tensor]) -> None:
+        """Put the generators of the user's loader back to earlier states."""
+        for generator, state in zip(self.generators, states, strict=True):
+            generator.set_state(state)
+
+    def stream(self, seed: int) -> Stream:
+        """Return a timeline for one pass; a user's dataset may also draw from the generators of other libraries."""
+        return Stream(seed, libraries=self.in_memory is None)
+
+    def epoch(self, stream: Stream | None = None, skip: int = 0) -> Iterator[Batch]:
+        """Yield the batches of one pass, without the first `skip`; the loader's global randomness is `stream`."""
+        for index, raw in enumerate(self._raw(stream)):
+            if index >= skip:
+                yield self._batch(raw, self.shard and distributed.is_active())
+
+    def replay(self) -> Iterator[Batch]:
+        """Yield the batches of a pass that is the same each time and leaves the loader's generators as they were."""
+        states = self.generator_states()
+        try:
+            yield from self.epoch()
+        finally:
+            self.set_generator_states(states)
+
+    def full(self, stream: Stream | None = None) -> Batch:
+        """Return all the data as one batch."""
+        parts = list(self.epoch(stream))
+        inputs = concatenate([part.inputs for part in parts])
+        targets = None if parts[0].targets is None else concatenate([part.targets for part in parts])
+        return Batch(inputs, targets, sum(part.size for part in parts))
+
+    def first(self) -> Batch:
+        """Return the whole first batch, for a look at the data that moves no generator."""
+        states = self.generator_states()
+        raw = next(self._raw(), None)
+        self.set_generator_states(states)
+        if raw is None:
+            raise InputError("The data is empty.")
+        return self._batch(raw, shard=False)
+
+    def place(self, tree: Any) -> Any:
+        """Move a nest of tensors to the model's device, floating ones to its dtype."""
+        return place(tree, self.device, self.dtype)
+
+    def _raw(self, stream: Stream | None = None) -> Iterator[Any]:
+        stream = stream or self.stream(0)
+        with stream.active():
+            iterator = self._start()
+        while True:
+            with stream.active():
+                try:
+                    raw = next(iterator)
+                except StopIteration:
+                    return
+            yield raw
+
+    def _batch(self, raw: Any, shard: bool) -> Batch:
+        inputs, targets = as_tensors(split(raw))
+        size = num_rows(inputs)
+        if shard:
+            mine = distributed.rows(size)
+            inputs, targets = take(inputs, mine), take(targets, mine)
+        return Batch(self.place(inputs), self.place(targets), size)
+
+
+def split(raw: Any) -> tuple[Any, Any]:
+    """Split one batch into inputs and targets.
+
+    A pair is (inputs, targets); a longer tuple has its targets last and its inputs are passed to the model one by one;
+    a mapping has its targets under one of `TARGET_NAMES`; anything else is inputs without targets.
+    """
+    if isinstance(raw, Mapping):
+        for name in TARGET_NAMES:
+            if name in raw:
+                return {key: value for key, value in raw.items() if key != name}, raw[name]
+        return raw, None
+    if isinstance(raw, tuple | list) and len(raw) >= 2:
+        return (raw[0] if len(raw) == 2 else tuple(raw[:-1])), raw[-1]
+    if isinstance(raw, tuple | list) and len(raw) == 1:
+        return raw[0], None
+    return raw, None
+
+
+def leaves(tree: Any) -> Iterator[Tensor]:
+    """Yield the tensors of a nest of tuples, lists and mappings."""
+    if isinstance(tree, Tensor):
+        yield tree
+    elif isinstance(tree, Mapping):
+        for value in tree.values():
+            yield from leaves(value)
+    elif isinstance(tree, tuple | list):
+        for value in tree:
+            yield from leaves(value)
+
+
+def map_leaves(function: Callable[[Tensor], Tensor], tree: Any) -> Any:
+    """Apply `function` to every tensor of a nest; what is not a tensor passes through."""
+    if isinstance(tree, Tensor):
+        return function(tree)
+    if isinstance(tree, np.ndarray):
+        shareable = tree.flags.writeable and min(tree.strides, default=0) >= 0  # else torch warns or refuses
+        return function(torch.as_tensor(tree if shareable else tree.copy()))
+    if isinstance(tree, Mapping):
+        return {key: map_leaves(function, value) for key, value in tree.items()}
+    if isinstance(tree, tuple | list):
+        return tuple(map_leaves(function, value) for value in tree)
+    return tree
+
+
+def as_tensors(tree: Any) -> Any:
+    """Turn the arrays of a nest into tensors that share their memory."""
+    return map_leaves(lambda tensor: tensor, tree)
+
+
+def num_rows(tree: Any) -> int:
+    """Return the common length of the first axis of every tensor in a nest."""
+    sizes = {tensor.shape[0] if tensor.ndim else 1 for tensor in leaves(tree)}
+    if len(sizes) > 1:
+        raise InputError(f"The tensors of one batch differ in their number of rows: {sorted(sizes)}.")
+    if not sizes:
+        raise InputError("A batch holds no tensor: inputs must be tensors, arrays, or tuples and dicts of them.")
+    return sizes.pop()
+
+
+def take(tree: Any, index: Any) -> Any:
+    """Index every tensor of a nest along its rows."""
+    return map_leaves(lambda tensor: tensor[index], tree)
+
+
+def place(tree: Any, device: torch.device | None, dtype: torch.dtype | None) -> Any:
+    """Move a nest of tensors to `device`, floating ones to `dtype`."""
+    return map_leaves(lambda t: t.to(device=device, dtype=dtype if t.is_floating_point() else None), tree)
+
+
+def concatenate(trees: list[Any]) -> Any:
+    """Concatenate nests of the same structure along their rows."""
+    first = trees[0]
+    if isinstance(first, Tensor):
+        return torch.cat(trees)
+    if isinstance(first, Mapping):
+        return {key: concatenate([tree[key] for tree in trees]) for key in first}
+    if isinstance(first, tuple | list):
+        return tuple(concatenate([tree[i] for tree in trees]) for i in range(len(first)))
+    return first
+
+
+def is_finite(tree: Any) -> bool:
+    """Whether every floating tensor of a nest is free of NaN and infinities."""
+    return all(bool(torch.isfinite(tensor.sum())) or bool(tensor.isfinite().all())
+               for tensor in leaves(tree) if tensor.is_floating_point())  # fmt: skip
+
+
+def _as_pair(data: Any) -> tuple[Any, Any] | None:
+    if isinstance(data, TensorDataset) and len(data.tensors) > 1:
+        data = split(data.tensors)
+    elif isinstance(data, Mapping):
+        data = split(data)
+    elif isinstance(data, list) and len(data) == 2 and all(isinstance(part, Tensor | np.ndarray) for part in data):
+        data = tuple(data)
+    if not isinstance(data, tuple):
+        return None
+    if len(data) != 2:
+        raise InputError(f"Data given as a tuple must be (inputs, targets), not {len(data)} items.")
+    inputs, targets = as_tensors(data)
+    if targets is None:
+        raise InputError("The data has inputs but no targets: give (inputs, targets).")
+    if num_rows(inputs) != num_rows(targets):
+        raise InputError(f"There are {num_rows(inputs)} inputs but {num_rows(targets)} targets.")
+    return inputs, targets
+
+
+def _pair_batches(pair: Any, batch_size: int, shuffle: bool) -> Iterator[Any]:
+    """Slice a pair of tensors; many times faster than collating examples one by one."""
+    size = num_rows(pair)
+    order = torch.randperm(size) if shuffle else None
+    for start in range(0, size, batch_size):
+        stop = min(start + batch_size, size)
+        yield take(pair, slice(start, stop) if order is None else order[start:stop])
+
+
+def _as_loader(data: Any, batch_size: int, shuffle: bool) -> tuple[Any, int | None]:
+    """Return something to iterate over, and the number of examples where it can be counted."""
+    if isinstance(data, DataLoader):
+        return data, _count_loader(data)
+    if isinstance(data, IterableDataset):
+        return DataLoader(data, batch_size=batch_size), None
+    if isinstance(data, list):
+        return data, sum(num_rows(as_tensors(split(raw)[0])) for raw in data)
+    if hasattr(data, "__getitem__") and hasattr(data, "__len__") and not isinstance(data, str):
+        return (DataLoader(data, batch_size=batch_size, shuffle=shuffle) if len(data) else []), len(data)
+    if hasattr(data, "__iter__") and not isinstance(data, Iterator | str):
+        return data, None
+    raise InputError(
+        f"Data must be a DataLoader, a Dataset with a length, an (inputs, targets) pair or a list of batches, not a "
+        f"{type(data).__name__}."
+    )
+
+
+def _count_loader(loader: DataLoader[Any]) -> int | None:
+    """Count the examples of one pass; a loader whose dataset makes the batches itself cannot be counted."""
+    sampler = loader.batch_sampler
+    if isinstance(getattr(sampler, "sampler", loader.sampler), DistributedSampler) and distributed.is_active():
+        raise InputError("Dubito gives each process its own rows: use a loader without a DistributedSampler.")
+    if isinstance(loader.dataset, IterableDataset) or sampler is None:
+        return None
+    if not isinstance(sampler, BatchSampler):
+        return _length(loader.dataset)
+    total, length = _length(sampler.sampler), _length(sampler)
+    return length * sampler.batch_size if sampler.drop_last and length is not None else total
+
+
+def _length(sized: Any) -> int | None:
+    try:
+        return len(sized)
+    except TypeError:
+        return None
+
+
+def _generators_of(loader: Any) -> list[torch.Generator]:
+    """Return the explicit generators that a user's loader draws from, each once."""
+    batch_sampler = getattr(loader, "batch_sampler", None)
+    holders = (loader, getattr(loader, "sampler", None), batch_sampler, getattr(batch_sampler, "sampler", None))
+    found = (getattr(holder, "generator", None) for holder in holders)
+    return list({id(g): g for g in found if isinstance(g, torch.Generator)}.values())

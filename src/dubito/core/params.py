@@ -1,0 +1,145 @@
+"""The algebra of `Params`: a network's weights as a dict from the user's own parameter names to tensors.
+
+Tied parameters appear once, under the first name that `model.named_parameters()` gives them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from dubito.core.errors import InputError
+
+Params = dict[str, Tensor]
+Buffers = dict[str, Tensor]
+
+
+def of(model: nn.Module) -> Params:
+    """Return a copy of every parameter of `model`, detached."""
+    return {name: value.detach().clone() for name, value in model.named_parameters()}
+
+
+def buffers_of(model: nn.Module) -> Buffers:
+    """Return a copy of every buffer of `model`."""
+    return {name: value.detach().clone() for name, value in model.named_buffers()}
+
+
+def trainable(model: nn.Module) -> list[str]:
+    """Return the names of the parameters that ask for gradients."""
+    return [name for name, value in model.named_parameters() if value.requires_grad]
+
+
+def load_(model: nn.Module, params: Mapping[str, Tensor], buffers: Mapping[str, Tensor] | None = None) -> nn.Module:
+    """Copy `params` and `buffers` into `model` (one of our own copies, never the user's)."""
+    targets: dict[str, Tensor] = {**dict(model.named_parameters()), **dict(model.named_buffers())}
+    with torch.no_grad():
+        for name, value in {**params, **(buffers or {})}.items():
+            if name not in targets or targets[name].shape != value.shape:
+                where = tuple(targets[name].shape) if name in targets else "absent"
+                raise InputError(f"'{name}' has shape {tuple(value.shape)} here but is {where} in the model.")
+            if targets[name] is not value:
+                targets[name].copy_(value)
+    return model
+
+
+def call(model: nn.Module, inputs: Any) -> Tensor:
+    """Call `model` on one batch of inputs: a tuple is spread over positions, a mapping over names.
+
+    An output with a `logits` field (as Hugging Face models return) gives that field.
+    """
+    if isinstance(inputs, tuple | list):
+        output = model(*inputs)
+    elif isinstance(inputs, Mapping):
+        output = model(**inputs)
+    else:
+        output = model(inputs)
+    if isinstance(output, Tensor):
+        return output
+    logits = output.get("logits") if isinstance(output, Mapping) else getattr(output, "logits", None)
+    if not isinstance(logits, Tensor):
+        raise InputError(f"The model returned a {type(output).__name__}; it must return a tensor or carry `.logits`.")
+    return logits
+
+
+def functional_call(model: nn.Module, params: Mapping[str, Tensor], inputs: Any) -> Tensor:
+    """Call `model` with `params` in the place of its own; tied weights stay tied."""
+    with swapped(model, params):
+        return call(model, inputs)
+
+
+@contextmanager
+def swapped(model: nn.Module, params: Mapping[str, Tensor]) -> Iterator[nn.Module]:
+    """Lend `params` (tensors of any kind, also non-leaf) to `model` for the length of the block."""
+    from torch.nn.utils import stateless
+
+    with stateless._reparametrize_module(model, dict(params), tie_weights=True):
+        yield model
+
+
+def map_values(function: Callable[..., Tensor], first: Params, *others: Params) -> Params:
+    """Apply `function` name by name.
+
+    >>> import torch
+    >>> map_values(torch.add, {"w": torch.ones(2)}, {"w": torch.ones(2)})["w"].tolist()
+    [2.0, 2.0]
+    """
+    for other in others:
+        check_same(first, other)
+    return {name: function(value, *(other[name] for other in others)) for name, value in first.items()}
+
+
+def add(a: Params, b: Params, scale: float = 1.0) -> Params:
+    """Return ``a + scale * b``."""
+    return map_values(lambda x, y: x + scale * y, a, b)
+
+
+def multiply(a: Params, scale: float) -> Params:
+    """Return ``scale * a``."""
+    return map_values(lambda x: x * scale, a)
+
+
+def zeros_like(a: Params) -> Params:
+    """Return zeros in the shapes of `a`."""
+    return map_values(torch.zeros_like, a)
+
+
+def clone(a: Params) -> Params:
+    """Return a detached copy."""
+    return map_values(lambda x: x.detach().clone(), a)
+
+
+def dot(a: Params, b: Params) -> Tensor:
+    """Return the inner product over all names, summed in float64."""
+    check_same(a, b)
+    return torch.stack([(a[name].double() * b[name].double()).sum() for name in a]).sum()
+
+
+def stack(many: list[Params]) -> Params:
+    """Stack parameter sets along a new leading axis ``[S]``."""
+    return {name: torch.stack([one[name] for one in many]) for name in many[0]}
+
+
+def unstack(stacked: Params) -> list[Params]:
+    """Undo `stack`."""
+    size = next(iter(stacked.values())).shape[0]
+    return [{name: value[s] for name, value in stacked.items()} for s in range(size)]
+
+
+def num_weights(a: Params) -> int:
+    """Return the number of scalars."""
+    return sum(value.numel() for value in a.values())
+
+
+def check_same(a: Mapping[str, Tensor], b: Mapping[str, Tensor]) -> None:
+    """Raise if two parameter sets differ in their names or shapes."""
+    if a.keys() != b.keys():
+        differing = sorted(a.keys() ^ b.keys())
+        raise InputError(f"Two parameter sets differ in their names: {', '.join(differing[:5])}.")
+    for name in a:
+        if a[name].shape != b[name].shape:
+            shapes = f"{tuple(a[name].shape)} in one set and {tuple(b[name].shape)} in another"
+            raise InputError(f"'{name}' has shape {shapes}.")

@@ -1,0 +1,266 @@
+"""Settings: frozen objects that say what to do. They print as typed, hash, compare, and travel as JSON or text.
+
+Recipes, selection rules, priors, likelihoods, objectives, pruning rules and `Training` are all settings. A setting is a
+frozen dataclass whose fields are plain values, tuples, dicts, tensors or other settings. A tensor compares by its
+digest and is written beside the JSON, never into it.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import hashlib
+import importlib
+import json
+import math
+import sys
+from collections.abc import Mapping
+from numbers import Integral, Real
+from typing import Any, ClassVar, Self, TypeGuard, TypeVar, dataclass_transform
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from dubito.core.errors import InputError
+
+_T = TypeVar("_T")
+_REGISTRY: dict[str, type[Setting]] = {}
+
+
+def digest(tensor: Tensor) -> str:
+    """Return a short digest of a tensor's type, shape and bytes."""
+    value = tensor.detach().cpu().contiguous()
+    head = f"{value.dtype}{tuple(value.shape)}".encode()
+    body = value.reshape(-1).view(torch.uint8).numpy().tobytes() if value.numel() else b""
+    return hashlib.sha256(head + body).hexdigest()[:16]
+
+
+class Setting:
+    """A frozen dataclass of settings; subclasses are found by `setting_name`, such as ``"priors.Normal"``."""
+
+    setting_name: ClassVar[str] = ""
+
+    def __init_subclass__(cls, **kwargs: Any) -> None:
+        super().__init_subclass__(**kwargs)
+        if "setting_name" in cls.__dict__:
+            _REGISTRY[_key(cls.setting_name)] = cls
+        else:  # never the name of its parent, as which it would be read back
+            cls.setting_name = cls.__name__
+
+    def fields(self) -> dict[str, Any]:
+        """Return the fields by name, in the order of the signature."""
+        return {field.name: getattr(self, field.name) for field in _fields(self)}
+
+    def changed_fields(self) -> dict[str, Any]:
+        """Return the fields that differ from their defaults."""
+        defaults = {field.name: _default(field) for field in _fields(self)}
+        return {k: v for k, v in self.fields().items() if canonical(v) != canonical(defaults[k])}
+
+    def replace(self, **changes: Any) -> Self:
+        """Return a copy with some fields changed."""
+        return dataclasses.replace(self, **changes)  # type: ignore[type-var]
+
+    def to_json(self, tensors: dict[str, Tensor] | None = None) -> dict[str, Any]:
+        """Return a JSON value; tensors among the fields are put into `tensors` under their digest."""
+        return _encode(self, tensors)
+
+    @staticmethod
+    def from_json(value: Mapping[str, Any], tensors: Mapping[str, Tensor] | None = None) -> Any:
+        """Return the setting that `to_json` wrote."""
+        return _decode(value, tensors or {})
+
+    def __repr__(self) -> str:
+        changed, shown = self.changed_fields(), []
+        for field in _fields(self):
+            if field.name not in changed:
+                continue
+            leading = _default(field) is dataclasses.MISSING and not field.kw_only
+            shown.append(_show(changed[field.name]) if leading else f"{field.name}={_show(changed[field.name])}")
+        return f"{self.setting_name}({', '.join(shown)})"
+
+    def __eq__(self, other: object) -> bool:
+        return type(other) is type(self) and canonical(self) == canonical(other)
+
+    def __hash__(self) -> int:
+        return hash(canonical(self))
+
+
+@dataclass_transform(eq_default=False, frozen_default=True)
+def setting(cls: type[_T]) -> type[_T]:
+    """Turn a class into a frozen dataclass that keeps the comparison, hash and text of `Setting`."""
+    return dataclasses.dataclass(frozen=True, eq=False, repr=False)(cls)
+
+
+@dataclasses.dataclass(frozen=True)
+class Absent:
+    """The place of an object that is compared by its content but not saved with the setting, such as a posterior."""
+
+    content: str
+
+    def digest(self) -> str:
+        """Return the digest of the object that was here."""
+        return self.content
+
+
+def canonical(value: Any) -> str:
+    """Return text that is the same for equal values: 1 and 1.0, a list and a tuple, two tensors of the same content."""
+    return json.dumps(_encode(value, None, exact=False), sort_keys=True)
+
+
+def find(name: str, namespace: str = "") -> type[Setting]:
+    """Return the setting called `name`; upper case, "-" and "_" do not matter.
+
+    A name without a prefix is looked for in `namespace`, then among the recipes, then everywhere.
+    """
+    key = _key(name)
+    preferred = key if "." in key or not namespace else f"{_key(namespace)}.{key}"
+    if preferred not in _REGISTRY:
+        load_all()
+    for candidate in (preferred, key):
+        if candidate in _REGISTRY:
+            return _REGISTRY[candidate]
+    elsewhere = [cls for full, cls in _REGISTRY.items() if full.split(".")[-1] == key]
+    if len(elsewhere) == 1:
+        return elsewhere[0]
+    if elsewhere:
+        raise InputError(f"'{name}' could be any of {_names(elsewhere)}: write the full name.")
+    known = [cls for full, cls in _REGISTRY.items() if full.rpartition(".")[0] == _key(namespace)]
+    raise InputError(f"There is no setting called '{name}'; known here: {_names(known)}.")
+
+
+@functools.cache
+def load_all() -> None:
+    """Touch the whole public surface, so that all settings and posteriors are defined and therefore registered."""
+    package = importlib.import_module(__name__.partition(".")[0])
+    for part in (package, *(getattr(package, name) for name in package.__all__)):
+        for name in getattr(part, "__all__", ()):
+            getattr(part, name)
+
+
+def _key(name: str) -> str:
+    return name.lower().replace("-", "").replace("_", "")
+
+
+def _names(classes: list[type[Setting]]) -> str:
+    return ", ".join(sorted(cls.setting_name for cls in classes)) or "none"
+
+
+def _fields(setting: Any) -> tuple[dataclasses.Field[Any], ...]:
+    return dataclasses.fields(setting)
+
+
+def _default(field: dataclasses.Field[Any]) -> Any:
+    if field.default_factory is not dataclasses.MISSING:
+        return field.default_factory()
+    return field.default
+
+
+def _show(value: Any) -> str:
+    """Return the text that `dubito.parse` reads as `value`, where there is one."""
+    if isinstance(value, Tensor):
+        return f"<tensor {'x'.join(map(str, value.shape))} {digest(value)[:6]}>"
+    if isinstance(value, Mapping):
+        return "{" + ", ".join(f"{_show(k)}: {_show(v)}" for k, v in value.items()) + "}"
+    if isinstance(value, list):
+        return "[" + ", ".join(map(_show, value)) + "]"
+    if isinstance(value, tuple):
+        return "(" + ", ".join(map(_show, value)) + ("," if len(value) == 1 else "") + ")"
+    if isinstance(value, type):
+        return f"nn.{value.__name__}" if value.__module__.startswith("torch.nn.") else value.__qualname__
+    return repr(value.item() if isinstance(value, np.generic) else value)
+
+
+def _encode(value: Any, tensors: dict[str, Tensor] | None, exact: bool = True) -> Any:
+    """Return `value` as JSON; not `exact` writes numbers that are equal in the same way."""
+
+    def encode(part: Any) -> Any:
+        return _encode(part, tensors, exact)
+
+    if isinstance(value, Setting):
+        return {"$setting": value.setting_name, **{k: encode(v) for k, v in value.fields().items()}}
+    if isinstance(value, Tensor):
+        key = digest(value)
+        if tensors is not None:
+            tensors[key] = value.detach().cpu()
+        return {"$tensor": key}
+    if isinstance(value, Mapping):
+        pairs = [[encode(k), encode(v)] for k, v in value.items()]
+        return {"$dict": pairs if exact else sorted(pairs, key=json.dumps)}
+    if isinstance(value, tuple | list):
+        return {"$tuple": [encode(v) for v in value]}
+    if isinstance(value, type):
+        return {"$type": f"{value.__module__}:{value.__qualname__}"}
+    if isinstance(value, np.generic):
+        return encode(value.item())
+    if isinstance(value, float) and not math.isfinite(value):
+        return {"$float": str(value)}
+    if isinstance(value, float) and not exact and value.is_integer():
+        return int(value)
+    if value is None or isinstance(value, bool | int | float | str):
+        return value
+    if value is dataclasses.MISSING:
+        return {"$missing": True}
+    if callable(getattr(value, "digest", None)):  # a posterior inside a setting: compared by its content
+        return {"$object": value.digest()}
+    raise InputError(f"A setting cannot hold a {type(value).__name__}; use numbers, text, tensors or other settings.")
+
+
+def _decode(value: Any, tensors: Mapping[str, Tensor]) -> Any:
+    if not isinstance(value, Mapping):
+        return value
+    if "$setting" in value:
+        return _decode_setting(value, tensors)
+    if "$tensor" in value:
+        if value["$tensor"] not in tensors:
+            raise InputError("A tensor of this setting was not saved beside its JSON.")
+        return tensors[value["$tensor"]]
+    if "$dict" in value:
+        return {_decode(k, tensors): _decode(v, tensors) for k, v in value["$dict"]}
+    if "$tuple" in value:
+        return tuple(_decode(v, tensors) for v in value["$tuple"])
+    if "$float" in value:
+        return float(value["$float"])
+    if "$type" in value:
+        return _decode_type(value["$type"])
+    if "$object" in value:
+        return Absent(value["$object"])
+    raise InputError(f"A setting holds something that cannot be read back: {sorted(value)}.")
+
+
+def _decode_setting(value: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> Setting:
+    cls = find(value["$setting"])
+    fields = {k: _decode(v, tensors) for k, v in value.items() if k != "$setting"}
+    unknown = fields.keys() - {field.name for field in _fields(cls)}
+    if unknown:
+        raise InputError(f"{cls.setting_name} has no setting '{min(unknown)}' in this version of Dubito: upgrade it.")
+    return cls(**fields)
+
+
+def _decode_type(text: str) -> type[Any]:
+    """Return a type by name from a module that is loaded already: reading a file never runs an import of its choice."""
+    module, _, name = text.partition(":")
+    found: Any = sys.modules.get(module)
+    for part in name.split("."):
+        found = getattr(found, part, None)
+    if not isinstance(found, type):
+        raise InputError(f"A saved setting names the type '{text}': import the module that defines it first.")
+    return found
+
+
+def is_number(value: object) -> TypeGuard[float]:
+    """Whether something is a plain real number; a bool is not one.
+
+    >>> is_number(0.5), is_number(True), is_number("0.5")
+    (True, False, False)
+    """
+    return isinstance(value, Real) and not isinstance(value, bool)
+
+
+def is_whole(value: object, least: int) -> TypeGuard[int]:
+    """Whether something is a whole number of at least `least`; a bool is not one.
+
+    >>> is_whole(3, 1), is_whole(0, 1), is_whole(3.0, 1)
+    (True, False, False)
+    """
+    return isinstance(value, Integral) and not isinstance(value, bool) and int(value) >= least

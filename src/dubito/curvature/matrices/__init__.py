@@ -1,0 +1,26 @@
+r"""Symmetric positive semi-definite matrices over the selected weights, one structure per file.
+
+Each holds a curvature `H` and answers for the precision :math:`P = s\,H + \mathrm{diag}(\lambda)`: its log-determinant
+(`log_det`, differentiable in `s` and `λ`) and its inverse (`covariance`, which samples, solves and gives marginal
+variances). `λ` is a number (a 0-dimensional tensor) or one value per weight.
+"""
+
+from dubito.curvature.matrices.base import Covariance, Matrix
+from dubito.curvature.matrices.dense import Dense, DenseCovariance
+from dubito.curvature.matrices.diagonal import Diagonal, DiagonalCovariance
+from dubito.curvature.matrices.kronecker import Block, Kronecker, KroneckerCovariance
+from dubito.curvature.matrices.low_rank import LowRank, LowRankCovariance
+
+__all__ = [
+    "Block",
+    "Covariance",
+    "Dense",
+    "DenseCovariance",
+    "Diagonal",
+    "DiagonalCovariance",
+    "Kronecker",
+    "KroneckerCovariance",
+    "LowRank",
+    "LowRankCovariance",
+    "Matrix",
+]

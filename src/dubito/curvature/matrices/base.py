@@ -1,0 +1,112 @@
+"""The contract of a structured curvature matrix and of the covariance that it gives."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from typing import Any, Self
+
+import torch
+from torch import Tensor
+
+from dubito.core.errors import InputError, NonFiniteError
+
+# Into how many blocks of columns half a product is divided, and the fewest columns of one.
+BLOCKS, NARROWEST = 8, 128
+
+
+class Covariance(ABC):
+    r"""The inverse of a precision :math:`P = s H + \mathrm{diag}(\lambda)`."""
+
+    @abstractmethod
+    def variance(self) -> Tensor:
+        """The marginal variances, ``[D]``."""
+
+    @abstractmethod
+    def solve(self, vectors: Tensor) -> Tensor:
+        """``P⁻¹ v`` for vectors ``[..., D]``."""
+
+    @abstractmethod
+    def color(self, noise: Tensor) -> Tensor:
+        """Turn standard normal noise ``[S, D]`` into draws with this covariance."""
+
+    def sample(self, num_samples: int, size: int, generator: torch.Generator, like: Tensor) -> Tensor:
+        """Draw ``[S, D]`` vectors of mean zero."""
+        noise = torch.randn(num_samples, size, generator=generator, dtype=torch.float64, device=generator.device)
+        return self.color(noise.to(like.device)).to(like.dtype)
+
+
+class Matrix(ABC):
+    """A symmetric positive semi-definite matrix over `size` weights."""
+
+    size: int
+
+    @abstractmethod
+    def diagonal(self) -> Tensor:
+        """The diagonal, ``[D]``."""
+
+    @abstractmethod
+    def matmul(self, vectors: Tensor) -> Tensor:
+        """``H v`` for vectors ``[..., D]``."""
+
+    @abstractmethod
+    def log_det(self, prior: Tensor, scale: Tensor) -> Tensor:
+        r""":math:`\log\det(s H + \mathrm{diag}(\lambda))`, differentiable in both."""
+
+    @abstractmethod
+    def covariance(self, prior: Tensor, scale: Tensor) -> Covariance:
+        r""":math:`(s H + \mathrm{diag}(\lambda))^{-1}`."""
+
+    def covariances(self, priors: Tensor, scale: Tensor) -> list[Covariance]:
+        """The covariance for each of several numbers λ, sharing what they can."""
+        return [self.covariance(prior, scale) for prior in priors]
+
+    @abstractmethod
+    def state(self) -> dict[str, Any]:
+        """Tensors and plain values from which `from_state` makes the matrix again."""
+
+    @classmethod
+    @abstractmethod
+    def from_state(cls, state: dict[str, Any]) -> Self:
+        """Undo `state`."""
+
+    def precision_matmul(self, vectors: Tensor, prior: Tensor, scale: Tensor) -> Tensor:
+        """``(s H + diag(λ)) v``."""
+        return scale * self.matmul(vectors) + prior * vectors
+
+
+def eigh(matrix: Tensor) -> tuple[Tensor, Tensor]:
+    """Eigenvalues (negative ones set to 0) and eigenvectors, in float64: float32 fails on degenerate matrices."""
+    values, vectors = torch.linalg.eigh(check_finite(matrix).double())
+    return values.clamp_min(0.0), vectors
+
+
+def check_finite(curvature: Tensor) -> Tensor:
+    """Return the numbers, all of which are finite; `isfinite` of all would be a copy or two of them."""
+    if curvature.numel() and not bool(torch.stack(curvature.detach().aminmax()).isfinite().all()):
+        raise NonFiniteError("The curvature is not finite: look for NaN weights or extreme outputs of the network.")
+    return curvature
+
+
+def check_positive(precision: Tensor) -> Tensor:
+    """Return the precisions, all of which are positive."""
+    if not bool((check_finite(precision) > 0).all()):
+        raise singular()
+    return precision
+
+
+def singular() -> InputError:
+    """The error of a precision matrix that has no inverse."""
+    return InputError(
+        "The precision of the selected weights is singular even in float64: raise prior_precision, or select fewer "
+        "weights (some may have no influence on the outputs)."
+    )
+
+
+def column_blocks(size: int, narrowest: int | None = None) -> list[slice]:
+    """Divide columns so that a product of which one half is known (zero, or the mirror of the other) can leave it out.
+
+    >>> column_blocks(300)
+    [slice(0, 128, None), slice(128, 256, None), slice(256, 300, None)]
+    """
+    width = max(narrowest or NARROWEST, -(-size // BLOCKS))
+    return [slice(start, min(start + width, size)) for start in range(0, size, width)]

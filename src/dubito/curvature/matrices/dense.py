@@ -1,0 +1,168 @@
+"""A full matrix over few weights, in float64."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Iterator
+from functools import cached_property
+from typing import Any, Self
+
+import torch
+from torch import Tensor
+
+from dubito.curvature.matrices.base import (
+    Covariance,
+    Matrix,
+    check_finite,
+    check_positive,
+    column_blocks,
+    eigh,
+    singular,
+)
+from dubito.curvature.matrices.packed_triangle import Half, inverse_factor, times_symmetric
+
+# Columns of a root that are looked at at a time.
+AT_ONCE = 128
+
+
+class Dense(Matrix):
+    """A full ``[D, D]`` matrix; with one λ for all weights every step after one eigendecomposition is O(D).
+
+    Args:
+        matrix: The matrix; what is below its diagonal is not looked at.
+        lends: Whether nobody else does either: the root of the first covariance then takes the lower half of `matrix`.
+    """
+
+    def __init__(self, matrix: Tensor, *, lends: bool = False) -> None:
+        self.upper, self.size, self.lends = matrix.double(), len(matrix), lends
+
+    @property
+    def matrix(self) -> Tensor:
+        """Both halves, in memory of their own."""
+        return self.upper.triu() + self.upper.triu(1).mT
+
+    @cached_property
+    def eigen(self) -> tuple[Tensor, Tensor]:
+        """Eigenvalues and eigenvectors."""
+        return eigh(self.upper.mT)  # of which the lower half is looked at
+
+    def diagonal(self) -> Tensor:
+        """The diagonal."""
+        return self.upper.diagonal()
+
+    def matmul(self, vectors: Tensor) -> Tensor:
+        """``H v``."""
+        return times_symmetric(vectors, self.upper)
+
+    def log_det(self, prior: Tensor, scale: Tensor) -> Tensor:
+        """From the eigenvalues for one λ; by Cholesky where each weight has its own."""
+        if prior.ndim == 0:
+            return (scale * self.eigen[0] + prior).log().sum()
+        own = torch.diag(prior.double())
+        factor, failed = torch.linalg.cholesky_ex(scale * check_finite(self.matrix) + own)
+        if failed:
+            factor, failed = torch.linalg.cholesky_ex(scale * self._positive_part() + own)
+        if failed:
+            raise singular()
+        return 2 * factor.diagonal().log().sum()
+
+    def covariances(self, priors: Tensor, scale: Tensor) -> list[Covariance]:
+        """In one eigenbasis, into which a Jacobian is turned once for all of them."""
+        values, vectors = self.eigen
+        return [DenseCovariance(vectors, check_positive(scale * values + prior).rsqrt()) for prior in priors]
+
+    def covariance(self, prior: Tensor, scale: Tensor) -> DenseCovariance:
+        """By Cholesky: the inverse of the factor takes the lower half of the matrix, or of a copy."""
+        prior, scale = prior.detach().expand(self.size).double(), scale.detach().double()
+        lent, self.lends = self.lends, False
+        half = inverse_factor(check_finite(self.upper if lent else self.upper.clone()), prior, scale)
+        if half is None:
+            half, lent = inverse_factor(self._positive_part(), prior, scale), False
+        if half is None:
+            raise singular()
+        return DenseCovariance(half if lent else half.alone().mT, is_triangular=True)
+
+    def _positive_part(self) -> Tensor:
+        """The matrix without slightly negative directions, which sums in float32 may have."""
+        values, vectors = self.eigen
+        return (vectors * values) @ vectors.mT
+
+    def state(self) -> dict[str, Any]:
+        """The matrix."""
+        return {"matrix": self.matrix}
+
+    @classmethod
+    def from_state(cls, state: dict[str, Any]) -> Self:
+        """Undo `state`."""
+        return cls(state["matrix"])
+
+
+class DenseCovariance(Covariance):
+    """``R Rᵀ`` for a square root ``R [D, D]``, or for ``R = Q diag(c)`` in a basis ``Q`` that several share.
+
+    Args:
+        basis: ``R``, or ``Q`` where there are scales, or where ``Rᵀ`` is if that is half of another matrix.
+        scales: ``c``, or None.
+        is_triangular: Whether the root is upper triangular, as the inverse of a Cholesky factor is.
+    """
+
+    def __init__(self, basis: Tensor | Half, scales: Tensor | None = None, *, is_triangular: bool = False) -> None:
+        self.basis, self.scales, self.is_triangular = basis, scales, is_triangular
+        self.memory: dict[str, Tensor] = {}  # what a contraction keeps between batches
+
+    @cached_property
+    def root(self) -> Tensor:
+        """``R``, which is held only when it is asked for where it is in parts."""
+        return self._root()
+
+    def _root(self) -> Tensor:
+        if isinstance(self.basis, Half):
+            return self.basis.whole().mT
+        return self.basis if self.scales is None else self.basis * self.scales
+
+    def root_columns(self) -> Iterator[Tensor]:
+        """Yield some columns of the root at a time, without the rows below that are all zero."""
+        for start in range(0, len(self.basis), AT_ONCE):
+            block = slice(start, min(start + AT_ONCE, len(self.basis)))
+            if isinstance(self.basis, Half):
+                yield self.basis.rows(block).mT
+            else:
+                yield self.root[: block.stop if self.is_triangular else None, block]
+
+    @property
+    def matrix(self) -> Tensor:
+        """The whole covariance."""
+        return self.root @ self.root.mT
+
+    def times_root(self, rows: Tensor) -> Tensor:
+        """``V R`` for rows ``V [..., D]``, in their precision."""
+        return torch.cat(list(self._times_root(rows.flatten(0, -2))), dim=-1).reshape(rows.shape)
+
+    def variance_along(self, rows: Tensor) -> Tensor:
+        """The diagonal of ``V R Rᵀ Vᵀ`` for rows ``V [..., D]``, in their precision."""
+        parts = (part.square_().sum(-1) for part in self._times_root(rows.flatten(0, -2)))
+        return functools.reduce(Tensor.add_, parts).reshape(rows.shape[:-1])
+
+    def _times_root(self, rows: Tensor) -> Iterator[Tensor]:
+        """``V R``, some columns at a time, without most of the zeros of a triangular root."""
+        key = f"root {rows.dtype}"
+        if key not in self.memory:
+            self.memory[key] = self._root().to(rows)
+        root = self.memory[key]
+        if not self.is_triangular:
+            yield rows @ root
+            return
+        for block in column_blocks(len(root)):
+            yield rows[:, : block.stop] @ root[: block.stop, block]
+
+    def variance(self) -> Tensor:
+        """The squared lengths of the rows of the root."""
+        return self.root.square().sum(1)
+
+    def solve(self, vectors: Tensor) -> Tensor:
+        """``R Rᵀ v``."""
+        return (vectors.to(self.root.dtype) @ self.root) @ self.root.mT
+
+    def color(self, noise: Tensor) -> Tensor:
+        """``R ε``."""
+        return noise @ self.root.mT

@@ -1,0 +1,66 @@
+"""A diagonal matrix."""
+
+from __future__ import annotations
+
+from typing import Any, Self
+
+from torch import Tensor
+
+from dubito.curvature.matrices.base import Covariance, Matrix, check_positive
+
+
+class Diagonal(Matrix):
+    """``H = diag(h)``.
+
+    >>> import torch
+    >>> one = torch.tensor(1.0)
+    >>> Diagonal(torch.tensor([1.0, 3.0])).covariance(one, one).variance().tolist()
+    [0.5, 0.25]
+    """
+
+    def __init__(self, values: Tensor) -> None:
+        self.values, self.size = values, len(values)
+
+    def diagonal(self) -> Tensor:
+        """``h``."""
+        return self.values
+
+    def matmul(self, vectors: Tensor) -> Tensor:
+        """``h ∘ v``."""
+        return vectors * self.values
+
+    def log_det(self, prior: Tensor, scale: Tensor) -> Tensor:
+        """``Σ log(s h + λ)``."""
+        return (scale * self.values + prior).log().sum()
+
+    def covariance(self, prior: Tensor, scale: Tensor) -> DiagonalCovariance:
+        """``1 / (s h + λ)``."""
+        return DiagonalCovariance(1 / check_positive(scale * self.values + prior))
+
+    def state(self) -> dict[str, Any]:
+        """The values."""
+        return {"values": self.values}
+
+    @classmethod
+    def from_state(cls, state: dict[str, Any]) -> Self:
+        """Undo `state`."""
+        return cls(state["values"])
+
+
+class DiagonalCovariance(Covariance):
+    """``diag(v)``."""
+
+    def __init__(self, values: Tensor) -> None:
+        self.values = values
+
+    def variance(self) -> Tensor:
+        """``v``."""
+        return self.values
+
+    def solve(self, vectors: Tensor) -> Tensor:
+        """``v ∘ x``."""
+        return vectors * self.values
+
+    def color(self, noise: Tensor) -> Tensor:
+        """``√v ∘ ε``."""
+        return noise * self.values.sqrt()

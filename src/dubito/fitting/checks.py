@@ -1,0 +1,93 @@
+"""A look at model and data before any work is done: what does not fit is said in one sentence, at once."""
+
+from __future__ import annotations
+
+import math
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+from dubito.core import batches, params
+from dubito.core.batches import Batch, Source
+from dubito.core.errors import InputError
+from dubito.core.randomness import Stream
+from dubito.fitting.inference import Problem
+
+# Examples on which the network is tried.
+TRIED = 32
+
+
+class Template(NamedTuple):
+    """The outputs of one example ``[1, ...]`` and the shape of its target: what later batches are checked against."""
+
+    outputs: Tensor
+    target_shape: tuple[int, ...]
+
+
+def check(problem: Problem) -> Template:
+    """Try the first batch of the data and the validation data, and look at all that is in memory."""
+    if problem.training.needs_validation and problem.validation is None:
+        raise InputError("Early stopping and restore_best need data to judge by: pass `validation=`.")
+    template = _check_source(problem, problem.source)
+    if problem.validation is not None:
+        try:
+            _check_source(problem, problem.validation)
+        except InputError as error:
+            raise InputError(f"In the validation data: {error}") from error
+    return template
+
+
+def check_batch(problem: Problem, batch: Batch, template: Template) -> None:
+    """Check one batch's values; the network is called only where the shape of a target varies from batch to batch."""
+    _check_finite(batch.inputs)
+    if batch.num_rows == 0:
+        return
+    outputs = template.outputs.expand(batch.num_rows, *template.outputs.shape[1:])
+    if tuple(batch.targets.shape[1:]) != template.target_shape:
+        outputs = outputs_of(problem.model, batch.inputs)
+    problem.likelihood.check(outputs, batch.targets)
+
+
+def _check_source(problem: Problem, source: Source) -> Template:
+    first = source.first()
+    if first.targets is None:
+        raise InputError("The data has inputs but no targets: give (inputs, targets) batches.")
+    if not isinstance(first.targets, Tensor):
+        raise InputError(f"The targets of a batch must be one tensor, not a {type(first.targets).__name__}.")
+    if source.num_batches is None:
+        source.num_batches = math.ceil(source.num_data / first.size)
+    _check_finite(first.inputs)
+    rows = batches.num_rows(first.inputs)
+    outputs = outputs_of(problem.model, batches.take(first.inputs, slice(0, TRIED)))
+    if outputs.ndim and len(outputs) == min(TRIED, rows):  # else they are not one per example, which is said below
+        outputs = outputs[:1].expand(rows, *outputs.shape[1:])
+    problem.likelihood.check(outputs, first.targets)
+    template = Template(outputs[:1], tuple(first.targets.shape[1:]))
+    for raw in source.in_memory or ():
+        inputs, targets = batches.split(raw)
+        check_batch(problem, Batch(source.place(inputs), source.place(targets), batches.num_rows(targets)), template)
+    return template
+
+
+def _check_finite(inputs: Any) -> None:
+    if not batches.is_finite(inputs):
+        raise InputError("The inputs hold NaN or infinite values: clean or impute them first.")
+
+
+def outputs_of(model: nn.Module, inputs: Any) -> Tensor:
+    """Return the outputs of a network in evaluation mode; inputs that it does not take are said in one sentence."""
+    _check_finite(inputs)
+    was_training = {module: module.training for module in model.modules()}
+    try:
+        with torch.no_grad(), Stream(0, next(model.parameters()).device).active():
+            outputs = params.call(model.eval(), inputs)
+    except (RuntimeError, TypeError, ValueError, LookupError) as error:
+        shapes = " and ".join(f"{tuple(leaf.shape)} {leaf.dtype}" for leaf in batches.leaves(inputs))
+        raise InputError(f"The model cannot be called on a batch of inputs {shapes}: {error}") from error
+    finally:
+        for module, mode in was_training.items():
+            module.training = mode
+    if outputs.isnan().any():
+        raise InputError("The model's outputs are NaN on inputs that are finite: look at its weights.")
+    return outputs

@@ -1,0 +1,131 @@
+"""Training as an `Inference`: one update is one optimizer step on a loss. Shared by every recipe that trains."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from dubito.core import distributed, params
+from dubito.core.batches import Batch
+from dubito.core.errors import InputError
+from dubito.core.params import Buffers, Params
+from dubito.fitting.inference import Info, NonFinite, Problem, State
+from dubito.fitting.optimizers import Optimizer
+
+# From the module in training mode, a batch, the hyper-parameters and our generator to this process's share of the mean
+# loss.
+Loss = Callable[[nn.Module, Batch, Params, torch.Generator], Tensor]
+
+
+class Descent:
+    """Steps of gradient descent on the weights of one module and on a few hyper-parameters.
+
+    The state aliases the module's own tensors, so nothing is copied at a step; a checkpoint is restored in place.
+
+    Args:
+        problem: The data, the model and the training settings.
+        module: The module to train: `problem.model` or a converted copy of it.
+        loss: This process's share of the mean loss over the batch; shares are summed over processes.
+        hyper: Initial values of the likelihood's learned settings.
+        weight_decay: L2 coefficients by parameter name; the default is that of the training settings.
+        rates: Factors of the learning rate by parameter name.
+        epochs: How many epochs the schedule of the learning rate spans.
+    """
+
+    def __init__(
+        self,
+        problem: Problem,
+        module: nn.Module,
+        loss: Loss,
+        *,
+        hyper: Params | None = None,
+        weight_decay: dict[str, float] | None = None,
+        rates: dict[str, float] | None = None,
+        epochs: int | None = None,
+    ) -> None:
+        self.problem, self.module, self.loss, self.epochs = problem, module, loss, epochs
+        weight = next(module.parameters())
+        self.hyper: Params = {
+            name: value.detach().to(device=weight.device, dtype=weight.dtype).clone().requires_grad_()
+            for name, value in (hyper or {}).items()
+        }
+        self.moving: Params = {name: value for name, value in module.named_parameters() if value.requires_grad}
+        decay = {**(weight_decay or {}), **{f"hyper.{name}": 0.0 for name in self.hyper}}
+        self.moving |= {f"hyper.{name}": value for name, value in self.hyper.items()}
+        if not self.moving and epochs != 0:
+            raise InputError("Every parameter of the model is frozen (requires_grad=False): nothing to train.")
+        self.optimizer = Optimizer(problem.training, list(self.moving), weight_decay=decay, rates=rates)
+
+    def init(self, initial: Params, buffers: Buffers, generator: torch.Generator) -> State:
+        """Return the state before the first step; `initial` is already in the module."""
+        self.module.train()
+        return {
+            "params": dict(self.module.named_parameters()),
+            "buffers": dict(self.module.named_buffers()),
+            "hyper": dict(self.hyper),
+            "optimizer": self.optimizer.init(self.moving),
+            "step": 0,
+        }
+
+    def update(self, state: State, batch: Batch, generator: torch.Generator) -> tuple[State, Info]:
+        """Take one optimizer step; afterwards weights and buffers are the same in every process."""
+        if not self.module.training:
+            self.module.train()
+        loss, grads = self._slopes(batch, generator)
+        distributed.sum_([loss, *grads.values()])
+        if not math.isfinite(loss.item()):
+            raise NonFinite(f"The loss became {float(loss)}")
+        lr = self.problem.training.rate(self.problem.progress_at(state["step"], self.epochs))
+        self.optimizer.step(self.moving, grads, state["optimizer"], lr)
+        if distributed.is_active():
+            distributed.mean_([buffer for buffer in self.module.buffers() if buffer.is_floating_point()])
+        state["step"] += 1
+        return state, {"loss": loss, "lr": lr}
+
+    def _slopes(self, batch: Batch, generator: torch.Generator) -> tuple[Tensor, Params]:
+        """Return this process's share of the loss and of its gradient; a process without rows has no share."""
+        names, values = zip(*self.moving.items(), strict=True)
+        if batch.num_rows == 0:
+            return values[0].new_zeros(()), {name: torch.zeros_like(v) for name, v in self.moving.items()}
+        try:
+            loss = self.loss(self.module, batch, self.hyper, generator)
+        except ValueError as error:
+            if "more than 1 value per channel" not in str(error):
+                raise
+            raise InputError(
+                f"A batch of {batch.num_rows} is too small for batch normalization, which needs two rows at least: "
+                "choose a batch_size that leaves no such rest, or give a loader with drop_last=True."
+            ) from error
+        slopes = torch.autograd.grad(loss, values, allow_unused=True, materialize_grads=True)
+        if distributed.is_active():
+            slopes = tuple(slope.contiguous() for slope in slopes)  # with memory of their own, to be summed in place
+        return loss.detach(), dict(zip(names, slopes, strict=True))
+
+    def load(self, state: State) -> nn.Module:
+        """Return the module holding the weights and buffers of `state`, in evaluation mode."""
+        params.load_(self.module, state["params"], state["buffers"])
+        return self.module.eval()
+
+
+def negative_log_likelihood(problem: Problem) -> Loss:
+    """Return the loss −(1/B) Σ_n log p(y_n | f(x_n)), this process's share of it."""
+
+    def loss(module: nn.Module, batch: Batch, hyper: Params, generator: torch.Generator) -> Tensor:
+        outputs = params.call(module, batch.inputs)
+        return -problem.likelihood.log_prob(outputs, batch.targets, hyper).sum() / batch.size
+
+    return loss
+
+
+def validation_score(problem: Problem, load: Callable[[State], nn.Module]) -> Any:
+    """Return the function from a state and a batch to the log-probability of each target, at the current weights."""
+
+    @torch.no_grad()
+    def score(state: State, batch: Batch) -> Tensor:
+        return problem.likelihood.log_prob(params.call(load(state), batch.inputs), batch.targets, state["hyper"])
+
+    return score

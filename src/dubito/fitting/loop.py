@@ -1,0 +1,347 @@
+"""The one loop that drives every method: progress, checkpoints, exact resume, early stopping, NaN guard."""
+
+from __future__ import annotations
+
+import copy
+import hashlib
+import signal
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor, nn
+
+from dubito.beliefs import likelihoods
+from dubito.beliefs.likelihoods import Likelihood
+from dubito.core import batches, distributed, io, params
+from dubito.core.batches import Batch, Data, Source
+from dubito.core.errors import FileFormatError, InputError, NonFiniteError
+from dubito.core.randomness import Stream, default_generator, derive_seed, draw_seed
+from dubito.core.settings import canonical, digest
+from dubito.fitting.checks import Template, check, check_batch
+from dubito.fitting.inference import Inference, NonFinite, Problem, State
+from dubito.fitting.posterior import Posterior
+from dubito.fitting.training import Training
+
+if TYPE_CHECKING:
+    from dubito.fitting.recipe import Recipe
+
+
+@torch.inference_mode(False)
+@torch.enable_grad()  # whatever the caller has turned off
+def fit(
+    recipe: Recipe,
+    model: nn.Module,
+    data: Data,
+    *,
+    likelihood: str | Likelihood,
+    validation: Data | None,
+    training: Training | None,
+    num_data: int | None,
+    generator: torch.Generator | None,
+    progress: bool,
+) -> Posterior:
+    """Fit `recipe`; see `Recipe.fit`."""
+    generator = default_generator(generator)
+    training = recipe.default_training() if training is None else training
+    if not isinstance(training, Training):
+        raise InputError(f"training must be a Training(...), not {training!r}.")
+    private = private_copy(model)
+    weight = next(private.parameters())
+    place: dict[str, Any] = {"device": weight.device, "dtype": weight.dtype}
+    problem = Problem(
+        model=private,
+        likelihood=likelihoods.resolve(likelihood),
+        source=Source(data, batch_size=training.batch_size, shuffle=training.shuffle, num_data=num_data, **place),
+        validation=None if validation is None else Source(validation, batch_size=1024, must_count=False, **place),
+        training=training,
+        generator=generator,
+        progress=progress,
+    )
+    sources = [problem.source] if problem.validation is None else [problem.source, problem.validation]
+    for shared in (generator, *(own for source in sources for own in source.generators)):
+        distributed.share_generator(shared, weight.device)
+    template = check(problem)
+    fingerprint = _fingerprint(recipe, problem) if training.checkpoint else ""
+    start = generator.get_state()
+    seed = draw_seed(generator)
+    try:
+        with Stream(derive_seed(seed, "build"), weight.device).active():
+            if recipe.starts_fresh:
+                reset_parameters(private)
+            rule = getattr(recipe, "weights", None)
+            inference = recipe.build(problem) if rule is None else rule.build(recipe, problem)
+        return _Loop(inference, problem, template, fingerprint, seed).run()
+    except KeyboardInterrupt:
+        generator.set_state(start)  # so that the same call goes on from the checkpoint
+        raise
+
+
+def private_copy(model: nn.Module) -> nn.Module:
+    """Return a copy of the user's network that we may change."""
+    if not isinstance(model, nn.Module):
+        raise InputError(f"The model must be a torch.nn.Module, not {type(model).__name__}.")
+    if any(isinstance(p, nn.UninitializedParameter) for p in model.parameters()):
+        raise InputError("The model has lazy layers: call it once on a batch, so that they know their shapes.")
+    try:
+        private = copy.deepcopy(model)
+    except (RuntimeError, TypeError) as error:
+        raise InputError(f"The model cannot be copied, and it must not be changed: {error}") from error
+    if next(private.parameters(), None) is None:
+        raise InputError("The model has no parameters: there is nothing to be uncertain about.")
+    for value in private.parameters():
+        value.grad = None
+    for module in private.modules():
+        if isinstance(module, nn.Embedding | nn.EmbeddingBag):
+            module.sparse = False  # divergences and penalties have a slope at every entry
+    return private
+
+
+@dataclass
+class Best:
+    """The best validation score so far."""
+
+    score: float = -float("inf")
+    epoch: int = -1
+    state: State | None = None
+
+
+@dataclass
+class _Loop:
+    inference: Inference
+    problem: Problem
+    template: Template
+    fingerprint: str
+    seed: int  # of everything that the user's code draws; with the position in the run it says what comes next
+    state: State = field(default_factory=dict)
+    epoch: int = 0
+    batch: int = 0  # batches of this epoch that are done
+    done: bool = False
+    best: Best = field(default_factory=Best)
+    start: State = field(default_factory=dict)  # the state at the start of this epoch
+    good: State | None = None  # the last such state from which a step succeeded
+    loader_states: list[Tensor] = field(default_factory=list)  # of the user's own generators at the start of the epoch
+    whole: Batch | None = None  # all the data, for a method that asks for it
+    last_write: float = 0.0
+
+    def run(self) -> Posterior:
+        problem, inference = self.problem, self.inference
+        with self._stream("init"):
+            weights, buffers = params.of(problem.model), params.buffers_of(problem.model)
+            self.state = inference.init(weights, buffers, problem.generator)
+        self._resume()
+        self._mark()
+        self.last_write = time.monotonic()
+        bar = _bar(problem, inference, self.epoch, self.batch)
+        try:
+            while not (self.done or self.epoch >= inference.epochs or self._out_of_patience()):
+                self._one_epoch(bar)
+        except KeyboardInterrupt:
+            if not distributed.is_active():  # the others cannot be waited for
+                self._write()
+            raise
+        finally:
+            bar.close()
+        if self.best.state is not None:
+            self.state = self.best.state
+        if not self.done:
+            self.done = True
+            self._write()
+        with self._stream("posterior"):
+            return inference.posterior(self.state)
+
+    def _one_epoch(self, bar: Any) -> None:
+        for batch in self._batches():
+            self._one_update(batch, bar)
+        self._validate()
+        if not _all_finite(self.state):
+            raise self._non_finite("The weights became NaN or infinite")
+        with _uninterrupted():
+            self.epoch, self.batch = self.epoch + 1, 0
+            self._mark()
+        self._write_if_due()
+
+    def _one_update(self, batch: Batch, bar: Any) -> None:
+        if self.epoch == 0 and self.problem.source.in_memory is None:
+            check_batch(self.problem, batch, self.template)
+        try:
+            with _uninterrupted(), self._stream("update", self.epoch, self.batch, distributed.rank()):
+                self.state, info = self.inference.update(self.state, batch, self.problem.generator)
+                self.batch, self.good = self.batch + 1, self.start
+        except NonFinite as error:
+            raise self._non_finite(str(error)) from error
+        bar.update(1)
+        if not bar.disable and self.batch % 10 == 1:
+            bar.set_postfix({key: f"{float(value):.4g}" for key, value in info.items()}, refresh=False)
+        self._write_if_due()
+
+    def _batches(self) -> Iterator[Batch]:
+        source = self.problem.source
+        if self.inference.batches == "mini":
+            return source.epoch(source.stream(derive_seed(self.seed, "loader", self.epoch)), skip=self.batch)
+        if self.whole is None:
+            self.whole = source.full(source.stream(derive_seed(self.seed, "loader")))
+        return iter([self.whole][self.batch :])
+
+    @contextmanager
+    def _stream(self, *place: int | str) -> Iterator[None]:
+        """Let the user's code draw from a timeline that belongs to one place in the run."""
+        with Stream(derive_seed(self.seed, *place), self.problem.source.device).active():
+            yield
+
+    def _mark(self) -> None:
+        """Remember the start of an epoch: what its batches are drawn from, and a state to fall back on."""
+        if self.whole is None:
+            self.loader_states = self.problem.source.generator_states()
+        if self.inference.anytime:
+            self.start = io.clone(self.state)
+
+    # ------------------------------------------------------------------ validation
+
+    def _validate(self) -> None:
+        source, score = self.problem.validation, self.inference.score
+        if not self.problem.training.needs_validation or score is None or source is None:
+            return
+        total = torch.zeros(2, dtype=torch.float64, device=source.device)
+        for batch in source.replay():
+            if batch.num_rows:
+                with self._stream("validation", self.epoch):
+                    log_prob = score(self.state, batch).double()
+                total += torch.stack([log_prob.sum(), log_prob.new_tensor(len(log_prob))])
+        distributed.sum_([total])
+        mean = float(total[0] / total[1])
+        if mean > self.best.score:
+            self.best = Best(mean, self.epoch, io.clone(self.state))
+
+    def _out_of_patience(self) -> bool:
+        patience = self.problem.training.early_stopping
+        return patience is not None and self.best.epoch >= 0 and self.epoch - 1 - self.best.epoch >= patience
+
+    # ------------------------------------------------------------------ faults
+
+    def _non_finite(self, what: str) -> NonFiniteError:
+        where = f"{what} in epoch {self.epoch + 1}, batch {self.batch + 1}"
+        if not self.inference.anytime:
+            return NonFiniteError(f"{where}: look for extreme inputs in that batch, and for extreme weights.")
+        good = io.clone(self.start if self.good is None else self.good)
+        return NonFiniteError(
+            f"{where}: lower the learning rate (now {self.problem.training.lr:g}), clip gradients with "
+            "Training(clip=1.0), or look for extreme inputs in that batch; the last good posterior is in this error's "
+            "`.posterior`.",
+            self.inference.posterior(good),
+        )
+
+    # ------------------------------------------------------------------ checkpoints
+
+    def _write_if_due(self) -> None:
+        training = self.problem.training
+        if training.checkpoint is not None:
+            due = time.monotonic() - self.last_write >= training.checkpoint_every
+            if distributed.from_first(due, self.problem.source.device):
+                self._write()
+
+    def _write(self) -> None:
+        path, best = self.problem.training.checkpoint, self.best
+        if path is None:
+            return
+        state = self.state
+        if self.inference.additive and distributed.is_active():
+            state = io.clone(state)
+            distributed.sum_(list(io.tensors(state)))
+        if distributed.rank() == 0:
+            io.save(path, "checkpoint", {
+                "fingerprint": self.fingerprint,
+                "seed": self.seed, "done": self.done, "epoch": self.epoch, "batch": self.batch,
+                "loader_states": self.loader_states,
+                "generator": self.problem.generator.get_state(),
+                "best": {"score": best.score, "epoch": best.epoch, "state": best.state},
+                "state": state,
+            })  # fmt: skip
+        self.last_write = time.monotonic()
+
+    def _resume(self) -> None:
+        path = self.problem.training.checkpoint
+        if path is None or not distributed.from_first(Path(path).is_file(), self.problem.source.device):
+            return
+        saved = io.load(path, "checkpoint")
+        if saved["fingerprint"] != self.fingerprint:
+            raise FileFormatError(
+                f"The checkpoint '{path}' belongs to another run (another recipe, training, seed, model or data): "
+                "delete it or choose another file."
+            )
+        self.seed, self.done, self.epoch, self.batch = (saved[key] for key in ("seed", "done", "epoch", "batch"))
+        self.problem.source.set_generator_states(saved["loader_states"])
+        self.problem.generator.set_state(saved["generator"])
+        self.best = Best(**saved["best"])
+        if not self.inference.additive or distributed.rank() == 0:  # else the first process holds the sum of all
+            self.state = io.copy_into(self.state, saved["state"])
+
+
+@contextmanager
+def _uninterrupted() -> Iterator[None]:
+    """Hold Ctrl-C back until the block is done: a checkpoint written in the middle of a step would not be exact."""
+    before = signal.getsignal(signal.SIGINT) if threading.current_thread() is threading.main_thread() else None
+    if before is None:
+        yield
+        return
+    caught: list[int] = []
+    signal.signal(signal.SIGINT, lambda number, _: caught.append(number))
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, before)
+    if caught:
+        signal.raise_signal(signal.SIGINT)
+
+
+def reset_parameters(model: nn.Module) -> None:
+    """Draw new weights by each layer's own `reset_parameters`; what is frozen stays.
+
+    Inner modules come first, so that a model's own initialization has the last word.
+    """
+    reset: set[int] = set()
+    frozen = {name: value.clone() for name, value in model.named_parameters() if not value.requires_grad}
+    for module in reversed(list(model.modules())):
+        own = list(module.parameters())
+        redraw = getattr(module, "reset_parameters", None) or getattr(module, "_reset_parameters", None)
+        if callable(redraw) and any(value.requires_grad for value in own):
+            redraw()
+            reset |= {id(value) for value in own}
+    params.load_(model, frozen)
+    for name, value in model.named_parameters():
+        if value.requires_grad and id(value) not in reset:
+            raise InputError(f"start='fresh' cannot redraw '{name}': its module has no reset_parameters(); add one.")
+
+
+def _fingerprint(recipe: Recipe, problem: Problem) -> str:
+    """Return a digest of all that a run must share with a checkpoint to go on from it."""
+    training = problem.training
+    folder = Path(str(training.checkpoint)).parent
+    if not folder.is_dir():
+        raise InputError(f"The folder '{folder}' of the checkpoint does not exist.")
+    weights = [(n, tuple(p.shape), str(p.dtype), p.requires_grad) for n, p in problem.model.named_parameters()]
+    content = [digest(tensor) for tensor in batches.leaves(problem.source.pair)]
+    settings = [canonical(part) for part in (recipe, training.identity(), problem.likelihood)]
+    parts = (settings, weights, problem.num_data, content, digest(problem.generator.get_state()))
+    return hashlib.sha256(repr(parts).encode()).hexdigest()[:32]
+
+
+def _all_finite(state: State) -> bool:
+    floats = (tensor for tensor in io.tensors(state) if tensor.is_floating_point())
+    # a finite sum has finite terms and is found several times as fast; one that is not may just have overflowed
+    return all(bool(each.sum().isfinite()) or bool(each.isfinite().all()) for each in floats)
+
+
+def _bar(problem: Problem, inference: Inference, epoch: int, batch: int) -> Any:
+    from tqdm.auto import tqdm
+
+    per_epoch = 1 if inference.batches == "full" else problem.source.num_batches
+    total = None if per_epoch is None else per_epoch * inference.epochs
+    done = 0 if per_epoch is None else per_epoch * epoch + batch
+    quiet = None if problem.progress and distributed.rank() == 0 else True
+    return tqdm(total=total, initial=done, disable=quiet, leave=False, unit="batch", dynamic_ncols=True)

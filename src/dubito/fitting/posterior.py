@@ -1,0 +1,307 @@
+"""`Posterior`: what is believed about the weights after the data. One contract for all families, one predict door."""
+
+from __future__ import annotations
+
+import copy
+import hashlib
+import json
+import os
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, ClassVar, Self
+
+import torch
+from torch import Tensor, nn
+from torch.utils.data import DataLoader, Dataset
+
+from dubito.beliefs.prediction import Prediction
+from dubito.core import batches, io, params
+from dubito.core.errors import DubitoError, FileFormatError, InputError, UnsupportedError
+from dubito.core.params import Params
+from dubito.core.randomness import Stream, default_generator
+from dubito.core.settings import Setting, digest, is_whole, load_all
+
+if TYPE_CHECKING:
+    from dubito.beliefs.likelihoods import Likelihood
+    from dubito.core.batches import Data
+    from dubito.fitting.recipe import Recipe
+    from dubito.fitting.training import Training
+
+Predictor = Callable[[Any], Prediction]
+
+
+@dataclass(frozen=True, eq=False)
+class Course:
+    """One quantity along the samples of every chain.
+
+    Attributes:
+        name: What it is.
+        values: Its values, ``[K, S]``.
+        autocorrelation: The correlation of each chain with itself, at lags 0 to L − 1, ``[K, L]``.
+    """
+
+    name: str
+    values: Tensor
+    autocorrelation: Tensor
+
+
+@dataclass(frozen=True, eq=False)
+class History:
+    """How a posterior was found, as far as a report should show it.
+
+    Attributes:
+        words: What is to be said about it, one sentence or line each.
+        courses: Some quantities along the way.
+    """
+
+    words: tuple[str, ...]
+    courses: tuple[Course, ...]
+
+
+class Posterior(ABC):
+    """A posterior over the weights of one network.
+
+    A family gives `sample`, `marginals`, `prior`, `predictor` and its `state`; everything else is written here once.
+    What a family cannot give raises one clear sentence.
+
+    Args:
+        model: A private copy of the network at the posterior's centre, in evaluation mode; never the user's own.
+        likelihood: The likelihood, with numbers in place of learned settings.
+        recipe: How this posterior was found.
+        num_data: The number of examples it has seen.
+    """
+
+    family: ClassVar[str] = ""
+    draws_functions: bool = True
+    """Whether sample s of a prediction comes from the same weights at every input."""
+    _families: ClassVar[dict[str, type[Posterior]]] = {}
+
+    def __init__(self, model: nn.Module, likelihood: Likelihood, recipe: Recipe, num_data: int) -> None:
+        self.model = model.eval()
+        self.likelihood = likelihood
+        self.recipe: Any = recipe  # each family knows the fields of its own
+        self.num_data = num_data
+
+    def __init_subclass__(cls, **kwargs: Any) -> None:
+        super().__init_subclass__(**kwargs)
+        if cls.family:
+            Posterior._families[cls.family] = cls
+
+    # ------------------------------------------------------------------ what a family gives
+
+    @abstractmethod
+    def sample(self, num_samples: int, *, generator: torch.Generator | None = None) -> Params:
+        """Draw weights: one tensor per parameter of the model with a leading axis ``[S]``."""
+
+    @abstractmethod
+    def marginals(self) -> tuple[Params, Params]:
+        """Return mean and variance of every weight; the variance is 0 where a weight is not random."""
+
+    @abstractmethod
+    def prior(self) -> tuple[Params, Params]:
+        """Return mean and variance of every weight before the data; the variance is 0 where a weight is not random."""
+
+    @abstractmethod
+    def predictor(self, num_samples: int, generator: torch.Generator, **options: Any) -> Predictor:
+        """Return the function from one batch of inputs to its prediction; randomness is drawn here, once per call."""
+
+    @abstractmethod
+    def state(self) -> dict[str, Any]:
+        """Return the tensors and plain values from which `from_state` makes the posterior again."""
+
+    @classmethod
+    @abstractmethod
+    def from_state(cls, model: nn.Module, likelihood: Likelihood, recipe: Any, num_data: int, state: Any) -> Self:
+        """Make the posterior from what `state` returned; `model` is a private copy."""
+
+    def log_evidence(self) -> Tensor:
+        """Return the log marginal likelihood of the data, where the family defines one."""
+        raise UnsupportedError(f"A {self.family} posterior defines no evidence; Laplace(...) does.")
+
+    def history(self) -> History | None:
+        """Return what a report should show of how this posterior was found; nothing, unless it is a chain's."""
+        return None
+
+    @property
+    def default_samples(self) -> int:
+        """How many samples a prediction draws where nobody says."""
+        return 32
+
+    def predictors(self, num_samples: int, generator: torch.Generator, **options: Any) -> list[Predictor]:
+        """Return a predictor for each of several draws, for whoever asks each of them something else."""
+        return [self.predictor(1, generator, **options) for _ in range(num_samples)]
+
+    # ------------------------------------------------------------------ what every family has
+
+    def predict(
+        self,
+        x: Any,
+        *,
+        num_samples: int | None = None,
+        generator: torch.Generator | None = None,
+        batch_size: int = 1024,
+        **options: Any,
+    ) -> Prediction:
+        """Predict for a tensor, a tuple or dict of tensors, a Dataset or a DataLoader (whose targets are ignored).
+
+        Args:
+            x: The inputs.
+            num_samples: How many weight (or output) samples, where the family draws any.
+            generator: The source of randomness; by default the same call gives the same numbers.
+            batch_size: How many rows are worked on at a time.
+            options: What the family offers beyond this, such as `link` for Laplace.
+        """
+        count = self.default_samples if num_samples is None else num_samples
+        for name, value in {"num_samples": count, "batch_size": batch_size}.items():
+            if not is_whole(value, 1):
+                raise InputError(f"{name} must be a whole number of at least 1, not {value!r}.")
+        generator = default_generator(generator)
+        stream = Stream(int(digest(generator.get_state()), 16) >> 1, self.device)  # for a network that draws by itself
+        with torch.no_grad(), stream.active():
+            predict_batch = self.predictor(count, generator, **options)
+            parts = [self._ask(predict_batch, inputs) for inputs in self._input_batches(x, batch_size)]
+        if not parts:
+            raise InputError("There is nothing to predict: the input is empty.")
+        return parts[0] if len(parts) == 1 else type(parts[0]).cat(parts)
+
+    def update(
+        self,
+        data: Data,
+        *,
+        training: Training | None = None,
+        generator: torch.Generator | None = None,
+        progress: bool = True,
+    ) -> Posterior:
+        """Learn on: this posterior becomes the prior for new data. Returns a new one; this one stays as it was."""
+        raise UnsupportedError(f"A {self.family} posterior cannot be updated with new data; fit again on all of it.")
+
+    def mean(self) -> Params:
+        """Return the weights at the centre of the posterior."""
+        return params.of(self.model)
+
+    def save(self, path: str | os.PathLike[str]) -> None:
+        """Write the posterior to one safetensors file, atomically; `dubito.load(path, model)` reads it."""
+        io.save(path, "posterior", self._tree())
+
+    def digest(self) -> str:
+        """Return a short digest of the posterior's content."""
+        total = hashlib.sha256()
+        _digest_into(total, self._tree())
+        return total.hexdigest()[:16]
+
+    @property
+    def device(self) -> torch.device:
+        """Where the posterior lives."""
+        return _first(self.model).device
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """The precision of the network."""
+        return _first(self.model).dtype
+
+    def __repr__(self) -> str:
+        total, selection = params.num_weights(self.mean()), getattr(self, "selection", None)
+        part = f"{selection.num_weights:,} of " if selection is not None and selection.num_weights < total else ""
+        return f"<{self.family} posterior over {part}{total:,} weights by {self.recipe!r}>"
+
+    def _tree(self) -> dict[str, Any]:
+        tensors: dict[str, Tensor] = {}
+        settings = {"recipe": self.recipe.to_json(tensors), "likelihood": self.likelihood.to_json(tensors)}
+        return {
+            "family": self.family,
+            "settings": {name: json.dumps(value) for name, value in settings.items()},
+            "tensors": tensors,
+            "num_data": self.num_data,
+            "params": params.of(self.model),
+            "buffers": params.buffers_of(self.model),
+            "state": self.state(),
+        }
+
+    def _input_batches(self, x: Any, batch_size: int) -> Iterator[Any]:
+        if isinstance(x, DataLoader | Dataset):
+            place: dict[str, Any] = {"device": self.device, "dtype": self.dtype}
+            source = batches.Source(x, batch_size=batch_size, must_count=False, shard=False, **place)
+            yield from (batch.inputs for batch in source.replay())
+            return
+        inputs = batches.as_tensors(x)
+        for start in range(0, batches.num_rows(inputs), batch_size):
+            yield batches.place(batches.take(inputs, slice(start, start + batch_size)), self.device, self.dtype)
+
+    def _checked(self, inputs: Any) -> Any:
+        if not batches.is_finite(inputs):
+            raise InputError("The inputs hold NaN or infinite values: clean or impute them first.")
+        return inputs
+
+    def _ask(self, predict_batch: Predictor, inputs: Any) -> Prediction:
+        """Predict; where the network itself cannot take the inputs, say so."""
+        try:
+            return predict_batch(self._checked(inputs))
+        except DubitoError:
+            raise
+        except (RuntimeError, TypeError, ValueError, LookupError):
+            self._check_fit(inputs)
+            raise  # the network can take them, so it is not the inputs' fault
+
+    def _check_fit(self, inputs: Any) -> None:
+        """Raise unless the network can be called on one of these inputs."""
+        try:
+            params.call(self.model, batches.map_leaves(torch.clone, batches.take(inputs, slice(0, 1))))
+        except (RuntimeError, TypeError, ValueError, LookupError) as error:
+            shapes = " and ".join(f"{tuple(leaf.shape)} {leaf.dtype}" for leaf in batches.leaves(inputs))
+            why = next(iter(str(error).strip().splitlines()), type(error).__name__)
+            raise InputError(f"The network cannot be called on inputs of shape {shapes}: {why}") from error
+
+
+def load(path: str | os.PathLike[str], model: nn.Module) -> Posterior:
+    """Load a posterior that `posterior.save(path)` wrote, for a network of the same architecture.
+
+    Args:
+        path: The file.
+        model: The network; only its architecture matters, its weights come from the file. It is not changed.
+    """
+    tree = io.load(path, "posterior")
+    private = copy.deepcopy(model)
+    own = _tensors(private)
+    saved = {**tree["params"], **tree["buffers"]}
+    for name in {**own, **saved}:
+        there, here = (tuple(side[name].shape) if name in side else "missing" for side in (saved, own))
+        if there != here:
+            raise FileFormatError(
+                f"'{path}' was saved for another network: '{name}' is {there} in the file and {here} in the model."
+            )
+    for name, value in saved.items():
+        own[name].data = value.to(own[name].device)  # not a copy into it: the precision is that of the file
+    load_all()
+    if tree["family"] not in Posterior._families:
+        raise FileFormatError(f"'{path}' holds a '{tree['family']}' posterior, which this version does not know.")
+    recipe, likelihood = (
+        Setting.from_json(json.loads(tree["settings"][name]), tree["tensors"]) for name in ("recipe", "likelihood")
+    )
+    family = Posterior._families[tree["family"]]
+    state = io.clone(tree["state"], _first(private).device)
+    return family.from_state(private, likelihood, recipe, tree["num_data"], state)
+
+
+def _tensors(model: nn.Module) -> dict[str, Tensor]:
+    return {**dict(model.named_parameters()), **dict(model.named_buffers())}
+
+
+def _first(model: nn.Module) -> Tensor:
+    for tensor in (*model.parameters(), *model.buffers()):
+        return tensor
+    return torch.empty(0)
+
+
+def _digest_into(total: Any, tree: Any) -> None:
+    if isinstance(tree, Tensor):
+        total.update(digest(tree).encode())
+    elif isinstance(tree, Mapping):
+        for key, value in tree.items():
+            total.update(str(key).encode())
+            _digest_into(total, value)
+    elif isinstance(tree, list | tuple):
+        for value in tree:
+            _digest_into(total, value)
+    else:
+        total.update(repr(tree).encode())

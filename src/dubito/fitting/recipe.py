@@ -1,0 +1,73 @@
+"""`Recipe`: how a posterior is found, as a frozen setting with one method, `fit`."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from typing import TYPE_CHECKING
+
+from dubito.core.settings import Setting, setting
+
+if TYPE_CHECKING:
+    import torch
+    from torch import nn
+
+    from dubito.beliefs.likelihoods import Likelihood
+    from dubito.core.batches import Data
+    from dubito.fitting.inference import Inference, Problem
+    from dubito.fitting.posterior import Posterior
+    from dubito.fitting.training import Training
+
+
+@setting
+class Recipe(Setting, ABC):
+    """The base of all recipes. A new one gives its fields and `build`; the rest is shared."""
+
+    @abstractmethod
+    def build(self, problem: Problem) -> Inference:
+        """Return the steps that the fit loop drives."""
+
+    @property
+    def starts_fresh(self) -> bool:
+        """Whether training starts from newly drawn weights instead of the model's own."""
+        return getattr(self, "start", "model") == "fresh"
+
+    def starting(self, start: str) -> Recipe:
+        """Return this recipe from the model's weights (``"model"``) or newly drawn ones (``"fresh"``)."""
+        return self.replace(start=start) if hasattr(self, "start") else self
+
+    def default_training(self) -> Training:
+        """Return the training settings used when the user gives none."""
+        from dubito.fitting.training import Training
+
+        return Training()
+
+    def fit(
+        self,
+        model: nn.Module,
+        data: Data,
+        *,
+        likelihood: str | Likelihood = "categorical",
+        validation: Data | None = None,
+        training: Training | None = None,
+        num_data: int | None = None,
+        generator: torch.Generator | None = None,
+        progress: bool = True,
+    ) -> Posterior:
+        """Find the posterior over the weights of `model` given `data`. The model itself is not changed.
+
+        Args:
+            model: Any network that maps inputs to outputs (logits, or means).
+            data: A DataLoader, a Dataset, an ``(inputs, targets)`` pair or a list of batches.
+            likelihood: ``"categorical"``, ``"bernoulli"``, ``"gaussian"``, ``"heteroscedastic"`` or an object.
+            validation: Held-out data for early stopping and for what is tuned on validation.
+            training: Epochs, learning rate, checkpoints and so on.
+            num_data: The number of examples where the data cannot be counted.
+            generator: The source of all our randomness; by default the same call gives the same result.
+            progress: Show a progress bar when on a terminal.
+        """
+        from dubito.fitting.loop import fit
+
+        return fit(
+            self, model, data, likelihood=likelihood, validation=validation, training=training,
+            num_data=num_data, generator=generator, progress=progress,
+        )  # fmt: skip

@@ -1,0 +1,112 @@
+"""`Training`: how long, how fast and how carefully to train. One frozen setting for every trained recipe."""
+
+from __future__ import annotations
+
+import math
+import os
+from collections.abc import Callable
+from typing import Any, Literal
+
+from dubito.core.errors import InputError
+from dubito.core.settings import Setting, is_whole, setting
+
+
+@setting
+class Training(Setting):
+    """Settings of the one fit loop.
+
+    Args:
+        epochs: Passes over the data; 0 takes the model as it is.
+        lr: The peak learning rate.
+        batch_size: For data that is not batched yet.
+        optimizer: ``"adam"`` (fused), ``"adamw"`` or ``"sgd"`` (Nesterov momentum).
+        momentum: For ``"sgd"``.
+        weight_decay: An L2 penalty ``weight_decay/2 · ‖w‖²`` added to the mean loss (decoupled for ``"adamw"``).
+        schedule: How the learning rate falls: ``"constant"``, ``"cosine"`` or ``"linear"`` to zero, ``"hold"`` (linear
+            to zero after a half), ``"step"`` (a tenth after a half, a hundredth after three quarters).
+        warmup: The fraction of all steps over which the rate rises linearly from zero.
+        clip: The largest norm of the gradient, or None.
+        early_stopping: Stop after this many epochs without a better validation score, and go back to the best; or None.
+        restore_best: Go back to the epoch with the best validation score.
+        evidence_every: For `MAP`: choose the prior precision of every parameter, and the noise of a Gaussian likelihood
+            that is not a number, by the Laplace evidence at the current weights, each time after so many epochs; or
+            None (Immer et al. 2021, https://arxiv.org/abs/2104.04975).
+        evidence_burn_in: Epochs before the first of these.
+        shuffle: For data that is not batched yet.
+        checkpoint: A file that is written every so often; a killed run that is started again goes on from it, exactly.
+        checkpoint_every: Seconds between checkpoints.
+    """
+
+    setting_name = "Training"
+    epochs: int = 20
+    lr: float = 1e-3
+    batch_size: int = 128
+    optimizer: Literal["adam", "adamw", "sgd"] = "adam"
+    momentum: float = 0.9
+    weight_decay: float = 0.0
+    schedule: Literal["constant", "cosine", "linear", "hold", "step"] = "cosine"
+    warmup: float = 0.0
+    clip: float | None = None
+    early_stopping: int | None = None
+    restore_best: bool = False
+    evidence_every: int | None = None
+    evidence_burn_in: int = 0
+    shuffle: bool = True
+    checkpoint: str | None = None
+    checkpoint_every: float = 60.0
+
+    def __post_init__(self) -> None:
+        if self.checkpoint is not None:
+            object.__setattr__(self, "checkpoint", os.fspath(self.checkpoint))
+        for name, is_good in _RANGES.items():
+            value = getattr(self, name)
+            try:
+                good = is_good(value)
+            except TypeError:
+                good = False
+            if not good:
+                raise InputError(f"Training({name}={value!r}) is out of range; see help(dubito.Training).")
+
+    def rate(self, progress: float) -> float:
+        """Return the learning rate at a fraction `progress` of all steps.
+
+        >>> Training(lr=1.0, schedule="linear").rate(0.25)
+        0.75
+        """
+        if progress < self.warmup:
+            return self.lr * progress / self.warmup
+        rest = min((progress - self.warmup) / (1 - self.warmup), 1.0)
+        factor = {
+            "constant": 1.0,
+            "cosine": 0.5 * (1 + math.cos(math.pi * rest)),
+            "linear": 1 - rest,
+            "hold": min(2 * (1 - rest), 1.0),
+            "step": 1.0 if rest < 0.5 else 0.1 if rest < 0.75 else 0.01,
+        }[self.schedule]
+        return self.lr * factor
+
+    def identity(self) -> Training:
+        """Return the settings that decide the result: all but where and how often checkpoints are written."""
+        return self.replace(checkpoint=None, checkpoint_every=0.0)
+
+    @property
+    def needs_validation(self) -> bool:
+        """Whether the loop must judge the state by held-out data after each epoch."""
+        return self.early_stopping is not None or self.restore_best
+
+
+_RANGES: dict[str, Callable[[Any], bool]] = {
+    "epochs": lambda v: is_whole(v, 0),
+    "lr": lambda v: 0 < v < math.inf,
+    "batch_size": lambda v: is_whole(v, 1),
+    "optimizer": lambda v: v in ("adam", "adamw", "sgd"),
+    "momentum": lambda v: 0 <= v < 1,
+    "weight_decay": lambda v: 0 <= v < math.inf,
+    "schedule": lambda v: v in ("constant", "cosine", "linear", "hold", "step"),
+    "warmup": lambda v: 0 <= v < 1,
+    "clip": lambda v: v is None or v > 0,
+    "early_stopping": lambda v: v is None or is_whole(v, 1),
+    "evidence_every": lambda v: v is None or is_whole(v, 1),
+    "evidence_burn_in": lambda v: is_whole(v, 0),
+    "checkpoint_every": lambda v: v >= 0,
+}

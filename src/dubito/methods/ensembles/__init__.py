@@ -1,0 +1,25 @@
+"""Ensembles, averages along one training run, and networks that are stochastic by themselves."""
+
+from __future__ import annotations
+
+from dubito.methods.ensembles.augmentation import TestTimeAugmentation
+from dubito.methods.ensembles.batch_norm import BatchNormNoise
+from dubito.methods.ensembles.dropout_posterior import DropoutPosterior
+from dubito.methods.ensembles.mc_dropout import MCDropout
+from dubito.methods.ensembles.posterior import EnsemblePosterior
+from dubito.methods.ensembles.recipe import Ensemble
+from dubito.methods.ensembles.snapshot import Snapshot
+from dubito.methods.ensembles.swag import SWAG
+from dubito.methods.ensembles.swag_posterior import SWAGPosterior
+
+__all__ = [
+    "SWAG",
+    "BatchNormNoise",
+    "DropoutPosterior",
+    "Ensemble",
+    "EnsemblePosterior",
+    "MCDropout",
+    "SWAGPosterior",
+    "Snapshot",
+    "TestTimeAugmentation",
+]

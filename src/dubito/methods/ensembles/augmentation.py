@@ -1,0 +1,190 @@
+"""The `TestTimeAugmentation` recipe: a network that is random because its inputs are changed at random."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Self
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from dubito.beliefs.likelihoods import Likelihood
+from dubito.beliefs.prediction import Prediction
+from dubito.core.errors import InputError
+from dubito.core.params import Params
+from dubito.core.randomness import derive_seed, draw_seed
+from dubito.core.settings import is_number, is_whole, setting
+from dubito.fitting.inference import Inference, Problem
+from dubito.fitting.posterior import Posterior, Predictor
+from dubito.fitting.recipe import Recipe
+from dubito.fitting.training import Training
+from dubito.methods.ensembles.mixture import mixture
+from dubito.methods.ensembles.posterior import restored
+from dubito.methods.map.recipe import MAP
+
+if TYPE_CHECKING:
+    from dubito.core.batches import Data
+
+
+@setting
+class TestTimeAugmentation(Recipe):
+    r"""Predict for changed copies of the inputs and average: $p(y \mid x) = \mathbb E_a\, p(y \mid f(a(x)))$.
+
+    What the network was trained to ignore should not change its mind; where it does, that is uncertainty. Train with
+    the same changes in the data loader. Each draw of a change, the same for all inputs of a call, meets one draw of the
+    posterior that `recipe` finds. (Wang et al. 2019, https://arxiv.org/abs/1807.07356)
+
+    Args:
+        recipe: How the posterior is found.
+        flip: Whether images ``[..., H, W]`` are mirrored, left to right, in half of the draws.
+        shift: By how many pixels at most images are moved, in each direction; zeros move in.
+        noise: The standard deviation of normal noise that is added to inputs of any shape.
+    """
+
+    __test__ = False  # the name is no promise to a test runner
+    setting_name = "ensembles.TestTimeAugmentation"
+    recipe: Recipe = MAP()
+    flip: bool = False
+    shift: int = 0
+    noise: float = 0.0
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.recipe, Recipe):
+            raise InputError(f"TestTimeAugmentation(recipe={self.recipe!r}) must be a recipe, such as MAP().")
+        if self.recipe.fit.__func__ is not Recipe.fit:  # type: ignore[attr-defined]
+            name = self.recipe.setting_name
+            raise InputError(f"{name} has a fit of its own: write {name}(recipe=TestTimeAugmentation(...)) instead.")
+        if not is_whole(self.shift, 0) or not is_number(self.noise) or not 0 <= self.noise < math.inf:
+            raise InputError(f"shift={self.shift!r} and noise={self.noise!r} must be numbers, 0 or above.")
+        if not (self.flip or self.shift or self.noise):
+            raise InputError("There is nothing to change in the inputs: give flip=True, shift=... or noise=....")
+
+    @property
+    def starts_fresh(self) -> bool:
+        """Whether the recipe within does."""
+        return self.recipe.starts_fresh
+
+    @property
+    def needs_trained_model(self) -> bool:
+        """Whether the recipe within does."""
+        return bool(getattr(self.recipe, "needs_trained_model", False))
+
+    def default_training(self) -> Training:
+        """Return the training settings of the recipe within."""
+        return self.recipe.default_training()
+
+    def build(self, problem: Problem) -> Inference:
+        """Return the steps of the recipe within."""
+        inner = self.recipe.build(problem)
+        return inner._replace(posterior=lambda state: AugmentedPosterior(inner.posterior(state), self))
+
+
+@dataclass(frozen=True)
+class Change:
+    """One draw of a change of the inputs."""
+
+    mirrored: bool
+    down: int
+    right: int
+    noise: float
+    seed: int
+
+    @classmethod
+    def drawn(cls, recipe: TestTimeAugmentation, generator: torch.Generator) -> Change:
+        """Draw one."""
+        seed = draw_seed(generator)
+        own = torch.Generator().manual_seed(seed)
+        down, right = (torch.rand(2, generator=own) * (2 * recipe.shift + 1)).floor().int().tolist()
+        mirrored = recipe.flip and bool(torch.rand((), generator=own) < 0.5)
+        return cls(mirrored, down - recipe.shift, right - recipe.shift, recipe.noise, derive_seed(seed, "noise"))
+
+    def __call__(self, x: Any) -> Tensor:
+        """Return the inputs changed.
+
+        >>> Change(True, 0, 1, 0.0, 0)(torch.tensor([[[1.0, 2.0, 3.0]]])).tolist()
+        [[[0.0, 3.0, 2.0]]]
+        """
+        if not isinstance(x, Tensor) or not x.is_floating_point():
+            raise InputError("TestTimeAugmentation changes inputs that are one tensor of real numbers.")
+        if (self.mirrored or self.down or self.right) and x.ndim < 3:
+            raise InputError(f"Inputs of shape {tuple(x.shape)} are no images: use noise=... alone for them.")
+        x = x.flip(-1) if self.mirrored else x
+        if self.down or self.right:
+            height, width = x.shape[-2:]
+            moved = F.pad(x, (max(self.right, 0), max(-self.right, 0), max(self.down, 0), max(-self.down, 0)))
+            top, left = max(-self.down, 0), max(-self.right, 0)
+            x = moved[..., top : top + height, left : left + width]
+        if self.noise:
+            drawn = torch.randn(x.shape[1:], generator=torch.Generator().manual_seed(self.seed), dtype=x.dtype)
+            x = x + self.noise * drawn.to(x.device)
+        return x
+
+
+class AugmentedPosterior(Posterior):
+    """A posterior that is asked about changed copies of every input; its weights are those of the one within.
+
+    Args:
+        inner: The posterior within.
+        recipe: The recipe.
+    """
+
+    family = "TestTimeAugmentation"
+
+    def __init__(self, inner: Posterior, recipe: Any) -> None:
+        super().__init__(inner.model, inner.likelihood, recipe, inner.num_data)
+        self.inner = inner
+
+    def sample(self, num_samples: int, *, generator: torch.Generator | None = None) -> Params:
+        """Draw weights from the posterior within."""
+        return self.inner.sample(num_samples, generator=generator)
+
+    def marginals(self) -> tuple[Params, Params]:
+        """Return those of the posterior within."""
+        return self.inner.marginals()
+
+    def prior(self) -> tuple[Params, Params]:
+        """Return that of the posterior within."""
+        return self.inner.prior()
+
+    def log_evidence(self) -> Tensor:
+        """Return that of the posterior within."""
+        return self.inner.log_evidence()
+
+    def predictor(self, num_samples: int, generator: torch.Generator, **options: Any) -> Predictor:
+        """Return the mixture over changes.
+
+        Args:
+            num_samples: How many.
+            generator: The source of randomness.
+            options: Passed on to the posterior within.
+        """
+        changes = [Change.drawn(self.recipe, generator) for _ in range(num_samples)]
+        predictors = self.inner.predictors(num_samples, generator, **options)
+
+        def predict(inputs: Any) -> Prediction:
+            return mixture([ask(change(inputs)) for change, ask in zip(changes, predictors, strict=True)])
+
+        return predict
+
+    def update(
+        self,
+        data: Data,
+        *,
+        training: Training | None = None,
+        generator: torch.Generator | None = None,
+        progress: bool = True,
+    ) -> AugmentedPosterior:
+        """Let the posterior within learn on."""
+        updated = self.inner.update(data, training=training, generator=generator, progress=progress)
+        return AugmentedPosterior(updated, self.recipe)
+
+    def state(self) -> dict[str, Any]:
+        """Return the posterior within, whose weights are those of `model`."""
+        return {"inner": {**self.inner._tree(), "params": {}, "buffers": {}}}
+
+    @classmethod
+    def from_state(cls, model: nn.Module, likelihood: Likelihood, recipe: Any, num_data: int, state: Any) -> Self:
+        """Undo `state`."""
+        return cls(restored(state["inner"], model), recipe)

@@ -1,0 +1,184 @@
+"""The `BatchNormNoise` recipe: a network that is random because its BatchNorm layers see random batches."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any, Literal, Self
+
+import torch
+from torch import nn
+
+from dubito.beliefs.likelihoods import Likelihood
+from dubito.core import distributed, params
+from dubito.core.batches import Source
+from dubito.core.errors import InputError, UnsupportedError
+from dubito.core.params import Buffers, Params
+from dubito.core.randomness import derive_seed, draw_seed
+from dubito.core.settings import is_whole, setting
+from dubito.fitting.inference import Inference, Problem, State
+from dubito.fitting.monte_carlo import weight_predictor
+from dubito.fitting.posterior import Posterior, Predictor
+from dubito.fitting.recipe import Recipe
+from dubito.methods.ensembles.points import check_trainer
+from dubito.methods.ensembles.statistics import norm_layers, statistics_of
+from dubito.methods.map.recipe import MAP
+
+_NOT_IN_WEIGHTS = (
+    "The randomness of BatchNormNoise is in the statistics of batches, not in weights: predict with it, or use another "
+    "recipe."
+)
+
+
+@setting
+class BatchNormNoise(Recipe):
+    r"""Predict with BatchNorm layers as in training: each sample normalizes by the statistics of a random batch.
+
+    $$p(y \mid x) \approx \frac1S \sum_s p(y \mid f(x; w, \mu_s, \sigma_s)), \qquad
+      (\mu_s, \sigma_s) \text{ those of training batch } s$$
+
+    (Teye et al. 2018, https://arxiv.org/abs/1802.06455). ``predict(x, method="mean")`` uses the running statistics, as
+    networks usually do. The smaller the batches, ``Training(batch_size=...)``, the larger the noise.
+
+    Args:
+        samples: How many batches are looked at, after training.
+        prior_precision: Of a zero-mean normal prior on every weight; 0 is a flat prior.
+        train: False takes the model's weights as they are.
+        start: ``"model"`` trains on from the model's weights, ``"fresh"`` from newly drawn ones.
+    """
+
+    setting_name = "ensembles.BatchNormNoise"
+    samples: int = 32
+    prior_precision: float = 0.0
+    train: bool = True
+    start: Literal["model", "fresh"] = "model"
+
+    def __post_init__(self) -> None:
+        check_trainer(self.prior_precision, self.start)
+        if not is_whole(self.samples, 1):
+            raise InputError(f"samples must be a whole number, at least 1, not {self.samples!r}.")
+        self._point()
+
+    def _point(self) -> MAP:
+        return MAP(prior_precision=self.prior_precision, train=self.train, start=self.start)
+
+    def build(self, problem: Problem) -> Inference:
+        """Return the steps of training."""
+        if not norm_layers(problem.model):
+            raise InputError("There is nothing random: the network has no BatchNorm layer with running statistics.")
+        plain = self._point().build(problem)
+
+        def posterior(state: State) -> BatchNormPosterior:
+            found = plain.posterior(state)
+            batches = _random_batches(problem.source, self.samples, draw_seed(problem.generator))
+            drawn = [statistics_of(found.model, inputs) for inputs in batches]
+            for statistics in drawn:
+                distributed.mean_(list(statistics.values()))
+            return BatchNormPosterior(found.model, found.likelihood, self, problem.num_data, params.stack(drawn))
+
+        return plain._replace(posterior=posterior)
+
+
+class BatchNormPosterior(Posterior):
+    """One network with the statistics of many batches.
+
+    Args:
+        model: The network, with its running statistics.
+        likelihood: The likelihood.
+        recipe: The recipe.
+        num_data: The number of examples.
+        statistics: Means and variances of each batch ``[S, ...]``, by the names of the model's buffers.
+    """
+
+    family = "BatchNormNoise"
+
+    def __init__(
+        self, model: nn.Module, likelihood: Likelihood, recipe: Any, num_data: int, statistics: Buffers
+    ) -> None:
+        super().__init__(model, likelihood, recipe, num_data)
+        self.statistics = statistics
+
+    def sample(self, num_samples: int, *, generator: torch.Generator | None = None) -> Params:
+        """Raise: the weights are not random."""
+        raise UnsupportedError(_NOT_IN_WEIGHTS)
+
+    def marginals(self) -> tuple[Params, Params]:
+        """Raise: the weights are not random."""
+        raise UnsupportedError(_NOT_IN_WEIGHTS)
+
+    def prior(self) -> tuple[Params, Params]:
+        """Raise: the weights are not random."""
+        raise UnsupportedError(_NOT_IN_WEIGHTS)
+
+    def predictor(
+        self,
+        num_samples: int,
+        generator: torch.Generator,
+        *,
+        method: Literal["batches", "mean"] = "batches",
+        **options: Any,
+    ) -> Predictor:
+        """Return the predictive.
+
+        Args:
+            num_samples: How many batches; the first ones of those that were looked at.
+            generator: Not used.
+            method: ``"batches"``: a mixture over their statistics; ``"mean"``: one pass with the running statistics.
+            options: None others.
+        """
+        if options:
+            raise InputError(f"A BatchNormNoise posterior has no predict option '{next(iter(options))}'.")
+        if method not in ("batches", "mean"):
+            raise InputError(f"method must be 'batches' or 'mean', not {method!r}.")
+        if method == "mean":
+            return lambda inputs: self.likelihood.predict(params.call(self.model, inputs))
+        ready = len(next(iter(self.statistics.values())))
+        if num_samples > ready:
+            raise InputError(
+                f"The statistics of {ready} batches are known, not of {num_samples}: ask for fewer samples, or fit "
+                "BatchNormNoise(samples=...) with more."
+            )
+        return self._over(list(range(num_samples)))
+
+    @property
+    def default_samples(self) -> int:
+        """As usual, but no more than the batches that were looked at."""
+        return min(super().default_samples, len(next(iter(self.statistics.values()))))
+
+    def predictors(self, num_samples: int, generator: torch.Generator, **options: Any) -> list[Predictor]:
+        """Return a predictor for each batch that was looked at; where there are fewer they come again."""
+        if options:
+            return super().predictors(num_samples, generator, **options)
+        ready = len(next(iter(self.statistics.values())))
+        return [self._over([s % ready]) for s in range(num_samples)]
+
+    def _over(self, numbers: list[int]) -> Predictor:
+        """The mixture over the statistics of batches by number."""
+        weights = {name: value.expand(len(numbers), *value.shape) for name, value in self.mean().items()}
+        buffers = {name: value[numbers] for name, value in self.statistics.items()}
+        return weight_predictor(self.model, self.likelihood, weights, buffers=buffers)
+
+    def state(self) -> dict[str, Any]:
+        """Return the statistics."""
+        return {"statistics": self.statistics}
+
+    @classmethod
+    def from_state(cls, model: nn.Module, likelihood: Likelihood, recipe: Any, num_data: int, state: Any) -> Self:
+        """Undo `state`."""
+        return cls(model, likelihood, recipe, num_data, state["statistics"])
+
+
+def _random_batches(source: Source, count: int, seed: int) -> Iterator[Any]:
+    """Yield the inputs of `count` whole batches, from as many passes over the data as it takes."""
+    states, size, found, turn = source.generator_states(), source.first().size, 0, 0
+    if size < 2:
+        raise InputError("One example alone has no variance to normalize by: use larger batches.")
+    while found < count:
+        before = found
+        for batch in source.epoch(source.stream(derive_seed(seed, turn))):
+            if found < count and batch.size >= size and batch.num_rows > 1:  # a short last one would be noisier
+                found += 1
+                yield batch.inputs
+        if found == before:
+            raise InputError("The processes have too few rows of each batch to normalize by: use larger batches.")
+        turn += 1
+    source.set_generator_states(states)

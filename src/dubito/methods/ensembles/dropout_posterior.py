@@ -1,0 +1,146 @@
+"""The posterior that `MCDropout` finds."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, Literal, Self
+
+import torch
+from torch import nn
+
+from dubito.beliefs.likelihoods import Likelihood
+from dubito.core import params
+from dubito.core.errors import InputError, UnsupportedError
+from dubito.core.params import Params
+from dubito.core.randomness import default_generator, draw_seed
+from dubito.fitting.posterior import Posterior, Predictor
+from dubito.methods.ensembles.masks import OWN, bernoulli, dropping, on_weight
+from dubito.networks.layers import require_rule
+
+if TYPE_CHECKING:
+    from dubito.core.batches import Data
+    from dubito.fitting.training import Training
+
+
+class DropoutPosterior(Posterior):
+    """A network that drops: each draw of its masks is a network, the same for all inputs of a call.
+
+    Args:
+        model: The network; in evaluation mode its own dropout layers are off.
+        likelihood: The likelihood.
+        recipe: The recipe.
+        num_data: The number of examples.
+        rates: The probability to drop at each place: a layer's input, or a dropout layer.
+    """
+
+    family = "MCDropout"
+
+    def __init__(
+        self, model: nn.Module, likelihood: Likelihood, recipe: Any, num_data: int, rates: dict[str, float]
+    ) -> None:
+        super().__init__(model, likelihood, recipe, num_data)
+        self.rates = rates
+
+    def sample(self, num_samples: int, *, generator: torch.Generator | None = None) -> Params:
+        """Draw weights: those at the inputs of a layer that are dropped are 0, the others larger by ``1/(1-p)``."""
+        generator, mean = default_generator(generator), self.mean()
+        names = self._weights()
+        drawn = []
+        for _ in range(num_samples):
+            draw, weights = bernoulli(self.rates, draw_seed(generator)), dict(mean)
+            for site, name in names.items():
+                layer = self.model.get_submodule(site)
+                mask = draw(site, (require_rule(layer).num_inputs(layer),), mean[name])
+                weights[name] = mean[name] * on_weight(layer, mask)
+            drawn.append(weights)
+        return params.stack(drawn)
+
+    def marginals(self) -> tuple[Params, Params]:
+        """Return the weights and the variances ``w² p/(1-p)`` of those whose inputs are dropped."""
+        mean, names = self.mean(), self._weights()
+        variance = params.zeros_like(mean)
+        for site, name in names.items():
+            variance[name] = mean[name].square() * (self.rates[site] / (1 - self.rates[site]))
+        return mean, variance
+
+    def _weights(self) -> dict[str, str]:
+        """The parameter on which the masks of each place act."""
+        places = {site: self.model.get_submodule(site) for site in self.rates}
+        if not self.recipe.filterwise or any(type(layer) in OWN for layer in places.values()):
+            raise UnsupportedError(
+                "Here activations are dropped, not weights: MCDropout(where='layers', filterwise=True) has a "
+                "distribution over weights."
+            )
+        named = {id(value): name for name, value in self.model.named_parameters()}
+        found = {site: named[id(layer.weight)] for site, layer in places.items()}
+        shared = len(set(found.values())) < len(found)
+        if shared:
+            raise UnsupportedError("Two layers share a weight and drop different inputs: no draw of it serves both.")
+        return found
+
+    def prior(self) -> tuple[Params, Params]:
+        """Return the normal prior that the network was trained under."""
+        precision = self.recipe.prior_precision
+        if precision == 0:
+            raise UnsupportedError("This was trained under a flat prior; MCDropout(prior_precision=...) has one.")
+        random = set(self._weights().values())
+        mean = {name: torch.zeros_like(v) if name in random else v for name, v in self.mean().items()}
+        return mean, {name: torch.full_like(v, (name in random) / precision) for name, v in mean.items()}
+
+    def predictor(
+        self,
+        num_samples: int,
+        generator: torch.Generator,
+        *,
+        method: Literal["masks", "mean"] = "masks",
+        **options: Any,
+    ) -> Predictor:
+        """Return the predictive.
+
+        Args:
+            num_samples: How many sets of masks.
+            generator: The source of randomness.
+            method: ``"masks"``: the network under random masks; ``"mean"``: the weight-scaling rule, one pass without
+                dropout and without epistemic uncertainty.
+            options: None others.
+        """
+        if options:
+            raise InputError(f"A MCDropout posterior has no predict option '{next(iter(options))}'.")
+        if method not in ("masks", "mean"):
+            raise InputError(f"method must be 'masks' or 'mean', not {method!r}.")
+        if method == "mean":
+            return lambda inputs: self.likelihood.predict(params.call(self.model, inputs))
+        draws = [bernoulli(self.rates, draw_seed(generator)) for _ in range(num_samples)]
+
+        def predict(inputs: Any) -> Any:
+            outputs = []
+            for draw in draws:
+                with dropping(self.model, list(self.rates), draw, filterwise=self.recipe.filterwise, shared=True):
+                    outputs.append(params.call(self.model, inputs))
+            return self.likelihood.predict_samples(torch.stack(outputs))
+
+        return predict
+
+    def update(
+        self,
+        data: Data,
+        *,
+        training: Training | None = None,
+        generator: torch.Generator | None = None,
+        progress: bool = True,
+    ) -> Posterior:
+        """Train on from these weights, dropping at these rates: plain fine-tuning, which forgets."""
+        recipe = self.recipe.replace(start="model", train=True, rate=dict(self.rates))
+        posterior = recipe.fit(
+            self.model, data, likelihood=self.likelihood, training=training, generator=generator, progress=progress
+        )
+        posterior.num_data += self.num_data
+        return posterior
+
+    def state(self) -> dict[str, Any]:
+        """Return the rates."""
+        return {"rates": self.rates}
+
+    @classmethod
+    def from_state(cls, model: nn.Module, likelihood: Likelihood, recipe: Any, num_data: int, state: Any) -> Self:
+        """Undo `state`."""
+        return cls(model, likelihood, recipe, num_data, state["rates"])

@@ -1,0 +1,142 @@
+r"""Where a network drops, and what: masks on the inputs of its layers, or in the place of its dropout layers.
+
+$$h \leftarrow h \circ \frac{z}{1 - p}, \qquad z_c \sim \mathrm{Bernoulli}(1 - p)$$
+
+A mask over the input channels of a layer is one over the columns of its weight: a draw of masks is one of weights.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from dubito.core import params
+from dubito.core.errors import UnsupportedError
+from dubito.core.randomness import derive_seed
+from dubito.networks.layers import rule_for
+
+OWN = (nn.Dropout, nn.Dropout1d, nn.Dropout2d, nn.Dropout3d)
+
+# From the name of a site, the shape of its mask and the activations, whose type it has, to the mask.
+Draw = Callable[[str, tuple[int, ...], Tensor], Tensor]
+
+
+def own_layers(model: nn.Module) -> dict[str, nn.Module]:
+    """Return the network's own dropout layers that drop something, by name."""
+    return {name: m for name, m in model.named_modules() if type(m) in OWN and m.p > 0}
+
+
+@torch.no_grad()
+def inner_layers(model: nn.Module, inputs: Any) -> list[str]:
+    """Return the layers whose inputs are not the data: all with weights, in the order of a pass, but the first."""
+    called: list[str] = []
+    with ExitStack() as stack:
+        for name, module in model.named_modules():
+            rule = rule_for(module)
+            counts = isinstance(module, nn.Embedding | nn.RNNBase)  # as the first layer; their own inputs stay whole
+            if counts or (rule is not None and rule.linear_in_input):
+                handle = module.register_forward_pre_hook(lambda *_, name=name: called.append(name))
+                stack.callback(handle.remove)
+        params.call(model.eval(), inputs)
+    first_seen = list(dict.fromkeys(called))[1:]
+    return [n for n in first_seen if not isinstance(model.get_submodule(n), nn.Embedding | nn.RNNBase)]
+
+
+@contextmanager
+def dropping(model: nn.Module, sites: list[str], draw: Draw, *, filterwise: bool, shared: bool) -> Iterator[None]:
+    """Let the network drop at `sites` for the length of the block.
+
+    Args:
+        model: The network; its own dropout layers must be off.
+        sites: Names of layers, at whose inputs masks are put, and of dropout layers, in whose place they are.
+        draw: Where masks come from; one that is needed several times in a pass is drawn once.
+        filterwise: Whether whole channels are dropped, else single activations.
+        shared: Whether all examples have the same mask: one network for all. Else each has its own.
+    """
+    drawn: dict[tuple[str, tuple[int, ...]], Tensor] = {}
+
+    def masked(name: str, layer: nn.Module, x: Tensor) -> Tensor:
+        axis = channel_axis(layer, x.ndim) if filterwise else None
+        size = tuple(x.shape[1:]) if axis is None else (x.shape[axis],)
+        key = (name, size if shared else (len(x), *size))
+        if key not in drawn:
+            drawn[key] = draw(*key, x)
+        mask = drawn[key].unsqueeze(0) if shared else drawn[key]
+        return x * (mask if axis is None else mask.reshape(len(mask), *_broadcast(size[0], axis, x.ndim)))
+
+    with ExitStack() as stack:
+        stack.callback(model.register_forward_pre_hook(lambda *_: drawn.clear()).remove)
+        for name in sites:
+            layer = model.get_submodule(name)
+            if type(layer) in OWN:
+                handle = layer.register_forward_hook(lambda m, _, out, name=name: masked(name, m, out))
+            else:
+                handle = layer.register_forward_pre_hook(
+                    lambda m, given, name=name: (masked(name, m, given[0]), *given[1:])
+                )
+            stack.callback(handle.remove)
+        yield
+
+
+def channel_axis(layer: nn.Module, ndim: int) -> int:
+    """Return the axis of the channels among the activations' `ndim` axes.
+
+    >>> channel_axis(nn.Conv2d(3, 8, 3), 4), channel_axis(nn.Linear(3, 8), 4)
+    (1, 3)
+    """
+    rule = rule_for(layer)
+    if rule is not None:
+        return rule.channel_axis(layer, ndim)
+    # a dropout layer does not say: images have their channels first, sequences last
+    return 1 if ndim > 3 or type(layer) is not nn.Dropout else ndim - 1
+
+
+def _broadcast(size: int, axis: int, ndim: int) -> tuple[int, ...]:
+    return tuple(size if place == axis else 1 for place in range(1, ndim))
+
+
+def bernoulli(rates: dict[str, float], seed: int | None = None) -> Draw:
+    """Return masks that drop at these rates: from torch's global generator, or the same ones again for one seed."""
+
+    def draw(name: str, shape: tuple[int, ...], like: Tensor) -> Tensor:
+        if seed is None:
+            noise = torch.rand(shape, device=like.device)
+        else:
+            noise = torch.rand(shape, generator=torch.Generator().manual_seed(derive_seed(seed, name, *shape)))
+        return (noise >= rates[name]).to(like) / (1 - rates[name])
+
+    return draw
+
+
+def concrete(logits: dict[str, Tensor], temperature: float = 0.1) -> Draw:
+    r"""Return masks that are nearly binary and have slopes with respect to the rate.
+
+    $$z = 1 - \sigma\Big(\frac{\operatorname{logit} p + \operatorname{logit} u}{t}\Big), \qquad u \sim U(0, 1)$$
+
+    (Gal et al. 2017, https://arxiv.org/abs/1705.07832).
+    """
+
+    def draw(name: str, shape: tuple[int, ...], like: Tensor) -> Tensor:
+        logit = logits[name]
+        noise = torch.rand(shape, dtype=logit.dtype, device=logit.device).clamp(1e-7, 1 - 1e-7)
+        dropped = torch.sigmoid((logit + noise.logit()) / temperature)
+        return (1 - dropped) / torch.sigmoid(-logit)
+
+    return draw
+
+
+def on_weight(layer: nn.Module, channels: Tensor) -> Tensor:
+    """Return a vector over the input channels of a layer as factors that broadcast over its weight."""
+    if isinstance(layer, nn.Linear):
+        return channels
+    if not isinstance(layer, nn.modules.conv._ConvNd):
+        raise UnsupportedError(f"The randomness before a {type(layer).__name__} cannot be written as one of weights.")
+    ones, groups = (1,) * len(layer.kernel_size), layer.groups
+    if layer.transposed:
+        return channels.reshape(-1, 1, *ones)
+    rows = channels.reshape(groups, 1, -1).expand(-1, layer.out_channels // groups, -1)
+    return rows.reshape(layer.out_channels, -1, *ones)

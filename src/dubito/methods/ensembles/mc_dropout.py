@@ -1,0 +1,185 @@
+"""The `MCDropout` recipe: dropout that stays on."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Mapping
+from typing import Literal
+
+import torch
+from torch import Tensor, nn
+
+from dubito.core import batches, params
+from dubito.core.batches import Batch
+from dubito.core.errors import InputError
+from dubito.core.params import Params
+from dubito.core.settings import is_number, is_whole, setting
+from dubito.fitting.gradient_training import Descent, validation_score
+from dubito.fitting.inference import Inference, Problem, State
+from dubito.fitting.output_noise import fit_log_noise
+from dubito.fitting.recipe import Recipe
+from dubito.methods.ensembles.dropout_posterior import DropoutPosterior
+from dubito.methods.ensembles.masks import OWN, bernoulli, concrete, dropping, inner_layers, own_layers
+from dubito.methods.ensembles.points import check_trainer, prior_decay
+from dubito.networks.layers import require_rule
+
+DEFAULT_RATE = 0.1
+# A rate is one number that all data move: it may go faster than a weight.
+RATE_FACTOR = 10.0
+
+
+@setting
+class MCDropout(Recipe):
+    r"""Train with dropout and keep it on: every set of masks is another network, and all of them predict.
+
+    $$p(y \mid x) = \mathbb E_z\, p(y \mid f(x; w, z)), \qquad z \sim \mathrm{Bernoulli}(1 - p)$$
+
+    (Gal & Ghahramani 2016, https://arxiv.org/abs/1506.02142). A network with dropout layers drops there; any other
+    drops at the input of every layer with weights but the first. Dropping whole channels and repeating batches make it
+    a strong baseline. ``predict(x, method="mean")`` is the weight-scaling rule: one pass without dropout.
+
+    Args:
+        rate: The probability to drop; or one for each place, by the name of the layer; None keeps the rates of the
+            network's own dropout layers, and is 0.1 at others.
+        filterwise: Whether whole channels (features of a sequence) are dropped, else single activations.
+        learn: Whether the rates are learned, each from `rate` on, by a concrete relaxation and the divergence from
+            the prior (Gal et al. 2017, https://arxiv.org/abs/1705.07832). Only at the inputs of layers.
+        where: ``"dropout"``: in the place of the network's own dropout layers; ``"layers"``: at the inputs of layers,
+            the network's own are off; ``"auto"``: at its own where it has any and the rate is not learned.
+        repeats: How often each batch is repeated in a step, with other masks: less noise for more time.
+        prior_precision: Of a zero-mean normal prior on every weight; 0 is a flat prior.
+        train: False takes the model's weights as they are and only drops.
+        start: ``"model"`` trains on from the model's weights, ``"fresh"`` from newly drawn ones.
+    """
+
+    setting_name = "MCDropout"
+    rate: float | Mapping[str, float] | None = None
+    filterwise: bool = True
+    learn: bool = False
+    where: Literal["auto", "dropout", "layers"] = "auto"
+    repeats: int = 1
+    prior_precision: float = 0.0
+    train: bool = True
+    start: Literal["model", "fresh"] = "model"
+
+    def __post_init__(self) -> None:
+        check_trainer(self.prior_precision, self.start)
+        rates = self.rate.values() if isinstance(self.rate, Mapping) else [] if self.rate is None else [self.rate]
+        for rate in rates:
+            if not is_number(rate) or not 0 < rate < 1:
+                hint = "would drop everything" if rate == 1 else "drops nothing; that is MAP()" if rate == 0 else ""
+                raise InputError(
+                    f"A dropout rate of {rate!r} {hint or 'is no probability'}: choose one from 0 to 1, such as 0.1."
+                )
+        if self.where not in ("auto", "dropout", "layers"):
+            raise InputError(f"where must be 'auto', 'dropout' or 'layers', got {self.where!r}.")
+        if self.learn and self.where == "dropout":
+            raise InputError("Rates are learned at the inputs of layers: use where='layers' with learn=True.")
+        if not is_whole(self.repeats, 1):
+            raise InputError(f"repeats must be a whole number, at least 1, not {self.repeats!r}.")
+        if not self.train and (self.start == "fresh" or self.learn):
+            raise InputError(
+                "MCDropout(train=False) takes the network as it is: leave out start='fresh' (in an ensemble, say "
+                "Ensemble(start='model')) and learn=True."
+            )
+
+    def build(self, problem: Problem) -> Inference:
+        """Return the steps of training."""
+        trainer = _Trainer(self, problem)
+        descent = trainer.descent
+        score = validation_score(problem, descent.load)
+        return Inference(descent.init, descent.update, trainer.posterior, epochs=trainer.epochs, score=score)
+
+    def rates(self, problem: Problem) -> dict[str, float]:
+        """Return where the network drops, and how often."""
+        own = own_layers(problem.model)
+        at_own = self.where == "dropout" or (self.where == "auto" and bool(own) and not self.learn)
+        one_row = batches.take(problem.source.first().inputs, slice(0, 1))
+        names = list(own) if at_own else inner_layers(problem.model, one_row)
+        if not names:
+            raise InputError(
+                "There is nothing to drop: the network has no dropout layer"
+                + (" that drops anything." if at_own else ", and no layer whose inputs are not the data.")
+            )
+        if isinstance(self.rate, Mapping):
+            wrong = [name for name in self.rate if name not in names]
+            if wrong:
+                raise InputError(f"There is no place '{wrong[0]}' to drop at; there are {', '.join(names)}.")
+            return {name: float(self.rate[name]) for name in names if name in self.rate}
+        if self.rate is not None:
+            return dict.fromkeys(names, float(self.rate))
+        found = {name: float(own[name].p) if at_own else DEFAULT_RATE for name in names}  # type: ignore[arg-type]
+        if max(found.values()) >= 1:
+            raise InputError("A dropout layer of the network has rate 1 and drops everything: give a rate.")
+        return found
+
+
+class _Trainer:
+    def __init__(self, recipe: MCDropout, problem: Problem) -> None:
+        self.recipe, self.problem = recipe, problem
+        self.rates = recipe.rates(problem)
+        self.own = {name: module.p for name, module in problem.model.named_modules() if type(module) in OWN}
+        for name in self.own:
+            problem.model.get_submodule(name).p = 0.0  # type: ignore[assignment]  # ours take their place
+        self.epochs = problem.training.epochs if recipe.train else 0
+        learned = {_key(name): torch.tensor(rate).logit() for name, rate in self.rates.items()} if recipe.learn else {}
+        self.descent = Descent(
+            problem, problem.model, self._loss,
+            hyper={**problem.likelihood.hyper(), **learned},
+            weight_decay=self._decay(),
+            rates={f"hyper.{name}": RATE_FACTOR for name in learned},
+            epochs=self.epochs,
+        )  # fmt: skip
+
+    def _decay(self) -> dict[str, float]:
+        """The prior as a penalty: ``λ/(1-p)`` on weights whose inputs are dropped, because their spread counts too."""
+        training = self.problem.training
+        weight_decay = training.weight_decay
+        precision = prior_decay(training, self.recipe.prior_precision, self.problem.num_data)
+        decay = {name: weight_decay + precision for name, _ in self.problem.model.named_parameters()}
+        for name, rate in self.rates.items():
+            if f"{name}.weight" in decay:
+                decay[f"{name}.weight"] = weight_decay + (0.0 if self.recipe.learn else precision / (1 - rate))
+        return decay
+
+    def _loss(self, module: nn.Module, batch: Batch, hyper: Params, generator: torch.Generator) -> Tensor:
+        inputs, targets = batches.concatenate([(batch.inputs, batch.targets)] * self.recipe.repeats)
+        learned = {name: hyper[_key(name)] for name in self.rates} if self.recipe.learn else {}
+        draw = concrete(learned) if learned else bernoulli(self.rates)
+        with dropping(module, list(self.rates), draw, filterwise=self.recipe.filterwise, shared=False):
+            outputs = params.call(module, inputs)
+        explained = self.problem.likelihood.log_prob(outputs, targets, hyper).sum()
+        loss = -explained / (self.recipe.repeats * batch.size)
+        if learned:
+            loss = loss + self._divergence(module, learned) * (batch.num_rows / batch.size)
+        return loss
+
+    def _divergence(self, module: nn.Module, logits: dict[str, Tensor]) -> Tensor:
+        r"""Return $\frac1N \sum_l \frac{\lambda \lVert W_l \rVert^2}{2(1-p_l)} - I_l H(p_l)$, with $I_l$ inputs."""
+        total = torch.zeros((), dtype=next(iter(logits.values())).dtype, device=self.problem.source.device)
+        for name, logit in logits.items():
+            layer, rate = module.get_submodule(name), torch.sigmoid(logit)
+            entropy = -(rate * nn.functional.logsigmoid(logit) + (1 - rate) * nn.functional.logsigmoid(-logit))
+            norm = layer.weight.square().sum()  # type: ignore[operator]
+            units = require_rule(layer).num_inputs(layer)
+            total = total + self.recipe.prior_precision * norm / (2 * (1 - rate)) - units * entropy
+        return total / self.problem.num_data
+
+    @torch.no_grad()
+    def posterior(self, state: State) -> DropoutPosterior:
+        """Return the network with its rates; the noise of a regression is what explains it while it drops."""
+        hyper = {name: value.detach() for name, value in state["hyper"].items()}
+        rates = {name: float(hyper[_key(name)].sigmoid()) if self.recipe.learn else r for name, r in self.rates.items()}
+        model = self.descent.load(state)
+        if "log_noise" in hyper:
+            with dropping(model, list(rates), bernoulli(rates), filterwise=self.recipe.filterwise, shared=False):
+                hyper["log_noise"] = fit_log_noise(model, self.problem)
+        likelihood, private = self.problem.likelihood.resolved(hyper), copy.deepcopy(model)
+        for name, p in self.own.items():
+            private.get_submodule(name).p = p
+        return DropoutPosterior(private, likelihood, self.recipe, self.problem.num_data, rates)
+
+
+def _key(site: str) -> str:
+    """The name under which the logit of a rate is learned along with the likelihood's own settings."""
+    return f"rate.{site}"

@@ -1,0 +1,171 @@
+"""Fitting the members of an ensemble: one after another, divided among processes, or all at once."""
+
+from __future__ import annotations
+
+import tempfile
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import nn
+
+from dubito.core import distributed
+from dubito.core.batches import Source
+from dubito.core.errors import InputError
+from dubito.core.randomness import Stream, default_generator, derive_seed, draw_seed
+from dubito.core.settings import digest
+from dubito.fitting.loop import private_copy, reset_parameters
+from dubito.fitting.posterior import Posterior, load
+from dubito.fitting.recipe import Recipe
+from dubito.fitting.training import Training
+from dubito.methods.ensembles.batched_members import Together, obstacle
+from dubito.methods.ensembles.posterior import EnsemblePosterior, training_of_member
+from dubito.methods.ensembles.resample import resampled
+
+if TYPE_CHECKING:
+    from dubito.methods.ensembles.recipe import Ensemble
+
+
+class Members:
+    """One fit of an ensemble.
+
+    The first member draws from the user's generator as a single network would, so an ensemble of one is that network.
+
+    Args:
+        ensemble: The recipe.
+        model: The user's network.
+        data: The training data.
+        training: The training settings of every member.
+        generator: The source of randomness.
+        progress: Whether to show progress.
+        options: What else `Recipe.fit` is given.
+    """
+
+    def __init__(
+        self,
+        ensemble: Ensemble,
+        model: nn.Module,
+        data: Any,
+        training: Training,
+        generator: torch.Generator | None,
+        progress: bool,
+        options: dict[str, Any],
+    ) -> None:
+        self.ensemble, self.model, self.data, self.training = ensemble, model, data, training
+        self.generator, self.progress, self.options = default_generator(generator), progress, options
+        self.source = Source(data, batch_size=training.batch_size, num_data=options["num_data"])
+        device = next((value.device for value in model.parameters()), None)
+        for shared in (self.generator, *self.source.generators):
+            distributed.share_generator(shared, device)
+        self.device = device
+        self.start = self.generator.get_state()
+        self.loader_states = self.source.generator_states()
+
+    def fit(self) -> Posterior:
+        """Return the ensemble."""
+        reason = self._why_not_together()
+        if self.ensemble.together is True and reason is not None:
+            raise InputError(f"The members cannot be trained together: {reason}.")
+        if self.ensemble.together is not False and reason is None:
+            plan = Together(self.ensemble, tuple(draw_seed(self._generator(k)) for k in range(self.ensemble.members)))
+            options: dict[str, Any] = {"training": self.training, "progress": self.progress, **self.options}
+            return plan.fit(self.model, self.data, generator=self.generator, **options)
+        try:
+            members = self._divided() if distributed.is_active() else [self._fit(k) for k in self._numbers]
+        except KeyboardInterrupt:
+            self.generator.set_state(self.start)  # so that the same call goes on from the checkpoints
+            self.source.set_generator_states(self.loader_states)
+            raise
+        draw_seed(self.generator)  # another call with this generator finds another ensemble
+        return EnsemblePosterior(members, self.ensemble)
+
+    @property
+    def _numbers(self) -> range:
+        return range(self.ensemble.members)
+
+    def _generator(self, k: int) -> torch.Generator:
+        """Our randomness for one member."""
+        return _reseeded(self.generator, self.start, k)
+
+    def _fit(self, k: int) -> Posterior:
+        """Fit one member."""
+        seed = draw_seed(self._generator(k))
+        data = resampled(self.data, derive_seed(seed, "bootstrap")) if self.ensemble.bootstrap else self.data
+        steps = self.ensemble.steps()
+        model = start_of_member(self.ensemble, steps[0], self.model, seed, k)
+        training, posterior = training_of_member(self.training, k), None
+        for recipe in steps:
+            if posterior is not None:
+                model, training = posterior.model, _second(recipe, training)
+            for own, state in zip(self.source.generators, self.loader_states, strict=True):
+                own.set_state(_reseeded(own, state, k).get_state())
+            posterior = recipe.fit(
+                model, data, training=training, generator=self._generator(k), progress=self.progress, **self.options
+            )
+        assert posterior is not None
+        return posterior
+
+    def _divided(self) -> list[Posterior]:
+        """Fit each process's own members, as if it were alone, and give all of them to all."""
+        rank, world = distributed.rank(), distributed.world_size()
+        self.progress = self.progress and rank == 0
+        with distributed.alone():
+            own = {k: self._fit(k) for k in self._numbers if k % world == rank}
+        members = []
+        with tempfile.TemporaryDirectory() as folder:
+            path = Path(folder) / "member"
+            for k in self._numbers:
+                if k in own:
+                    own[k].save(path)
+                content = distributed.bytes_from(k % world, path.read_bytes() if k in own else b"", self.device)
+                path.write_bytes(content)
+                members.append(own[k] if k in own else load(path, self.model))
+        return members
+
+    def _why_not_together(self) -> str | None:
+        """Why batched training is impossible, or would be another result than training one after another."""
+        if distributed.is_active():
+            return "several processes share the members"
+        if self.source.pair is None:
+            return "each member has its own order of the data, which must be in memory as an (inputs, targets) pair"
+        return obstacle(self.ensemble, self.training, self.model, self.source)
+
+
+def start_of_member(ensemble: Ensemble, recipe: Recipe, model: nn.Module, seed: int, k: int) -> nn.Module:
+    """Return the network that one member's recipe is given; a recipe that starts fresh draws the weights itself."""
+    if ensemble.start == "model":
+        return model if k == 0 else perturbed(model, ensemble.perturbation, derive_seed(seed, "start"))
+    if recipe.starts_fresh:
+        return model
+    fresh = private_copy(model)
+    with Stream(derive_seed(seed, "build"), next(fresh.parameters()).device).active():
+        reset_parameters(fresh)
+    return fresh
+
+
+@torch.no_grad()
+def perturbed(model: nn.Module, scale: float, seed: int) -> nn.Module:
+    """Return a copy with noise on every trainable parameter, `scale` times the root mean square of its entries."""
+    model, generator = private_copy(model), torch.Generator().manual_seed(seed)
+    for value in model.parameters():
+        noise = torch.randn(value.shape, generator=generator, dtype=value.dtype).to(value.device)
+        if value.requires_grad:
+            value.add_(scale * value.square().mean().sqrt() * noise)
+    return model
+
+
+def _reseeded(like: torch.Generator, state: torch.Tensor, k: int) -> torch.Generator:
+    """A generator that goes on from `state` for the first member, and from a place of its own for the others."""
+    generator = torch.Generator(like.device)
+    if k:
+        return generator.manual_seed(derive_seed(int(digest(state), 16), k))
+    generator.set_state(state)
+    return generator
+
+
+def _second(recipe: Recipe, training: Training | None) -> Training:
+    """The settings of the step that follows training: the recipe's own."""
+    own = recipe.default_training()
+    if training is None or training.checkpoint is None:
+        return own
+    return own.replace(checkpoint=f"{training.checkpoint}.posterior", checkpoint_every=training.checkpoint_every)

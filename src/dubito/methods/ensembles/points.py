@@ -1,0 +1,61 @@
+"""What recipes that follow one network's training share: plain descent under another schedule, and its end."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+
+from torch import nn
+
+from dubito.core import params
+from dubito.core.errors import InputError
+from dubito.core.params import Params
+from dubito.core.settings import is_number
+from dubito.fitting.gradient_training import Descent, negative_log_likelihood
+from dubito.fitting.inference import Problem
+from dubito.fitting.posterior import Posterior
+from dubito.fitting.training import Training
+from dubito.methods.map.recipe import MAP
+
+
+def check_trainer(prior_precision: float, start: str) -> None:
+    """Raise unless the settings that all these recipes have are in range."""
+    if not is_number(prior_precision) or not 0 <= prior_precision < math.inf:
+        raise InputError(f"prior_precision must be a number, 0 or above, got {prior_precision!r}.")
+    if start not in ("model", "fresh"):
+        raise InputError(f"start must be 'model' or 'fresh', got {start!r}.")
+
+
+def check_training(name: str, training: Training) -> None:
+    """Raise unless there is a whole run to follow."""
+    if training.epochs == 0:
+        raise InputError(f"{name} follows the network while it trains: give Training(epochs=...) above 0.")
+    if training.needs_validation or training.evidence_every is not None:
+        raise InputError(f"{name} needs the whole run: leave early_stopping, restore_best and evidence_every out.")
+
+
+def prior_decay(training: Training, prior_precision: float, num_data: int) -> float:
+    """Return the coefficient of the penalty in the mean loss that is a normal prior."""
+    if prior_precision and training.optimizer == "adamw":
+        raise InputError("The decoupled decay of 'adamw' is no prior: use 'adam' or 'sgd' with prior_precision.")
+    return prior_precision / num_data
+
+
+def plain_descent(problem: Problem, training: Training, prior_precision: float) -> Descent:
+    """Return the steps of training the network to its most probable weights, at the learning rates of `training`."""
+    decay = training.weight_decay + prior_decay(training, prior_precision, problem.num_data)
+    return Descent(
+        dataclasses.replace(problem, training=training),
+        problem.model,
+        negative_log_likelihood(problem),
+        hyper=problem.likelihood.hyper(),
+        weight_decay={name: decay for name, _ in problem.model.named_parameters()},
+    )
+
+
+def point(recipe: MAP, problem: Problem, model: nn.Module, hyper: Params) -> Posterior:
+    """Return one trained network as a posterior, finished as `MAP` finishes it: noise and temperature in place."""
+    training = problem.training.replace(evidence_every=None)
+    inference = recipe.build(dataclasses.replace(problem, model=model, training=training))
+    state = inference.init(params.of(model), params.buffers_of(model), problem.generator)
+    return inference.posterior({**state, "hyper": hyper})

@@ -1,0 +1,160 @@
+"""The posterior of an ensemble: several posteriors of one network, each equally believed."""
+
+from __future__ import annotations
+
+import copy
+import json
+from typing import TYPE_CHECKING, Any, Self
+
+import torch
+from torch import Tensor, nn
+
+from dubito.beliefs.likelihoods import Likelihood
+from dubito.beliefs.prediction import Prediction
+from dubito.core import params
+from dubito.core.errors import UnsupportedError
+from dubito.core.params import Params
+from dubito.core.randomness import default_generator, derive_seed, draw_seed
+from dubito.core.settings import Setting
+from dubito.fitting.posterior import Posterior, Predictor
+from dubito.methods.ensembles.mixture import mixture
+
+if TYPE_CHECKING:
+    from dubito.core.batches import Data
+    from dubito.fitting.training import Training
+
+
+class EnsemblePosterior(Posterior):
+    """An equal mixture of posteriors. Each member has weights, buffers, likelihood and uncertainty of its own.
+
+    Args:
+        members: The posteriors.
+        recipe: How they were found.
+
+    Attributes:
+        members: The posteriors; each can be used on its own.
+        model: The network of the first member: several modes have no common centre.
+    """
+
+    family = "Ensemble"
+
+    def __init__(self, members: list[Posterior], recipe: Any) -> None:
+        super().__init__(members[0].model, members[0].likelihood, recipe, members[0].num_data)
+        self.members = members
+
+    @property
+    def default_samples(self) -> int:
+        """As many of each member as it would draw on its own."""
+        return self.members[0].default_samples
+
+    def sample(self, num_samples: int, *, generator: torch.Generator | None = None) -> Params:
+        """Draw weights, an equal share from each member: sample s is from member ``s % K``.
+
+        A member's buffers (BatchNorm statistics) belong to its weights; they are in ``members[k].model``.
+        """
+        generator, count = default_generator(generator), len(self.members)
+        shares = [(num_samples + count - 1 - k) // count for k in range(count)]
+        drawn = [m.sample(n, generator=generator) for m, n in zip(self.members, shares, strict=True) if n]
+        return {
+            name: torch.stack([drawn[s % count][name][s // count] for s in range(num_samples)]) for name in drawn[0]
+        }
+
+    def marginals(self) -> tuple[Params, Params]:
+        """Return those of the only member; several modes have no common mean."""
+        if len(self.members) == 1:
+            return self.members[0].marginals()
+        raise UnsupportedError(
+            "An ensemble has several modes, and the mean of their weights is no network: ask one of "
+            "`posterior.members` for its marginals."
+        )
+
+    def prior(self) -> tuple[Params, Params]:
+        """Return the prior, where all members share it."""
+        mean, variance = self.members[0].prior()
+        for member in self.members[1:]:
+            other = member.prior()
+            same = all(torch.equal(mean[n], other[0][n]) and torch.equal(variance[n], other[1][n]) for n in mean)
+            if not same:
+                raise UnsupportedError(
+                    "Each member of this ensemble has another prior: ask one of `posterior.members` for its own."
+                )
+        return mean, variance
+
+    def log_evidence(self) -> Tensor:
+        """Return that of the only member; an ensemble is no approximation of one posterior."""
+        if len(self.members) == 1:
+            return self.members[0].log_evidence()
+        raise UnsupportedError(
+            "An ensemble defines no evidence of its own: ask one of `posterior.members`, where its recipe gives one."
+        )
+
+    def predictor(self, num_samples: int, generator: torch.Generator, **options: Any) -> Predictor:
+        """Return the mixture of the members' predictions.
+
+        Args:
+            num_samples: How many samples of each member, where it draws any.
+            generator: The source of randomness.
+            options: Passed on to every member, such as `link` for an ensemble of Laplace posteriors.
+        """
+        predictors = [member.predictor(num_samples, generator, **options) for member in self.members]
+
+        def predict(inputs: Any) -> Prediction:
+            return mixture([predict_member(inputs) for predict_member in predictors])
+
+        return predict
+
+    def update(
+        self,
+        data: Data,
+        *,
+        training: Training | None = None,
+        generator: torch.Generator | None = None,
+        progress: bool = True,
+    ) -> EnsemblePosterior:
+        """Let every member learn on from new data in its own way. Returns a new ensemble; this one stays as it was."""
+        seed = draw_seed(default_generator(generator))
+        members = [
+            member.update(
+                data,
+                training=training_of_member(training, k),
+                generator=torch.Generator().manual_seed(derive_seed(seed, k)),
+                progress=progress,
+            )
+            for k, member in enumerate(self.members)
+        ]
+        return type(self)(members, self.recipe)
+
+    def state(self) -> dict[str, Any]:
+        """Return the members; the weights of the first are those of `model`."""
+        trees = [member._tree() for member in self.members]
+        trees[0] = {**trees[0], "params": {}, "buffers": {}}
+        return {"members": trees}
+
+    @classmethod
+    def from_state(cls, model: nn.Module, likelihood: Likelihood, recipe: Any, num_data: int, state: Any) -> Self:
+        """Undo `state`."""
+        return cls([restored(tree, model) for tree in state["members"]], recipe)
+
+    def __repr__(self) -> str:
+        weights = params.num_weights(self.mean())
+        return f"<Ensemble of {len(self.members)} posteriors over {weights:,} weights by {self.recipe!r}>"
+
+
+def training_of_member(training: Training | None, k: int) -> Training | None:
+    """Return the settings with a checkpoint of the member's own."""
+    if training is None or training.checkpoint is None:
+        return training
+    return training.replace(checkpoint=f"{training.checkpoint}.member-{k}")
+
+
+def restored(tree: dict[str, Any], model: nn.Module) -> Posterior:
+    """Return a posterior that was saved within another; weights that are not in its tree are those of `model`."""
+    private = copy.deepcopy(model)
+    own: dict[str, Tensor] = {**dict(private.named_parameters()), **dict(private.named_buffers())}
+    for name, value in {**tree["params"], **tree["buffers"]}.items():
+        own[name].data = value.to(own[name].device)
+    recipe, likelihood = (
+        Setting.from_json(json.loads(tree["settings"][name]), tree["tensors"]) for name in ("recipe", "likelihood")
+    )
+    family = Posterior._families[tree["family"]]
+    return family.from_state(private, likelihood, recipe, tree["num_data"], tree["state"])

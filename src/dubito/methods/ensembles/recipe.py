@@ -1,0 +1,111 @@
+"""The `Ensemble` recipe."""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING, Any, Literal
+
+from dubito.core.errors import InputError, UnsupportedError
+from dubito.core.settings import is_number, is_whole, setting
+from dubito.fitting.inference import Inference, Problem
+from dubito.fitting.recipe import Recipe
+from dubito.fitting.training import Training
+from dubito.methods.map.recipe import MAP
+
+if TYPE_CHECKING:
+    import torch
+    from torch import nn
+
+    from dubito.beliefs.likelihoods import Likelihood
+    from dubito.core.batches import Data
+    from dubito.fitting.posterior import Posterior
+
+
+@setting
+class Ensemble(Recipe):
+    r"""Fit several networks, each from its own start and in its own order of the data, and average what they predict.
+
+    $$p(y \mid x) = \frac1K \sum_k p_k(y \mid x)$$
+
+    (Lakshminarayanan et al. 2017, https://arxiv.org/abs/1612.01474). A member is a posterior by any recipe:
+    ``Ensemble(recipe=SWAG())`` is multi-SWAG (Wilson & Izmailov 2020, https://arxiv.org/abs/2002.08791), and a recipe
+    that takes a trained network, such as ``Laplace()``, is given one that is trained for it. Where
+    `torch.distributed` is initialised, the members are divided among the processes.
+
+    Args:
+        members: How many.
+        recipe: How each is found.
+        start: ``"fresh"``: every member draws new weights. ``"model"``: the first starts at the model's weights, the
+            others near them.
+        perturbation: With ``start="model"`` the noise on the start of all members but the first, in units of the root
+            mean square of each parameter.
+        bootstrap: Whether each member sees as many examples, drawn with replacement.
+        together: ``"auto"`` trains all members at once, by batched matrix products and one fused optimizer, where that
+            is faster: linear layers under `MAP` and data in memory. True insists on it, False trains one after another.
+            The result is the same up to rounding.
+    """
+
+    setting_name = "Ensemble"
+    members: int = 5
+    recipe: Recipe = MAP()
+    start: Literal["fresh", "model"] = "fresh"
+    perturbation: float = 0.1
+    bootstrap: bool = False
+    together: bool | Literal["auto"] = "auto"
+
+    def __post_init__(self) -> None:
+        if not is_whole(self.members, 1):
+            raise InputError(f"An ensemble has a whole number of members, at least 1, not {self.members!r}.")
+        if not isinstance(self.recipe, Recipe):
+            raise InputError(f"Ensemble(recipe={self.recipe!r}) must be a recipe, such as MAP() or Laplace().")
+        if self.start not in ("fresh", "model"):
+            raise InputError(f"start must be 'fresh' or 'model', got {self.start!r}.")
+        if not is_number(self.perturbation) or not 0 <= self.perturbation < math.inf:
+            raise InputError(f"perturbation must be a number, 0 or above, got {self.perturbation!r}.")
+        if self.together not in (True, False, "auto"):
+            raise InputError(f"together must be True, False or 'auto', got {self.together!r}.")
+        if self.start == "model" and self.recipe.starts_fresh:
+            raise InputError(f"{self.recipe!r} starts fresh, the ensemble from the model: say start='fresh' here too.")
+        self.steps()  # raises where the recipe cannot start like this
+
+    def steps(self) -> tuple[Recipe, ...]:
+        """Return what is fitted for one member, one after the other: a recipe that needs a trained network comes last.
+
+        >>> from dubito import Laplace
+        >>> Ensemble(recipe=Laplace()).steps()
+        (MAP(start='fresh'), Laplace())
+        """
+        if getattr(self.recipe, "needs_trained_model", False):
+            return MAP(start=self.start), self.recipe
+        return (self.recipe.starting(self.start),)
+
+    def default_training(self) -> Training:
+        """Return the training settings of a member."""
+        return self.steps()[0].default_training()
+
+    def build(self, problem: Problem) -> Inference:
+        """Raise: the members are fitted by steps of their own."""
+        raise UnsupportedError("An ensemble fits each member by the steps of its recipe: call fit instead of build.")
+
+    def fit(
+        self,
+        model: nn.Module,
+        data: Data,
+        *,
+        likelihood: str | Likelihood = "categorical",
+        validation: Data | None = None,
+        training: Training | None = None,
+        num_data: int | None = None,
+        generator: torch.Generator | None = None,
+        progress: bool = True,
+    ) -> Posterior:
+        """Fit all members; see `Recipe.fit`.
+
+        With ``Training(checkpoint="run")`` the members that are trained one after another have the files
+        ``run.member-0`` and so on: a killed run goes on with the member, and within it the step, at which it was.
+        """
+        from dubito.methods.ensembles.members import Members
+
+        options: dict[str, Any] = {"likelihood": likelihood, "validation": validation, "num_data": num_data}
+        training = training or self.default_training()
+        return Members(self, model, data, training, generator, progress, options).fit()

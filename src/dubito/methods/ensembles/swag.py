@@ -1,0 +1,187 @@
+"""The `SWAG` recipe: a Gaussian over the path of stochastic gradient descent."""
+
+from __future__ import annotations
+
+import copy
+import math
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+from dubito.core import params
+from dubito.core.batches import Batch
+from dubito.core.errors import InputError
+from dubito.core.params import Buffers, Params
+from dubito.core.randomness import draw_seed
+from dubito.core.settings import is_number, is_whole, setting
+from dubito.fitting.inference import Inference, Info, Problem, State
+from dubito.fitting.recipe import Recipe
+from dubito.fitting.training import Training
+from dubito.methods.ensembles.points import check_trainer, check_training, plain_descent, point
+from dubito.methods.ensembles.statistics import norm_buffers, norm_layers, recalibrate
+from dubito.methods.ensembles.swag_posterior import SWAGPosterior
+from dubito.methods.map.recipe import MAP
+from dubito.networks.selection import Selection
+from dubito.select import all as all_weights
+from dubito.select.rule import SelectionRule
+
+
+@setting
+class SWAG(Recipe):
+    r"""Train on at a constant learning rate and fit a Gaussian, diagonal plus low rank, to the weights on the way.
+
+    $$q(w) = \mathcal N\Big(\bar w,\ \tfrac12 \operatorname{diag}(s^2) + \tfrac12 \hat D \hat D^\top\Big)$$
+
+    with $\bar w$ and $s^2$ the mean and variance of all weights that were collected, and $\hat D \hat D^\top$ the
+    covariance of the last `rank` of them (Maddox et al. 2019, https://arxiv.org/abs/1902.02476). Deviations are taken
+    from the final mean, so that each half is an unbiased estimate; the paper takes them from the mean so far.
+
+    BatchNorm statistics belong to the weights: those of the mean, and of `samples` draws with which predictions are
+    then made, are computed anew on the training data.
+
+    The learning rate stays at ``Training.lr`` for the first half of the burn-in, falls linearly to `lr` in the second,
+    and stays there; ``Training(schedule=...)`` has no say.
+
+    Args:
+        rank: How many of the last networks make the low-rank part; 0 is a diagonal Gaussian, with all of the variance.
+        burn_in: The fraction of all steps before the first network is collected; 0 for a network that is trained.
+        collect_every: Steps between two that are collected; None is once per epoch.
+        lr: The learning rate while collecting; None is a fifth of ``Training.lr``.
+        weights: Which weights are random; the others are at their mean over the networks collected.
+        prior_precision: Of a zero-mean normal prior on every weight; 0 is a flat prior.
+        temperature: A factor of the covariance; below 1 makes the posterior narrower.
+        samples: How many draws get BatchNorm statistics of their own, where the network has such layers.
+        start: ``"model"`` trains on from the model's weights, ``"fresh"`` from newly drawn ones.
+    """
+
+    setting_name = "SWAG"
+    rank: int = 20
+    burn_in: float = 0.5
+    collect_every: int | None = None
+    lr: float | None = None
+    weights: SelectionRule = all_weights()
+    prior_precision: float = 0.0
+    temperature: float = 1.0
+    samples: int = 32
+    start: Literal["model", "fresh"] = "model"
+
+    def __post_init__(self) -> None:
+        check_trainer(self.prior_precision, self.start)
+        if not isinstance(self.weights, SelectionRule):
+            raise InputError(f"SWAG(weights={self.weights!r}) must be one of dubito.select.")
+        good = {
+            "rank": is_whole(self.rank, 0),
+            "burn_in": is_number(self.burn_in) and 0 <= self.burn_in < 1,
+            "collect_every": self.collect_every is None or is_whole(self.collect_every, 1),
+            "lr": self.lr is None or (is_number(self.lr) and 0 < self.lr < math.inf),
+            "temperature": is_number(self.temperature) and 0 < self.temperature < math.inf,
+            "samples": is_whole(self.samples, 1),
+        }
+        for name, is_good in good.items():
+            if not is_good:
+                raise InputError(f"SWAG({name}={getattr(self, name)!r}) is out of range; see help(dubito.SWAG).")
+
+    def default_training(self) -> Training:
+        """Stochastic gradient descent with momentum, whose path is what is looked at."""
+        return Training(optimizer="sgd", lr=0.05)
+
+    def build(self, problem: Problem) -> Inference:
+        """Return the steps of training and collecting."""
+        check_training("SWAG", problem.training)
+        selection = self.weights.resolve(
+            problem.model, problem.source, problem.likelihood,
+            prior_precision=self.prior_precision or 1.0, generator=problem.generator,
+        )  # fmt: skip
+        if selection.num_weights == 0:
+            raise InputError(f"{self.weights!r} selects no weight: nothing would be random.")
+        run = _Run(self, problem, selection)
+        return Inference(run.init, run.update, run.posterior, epochs=problem.training.epochs)
+
+
+@setting
+class Averaging(Training):
+    """Training at a rate that is high at first and constant in the end.
+
+    >>> [round(Averaging(lr=1.0, burn_in=0.5, end_lr=0.2).rate(progress), 3) for progress in (0.2, 0.375, 0.5, 0.9)]
+    [1.0, 0.6, 0.2, 0.2]
+    """
+
+    burn_in: float = 0.5
+    end_lr: float = 0.01
+
+    def rate(self, progress: float) -> float:
+        """Return the learning rate at a fraction `progress` of all steps."""
+        if progress < self.warmup:
+            return self.lr * progress / self.warmup
+        past = min(progress / self.burn_in, 1.0) if self.burn_in else 1.0
+        return self.lr + (self.end_lr - self.lr) * max(2 * past - 1, 0.0)
+
+
+class _Run:
+    def __init__(self, recipe: SWAG, problem: Problem, selection: Selection) -> None:
+        self.recipe, self.problem, self.selection = recipe, problem, selection
+        training = problem.training
+        per_epoch = problem.source.num_batches or 1
+        self.every = recipe.collect_every or per_epoch
+        self.first = recipe.burn_in * per_epoch * training.epochs
+        planned = per_epoch * training.epochs // self.every - math.floor(self.first / self.every)
+        if planned < 2:
+            raise InputError(
+                f"SWAG would collect {max(planned, 0)} networks in {per_epoch * training.epochs} steps and needs 2: "
+                "train for more epochs, or give a smaller collect_every or burn_in."
+            )
+        end = training.lr / 5 if recipe.lr is None else recipe.lr
+        averaging = Averaging(**training.fields(), burn_in=recipe.burn_in, end_lr=end)
+        self.descent = plain_descent(problem, averaging, recipe.prior_precision)
+
+    def init(self, initial: Params, buffers: Buffers, generator: torch.Generator) -> State:
+        zeros = {name: torch.zeros_like(value, requires_grad=False) for name, value in initial.items()}
+        squares = torch.zeros_like(self.selection.ravel(zeros))
+        empty = {"count": 0, "mean": zeros, "squares": squares, "iterates": []}
+        return {**self.descent.init(initial, buffers, generator), **empty}
+
+    def update(self, state: State, batch: Batch, generator: torch.Generator) -> tuple[State, Info]:
+        state, info = self.descent.update(state, batch, generator)
+        if state["step"] > self.first and state["step"] % self.every == 0:
+            state = self._collect(state)
+        return state, {**info, "collected": float(state["count"])}
+
+    @torch.no_grad()
+    def _collect(self, state: State) -> State:
+        """Add the weights to the running mean and sum of squares (Welford), and keep the last of them."""
+        current, mean, count = state["params"], state["mean"], state["count"] + 1
+        chosen, before = self.selection.ravel(current), self.selection.ravel(mean)
+        for name, value in mean.items():
+            value.add_(current[name] - value, alpha=1 / count)
+        state["squares"].add_((chosen - before) * (chosen - self.selection.ravel(mean)))
+        iterates = [*state["iterates"], chosen.detach().clone()][-self.recipe.rank :] if self.recipe.rank else []
+        return {**state, "count": count, "iterates": iterates}
+
+    @torch.no_grad()
+    def posterior(self, state: State) -> SWAGPosterior:
+        """Return the Gaussian; before anything is collected it is the network itself."""
+        problem, count = self.problem, state["count"]
+        model = copy.deepcopy(self.descent.load(state))
+        params.load_(model, state["mean"] if count else {})
+        recalibrate(model, problem.source)
+        centre = point(MAP(prior_precision=self.recipe.prior_precision), problem, model, state["hyper"])
+        deviations = self._deviations(state)
+        variance = state["squares"] / max(count - 1, 1)
+        parts = (self.selection, variance.clone(), deviations, draw_seed(problem.generator))
+        found = SWAGPosterior(centre.model, centre.likelihood, self.recipe, problem.num_data, *parts)
+        if norm_layers(model):
+            drawn = [self._statistics(found, s) for s in range(self.recipe.samples)]
+            found.buffers = params.stack(drawn)
+        return found
+
+    def _deviations(self, state: State) -> Tensor:
+        r"""Rows $r_k$ ``[K, D]`` with $\sum_k r_k r_k^\top$ an unbiased estimate of the covariance."""
+        count, kept = state["count"], state["iterates"]
+        if count < 2 or not kept:
+            return state["squares"].new_zeros((0, self.selection.num_weights))
+        return (torch.stack(kept) - self.selection.ravel(state["mean"])) / math.sqrt(len(kept) * (count - 1) / count)
+
+    def _statistics(self, found: SWAGPosterior, s: int) -> Buffers:
+        model = params.load_(copy.deepcopy(found.model), found.draw(s))
+        return norm_buffers(recalibrate(model, self.problem.source))

@@ -1,0 +1,152 @@
+"""The posterior that `SWAG` finds."""
+
+from __future__ import annotations
+
+from typing import Any, Literal, Self
+
+import torch
+from torch import Tensor, nn
+
+from dubito.beliefs.likelihoods import Likelihood
+from dubito.core import params
+from dubito.core.errors import InputError, UnsupportedError
+from dubito.core.params import Buffers, Params
+from dubito.core.randomness import default_generator, derive_seed
+from dubito.fitting.monte_carlo import weight_predictor
+from dubito.fitting.posterior import Posterior, Predictor
+from dubito.networks.selection import Selection
+
+
+class SWAGPosterior(Posterior):
+    r"""A Gaussian around an average of networks, $\mathcal N(\bar w, \tfrac T2 (\operatorname{diag}(s^2) + R^\top R))$.
+
+    Args:
+        model: The network at the mean, its BatchNorm statistics computed for it.
+        likelihood: The likelihood.
+        recipe: The recipe.
+        num_data: The number of examples.
+        selection: Which weights are random.
+        variance: $s^2$ ``[D]``, the variance of each weight over the networks collected.
+        deviations: $R$ ``[K, D]``; no rows leave the diagonal alone, which then counts in full.
+        seed: Of the draws that have BatchNorm statistics of their own.
+        buffers: These statistics, ``[S, ...]`` by name; none where the network has no such layers.
+    """
+
+    family = "SWAG"
+
+    def __init__(
+        self,
+        model: nn.Module,
+        likelihood: Likelihood,
+        recipe: Any,
+        num_data: int,
+        selection: Selection,
+        variance: Tensor,
+        deviations: Tensor,
+        seed: int,
+        buffers: Buffers | None = None,
+    ) -> None:
+        super().__init__(model, likelihood, recipe, num_data)
+        self.selection, self.variance, self.deviations = selection, variance, deviations
+        self.seed, self.buffers = seed, buffers or {}
+
+    def sample(self, num_samples: int, *, generator: torch.Generator | None = None) -> Params:
+        """Draw weights; where the network has BatchNorm layers, their statistics would have to be computed for them."""
+        generator, like = default_generator(generator), self.variance
+        noise = [
+            torch.randn((num_samples, size), generator=generator, dtype=like.dtype, device=generator.device)
+            for size in (len(like), len(self.deviations))
+        ]
+        spread = noise[0].to(like.device) * like.sqrt() + noise[1].to(like.device) @ self.deviations
+        return self.selection.merge(self.mean(), self.selection.ravel(self.mean()) + spread * self._share**0.5)
+
+    def draw(self, s: int) -> Params:
+        """Return the weights of one of the draws that have statistics of their own."""
+        generator = torch.Generator().manual_seed(derive_seed(self.seed, s))
+        return params.unstack(self.sample(1, generator=generator))[0]
+
+    def marginals(self) -> tuple[Params, Params]:
+        """Return means and variances; the variance is 0 where a weight is not random."""
+        mean, variance = self.mean(), self._share * (self.variance + self.deviations.square().sum(dim=0))
+        return mean, self.selection.merge(params.zeros_like(mean), variance)
+
+    def prior(self) -> tuple[Params, Params]:
+        """Return the normal prior that the network was trained under."""
+        precision = self.recipe.prior_precision
+        if precision == 0:
+            raise UnsupportedError("This posterior was found under a flat prior; SWAG(prior_precision=...) has one.")
+        mean = self.mean()
+        flat = torch.full_like(self.variance, 1 / precision)
+        return self.selection.merge(mean, torch.zeros_like(flat)), self.selection.merge(params.zeros_like(mean), flat)
+
+    def predictor(
+        self,
+        num_samples: int,
+        generator: torch.Generator,
+        *,
+        method: Literal["weights", "mean"] = "weights",
+        **options: Any,
+    ) -> Predictor:
+        """Return the predictive.
+
+        Args:
+            num_samples: How many weight samples.
+            generator: The source of randomness, where the network has no BatchNorm layers.
+            method: ``"weights"``: the network at sampled weights, the same for all inputs of a call; ``"mean"``: the
+                network at the mean, one pass without epistemic uncertainty (stochastic weight averaging).
+            options: None others.
+        """
+        if options:
+            raise InputError(f"A SWAG posterior has no predict option '{next(iter(options))}'.")
+        if method not in ("weights", "mean"):
+            raise InputError(f"method must be 'weights' or 'mean', not {method!r}.")
+        if method == "mean":
+            return lambda inputs: self.likelihood.predict(params.call(self.model, inputs))
+        if not self.buffers:
+            return weight_predictor(self.model, self.likelihood, self.sample(num_samples, generator=generator))
+        ready = len(next(iter(self.buffers.values())))
+        if num_samples > ready:
+            raise InputError(
+                f"BatchNorm statistics were computed for {ready} draws, not {num_samples}: ask for fewer samples, or "
+                "fit SWAG(samples=...) with more."
+            )
+        return self._over(list(range(num_samples)))
+
+    @property
+    def default_samples(self) -> int:
+        """As usual, but no more than there are statistics of BatchNorm layers for."""
+        return min([super().default_samples, *(len(value) for value in self.buffers.values())])
+
+    def predictors(self, num_samples: int, generator: torch.Generator, **options: Any) -> list[Predictor]:
+        """Return a predictor for each draw; where there are statistics for fewer they come again."""
+        if not self.buffers or options:
+            return super().predictors(num_samples, generator, **options)
+        ready = len(next(iter(self.buffers.values())))
+        return [self._over([s % ready]) for s in range(num_samples)]
+
+    def _over(self, draws: list[int]) -> Predictor:
+        """The mixture over draws by number, with their statistics."""
+        buffers = {name: value[draws] for name, value in self.buffers.items()}
+        drawn = params.stack([self.draw(s) for s in draws])
+        return weight_predictor(self.model, self.likelihood, drawn, buffers=buffers)
+
+    @property
+    def _share(self) -> float:
+        """The share of each of the two parts in the covariance."""
+        return float(self.recipe.temperature) * (0.5 if len(self.deviations) else 1.0)
+
+    def state(self) -> dict[str, Any]:
+        """Return the selection and the two parts of the covariance."""
+        return {
+            "selection": self.selection.to_state(),
+            "variance": self.variance,
+            "deviations": self.deviations,
+            "seed": self.seed,
+            "buffers": self.buffers,
+        }
+
+    @classmethod
+    def from_state(cls, model: nn.Module, likelihood: Likelihood, recipe: Any, num_data: int, state: Any) -> Self:
+        """Undo `state`."""
+        rest = {name: value for name, value in state.items() if name != "selection"}
+        return cls(model, likelihood, recipe, num_data, Selection.from_state(state["selection"]), **rest)

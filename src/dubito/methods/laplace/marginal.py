@@ -1,0 +1,103 @@
+r"""Online marginal-likelihood training: the prior precision of every parameter, and the noise, follow the evidence.
+
+Every so many epochs a Laplace approximation at the current weights chooses them anew; in between the weights are
+trained under them (Immer et al. 2021, https://arxiv.org/abs/2104.04975):
+
+$$w \leftarrow \text{epochs of descent on } -\log p(D \mid w) + \tfrac12 \sum_l \lambda_l \lVert w_l \rVert^2, \qquad
+  \lambda, \sigma \leftarrow \arg\max \log p(D \mid \lambda, \sigma)$$
+
+On a linear model the fixed points are those of the exact evidence, because its slope through the weights vanishes.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+
+import torch
+from torch import Tensor, nn
+
+from dubito.beliefs.likelihoods import Gaussian
+from dubito.core import params
+from dubito.core.batches import Batch
+from dubito.core.errors import InputError
+from dubito.core.params import Buffers, Params
+from dubito.fitting.gradient_training import Descent
+from dubito.fitting.inference import Info, Problem, State
+from dubito.methods.laplace.collect import Collector
+from dubito.methods.laplace.recipe import Laplace
+from dubito.networks.selection import Selection
+
+RECIPE = Laplace(structure="kron", prior_precision="evidence", prior_groups="layer")
+
+
+class EvidenceDescent(Descent):
+    """Descent on the weights under a prior that is chosen again every `training.evidence_every` epochs.
+
+    Args:
+        problem: The data, the model and the training settings.
+        prior_precision: The precision until the first choice.
+        epochs: How many epochs the schedule of the learning rate spans.
+    """
+
+    def __init__(self, problem: Problem, prior_precision: float, epochs: int) -> None:
+        training = problem.training
+        if training.evidence_burn_in + (training.evidence_every or 1) > epochs:
+            raise InputError(
+                f"{epochs} epochs end before the evidence is asked for the first time: train for longer, or lower "
+                "evidence_every and evidence_burn_in."
+            )
+        if training.weight_decay:
+            raise InputError("weight_decay and evidence_every would both choose the prior: drop one of them.")
+        weight = next(problem.model.parameters())
+        self.precision: Params = {
+            name: torch.full((), prior_precision, dtype=torch.float64, device=weight.device)
+            for name in params.trainable(problem.model)
+        }
+        self.chosen: Params = {
+            name: value.detach().to(device=weight.device, dtype=weight.dtype).clone()
+            for name, value in problem.likelihood.hyper().items()
+        }  # of the likelihood; they do not move between choices
+        super().__init__(problem, problem.model, self._penalized, epochs=epochs)
+
+    def _penalized(self, module: nn.Module, batch: Batch, hyper: Params, generator: torch.Generator) -> Tensor:
+        """This process's share of ``−(1/B) Σ log p(y_n | f(x_n)) + ½ Σ_l (λ_l/N) ‖w_l‖²``."""
+        outputs = params.call(module, batch.inputs)
+        loss = -self.problem.likelihood.log_prob(outputs, batch.targets, self.chosen).sum()
+        weights = dict(module.named_parameters())
+        penalty = torch.stack([self.precision[name] * weights[name].square().sum() for name in self.precision]).sum()
+        share = batch.num_rows / self.problem.num_data
+        return (loss + 0.5 * share * penalty.to(loss.dtype)) / batch.size
+
+    def init(self, initial: Params, buffers: Buffers, generator: torch.Generator) -> State:
+        """Return the state before the first step, the prior in it."""
+        state = super().init(initial, buffers, generator)
+        return {**state, "hyper": dict(self.chosen), "precision": dict(self.precision)}
+
+    def update(self, state: State, batch: Batch, generator: torch.Generator) -> tuple[State, Info]:
+        """Take one optimizer step; at the end of some epochs choose the prior and the noise."""
+        state, info = super().update(state, batch, generator)
+        if self._is_due(state["step"]):
+            info["log_evidence"] = self._choose()
+        return state, info
+
+    def _is_due(self, step: int) -> bool:
+        training, per_epoch = self.problem.training, self.problem.source.num_batches or 1
+        done = step // per_epoch - training.evidence_burn_in
+        return step % per_epoch == 0 and done > 0 and done % (training.evidence_every or 1) == 0
+
+    def _choose(self) -> float:
+        """Maximize the evidence at the current weights; what it gives is written into the tensors of the state."""
+        problem = dataclasses.replace(
+            self.problem, model=self.module, validation=None, generator=torch.Generator().manual_seed(0)
+        )
+        collector = Collector(RECIPE, problem, Selection.all_of(self.module, list(self.precision)))
+        state = collector.init({}, {}, problem.generator)
+        for batch in problem.source.replay():
+            state, _ = collector.update(state, batch, problem.generator)
+        posterior = collector.posterior(state)
+        for name, span in posterior.selection.slices.items():
+            self.precision[name].copy_(posterior.prior_precision[span.start])
+        if self.chosen:
+            assert isinstance(posterior.likelihood, Gaussian)
+            self.chosen["log_noise"].copy_(posterior.noise.log())
+        return float(posterior.log_evidence())

@@ -1,0 +1,200 @@
+r"""Learning on: yesterday's Laplace posterior is today's prior.
+
+$$\hat w' = \arg\min_w\; -\tfrac1T \log p(D' \mid w) + \tfrac12 (w - \hat w)^\top P\,(w - \hat w),
+  \qquad P' = P + \tfrac1T H'$$
+
+with the curvature $H'$ of the new data at $\hat w'$ (Ritter et al. 2018, https://arxiv.org/abs/1805.07810). On a linear
+model with full structure this is exact Bayesian updating. The prior precision and the noise stay what they were.
+"""
+
+from __future__ import annotations
+
+import copy
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from dubito.core import distributed, params
+from dubito.core.batches import Batch, Data, Source
+from dubito.core.params import Params
+from dubito.core.settings import setting
+from dubito.curvature import matrices as linalg
+from dubito.fitting.gradient_training import Descent, negative_log_likelihood
+from dubito.fitting.inference import Inference, Problem, State
+from dubito.fitting.posterior import Posterior
+from dubito.fitting.recipe import Recipe
+from dubito.fitting.training import Training
+from dubito.methods.laplace.posterior import LaplacePosterior
+from dubito.select import mask
+
+# Gauss-Newton steps at most; a linear model needs one.
+MOST_STEPS = 20
+MOST_HALVINGS = 10
+
+
+def update(
+    posterior: LaplacePosterior,
+    data: Data,
+    *,
+    training: Training | None,
+    generator: torch.Generator | None,
+    progress: bool,
+) -> LaplacePosterior:
+    """Return the posterior after `data`.
+
+    Without `training` the mean moves by Gauss-Newton steps, each halved until the objective falls: one step is exact
+    for linear models, and a few are a sensible correction for networks. With `training` the random weights are trained
+    on the new data under the quadratic penalty of the old posterior, which is what a new task needs.
+    """
+    moved = copy.deepcopy(posterior.model)
+    if training is None:
+        params.load_(moved, _gauss_newton(posterior, data, generator))
+    else:
+        point = Continue(posterior).fit(
+            moved, data, likelihood=posterior.likelihood, training=training, generator=generator, progress=progress
+        )
+        moved = point.model
+    fresh = _curvature_at(posterior, moved, data, generator, progress)
+    merged = LaplacePosterior(
+        moved, posterior.likelihood, posterior.recipe, posterior.num_data + fresh.num_data, posterior.selection,
+        _add_sums(posterior, fresh), posterior.fit + fresh.fit, posterior.prior_precision,
+    )  # fmt: skip
+    merged.known_evidence = _chained_evidence(posterior, merged, fresh)
+    return merged
+
+
+def _curvature_at(
+    posterior: LaplacePosterior, model: nn.Module, data: Data, generator: torch.Generator | None, progress: bool
+) -> LaplacePosterior:
+    """The curvature of the new data alone, over the same weights."""
+    chosen = {name: value for name, value in posterior.selection.masks().items() if bool(value.any())}
+    recipe = posterior.recipe.replace(
+        weights=mask(chosen), prior_precision=1.0, prior_groups="all", prior_scaling="plain"
+    )
+    return recipe.fit(model, data, likelihood=posterior.likelihood, generator=generator, progress=progress)
+
+
+def _gauss_newton(posterior: LaplacePosterior, data: Data, generator: torch.Generator | None) -> Params:
+    """Minimize the penalized loss from the old mean, in the metric of the curvature there."""
+    selection, scale = posterior.selection, posterior.evidence.scale(posterior.noise)
+    source = Source(data, batch_size=256, device=posterior.device, dtype=posterior.dtype)
+    new = _curvature_at(posterior, posterior.model, data, generator, progress=False)
+    metric = _sum_matrices(posterior, new).covariance(posterior.prior_precision, scale)
+    tolerance = 100 * torch.finfo(posterior.dtype).eps
+    center = flat = selection.ravel(posterior.mean()).double()
+    value, slope = _objective(posterior, source, flat, center)
+    for _ in range(MOST_STEPS):
+        step = -metric.solve(slope)
+        if -float(step @ slope) <= tolerance * max(abs(value), 1.0):
+            break
+        for _ in range(MOST_HALVINGS):
+            at_trial, slope_there = _objective(posterior, source, flat + step, center)
+            if at_trial <= value:
+                break
+            step = step / 2
+        else:
+            break
+        flat, value, slope = flat + step, at_trial, slope_there
+    return selection.merge(posterior.mean(), flat.to(posterior.dtype))
+
+
+def _objective(posterior: LaplacePosterior, source: Source, at: Tensor, center: Tensor) -> tuple[float, Tensor]:
+    """The penalized loss ``−log p(D'|w)/T + ½ δᵀPδ`` at some random weights, and its gradient."""
+    base, likelihood = posterior.mean(), posterior.likelihood
+    flat = at.to(posterior.dtype, copy=True).requires_grad_()
+    sums = at.new_zeros(1 + len(at))
+    for batch in source.replay():
+        if batch.num_rows:
+            with torch.enable_grad():
+                outputs = params.functional_call(posterior.model, posterior.selection.merge(base, flat), batch.inputs)
+                loss = -likelihood.log_prob(outputs, batch.targets).double().sum() / posterior.recipe.temperature
+            sums += torch.cat([loss.detach().reshape(1), torch.autograd.grad(loss, flat)[0].double()])
+    distributed.sum_([sums])
+    moved = at - center
+    pull = posterior.precision_matmul(moved)
+    return float(sums[0] + 0.5 * moved @ pull), sums[1:] + pull
+
+
+@setting
+class Continue(Recipe):
+    """Train the random weights of a Laplace posterior on new data, held back by that posterior; the result is a point.
+
+    Args:
+        posterior: The posterior that is the prior.
+    """
+
+    setting_name = "laplace.Continue"
+    posterior: Any
+
+    def build(self, problem: Problem) -> Inference:
+        """Return steps of descent on the random weights only."""
+        old: LaplacePosterior = self.posterior
+        module = _Selected(problem.model, old)
+        plain = negative_log_likelihood(problem)
+
+        def loss(module: nn.Module, batch: Batch, hyper: Params, generator: torch.Generator) -> Tensor:
+            moved = module.flat - module.center  # type: ignore[operator]
+            pull = old.precision_matmul(moved.detach().double()).to(moved)
+            share = batch.num_rows / batch.size / problem.num_data
+            surrogate = (moved * pull).sum() * share
+            penalty = surrogate - 0.5 * surrogate.detach()  # the value of ½ δᵀPδ, the gradient Pδ
+            return plain(module, batch, hyper, generator) / old.recipe.temperature + penalty
+
+        descent = Descent(problem, module, loss)
+
+        def posterior(state: State) -> Posterior:
+            from dubito.methods.map.posterior import PointPosterior
+            from dubito.methods.map.recipe import MAP
+
+            weights = old.selection.merge(old.mean(), state["params"]["flat"].detach())
+            model = params.load_(copy.deepcopy(problem.model), weights)
+            return PointPosterior(model, problem.likelihood, MAP(), problem.num_data)
+
+        return Inference(descent.init, descent.update, posterior, epochs=problem.training.epochs)
+
+
+class _Selected(nn.Module):
+    """A network of which only the selected weights, one flat vector, can move.
+
+    It runs in evaluation mode: dropout is off, and the statistics of normalization layers stay what they were.
+    """
+
+    def __init__(self, model: nn.Module, posterior: LaplacePosterior) -> None:
+        super().__init__()
+        self.selection = posterior.selection
+        self.base = posterior.mean()
+        self.register_buffer("center", self.selection.ravel(self.base))
+        self.flat = nn.Parameter(self.selection.ravel(self.base).clone())
+        self.network = [model]  # in a list, so that its own parameters are not registered here
+
+    def forward(self, *args: Any, **kwargs: Any) -> Any:
+        """Call the network with the vector in place."""
+        model = self.network[0].eval()
+        with params.swapped(model, self.selection.merge(self.base, self.flat)):
+            return model(*args, **kwargs)
+
+
+def _add_sums(old: LaplacePosterior, new: LaplacePosterior) -> dict[str, Any]:
+    if old.recipe.structure == "lowrank":
+        return {"matrix": _sum_matrices(old, new).state()}
+    return _add_trees(old.sums, new.sums)
+
+
+def _add_trees(a: Any, b: Any) -> Any:
+    return {key: _add_trees(a[key], b[key]) for key in a} if isinstance(a, dict) else a + b
+
+
+def _sum_matrices(old: LaplacePosterior, new: LaplacePosterior) -> linalg.Matrix:
+    if isinstance(old.matrix, linalg.LowRank) and isinstance(new.matrix, linalg.LowRank):
+        return linalg.low_rank.add(old.matrix, new.matrix, old.recipe.rank)
+    return old.matrix_of(_add_trees(old.sums, new.sums))
+
+
+def _chained_evidence(old: LaplacePosterior, merged: LaplacePosterior, new: LaplacePosterior) -> float:
+    r"""$\log p(D) + \log p(D' \mid D)$, each by Laplace: exact for linear models."""
+    scale = old.evidence.scale(old.noise)
+    moved = (merged.selection.ravel(merged.mean()) - old.selection.ravel(old.mean())).double()
+    log_det = merged.matrix.log_det(old.prior_precision, scale) - old.matrix.log_det(old.prior_precision, scale)
+    explained = new.fit.at(old.noise) / old.recipe.temperature
+    return float(old.log_evidence() + explained - 0.5 * (log_det + moved @ old.precision_matmul(moved)))

@@ -1,0 +1,332 @@
+"""A Gaussian over the selected weights around the trained ones."""
+
+from __future__ import annotations
+
+import math
+from functools import cached_property
+from typing import TYPE_CHECKING, Any, Literal, Self
+
+import torch
+from torch import Tensor, nn
+
+from dubito.beliefs.likelihoods import Gaussian, Likelihood
+from dubito.beliefs.prediction import Prediction
+from dubito.core import batches, io, params
+from dubito.core.errors import InputError, UnsupportedError
+from dubito.core.params import Params
+from dubito.core.randomness import default_generator
+from dubito.curvature import links
+from dubito.curvature import matrices as linalg
+from dubito.curvature.engine import Engine
+from dubito.curvature.structures import make_accumulator
+from dubito.fitting.monte_carlo import weight_predictor
+from dubito.fitting.posterior import Posterior, Predictor
+from dubito.methods.laplace.evidence import DataFit, Evidence, as_precision
+from dubito.methods.laplace.linearized import Linearized
+from dubito.networks.selection import Selection
+
+if TYPE_CHECKING:
+    from dubito.core.batches import Data
+    from dubito.fitting.training import Training
+
+# Weights that are drawn at a time.
+NUMBERS_AT_ONCE = 2**23
+
+
+class LaplacePosterior(Posterior):
+    r"""The result of `Laplace`: $N(\hat w, P^{-1})$ over the selected weights, $P = s H + \Lambda$.
+
+    Args:
+        model: The network at the trained weights.
+        likelihood: The likelihood.
+        recipe: The recipe.
+        num_data: The number of examples.
+        selection: Which weights are random.
+        sums: The accumulated curvature at unit noise.
+        fit: How well the trained weights explain the data.
+        prior_precision: A number, or one per random weight.
+        known_evidence: The evidence of a posterior that was updated with new data; else None.
+    """
+
+    family = "Laplace"
+    default_samples = 32
+    draws_functions = False  # the linearized predictive draws the outputs of each input by themselves
+
+    def __init__(
+        self,
+        model: nn.Module,
+        likelihood: Likelihood,
+        recipe: Any,
+        num_data: int,
+        selection: Selection,
+        sums: dict[str, Any],
+        fit: DataFit,
+        prior_precision: Tensor | None = None,
+        known_evidence: float | None = None,
+    ) -> None:
+        super().__init__(model, likelihood, recipe, num_data)
+        self.selection, self.sums, self.fit, self.known_evidence = selection, sums, fit, known_evidence
+        one = torch.ones((), dtype=torch.float64)
+        self.prior_precision = (one if prior_precision is None else prior_precision.double()).to(self.device)
+
+    # ------------------------------------------------------------------ the Gaussian
+
+    @cached_property
+    def engine(self) -> Engine:
+        """Gives the gradients of the outputs."""
+        return Engine(self.model, self.selection.names)
+
+    @cached_property
+    def matrix(self) -> linalg.Matrix:
+        """The curvature at unit noise."""
+        return self.matrix_of(self.sums)
+
+    def matrix_of(self, sums: dict[str, Any]) -> linalg.Matrix:
+        """The curvature that accumulated sums stand for; they are kept on the CPU, it lives where the model does."""
+        sums = sums if self.device.type == "cpu" else io.clone(sums, self.device)
+        if "matrix" in sums:  # a low-rank matrix after an update: its passes are over
+            return linalg.LowRank.from_state(sums["matrix"])
+        recipe = self.recipe
+        options = {"mode": recipe.kron_mode, "rank": recipe.rank}
+        return make_accumulator(recipe.structure, self.engine, self.selection, **options).matrix(sums)
+
+    def owning(self) -> Self:
+        """Say that the sums are this posterior's own: a root of the covariance may take the unused half of a matrix."""
+        if self.recipe.structure == "full" and isinstance(self.matrix, linalg.Dense):
+            self.matrix.lends = True
+        return self
+
+    def precision_matmul(self, vectors: Tensor) -> Tensor:
+        """``P v`` for the posterior's precision."""
+        return self.matrix.precision_matmul(vectors, self.prior_precision, self.evidence.scale(self.noise))
+
+    def precision_diagonal(self) -> Params:
+        """Return the diagonal of the posterior's precision by parameter, zero where a weight is not random.
+
+        It is one over the variance that a weight has when all others are known; `marginals` has that when they are not.
+        """
+        scale = self.evidence.scale(self.noise)
+        diagonal = scale * self.matrix.diagonal().double() + self.prior_precision
+        zeros = {name: torch.zeros_like(value, dtype=torch.float64) for name, value in self.mean().items()}
+        return self.selection.merge(zeros, diagonal)
+
+    @property
+    def noise(self) -> Tensor:
+        """The standard deviation of a Gaussian likelihood; 1 for others."""
+        known = isinstance(self.likelihood, Gaussian) and not isinstance(self.likelihood.noise, str)
+        return torch.tensor(self.likelihood.noise if known else 1.0, dtype=torch.float64)  # type: ignore[attr-defined]
+
+    @cached_property
+    def evidence(self) -> Evidence:
+        """The evidence as a function of prior precision and noise."""
+        center = self.selection.ravel(self.mean()).double()
+        prior_mean = torch.as_tensor(self.recipe.prior_mean, dtype=torch.float64, device=self.device)
+        return Evidence(self.matrix, (center - prior_mean).square(), self.fit, self.recipe.temperature)
+
+    @cached_property
+    def covariance(self) -> linalg.Covariance:
+        """The covariance of the random weights."""
+        return self.matrix.covariance(self.prior_precision, self.evidence.scale(self.noise))
+
+    def with_settings(self, prior_precision: Tensor, likelihood: Likelihood) -> LaplacePosterior:
+        """Return this posterior with another prior precision and noise; the curvature is shared, not computed again."""
+        other = type(self)(
+            self.model, likelihood, self.recipe, self.num_data, self.selection, self.sums, self.fit, prior_precision
+        )
+        for name in ("engine", "matrix"):
+            if name in self.__dict__:
+                other.__dict__[name] = self.__dict__[name]
+        return other
+
+    def sample(self, num_samples: int, *, generator: torch.Generator | None = None) -> Params:
+        """Draw weights from the Gaussian."""
+        generator, size = default_generator(generator), self.selection.num_weights
+        center = self.selection.ravel(self.mean())
+        # few at a time: noise is drawn and coloured in float64, of which many large networks would not fit
+        steps = torch.arange(num_samples).split(max(1, NUMBERS_AT_ONCE // size))
+        noise = torch.cat([self.covariance.sample(len(step), size, generator, center) for step in steps])
+        return self.selection.merge(self.mean(), noise.add_(center))
+
+    def marginals(self) -> tuple[Params, Params]:
+        """Return the trained weights and the marginal variances, zero where a weight is not random."""
+        mean, variance = self.mean(), self.covariance.variance().to(self.device, self.dtype)
+        return mean, self.selection.merge(params.zeros_like(mean), variance)
+
+    def prior(self) -> tuple[Params, Params]:
+        """Return the prior's mean and variance; a weight that is not random keeps its trained value."""
+        mean, size = self.mean(), self.selection.num_weights
+        center = torch.as_tensor(self.recipe.prior_mean, dtype=self.dtype, device=self.device).expand(size)
+        variance = (1 / self.prior_precision).to(self.device, self.dtype).expand(size)
+        return self.selection.merge(mean, center), self.selection.merge(params.zeros_like(mean), variance)
+
+    def log_evidence(
+        self, prior_precision: Tensor | float | None = None, noise: Tensor | float | None = None
+    ) -> Tensor:
+        """Return the log marginal likelihood; differentiable in both arguments.
+
+        Args:
+            prior_precision: A number or one per random weight; by default the posterior's own.
+            noise: The standard deviation of a Gaussian likelihood; by default the posterior's own.
+        """
+        if self.known_evidence is not None:
+            if prior_precision is not None or noise is not None:
+                raise UnsupportedError("After an update the evidence is known only at the posterior's own settings.")
+            return torch.tensor(self.known_evidence, dtype=torch.float64)
+        prior = self.prior_precision
+        if prior_precision is not None:
+            prior = as_precision(prior_precision, self.selection, self.recipe.structure).to(self.device)
+        return self.evidence.log(prior, self.noise if noise is None else torch.as_tensor(noise, dtype=torch.float64))
+
+    def log_prob(self, weights: Params) -> Tensor:
+        r"""Return the log-density of weights, $\tfrac12(\log\det P - \delta^\top P\,\delta - D \log 2\pi)$.
+
+        Args:
+            weights: One tensor per parameter, or ``[S, ...]`` as `sample` gives them; only random ones are looked at.
+        """
+        center, size = self.selection.ravel(self.mean()), self.selection.num_weights
+        moved = (self.selection.ravel(weights).to(center) - center).double()
+        log_det = self.matrix.log_det(self.prior_precision, self.evidence.scale(self.noise))
+        distance = (moved * self.precision_matmul(moved)).sum(-1)
+        return 0.5 * (log_det - distance - size * math.log(2 * math.pi))
+
+    # ------------------------------------------------------------------ the outputs
+
+    @cached_property
+    def linearized(self) -> Linearized:
+        """The moments of the linearized outputs."""
+        return Linearized(self.engine, self.matrix, self.selection, self.likelihood)
+
+    def functional(self, inputs: Any, *, joint: bool = False) -> tuple[Tensor, Tensor]:
+        """Return mean and covariance of the linearized outputs, without noise.
+
+        Args:
+            inputs: One batch.
+            joint: Whether the covariance is that between all inputs; it builds their Jacobian, so they should be few.
+
+        Returns:
+            The mean ``[B, O]`` of all outputs of an example in canonical order, and the covariance ``[B, O, O]``, or
+            ``[B·O, B·O]`` if `joint`.
+        """
+        return self.linearized.whole_covariance(self._placed(inputs), self.covariance, joint)
+
+    def functional_samples(
+        self, inputs: Any, num_samples: int, *, joint: bool = False, generator: torch.Generator | None = None
+    ) -> Tensor:
+        """Draw linearized outputs ``[S, B, O]``; if `joint`, one function per sample over all inputs.
+
+        Otherwise inputs share their noise, which makes a batch look like one function but has no meaning between them.
+        """
+        mean, covariance = self.functional(inputs, joint=joint)
+        noise = links.Noise(num_samples, default_generator(generator))
+        if not joint:
+            return links.draw(mean, covariance, noise)
+        return links.draw(mean.reshape(1, -1), covariance[None], noise).reshape(-1, *mean.shape)
+
+    def predict(
+        self,
+        x: Any,
+        *,
+        num_samples: int | None = None,
+        generator: torch.Generator | None = None,
+        batch_size: int = 1024,
+        differentiable: bool = False,
+        **options: Any,
+    ) -> Prediction:
+        """Predict; see `Posterior.predict`, and `predictor` for the options.
+
+        Args:
+            x: The inputs.
+            num_samples: Draws of the outputs (or of the weights).
+            generator: The source of randomness; by default the same call gives the same numbers.
+            batch_size: How many rows are worked on at a time.
+            differentiable: Keep gradients in `x` (tensors only) of mean and variance, or of the probit link's
+                probabilities: for Bayesian optimization and other uses with few inputs.
+            options: `method`, `link`, `centred`.
+        """
+        if not differentiable:
+            return super().predict(x, num_samples=num_samples, generator=generator, batch_size=batch_size, **options)
+        if options:
+            given = next(iter(options))
+            raise InputError(f"A differentiable prediction is linearized, with the probit link: drop '{given}'.")
+        noise = links.Noise(num_samples or self.default_samples, default_generator(generator))
+        centred = links.has_null_direction(self.likelihood)
+        outputs, variance = self.linearized.differentiable(self._placed(x), self.covariance, centred=centred)
+        return links.predict(self.likelihood, outputs, variance, noise)
+
+    def predictor(
+        self,
+        num_samples: int,
+        generator: torch.Generator,
+        *,
+        method: Literal["linearized", "weights"] = "linearized",
+        link: Literal["probit", "mc", "bridge", "bridge-norm"] = "probit",
+        centred: bool = True,
+        **options: Any,
+    ) -> Predictor:
+        """Return the predictive.
+
+        Args:
+            num_samples: Draws of the outputs (or of the weights).
+            generator: The source of randomness.
+            method: ``"linearized"``: Gaussian outputs; ``"weights"``: the nonlinear network at sampled weights.
+            link: From Gaussian logits to probabilities; regression needs none.
+            centred: Take the direction in which all logits shift together, which changes no probability, out of the
+                variance that the probit link sees.
+            options: None others.
+        """
+        if options:
+            raise InputError(f"A Laplace posterior has no predict option '{next(iter(options))}'.")
+        if method not in ("linearized", "weights"):
+            raise InputError(f"method must be 'linearized' or 'weights', not {method!r}.")
+        if link not in links.LINKS:
+            raise InputError(f"link must be one of {', '.join(links.LINKS)}, not {link!r}.")
+        if link.startswith("bridge") and not links.has_null_direction(self.likelihood):
+            raise InputError(f"The '{link}' link is for a categorical likelihood: use 'probit' or 'mc' here.")
+        if method == "weights":
+            return weight_predictor(self.model, self.likelihood, self.sample(num_samples, generator=generator))
+        noise = links.Noise(num_samples, generator)
+        return lambda inputs: self._linearized(inputs, noise, link, centred)
+
+    def _linearized(self, inputs: Any, noise: links.Noise, link: str, centred: bool) -> Prediction:
+        if not links.is_classification(self.likelihood) or link == "probit":
+            centred = centred and links.has_null_direction(self.likelihood)
+            outputs, (variance,) = self.linearized.variances(inputs, [self.covariance], centred=centred)
+            return links.predict(self.likelihood, outputs, variance, noise)
+        outputs, covariance = self.linearized.covariance(inputs, self.covariance)
+        return links.predict_with_covariance(self.likelihood, outputs, covariance, noise, link)
+
+    def _placed(self, inputs: Any) -> Any:
+        return self._checked(batches.place(batches.as_tensors(inputs), self.device, self.dtype))
+
+    # ------------------------------------------------------------------ learning on, saving
+
+    def update(
+        self,
+        data: Data,
+        *,
+        training: Training | None = None,
+        generator: torch.Generator | None = None,
+        progress: bool = True,
+    ) -> LaplacePosterior:
+        """Learn on from new data, with this posterior as the prior; see `dubito.methods.laplace.online`."""
+        from dubito.methods.laplace.online import update
+
+        return update(self, data, training=training, generator=generator, progress=progress)
+
+    def state(self) -> dict[str, Any]:
+        """Return the sums, the selection and the tuned settings."""
+        return {
+            "selection": self.selection.to_state(),
+            "sums": self.sums | {key: self.sums[key].triu() for key in ("full",) if key in self.sums},
+            "fit": vars(self.fit),
+            "prior_precision": self.prior_precision,
+            "known_evidence": self.known_evidence,
+        }
+
+    @classmethod
+    def from_state(cls, model: nn.Module, likelihood: Likelihood, recipe: Any, num_data: int, state: Any) -> Self:
+        """Undo `state`."""
+        state = io.clone(state, torch.device("cpu"))  # where sums are kept, wherever the model is
+        selection, fit = Selection.from_state(state["selection"]), DataFit(**state["fit"])
+        settings = (state["prior_precision"], state["known_evidence"])
+        return cls(model, likelihood, recipe, num_data, selection, state["sums"], fit, *settings).owning()

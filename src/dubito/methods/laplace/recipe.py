@@ -1,0 +1,116 @@
+"""The `Laplace` recipe."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import ClassVar, Literal
+
+from torch import Tensor
+
+from dubito.core.errors import InputError
+from dubito.core.settings import setting
+from dubito.curvature import output_columns
+from dubito.fitting.inference import Inference, Problem
+from dubito.fitting.recipe import Recipe
+from dubito.fitting.training import Training
+from dubito.select import all as all_weights
+from dubito.select.rule import SelectionRule
+
+CHOICES: dict[str, tuple[str, ...]] = {
+    "structure": ("kron", "full", "diag", "lowrank"),
+    "curvature": output_columns.KINDS,
+    "prior_groups": ("all", "layer", "weight"),
+    "kron_mode": ("expand", "reduce"),
+    "prior_scaling": ("plain", "S/D"),
+}
+
+
+@setting
+class Laplace(Recipe):
+    r"""A Gaussian around the trained weights whose precision is the curvature of the loss plus that of the prior.
+
+    $$q(w) = \mathcal N\Big(\hat w, \big(\tfrac1T \sum_n J_n^\top H_n J_n + \Lambda\big)^{-1}\Big)$$
+
+    The network is taken as trained; one pass over the data (four for ``"lowrank"``) is all it costs (MacKay 1992;
+    Daxberger et al. 2021, https://arxiv.org/abs/2106.14806). The noise of a Gaussian likelihood that is not a number is
+    chosen by the evidence, together with the prior precision or under a given one.
+
+    Args:
+        structure: ``"kron"`` (Kronecker factors per layer), ``"full"``, ``"diag"``, or ``"lowrank"``.
+        weights: Which weights are random; the rest stay at their trained value.
+        curvature: ``"ggn"`` (exact Gauss-Newton), ``"fisher-mc"`` (sampled targets), ``"fisher-empirical"`` (observed
+            ones), or ``"hessian"`` (full structure only).
+        prior_precision: A number; ``"evidence"`` or ``"validation"`` to choose it (``"auto"``: by validation data where
+            `fit` is given any, else by evidence); a dict from parameter names (or parts of them) to numbers; or a
+            tensor with one value per random weight.
+        prior_mean: A number, or a tensor with one value per random weight.
+        prior_groups: With ``"evidence"``: one precision for ``"all"`` weights, one per ``"layer"`` (each weight and
+            each bias), or one per ``"weight"`` (diag only).
+        temperature: By which the log-likelihood is divided; below 1 makes the posterior narrower.
+        rank: The number of eigenpairs of ``"lowrank"``.
+        kron_mode: How ``"kron"`` treats weights shared over positions: ``"expand"`` or ``"reduce"``.
+        fisher_samples: Draws per example for ``"fisher-mc"``.
+        prior_scaling: ``"plain"``, or ``"S/D"`` to multiply a given precision by the random share of the weights.
+    """
+
+    setting_name = "Laplace"
+    needs_trained_model: ClassVar[bool] = True
+    structure: Literal["kron", "full", "diag", "lowrank"] = "kron"
+    weights: SelectionRule = all_weights()
+    curvature: Literal["ggn", "fisher-mc", "fisher-empirical", "hessian"] = "ggn"
+    prior_precision: float | str | Mapping[str, float] | Tensor = "auto"
+    prior_mean: float | Tensor = 0.0
+    prior_groups: Literal["all", "layer", "weight"] = "all"
+    temperature: float = 1.0
+    rank: int = 50
+    kron_mode: Literal["expand", "reduce"] = "expand"
+    fisher_samples: int = 1
+    prior_scaling: Literal["plain", "S/D"] = "plain"
+
+    def __post_init__(self) -> None:
+        for name, allowed in CHOICES.items():
+            if getattr(self, name) not in allowed:
+                raise InputError(f"Laplace({name}={getattr(self, name)!r}) is not one of {', '.join(allowed)}.")
+        if not isinstance(self.weights, SelectionRule):
+            raise InputError(f"Laplace(weights={self.weights!r}) must be one of dubito.select.")
+        if isinstance(self.prior_precision, str) and self.prior_precision not in ("auto", "evidence", "validation"):
+            raise InputError("prior_precision must be a number, a dict, a tensor, 'auto', 'evidence' or 'validation'.")
+        if isinstance(self.prior_precision, int | float) and not self.prior_precision > 0:
+            raise InputError(f"prior_precision must be positive, got {self.prior_precision}.")
+        if not self.temperature > 0:
+            raise InputError(f"temperature must be positive, got {self.temperature}.")
+        if self.rank < 1 or self.fisher_samples < 1:
+            raise InputError("rank and fisher_samples must be at least 1.")
+        self._check_combinations()
+
+    def _check_combinations(self) -> None:
+        if self.prior_groups != "all" and self.prior_precision not in ("auto", "evidence"):
+            raise InputError(f"prior_groups={self.prior_groups!r} is for prior_precision='evidence'.")
+        if self.prior_groups == "weight" and self.structure != "diag":
+            raise InputError("prior_groups='weight' needs structure='diag': other structures mix weights.")
+        if self.prior_scaling == "S/D" and isinstance(self.prior_precision, str):
+            raise InputError("prior_scaling='S/D' is for a given prior_precision: a tuned one needs no scaling.")
+        if self.curvature == "hessian" and self.structure != "full":
+            raise InputError("curvature='hessian' needs structure='full': it may have negative directions.")
+
+    def default_training(self) -> Training:
+        """One pass in larger batches; nothing is trained."""
+        return Training(epochs=1, batch_size=1024, shuffle=False)
+
+    def build(self, problem: Problem) -> Inference:
+        """Return the steps that sum curvature over the data."""
+        from dubito.methods.laplace.collect import Collector
+
+        if self.prior_precision == "validation" and problem.validation is None:
+            raise InputError("prior_precision='validation' needs data to judge by: pass `validation=` to fit.")
+        guess = float(self.prior_precision) if isinstance(self.prior_precision, int | float) else 1.0
+        selection = self.weights.resolve(
+            problem.model, problem.source, problem.likelihood, prior_precision=guess, generator=problem.generator
+        )
+        if selection.num_weights == 0:
+            raise InputError(f"{self.weights!r} selects no weight: nothing would be random.")
+        collector = Collector(self, problem, selection)
+        return Inference(
+            collector.init, collector.update, collector.posterior,
+            epochs=collector.accumulator.passes, additive=collector.additive, anytime=False,
+        )  # fmt: skip

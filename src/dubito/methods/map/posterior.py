@@ -1,0 +1,106 @@
+"""`PointPosterior`: all probability at one point, the trained weights."""
+
+from __future__ import annotations
+
+import json
+from typing import Any, Self
+
+import torch
+from torch import Tensor, nn
+
+from dubito.beliefs.likelihoods import Likelihood
+from dubito.beliefs.priors import Prior
+from dubito.core import params
+from dubito.core.batches import Data
+from dubito.core.errors import InputError, UnsupportedError
+from dubito.core.params import Params
+from dubito.core.settings import Setting
+from dubito.fitting.posterior import Posterior, Predictor
+from dubito.fitting.recipe import Recipe
+from dubito.fitting.training import Training
+from dubito.methods.map.prior import prior_moments
+
+
+class PointPosterior(Posterior):
+    """All belief in one point: the trained weights. Its epistemic uncertainty is zero."""
+
+    family = "MAP"
+    default_samples = 1
+
+    def __init__(
+        self,
+        model: nn.Module,
+        likelihood: Likelihood,
+        recipe: Recipe,
+        num_data: int,
+        temperature: float = 1.0,
+        precision: dict[str, float] | None = None,
+        learned_prior: Prior | None = None,
+    ) -> None:
+        super().__init__(model, likelihood, recipe, num_data)
+        self.temperature = temperature
+        self.learned_prior = learned_prior  # of all matrices, where it was trained along with them
+        self.precision = precision  # of the prior, by parameter, where the evidence chose it
+
+    def sample(self, num_samples: int, *, generator: torch.Generator | None = None) -> Params:
+        """Return the same weights `num_samples` times."""
+        return {name: value.expand(num_samples, *value.shape) for name, value in self.mean().items()}
+
+    def marginals(self) -> tuple[Params, Params]:
+        """Return the weights and zero variances."""
+        mean = self.mean()
+        return mean, params.zeros_like(mean)
+
+    def prior(self) -> tuple[Params, Params]:
+        """Return mean and variance of the prior that the weights were trained under."""
+        if self.recipe.prior is not None:
+            return prior_moments(self.learned_prior or self.recipe.prior, self.model)
+        if self.precision is None and self.recipe.prior_precision == 0:
+            raise UnsupportedError("This point was found under a flat prior; MAP(prior_precision=...) has one.")
+        precision = self.precision or dict.fromkeys(params.trainable(self.model), self.recipe.prior_precision)
+        variance = {
+            name: torch.full_like(value.detach(), 1 / precision[name] if name in precision else 0.0)
+            for name, value in self.model.named_parameters()
+        }
+        return params.zeros_like(variance), variance
+
+    def predictor(self, num_samples: int, generator: torch.Generator, **options: Any) -> Predictor:
+        """Return the network's own prediction at the chosen temperature."""
+        if options:
+            raise InputError(f"A MAP posterior has no predict option '{next(iter(options))}'.")
+
+        def predict(inputs: Any) -> Any:
+            outputs, likelihood = self.likelihood.temper(params.call(self.model, inputs), self.temperature)
+            return likelihood.predict(outputs)
+
+        return predict
+
+    def update(
+        self,
+        data: Data,
+        *,
+        training: Training | None = None,
+        generator: torch.Generator | None = None,
+        progress: bool = True,
+    ) -> Posterior:
+        """Train on from these weights: plain fine-tuning, which forgets. A point has no spread to hold on to."""
+        recipe = self.recipe.replace(start="model", train=True, temperature=self.temperature)
+        posterior = recipe.fit(
+            self.model, data, likelihood=self.likelihood, training=training, generator=generator, progress=progress
+        )
+        posterior.num_data += self.num_data
+        return posterior
+
+    def state(self) -> dict[str, Any]:
+        """Return what is beyond the weights: the temperature, and a prior that was learned."""
+        tensors: dict[str, Tensor] = {}
+        prior = None if self.learned_prior is None else json.dumps(self.learned_prior.to_json(tensors))
+        found = {"temperature": self.temperature, "precision": self.precision}
+        return {**found, "learned_prior": prior, "prior_tensors": tensors}
+
+    @classmethod
+    def from_state(cls, model: nn.Module, likelihood: Likelihood, recipe: Recipe, num_data: int, state: Any) -> Self:
+        """Make the point again."""
+        text = state.get("learned_prior")
+        prior = None if text is None else Setting.from_json(json.loads(text), state["prior_tensors"])
+        return cls(model, likelihood, recipe, num_data, state["temperature"], state["precision"], prior)

@@ -1,0 +1,101 @@
+"""Training to the most probable weights under any prior, also one that is learned along with them."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from dubito.beliefs.priors import Prior
+from dubito.beliefs.priors.base import require_real, unchecked
+from dubito.core import params
+from dubito.core.batches import Batch
+from dubito.core.errors import InputError, UnsupportedError
+from dubito.core.params import Params
+from dubito.fitting.gradient_training import Descent, negative_log_likelihood
+from dubito.fitting.inference import Problem, State
+
+# What is learned of a mixture is common to all weights, which call for a small rate: means may go slower, the
+# logarithms of scales and shares faster (Ullrich et al. 2017).
+RATES = {"means": 0.2, "log_scales": 6.0, "logits": 6.0}
+LEARNED = "prior_"
+
+
+class PriorDescent(Descent):
+    r"""Gradient steps on $-\frac1B \sum_n \log p(y_n \mid x_n, w) - \frac\tau N \log p(w)$.
+
+    Args:
+        problem: Data, likelihood and model.
+        prior: The prior of every matrix that is trained; one with learned fields is shared by all of them.
+        weight: τ.
+        epochs: How many epochs the schedule of the learning rate spans.
+    """
+
+    def __init__(self, problem: Problem, prior: Prior, weight: float, epochs: int) -> None:
+        self.weight = weight
+        matrices = {n: v for n, v in problem.model.named_parameters() if v.ndim > 1 and v.requires_grad}
+        if not matrices:
+            raise InputError("The model has no matrix that is trained: there is nothing for the prior to act on.")
+        if prior.learned_fields:
+            together = torch.cat([value.detach().flatten() for value in matrices.values()])
+            self.priors = dict.fromkeys(matrices, prior.resolve("", together))
+        else:
+            self.priors = {name: prior.resolve(name, value.detach()) for name, value in matrices.items()}
+        first = next(iter(self.priors.values()))
+        self.fields = first.learned_fields
+        learned = {f"{LEARNED}{name}": getattr(first, name) for name in self.fields}
+        self.explain = negative_log_likelihood(problem)
+        super().__init__(
+            problem, problem.model, self._loss, hyper={**problem.likelihood.hyper(), **learned},
+            rates={f"hyper.{LEARNED}{name}": RATES.get(name, 1.0) for name in self.fields}, epochs=epochs,
+        )  # fmt: skip
+
+    def _loss(self, module: nn.Module, batch: Batch, hyper: Params, generator: torch.Generator) -> Tensor:
+        values: Params = dict(module.named_parameters())
+        share = self.weight * batch.num_rows / batch.size / self.problem.num_data
+        return self.explain(module, batch, hyper, generator) - share * self._log_prior(values, hyper)
+
+    def _log_prior(self, values: Params, hyper: Params) -> Tensor:
+        if not self.fields:
+            return torch.stack([prior.log_prob(values[name]).sum() for name, prior in self.priors.items()]).sum()
+        prior: Any = self._learned(hyper)
+        together = torch.cat([values[name].flatten() for name in self.priors])
+        return prior.log_prob(together).sum() - prior.penalty()
+
+    def prior_at(self, state: State) -> Prior | None:
+        """The prior with what was learned of it; None where nothing is."""
+        return self._learned({n: v.detach().clone() for n, v in state["hyper"].items()}) if self.fields else None
+
+    def _learned(self, hyper: Params) -> Prior:
+        prior = next(iter(self.priors.values()))
+        return unchecked(prior, **{name: hyper[f"{LEARNED}{name}"] for name in self.fields})
+
+
+def check_map_prior(prior: Prior | None, weight: float, prior_precision: float) -> None:
+    """Raise unless the weights have a most probable value under this prior."""
+    if not 0 < weight < math.inf:
+        raise InputError(f"prior_weight must be a positive number, got {weight!r}.")
+    if prior is None:
+        return
+    if not isinstance(prior, Prior):
+        raise InputError(f"prior must be one of dubito.priors, such as priors.Laplace(0, 0.1), not {prior!r}.")
+    require_real(prior)
+    if prior_precision:
+        raise InputError("Give either prior or prior_precision: both are the prior of the same weights.")
+    if not prior.proper:
+        raise InputError(f"{prior!r} is improper and infinite at 0: no weights are most probable under it.")
+
+
+def prior_moments(prior: Prior, model: nn.Module) -> tuple[Params, Params]:
+    """Return mean and variance of the prior of each weight of a network; vectors, whose prior is flat, have none."""
+    if any(value.ndim < 2 for value in model.parameters()):
+        raise UnsupportedError("Biases were trained under a flat prior, which has no variance; see recipe.prior.")
+    mean: Params = {}
+    variance: Params = {}
+    for name, value in params.of(model).items():
+        own = prior.resolve(name, value)
+        mean[name] = torch.zeros_like(value) + torch.as_tensor(own.mean())
+        variance[name] = torch.zeros_like(value) + torch.as_tensor(own.variance())
+    return mean, variance

@@ -1,0 +1,102 @@
+"""`MAP`: the network itself as a posterior, a single point. The baseline that stands beside every method."""
+
+from __future__ import annotations
+
+import copy
+import math
+from typing import Literal
+
+from dubito.beliefs.priors import Prior
+from dubito.core.errors import InputError
+from dubito.core.settings import setting
+from dubito.fitting.gradient_training import Descent, negative_log_likelihood, validation_score
+from dubito.fitting.inference import Inference, Problem, State
+from dubito.fitting.output_noise import fit_log_noise, tune_temperature
+from dubito.fitting.recipe import Recipe
+from dubito.methods.map.posterior import PointPosterior
+from dubito.methods.map.prior import PriorDescent, check_map_prior
+
+
+@setting
+class MAP(Recipe):
+    """Train the network to its most probable weights, or take a trained one as it is.
+
+        ŵ = argmax_w Σ_n log p(y_n | f(x_n, w)) − ½ λ ‖w‖²
+
+    Args:
+        prior_precision: λ, the precision of a zero-mean normal prior on every weight; 0 is a flat prior.
+        prior: Another prior, one of `dubito.priors`, of every matrix; biases and other vectors then have a flat one.
+            `priors.Mixture` is learned along with the weights, which it makes share few values.
+        prior_weight: The power of that prior; below 1 it says less than the data.
+        temperature: A number by which logits are divided, or ``"validation"`` to choose it by the likelihood of
+            validation data (Guo et al. 2017, https://arxiv.org/abs/1706.04599). For regression it multiplies the noise.
+        train: False takes the model's weights as they are.
+        start: ``"model"`` trains on from the model's weights, ``"fresh"`` from newly drawn ones.
+    """
+
+    setting_name = "MAP"
+    prior_precision: float = 0.0
+    temperature: float | Literal["validation"] = 1.0
+    train: bool = True
+    start: Literal["model", "fresh"] = "model"
+    prior: Prior | None = None
+    prior_weight: float = 1.0
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.prior_precision < math.inf:
+            raise InputError(f"prior_precision must be a number, 0 or above, got {self.prior_precision}.")
+        given = self.temperature
+        if given != "validation" and not (isinstance(given, int | float) and 0 < given < math.inf):
+            raise InputError(f"temperature must be a positive number or 'validation', got {given!r}.")
+        if self.start not in ("model", "fresh"):
+            raise InputError(f"start must be 'model' or 'fresh', got {self.start!r}.")
+        if self.start == "fresh" and not self.train:
+            raise InputError("MAP(start='fresh', train=False) would be an untrained network: drop one of the two.")
+
+        check_map_prior(self.prior, self.prior_weight, self.prior_precision)
+
+    def build(self, problem: Problem) -> Inference:
+        """Return the steps of plain training."""
+        if self.temperature == "validation" and problem.validation is None:
+            raise InputError("temperature='validation' needs data to judge by: pass `validation=` to fit.")
+        if self.prior_precision and problem.training.optimizer == "adamw":
+            raise InputError("The decoupled decay of 'adamw' is no prior: use 'adam' or 'sgd' with prior_precision.")
+        epochs = problem.training.epochs if self.train else 0
+        by_evidence = self.train and problem.training.evidence_every is not None
+        if by_evidence and self.prior is not None:
+            raise InputError("evidence_every chooses the precision of a normal prior: drop it, or the prior of MAP.")
+        descent = self._descent(problem, epochs, by_evidence)
+
+        def posterior(state: State) -> PointPosterior:
+            module = copy.deepcopy(descent.load(state))
+            hyper = {name: value.detach() for name, value in state["hyper"].items()}
+            if "log_noise" in hyper and not by_evidence:
+                hyper["log_noise"] = fit_log_noise(module, problem)
+            likelihood = problem.likelihood.resolved(hyper)
+            temperature = self.temperature
+            if temperature == "validation":
+                assert problem.validation is not None
+                temperature = tune_temperature(module, likelihood, problem.validation)
+            precision = {name: float(value) for name, value in state["precision"].items()} if by_evidence else None
+            prior = descent.prior_at(state) if isinstance(descent, PriorDescent) else None
+            return PointPosterior(module, likelihood, self, problem.num_data, float(temperature), precision, prior)
+
+        score = validation_score(problem, descent.load)
+        return Inference(descent.init, descent.update, posterior, epochs=epochs, score=score)
+
+    def _descent(self, problem: Problem, epochs: int, by_evidence: bool) -> Descent:
+        if by_evidence:
+            from dubito.methods.laplace.marginal import EvidenceDescent
+
+            return EvidenceDescent(problem, self.prior_precision, epochs)
+        if self.prior is not None and epochs:
+            return PriorDescent(problem, self.prior, self.prior_weight, epochs)
+        decay = problem.training.weight_decay + self.prior_precision / problem.num_data
+        return Descent(
+            problem,
+            problem.model,
+            negative_log_likelihood(problem),
+            hyper=problem.likelihood.hyper(),
+            weight_decay={name: decay for name, _ in problem.model.named_parameters()},
+            epochs=epochs,
+        )

@@ -1,0 +1,139 @@
+"""The part of a network behind its first random layer: what comes before never changes, so it is computed once."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+from dubito.core import batches, params
+from dubito.core.batches import Source
+
+# Bytes of cached features; a data set with more is sent through the whole network each time.
+CACHE = 2**30
+
+
+class _Call(NamedTuple):
+    module: nn.Module
+    name: str
+    given: Tensor | None  # the only argument, where there is just one
+    returned: Any
+
+
+class Tail(nn.Module):
+    """A chain of modules that ends a network and holds all of its random weights.
+
+    Args:
+        model: The network that the modules belong to.
+        modules: The modules, in the order in which they are called.
+    """
+
+    def __init__(self, model: nn.Module, modules: list[nn.Module]) -> None:
+        super().__init__()
+        self.chain = nn.ModuleList(modules)
+        self._whole = [model]  # in a list: the tail is a part of the network, not the other way round
+
+    def forward(self, features: Tensor) -> Tensor:
+        """From the first random layer's input to the network's output."""
+        for module in self.chain:
+            features = module(features)
+        return features
+
+    @torch.no_grad()
+    def features(self, inputs: Any) -> Tensor:
+        """Return what the first random layer is given for a batch of inputs."""
+        caught: list[Tensor] = []
+        hook = self.chain[0].register_forward_pre_hook(lambda _, given: caught.append(given[0].detach().clone()))
+        try:
+            params.call(self._whole[0], inputs)
+        finally:
+            hook.remove()
+        return caught[0]
+
+
+@torch.no_grad()
+def split(model: nn.Module, names: list[str], inputs: Any) -> Tail | None:
+    """Return the part of a network behind the input of its first random layer, or None where there is no such part.
+
+    One pass is watched: the tail is the longest chain of calls, each given just what the one before returned, that ends
+    with the network's output. It counts only if it holds all of `names`, leaves some of the network out, is called once
+    and gives the same outputs when it is run by itself.
+
+    Args:
+        model: The network.
+        names: The parameters that are random, or in part so.
+        inputs: Some inputs to try.
+    """
+    with _watched(model) as calls:
+        outputs = params.call(model, inputs)
+    owners = _owners(model, names)
+    chain: list[_Call] = []
+    wanted: Any = outputs
+    for call in reversed(calls):
+        if call.returned is not wanted or call.given is None:
+            continue
+        chain.insert(0, call)
+        wanted = call.given
+    first = next((i for i, call in enumerate(chain) if call.name in owners), None)
+    if first is None:
+        return None
+    kept = chain[first:]
+    called = [call.name for call in calls]
+    features = kept[0].given
+    assert features is not None
+    complete = owners <= {call.name for call in kept} and all(called.count(call.name) == 1 for call in kept)
+    if not complete or len(features) != batches.num_rows(inputs) or kept[0].name == called[0]:
+        return None
+    tail = Tail(model, [call.module for call in kept])
+    tail.train(model.training)
+    return tail if torch.equal(tail(tail.features(inputs)), outputs) else None
+
+
+def cache_features(tail: Tail, source: Source) -> bool:
+    """Give a source in memory the tail's features in the place of its inputs, where they fit; say whether it was done.
+
+    A loader may draw each example anew, so only data in memory is replaced.
+    """
+    if source.pair is None:
+        return False
+    inputs, targets = source.pair
+    one = tail.features(source.place(batches.take(inputs, slice(0, 1))))
+    if one.numel() * one.element_size() * source.num_data > CACHE:
+        return False
+    rows = range(0, batches.num_rows(inputs), 1024)
+    parts = [tail.features(source.place(batches.take(inputs, slice(row, row + 1024)))) for row in rows]
+    source.pair = (torch.cat(parts), targets)
+    return True
+
+
+def _owners(model: nn.Module, names: list[str]) -> set[str]:
+    """The modules that hold the named parameters themselves; a tied one has several."""
+    chosen = {id(value) for name, value in model.named_parameters() if name in names}
+    return {
+        name
+        for name, module in model.named_modules()
+        if any(id(value) in chosen for value in module.parameters(recurse=False))
+    }
+
+
+@contextmanager
+def _watched(model: nn.Module) -> Iterator[list[_Call]]:
+    """Write down every call of a module without children, or of one that holds parameters itself."""
+    calls: list[_Call] = []
+    hooks = []
+    for name, module in model.named_modules():
+        if next(module.children(), None) is None or next(module.parameters(recurse=False), None) is not None:
+
+            def note(module: nn.Module, given: Any, returned: Any, name: str = name) -> None:
+                alone = given[0] if len(given) == 1 and isinstance(given[0], Tensor) else None
+                calls.append(_Call(module, name, alone, returned))
+
+            hooks.append(module.register_forward_hook(note))
+    try:
+        yield calls
+    finally:
+        for hook in hooks:
+            hook.remove()

@@ -1,0 +1,190 @@
+"""Several chains: each belongs to one process and has its own randomness; samples beyond a budget are kept on disk.
+
+A state holds one row per chain in every tensor. A process fills the rows of its own chains and leaves the others at
+zero, so the sum over processes is the whole state, whatever their number. Before the first step all rows are with the
+first process, as they are after a checkpoint was read.
+"""
+
+from __future__ import annotations
+
+import os
+import tempfile
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from dubito.core import distributed, io
+from dubito.core.errors import FileFormatError
+from dubito.core.randomness import derive_seed, draw_seed
+from dubito.fitting.inference import State
+
+# Numbers that are sent to other processes in one message.
+MESSAGE = 2**22
+# Updates after which processes tell each other whether all chains are well.
+MEETING = 50
+# How the words about a chain that stopped end where it had kept samples.
+KEPT = "; the samples before that are in this error's `.posterior`."
+
+
+class Stopped(NamedTuple):
+    """A chain that had to stop.
+
+    Args:
+        chain: Its number.
+        step: The step in which it did.
+        by_gradient: Whether only the gradient was not finite: then it is the network, not the step, that is at fault.
+    """
+
+    chain: int
+    step: int
+    by_gradient: bool
+
+
+class Chains:
+    """Which chains this process moves, and what becomes of their samples.
+
+    Args:
+        num: The number of chains.
+        num_samples: Samples of each.
+        size: Numbers in a sample.
+        memory: Megabytes of samples that are held in memory; more are kept in files, one for each chain.
+        checkpoint: Where the run is checkpointed: samples in files are beside it, so that it can be resumed.
+    """
+
+    def __init__(self, num: int, num_samples: int, size: int, memory: float, checkpoint: str | None) -> None:
+        self.num, self.num_samples, self.size, self.checkpoint = num, num_samples, size, checkpoint
+        self.mine = list(range(distributed.rank(), num, distributed.world_size()))
+        self.memory = memory
+        self.files: dict[int, Tensor] = {}
+        self._generators: dict[int, torch.Generator] = {}
+        self._placed = False
+        self._updates = 0
+
+    def init(self, position: Tensor, generator: torch.Generator) -> State:
+        """Return the state that all samplers share: randomness, counters, and room for samples in memory."""
+        seed, num = draw_seed(generator), self.num
+        seeded = (torch.Generator(position.device).manual_seed(derive_seed(seed, "chain", k)) for k in range(num))
+        states = [one.get_state() for one in seeded]
+        state: State = {
+            "step": torch.zeros(num, dtype=torch.int64),
+            "diverged": torch.zeros(num, dtype=torch.int64),
+            "generator": torch.stack(states),
+        }
+        if self._fits(position):
+            state["samples"] = position.new_zeros(num, self.num_samples, self.size)
+        return state
+
+    def _fits(self, position: Tensor) -> bool:
+        return self.num * self.num_samples * self.size * position.element_size() <= self.memory * 2**20
+
+    def at_first(self, state: State) -> State:
+        """Leave all rows with the first process: what `init` makes is the same in all of them."""
+        if distributed.rank() > 0:
+            for tensor in io.tensors(state):
+                tensor.zero_()
+        return state
+
+    def place(self, state: State) -> None:
+        """Take over the rows of this process's chains from the first process."""
+        if self._placed:
+            return
+        if distributed.is_active():
+            others = [k for k in range(self.num) if k not in self.mine]
+            distributed.sum_(list(io.tensors(state)))
+            for tensor in io.tensors(state):
+                tensor[others] = 0
+        for k in self.mine:
+            self._generators[k] = torch.Generator(state["position"].device)
+            self._generators[k].set_state(state["generator"][k].cpu().clone())  # torch wants memory of its own
+            if "samples" not in state:
+                self.files[k] = self._open(k, state)
+        self._placed = True
+
+    def whole(self, tensor: Tensor) -> Tensor:
+        """Return a tensor of the state with the rows of all chains, the same in every process."""
+        copy = tensor.clone()
+        distributed.sum_([copy])
+        return copy
+
+    def meet(self) -> bool:
+        """Whether processes compare notes after this update: each time where there is one, else now and then."""
+        self._updates += 1
+        return not distributed.is_active() or self._updates % MEETING == 0
+
+    def stop(self, state: State, chain: int, step: int, *, by_gradient: bool) -> None:
+        """Write down that a chain cannot go on; see `Stopped`."""
+        state["diverged"][chain] = -step if by_gradient else step
+
+    def first_diverged(self, state: State) -> Stopped | None:
+        """Return a chain that had to stop, or None; the same in all processes."""
+        flags = self.whole(state["diverged"])
+        chain = int(flags.abs().argmax())
+        flag = int(flags[chain])
+        return Stopped(chain, abs(flag), flag < 0) if flag else None
+
+    def generator(self, chain: int) -> torch.Generator:
+        """The randomness of one chain."""
+        return self._generators[chain]
+
+    def remember(self, state: State) -> None:
+        """Write the position of every chain's randomness into the state."""
+        for k, generator in self._generators.items():
+            state["generator"][k] = generator.get_state()
+
+    def keep(self, state: State, chain: int, index: int, position: Tensor) -> None:
+        """Write down a sample."""
+        room = state["samples"][chain] if "samples" in state else self.files[chain]
+        room[index] = position
+
+    def gather(self, state: State, count: int) -> Tensor:
+        """Return the first `count` samples of all chains ``[K, count, D]``, the same in every process.
+
+        Those in files are copied to one of their own, which no later run can change.
+        """
+        if "samples" in state:
+            return self.whole(state["samples"][:, :count])
+        like = next(iter(self.files.values())) if self.files else state["position"]
+        whole = _mapped(None, (self.num, count, self.size), like.dtype)
+        rows = max(1, MESSAGE // self.size)
+        for k in range(self.num):
+            for start in range(0, count, rows):
+                part = whole[k, start : start + rows]
+                if k in self.files:
+                    part.copy_(self.files[k][start : start + rows][: len(part)])
+                distributed.sum_([part])
+        return whole
+
+    def _open(self, chain: int, state: State) -> Tensor:
+        """Map the file of one chain's samples; a run that goes on must find what it has written."""
+        path = None if self.checkpoint is None else f"{self.checkpoint}.chain{chain}"
+        shape, dtype = (self.num_samples, self.size), state["position"].dtype
+        if path is not None and int(state["step"][chain]) > 0:
+            wanted = self.num_samples * self.size * torch.empty((), dtype=dtype).element_size()
+            if not Path(path).is_file() or Path(path).stat().st_size != wanted:
+                raise FileFormatError(
+                    f"The samples of chain {chain + 1} are missing from '{path}': put the file back beside its "
+                    "checkpoint, or delete the checkpoint to start again."
+                )
+        return _mapped(path, shape, dtype)
+
+
+def _mapped(path: str | None, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
+    """Return a tensor that lives in a file; without a path in one that goes with the tensor."""
+    numbers = int(torch.Size(shape).numel())
+    if path is not None:
+        return torch.from_file(path, shared=True, size=numbers, dtype=dtype).view(shape)
+    handle, temporary = tempfile.mkstemp(prefix="dubito-samples-")
+    os.close(handle)
+    try:
+        return torch.from_file(temporary, shared=True, size=numbers, dtype=dtype).view(shape)
+    finally:
+        os.unlink(temporary)  # the mapping holds the content as long as it is used
+
+
+def chain_view(tree: Any, chain: int) -> Any:
+    """Return the rows of one chain of a tree of tensors, as views."""
+    if isinstance(tree, Tensor):
+        return tree[chain]
+    return {key: chain_view(value, chain) for key, value in tree.items()}

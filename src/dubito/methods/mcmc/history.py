@@ -1,0 +1,71 @@
+"""What a report shows of chains: the diagnosis in words, and the courses of the quantities that mix worst."""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor
+
+from dubito.core.errors import UnsupportedError
+from dubito.fitting.posterior import Course, History
+from dubito.methods.mcmc.diagnosis import FEWEST, diagnose, looked_at
+from dubito.methods.mcmc.diagnostics import autocorrelation, rhat
+
+if TYPE_CHECKING:
+    from dubito.methods.mcmc.posterior import ParticlePosterior
+
+# Autocorrelations are followed up to this lag.
+LAGS = 50
+# How many outputs and weights a report shows.
+OUTPUTS, WEIGHTS = 2, 1
+
+
+def history(posterior: ParticlePosterior) -> History:
+    """Return the words of `diagnose()`, and courses in function space and in weight space where there are enough."""
+    courses: tuple[Course, ...] = ()
+    if posterior.samples.shape[1] >= FEWEST:
+        courses = (*function_courses(posterior, OUTPUTS), *weight_courses(posterior, WEIGHTS))
+    return History(tuple(str(diagnose(posterior)).splitlines()), courses)
+
+
+def function_courses(posterior: ParticlePosterior, num: int) -> tuple[Course, ...]:
+    """Return `num` of what the network says about training inputs, those with the largest R-hat first."""
+    _require_chains(posterior)
+    return tuple(_course(f"output {index}", posterior.trace[..., index]) for index in _worst(posterior.trace, num))
+
+
+def weight_courses(posterior: ParticlePosterior, num: int) -> tuple[Course, ...]:
+    """Return `num` of the weights that `diagnose` looks at, those with the largest R-hat first."""
+    _require_chains(posterior)
+    chosen = looked_at(posterior)
+    draws = posterior.samples[..., chosen.to(posterior.samples.device)]
+    return tuple(_course(weight_name(posterior, int(chosen[index])), draws[..., index]) for index in _worst(draws, num))
+
+
+def weight_name(posterior: ParticlePosterior, index: int) -> str:
+    """Return the name of one sampled number: its parameter and its place there, or the noise."""
+    selection = posterior.selection
+    for name, span in selection.slices.items():
+        if span.start <= index < span.stop:
+            place, shape = int(selection.positions(name)[index - span.start]), selection.shapes[name]
+            steps = [math.prod(shape[axis + 1 :]) for axis in range(len(shape))]
+            where = ", ".join(str(place // step % size) for step, size in zip(steps, shape, strict=True))
+            return f"{name}[{where}]" if shape else name
+    return "log noise"
+
+
+def _require_chains(posterior: ParticlePosterior) -> None:
+    if not posterior.recipe.is_chain or posterior.samples.shape[1] < FEWEST:
+        raise UnsupportedError("There is no chain to draw: traces need a sampler's posterior with 4 samples or more.")
+
+
+def _worst(draws: Tensor, num: int) -> list[int]:
+    """The quantities of draws ``[K, S, P]`` with the largest R-hat; those that never move are no quantities."""
+    score = torch.where(draws.double().flatten(0, 1).var(0) > 0, rhat(draws), 0.0)
+    return torch.sort(score, descending=True, stable=True).indices[:num].tolist()
+
+
+def _course(name: str, draws: Tensor) -> Course:
+    return Course(name, draws.double().cpu(), autocorrelation(draws)[:, :LAGS].cpu())

@@ -1,0 +1,88 @@
+"""The `HMC` recipe: full-batch Hamiltonian Monte Carlo, the gold standard for small selections."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from dubito.beliefs.priors import Normal, Prior
+from dubito.core.errors import InputError
+from dubito.core.settings import is_whole, setting
+from dubito.fitting.inference import Inference, Problem
+from dubito.fitting.training import Training
+from dubito.methods.mcmc.posterior import ParticlePosterior
+from dubito.methods.mcmc.recipe import Sampler, check_fields, is_positive
+from dubito.select import all as all_weights
+from dubito.select.rule import SelectionRule
+
+
+@setting
+class HMC(Sampler):
+    r"""Sample weights by Hamiltonian trajectories over all the data: exact up to Monte Carlo error.
+
+    $$p(w \mid D)^{1/T}, \qquad H(w, p) = U(w)/T + \tfrac12 p^\top M^{-1} p$$
+
+    One update is one transition of every chain, each with tens to hundreds of passes over all the data: for selections
+    of up to some ten thousand weights and data that fits in memory. During burn-in dual averaging finds the step size
+    and the variance of the positions the masses (Hoffman & Gelman 2014, https://arxiv.org/abs/1111.4246).
+
+    Args:
+        method: ``"nuts"`` chooses the length of each trajectory; ``"hmc"`` takes `num_steps` leapfrog steps.
+        weights: Which weights are random; the rest stay at their trained value.
+        prior: One of `dubito.priors`, with numbers.
+        adapt: Whether burn-in adapts step size and masses; else `step_size` and unit masses hold.
+        num_samples: Samples of each chain.
+        chains: How many chains; under several processes they are shared out.
+        burn_in: Transitions before the first sample.
+        thinning: Transitions from one sample to the next.
+        num_steps: Leapfrog steps of ``"hmc"``.
+        step_size: The leapfrog step at the start; ``"auto"`` finds one.
+        acceptance: What the adaptation aims at.
+        max_depth: The most doublings of ``"nuts"``.
+        temperature: T; below 1 makes the posterior narrower.
+        start: ``"model"`` starts all chains at the model's weights, ``"fresh"`` each at newly drawn ones.
+        memory: Megabytes of samples that are held in memory; more are kept in files.
+    """
+
+    setting_name = "HMC"
+    method: Literal["nuts", "hmc"] = "nuts"
+    weights: SelectionRule = all_weights()
+    prior: Prior = Normal()
+    adapt: bool = True
+    num_samples: int = 500
+    chains: int = 2
+    burn_in: int = 500
+    thinning: int = 1
+    num_steps: int = 30
+    step_size: float | Literal["auto"] = "auto"
+    acceptance: float = 0.8
+    max_depth: int = 10
+    temperature: float = 1.0
+    start: Literal["model", "fresh"] = "model"
+    memory: float = 64.0
+
+    def __post_init__(self) -> None:
+        choices = {"method": ("nuts", "hmc"), "start": ("model", "fresh")}
+        check_fields(self, choices, at_least_one=("num_samples", "chains", "thinning", "num_steps", "max_depth"))
+        if not isinstance(self.adapt, bool):
+            raise InputError(f"HMC(adapt={self.adapt!r}) must be True or False.")
+        if not is_whole(self.burn_in, 0):
+            raise InputError(f"HMC(burn_in={self.burn_in!r}) must be a number of transitions, 0 or more.")
+        if self.step_size != "auto" and not is_positive(self.step_size):
+            raise InputError(f"HMC(step_size={self.step_size!r}) must be a positive number or 'auto'.")
+        if not (is_positive(self.acceptance) and self.acceptance < 1):
+            raise InputError(f"HMC(acceptance={self.acceptance!r}) must lie between 0 and 1.")
+
+    @property
+    def explores_modes(self) -> bool:
+        """Whether samples come from several modes."""
+        return self.starts_fresh and self.chains > 1
+
+    def default_training(self) -> Training:
+        """All the data at once, in its order."""
+        return Training(batch_size=1024, shuffle=False)
+
+    def build_after(self, problem: Problem, before: ParticlePosterior | None) -> Inference:
+        """Return the transitions; after an earlier posterior its particles are prior and start."""
+        from dubito.methods.mcmc.trajectories import Trajectories
+
+        return Trajectories(self, problem, before).inference()

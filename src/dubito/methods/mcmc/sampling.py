@@ -1,0 +1,133 @@
+"""What `SGMCMC`, `HMC` and `SVGD` share: the target of a problem, where chains start, and the posterior at the end."""
+
+from __future__ import annotations
+
+import copy
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from dubito.beliefs.prediction import RegressionPrediction
+from dubito.core import batches, params
+from dubito.core.errors import InputError
+from dubito.core.params import Params
+from dubito.fitting.inference import Problem
+from dubito.fitting.loop import reset_parameters
+from dubito.fitting.output_noise import fit_log_noise
+from dubito.methods.mcmc.cached_head import Tail, split
+from dubito.methods.mcmc.posterior import ParticlePosterior, function_values, mean_and_variance
+from dubito.methods.mcmc.prior_energy import Belief, from_particles, make_belief
+from dubito.methods.mcmc.target import Target, start_of
+from dubito.networks.selection import Selection
+
+# How many numbers of function space are followed, and for how many training inputs at most.
+TRACED = 64
+PROBES = 16
+
+
+class Setup:
+    """A problem made ready for sampling.
+
+    Args:
+        recipe: The recipe, with `weights`, `prior` and `temperature`.
+        problem: Model, data and likelihood.
+        before: The posterior whose particles are the prior and the start, where this is an update.
+    """
+
+    def __init__(self, recipe: Any, problem: Problem, before: ParticlePosterior | None = None) -> None:
+        self.recipe, self.problem, self.before = recipe, problem, before
+        self.selection = before.selection if before else self._select()
+        if self.selection.num_weights == 0:
+            raise InputError(f"{recipe.weights!r} selects no weight: nothing would be random.")
+        hyper = problem.likelihood.hyper()
+        self.log_noise = fit_log_noise(problem.model, problem) if "log_noise" in hyper else None
+        self.start = start_of(problem, self.selection, self.log_noise)
+        self.belief = self._belief(len(hyper))
+        self.model = copy.deepcopy(problem.model)  # into which positions are put; the problem's own stays as it is
+        self.probes = self._probe_inputs()
+        self.tail: Tail | None = split(self.model.eval(), self.selection.names, self.probes)
+
+    def _select(self) -> Selection:
+        problem = self.problem
+        return self.recipe.weights.resolve(
+            problem.model, problem.source, problem.likelihood, generator=problem.generator
+        )
+
+    def _belief(self, num_hyper: int) -> Belief:
+        if self.before is not None:
+            return from_particles(self.before.flat.to(self.start), self.recipe.temperature)
+        return make_belief(self.recipe.prior, self.selection, params.of(self.problem.model), num_hyper)
+
+    def _probe_inputs(self) -> Any:
+        return batches.take(self.problem.source.first().inputs, slice(0, PROBES))
+
+    def target(self, tail: Tail | None = None) -> Target:
+        """Return the potential; with a tail its inputs are features."""
+        return Target(self.model, self.problem.likelihood, self.selection, self.belief, tail)
+
+    def starts(self, num: int) -> Tensor:
+        """Return where chains start, ``[K, D]``: at the network, at newly drawn ones, or where they ended before."""
+        if self.before is not None:
+            last = self.before.samples[:, -1].to(self.start)
+            return last[torch.arange(num) % len(last)].clone()
+        others = [self._fresh() if self.recipe.starts_fresh else self.start for _ in range(num - 1)]
+        return torch.stack([self.start, *others])
+
+    def _fresh(self) -> Tensor:
+        other = copy.deepcopy(self.problem.model)
+        reset_parameters(other)
+        flat = self.selection.ravel(params.of(other))
+        return torch.cat([flat, self.start[self.selection.num_weights :]])
+
+    def posterior(
+        self,
+        samples: Tensor,
+        statistics: dict[str, Tensor],
+        settings: dict[str, Tensor],
+        buffers: Params | None = None,
+    ) -> ParticlePosterior:
+        """Return the posterior of samples ``[K, S, D + H]``."""
+        problem, recipe, size = self.problem, self.recipe, self.selection.num_weights
+        flat = samples.flatten(0, 1)
+        center = flat[-1] if recipe.explores_modes else mean_and_variance(flat)[0].to(flat)
+        model = params.load_(
+            copy.deepcopy(problem.model), self.selection.merge(params.of(problem.model), center[:size])
+        )
+        if buffers:
+            params.load_(model, {}, {name: value[-1, -1] for name, value in buffers.items()})
+        hyper = {} if self.log_noise is None else {"log_noise": center[size].double()}
+        likelihood = problem.likelihood.resolved(hyper)
+        moments = self.belief.moments()
+        cut = None if moments is None else (moments[0][:size].clone(), moments[1][:size].clone())
+        seen = problem.num_data + (self.before.num_data if self.before else 0)
+        found = ParticlePosterior(
+            model, likelihood, recipe, seen, self.selection, samples, cut, statistics,
+            samples.new_zeros(*samples.shape[:2], 0), buffers, settings,
+        )  # fmt: skip
+        found.trace = self._trace(found)
+        return found
+
+    @torch.no_grad()
+    def is_finite(self, outputs: Tensor, flat: Tensor) -> bool:
+        """Whether the prediction from outputs at a position is finite.
+
+        The weights alone do not tell: a log-variance of 100 is a number, and so is the loss there, but the variance is
+        infinite in single precision.
+        """
+        hyper = None if self.log_noise is None else {"log_noise": flat[-1:]}
+        prediction = self.problem.likelihood.predict_samples(outputs.unsqueeze(0), hyper)
+        values = [function_values(self.problem.likelihood, outputs)]
+        if isinstance(prediction, RegressionPrediction):
+            values.append(prediction.stddev.log())  # nor may a deviation be 0
+        return all(bool(value.isfinite().all()) for value in values)
+
+    @torch.no_grad()
+    def _trace(self, found: ParticlePosterior) -> Tensor:
+        """What the network says about a few training inputs at every sample, ``[K, S, P]``."""
+        model, rows = found.model, []
+        likelihood = self.problem.likelihood
+        for index in range(found.num_particles):
+            outputs = params.functional_call(model, found.member(index), self.probes)
+            rows.append(function_values(likelihood, outputs)[:TRACED])
+        return torch.stack(rows).reshape(*found.samples.shape[:2], -1)

@@ -1,0 +1,150 @@
+"""The `SVGD` recipe: particles that are drawn to the posterior and repel each other."""
+
+from __future__ import annotations
+
+import math
+from typing import ClassVar, Literal
+
+import torch
+from torch import Tensor
+
+from dubito.beliefs.priors import Normal, Prior
+from dubito.core import distributed
+from dubito.core.batches import Batch
+from dubito.core.errors import UnsupportedError
+from dubito.core.params import Buffers, Params
+from dubito.core.settings import setting
+from dubito.fitting.inference import Inference, Info, NonFinite, Problem, State
+from dubito.fitting.optimizers import Optimizer
+from dubito.fitting.training import Training
+from dubito.methods.mcmc.cached_head import cache_features
+from dubito.methods.mcmc.posterior import ParticlePosterior
+from dubito.methods.mcmc.recipe import Sampler, check_fields
+from dubito.methods.mcmc.sampling import Setup
+from dubito.methods.mcmc.transitions import running_norms
+from dubito.select import all as all_weights
+from dubito.select.rule import SelectionRule
+
+# How far apart particles begin around one network, relative to the root mean square of its weights.
+SPREAD = 0.1
+
+
+@setting
+class SVGD(Sampler):
+    r"""Move a set of particles together by Stein variational gradient descent.
+
+    $$w_i \leftarrow w_i + \frac{\eta}{n} \sum_j \Big[ -k(w_j, w_i)\, \nabla U(w_j)/T + \nabla_{w_j} k(w_j, w_i) \Big],
+      \qquad k(a, b) = \exp\big(-\|a - b\|^2 / h\big)$$
+
+    with $h$ the median squared distance over $\log(n + 1)$ (Liu & Wang 2016, https://arxiv.org/abs/1608.04471). The
+    first term draws particles to the posterior, the second keeps them apart. With far fewer particles than weights the
+    spread comes out too narrow; use it on selections.
+
+    Args:
+        num_particles: n.
+        weights: Which weights are random; the rest stay at their trained value.
+        prior: One of `dubito.priors`, with numbers.
+        temperature: T; below 1 makes the posterior narrower.
+        start: ``"model"`` starts around the model's weights, ``"fresh"`` at newly drawn ones.
+    """
+
+    setting_name = "SVGD"
+    is_chain: ClassVar[bool] = False
+    num_particles: int = 20
+    weights: SelectionRule = all_weights()
+    prior: Prior = Normal()
+    temperature: float = 1.0
+    start: Literal["model", "fresh"] = "model"
+
+    def __post_init__(self) -> None:
+        check_fields(self, {"start": ("model", "fresh")}, at_least_one=("num_particles",))
+
+    @property
+    def explores_modes(self) -> bool:
+        """Whether particles come from several modes."""
+        return self.starts_fresh and self.num_particles > 1
+
+    def default_training(self) -> Training:
+        """Adam with a larger rate than for one network: particles start close to each other."""
+        return Training(epochs=50, lr=1e-2)
+
+    def build_after(self, problem: Problem, before: ParticlePosterior | None) -> Inference:
+        """Return the steps; after an earlier posterior its particles are prior and start."""
+        return _Particles(self, problem, before).inference()
+
+
+def stein_direction(particles: Tensor, gradients: Tensor) -> Tensor:
+    r"""Return the direction ``[n, D]`` in which particles with gradients of U move.
+
+    $$\phi_i = \frac1n \sum_j \Big[ -k_{ij} g_j + \tfrac2h\, k_{ij} (w_i - w_j) \Big]$$
+
+    >>> one = torch.tensor([[1.0, 2.0]])
+    >>> stein_direction(one, one).tolist()  # a single particle descends
+    [[-1.0, -2.0]]
+    """
+    count = len(particles)
+    distance = torch.cdist(particles, particles).square()
+    apart = distance[~torch.eye(count, dtype=torch.bool, device=distance.device)]
+    bandwidth = float(apart.median()) / math.log(count + 1) if count > 1 else 1.0
+    kernel = torch.exp(-distance / max(bandwidth, 1e-30))
+    repulsion = particles * kernel.sum(1, keepdim=True) - kernel @ particles
+    return (-kernel @ gradients + 2 / max(bandwidth, 1e-30) * repulsion) / count
+
+
+class _Particles:
+    """The steps of `SVGD`: rows are shared out over processes, particles are the same in all of them."""
+
+    def __init__(self, recipe: SVGD, problem: Problem, before: ParticlePosterior | None) -> None:
+        if recipe.starts_fresh and running_norms(problem.model):
+            raise UnsupportedError(
+                "SVGD(start='fresh') has no statistics for BatchNorm to use: train the network first, then start there."
+            )
+        self.recipe, self.problem, self.before = recipe, problem, before
+        self.setup = Setup(recipe, problem, before)
+        cached = self.setup.tail is not None and cache_features(self.setup.tail, problem.source)
+        self.target = self.setup.target(self.setup.tail if cached else None)
+        self.optimizer = Optimizer(problem.training, ["particles"], weight_decay={"particles": 0.0})
+
+    def inference(self) -> Inference:
+        """Return the steps for the fit loop."""
+        return Inference(self.init, self.update, self.posterior, epochs=self.problem.training.epochs)
+
+    def init(self, initial: Params, buffers: Buffers, generator: torch.Generator) -> State:
+        """Particles around the network, at newly drawn ones, or where they were."""
+        particles = self._start(generator)
+        return {"particles": particles, "optimizer": self.optimizer.init({"particles": particles}), "step": 0}
+
+    def _start(self, generator: torch.Generator) -> Tensor:
+        if self.before is not None:
+            return self.before.flat.to(self.setup.start).clone()
+        particles = self.setup.starts(self.recipe.num_particles)
+        if self.recipe.starts_fresh:
+            return particles
+        noise = torch.randn(particles.shape, generator=generator, dtype=particles.dtype, device=generator.device)
+        size = self.setup.start[: self.setup.selection.num_weights].square().mean().sqrt().clamp_min(1e-3)
+        return particles + SPREAD * size * noise.to(particles.device)
+
+    def update(self, state: State, batch: Batch, generator: torch.Generator) -> tuple[State, Info]:
+        """Take one step with all particles."""
+        particles = state["particles"]
+        gradients, loss = torch.zeros_like(particles), particles.new_zeros(())
+        if batch.num_rows:
+            for particle, gradient in zip(particles, gradients, strict=True):
+                one, slope = self.target.likelihood_gradient(particle, batch, self.problem.num_data / batch.size)
+                gradient.copy_(slope)
+                loss += one / len(particles)
+        distributed.sum_([loss, gradients])
+        if not bool(torch.isfinite(loss + gradients.sum())):
+            raise NonFinite(f"The potential became {float(loss):g} with a gradient that is not finite")
+        for particle, gradient in zip(particles, gradients, strict=True):
+            self.target.belief.add_gradient_(gradient, particle)
+        direction = stein_direction(particles, gradients / self.recipe.temperature)
+        lr = self.problem.training.rate(self.problem.progress_at(state["step"]))
+        slopes = {"particles": -direction / self.problem.num_data}
+        self.optimizer.step({"particles": particles}, slopes, state["optimizer"], lr)
+        state["step"] += 1
+        return state, {"potential": loss / self.problem.num_data, "lr": lr}
+
+    def posterior(self, state: State) -> ParticlePosterior:
+        """Return the particles."""
+        return self.setup.posterior(state["particles"].detach().clone()[None], {}, {})

@@ -1,0 +1,120 @@
+r"""What is sampled: the potential $U(w) = -\sum_n \log p(y_n \mid x_n, w) - \log p(w)$ of the weights, flat."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from dubito.beliefs.likelihoods import Likelihood
+from dubito.core import params
+from dubito.core.batches import Batch
+from dubito.core.params import Params
+from dubito.fitting.inference import Problem
+from dubito.methods.mcmc.cached_head import Tail
+from dubito.methods.mcmc.prior_energy import Belief
+from dubito.networks.selection import Selection
+
+# From a position to its potential and the gradient of it.
+Potential = Callable[[Tensor], tuple[Tensor, Tensor]]
+
+
+class Target:
+    """The potential of a network's selected weights and its gradient, each as one flat vector.
+
+    The vector holds the selected weights and then the logarithm of a noise level that is to be learned. Whole
+    parameters of the private network are made views of it, so nothing is copied; no gradient is computed for what is
+    not selected, nor before it. Layers run in evaluation mode: dropout is off, BatchNorm uses its statistics.
+
+    Args:
+        model: A private copy of the network.
+        likelihood: How outputs explain targets.
+        selection: Which weights are random.
+        belief: The prior of the vector.
+        tail: The part of the network that is run instead of all of it; inputs are then features.
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        likelihood: Likelihood,
+        selection: Selection,
+        belief: Belief,
+        tail: Tail | None = None,
+    ) -> None:
+        self.model, self.likelihood, self.selection, self.belief = model.eval(), likelihood, selection, belief
+        self.tail = tail
+        self.module: nn.Module = model if tail is None else tail
+        self.hyper_names = list(likelihood.hyper())
+        parameters = dict(model.named_parameters())
+        for value in parameters.values():
+            value.requires_grad_(False)
+        self.chosen = [parameters[name] for name in selection.names]
+        for value in self.chosen:
+            value.requires_grad_(True)
+        self.positions = [
+            None if selection.is_whole(name) else selection.positions(name).to(parameters[name].device)
+            for name in selection.names
+        ]
+        self.spans = list(selection.slices.values())
+
+    def load(self, flat: Tensor) -> None:
+        """Put the weights of a position into the network."""
+        for value, where, span in zip(self.chosen, self.positions, self.spans, strict=True):
+            if where is None:
+                value.data = flat[span].view(value.shape)
+            else:
+                value.data.view(-1).index_copy_(0, where, flat[span])
+
+    def hyper(self, flat: Tensor) -> Params:
+        """The logarithm of the noise at a position, as leaves."""
+        first = self.selection.num_weights
+        return {name: flat[first + i].detach().requires_grad_() for i, name in enumerate(self.hyper_names)}
+
+    def likelihood_gradient(self, flat: Tensor, batch: Batch, scale: float) -> tuple[Tensor, Tensor]:
+        """Return ``−scale · Σ log p`` over the batch and its gradient ``[D]``, with memory of its own."""
+        self.load(flat)
+        hyper = self.hyper(flat)
+        with torch.enable_grad():
+            outputs = params.call(self.module, batch.inputs)
+            loss = self.likelihood.log_prob(outputs, batch.targets, hyper).sum() * -scale
+            slopes = torch.autograd.grad(loss, [*self.chosen, *hyper.values()], allow_unused=True)
+        parts = []
+        for value, slope, where in zip([*self.chosen, *hyper.values()], slopes, self._places, strict=True):
+            whole = torch.zeros_like(value) if slope is None else slope
+            parts.append(whole.reshape(-1) if where is None else whole.reshape(-1)[where])
+        return loss.detach(), torch.cat(parts)
+
+    def gradient(self, flat: Tensor, batch: Batch, scale: float) -> tuple[Tensor, Tensor]:
+        """Return ``−scale · Σ log p`` over the batch, and the gradient of that plus the prior's energy."""
+        loss, gradient = self.likelihood_gradient(flat, batch, scale)
+        self.belief.add_gradient_(gradient, flat)
+        return loss, gradient
+
+    def potential(self, batch: Batch, temperature: float = 1.0) -> Potential:
+        """Return the function from a position to ``U / T`` in float64 and its gradient, for all the data."""
+
+        def evaluate(flat: Tensor) -> tuple[Tensor, Tensor]:
+            loss, gradient = self.gradient(flat, batch, 1.0)
+            energy = (loss.double() + self.belief.energy(flat).double()) / temperature
+            return energy, gradient if temperature == 1.0 else gradient.div_(temperature)
+
+        return evaluate
+
+    @torch.no_grad()
+    def outputs(self, flat: Tensor, inputs: Any) -> Tensor:
+        """Return the outputs at a position."""
+        self.load(flat)
+        return params.call(self.module, inputs)
+
+    @property
+    def _places(self) -> list[Tensor | None]:
+        return [*self.positions, *([None] * len(self.hyper_names))]
+
+
+def start_of(problem: Problem, selection: Selection, log_noise: Tensor | None) -> Tensor:
+    """Return the network's own position: the selected weights and the logarithm of the noise that suits them."""
+    flat = selection.ravel(params.of(problem.model))
+    return flat if log_noise is None else torch.cat([flat, log_noise.to(flat).reshape(1)])

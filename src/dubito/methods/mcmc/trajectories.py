@@ -1,0 +1,171 @@
+"""Hamiltonian Monte Carlo as an `Inference`: one update is one transition of every chain, over all the data."""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor
+
+from dubito.core.batches import Batch
+from dubito.core.errors import NonFiniteError, UnsupportedError
+from dubito.core.params import Buffers, Params
+from dubito.fitting.inference import Inference, Info, Problem, State
+from dubito.methods.mcmc.adaptation import Masses, StepSize, reasonable_step, settling, windows
+from dubito.methods.mcmc.chains import KEPT, Chains, chain_view
+from dubito.methods.mcmc.hamiltonian import NoUTurn, Point, Transition, at, hmc_transition
+from dubito.methods.mcmc.posterior import ParticlePosterior
+from dubito.methods.mcmc.sampling import Setup
+from dubito.methods.mcmc.schedule import Schedule
+from dubito.methods.mcmc.target import Potential
+from dubito.methods.mcmc.transitions import running_norms
+
+if TYPE_CHECKING:
+    from dubito.methods.mcmc.hmc import HMC
+
+STATISTICS = ("energy", "acceptance", "divergent", "num_steps")
+
+
+class Trajectories:
+    """The steps of `HMC`.
+
+    Every process sees all the data and moves chains of its own.
+
+    Args:
+        recipe: The recipe.
+        problem: Model, data and likelihood.
+        before: The posterior whose particles are the prior and the start, where this is an update.
+    """
+
+    def __init__(self, recipe: HMC, problem: Problem, before: ParticlePosterior | None = None) -> None:
+        self.recipe, self.problem = recipe, problem
+        if recipe.starts_fresh and running_norms(problem.model):
+            raise UnsupportedError(
+                "HMC(start='fresh') has no statistics for BatchNorm to use: train the network first, then start there."
+            )
+        self.plan = Schedule("constant", recipe.burn_in, recipe.thinning, recipe.num_samples, 1)
+        self.setup = Setup(recipe, problem, before)
+        problem.source.shard = False
+        self.target = self.setup.target(self.setup.tail)
+        self.step, self.masses, self.windows = StepSize(recipe.acceptance), Masses(), windows(recipe.burn_in)
+        size = len(self.setup.start)
+        self.chains = Chains(recipe.chains, recipe.num_samples, size, recipe.memory, problem.training.checkpoint)
+        self.whole: Batch | None = None  # all the data as the target sees it
+
+    def inference(self) -> Inference:
+        """Return the steps for the fit loop."""
+        return Inference(
+            self.init, self.update, self.posterior, epochs=self.plan.total, batches="full", additive=True
+        )  # fmt: skip
+
+    def init(self, initial: Params, buffers: Buffers, generator: torch.Generator) -> State:
+        """Return the chains at their start."""
+        recipe, starts = self.recipe, self.setup.starts(self.recipe.chains)
+        counts = (recipe.chains, recipe.num_samples)
+        step = 1.0 if recipe.step_size == "auto" else float(recipe.step_size)
+        many = {"steps": self.step.init(step), "masses": self.masses.init(starts[0])}
+        state = {
+            **self.chains.init(starts, generator),
+            "position": starts,
+            "inverse_mass": torch.ones_like(starts),
+            **{k: {n: torch.stack([v] * recipe.chains) for n, v in values.items()} for k, values in many.items()},
+            **{name: torch.zeros(counts, dtype=torch.float64) for name in STATISTICS},
+        }
+        return self.chains.at_first(state)
+
+    def update(self, state: State, batch: Batch, generator: torch.Generator) -> tuple[State, Info]:
+        """Make one transition of every chain of this process."""
+        self.chains.place(state)
+        if self.whole is None:
+            features = batch.inputs if self.setup.tail is None else self.setup.tail.features(batch.inputs)
+            self.whole = batch._replace(inputs=features)
+        potential = self.target.potential(self.whole, self.recipe.temperature)
+        info: Info = {}
+        for k in self.chains.mine:
+            if not int(state["diverged"][k]):
+                info = self._move(state, k, potential)
+        self.chains.remember(state)
+        if self.chains.meet():
+            self._stop_if_diverged(state)
+        return state, info
+
+    def _move(self, state: State, k: int, potential: Potential) -> Info:
+        done, generator = int(state["step"][k]), self.chains.generator(k)
+        start = at(potential, state["position"][k].clone())
+        if not math.isfinite(start.potential) or not bool(start.gradient.isfinite().all()):
+            self.chains.stop(state, k, done + 1, by_gradient=math.isfinite(start.potential))
+            return {}
+        own = chain_view({name: state[name] for name in ("steps", "masses", "inverse_mass")}, k)
+        if done == 0 and self.recipe.step_size == "auto":
+            self.step.restart(own["steps"], reasonable_step(potential, start.position, own["inverse_mass"], generator))
+        burning = done < self.recipe.burn_in
+        step = float(own["steps"]["log_step" if burning else "log_mean"].exp())
+        moved = self._transition(potential, start, step, own["inverse_mass"], generator)
+        state["position"][k] = moved.point.position
+        if burning and self.recipe.adapt:
+            self._learn(done + 1, moved, own, potential, generator)
+        state["step"][k] = done + 1
+        index = self.plan.sample_at(done + 1)
+        if index is not None:
+            self.chains.keep(state, k, index, moved.point.position)
+            for name in STATISTICS:
+                state[name][k, index] = float(getattr(moved, name))
+        return {"potential": moved.point.potential, "acceptance": moved.acceptance, "step_size": step}
+
+    def _transition(
+        self, potential: Potential, start: Point, step: float, inverse_mass: Tensor, generator: torch.Generator
+    ) -> Transition:
+        recipe = self.recipe
+        if recipe.method == "hmc":
+            return hmc_transition(potential, start, step, inverse_mass, recipe.num_steps, generator)
+        return NoUTurn(potential, step, inverse_mass, recipe.max_depth, generator).transition(start)
+
+    def _learn(
+        self,
+        done: int,
+        moved: Transition,
+        own: dict[str, dict[str, Tensor]],
+        potential: Potential,
+        generator: torch.Generator,
+    ) -> None:
+        """Adapt step size and, in its windows, masses."""
+        self.step.learn(own["steps"], moved.acceptance)
+        if not self.windows or not settling(self.recipe.burn_in) < done <= self.windows[-1]:
+            return
+        self.masses.learn(own["masses"], moved.point.position)
+        if done in self.windows:
+            inverse_mass = self.masses.inverse_mass(own["masses"])
+            own["inverse_mass"].copy_(inverse_mass)  # type: ignore[attr-defined]
+            self.step.restart(own["steps"], reasonable_step(potential, moved.point.position, inverse_mass, generator))
+
+    def posterior(self, state: State) -> ParticlePosterior:
+        """Return the samples of all chains as a posterior."""
+        self.chains.place(state)
+        self._stop_if_diverged(state)
+        return self._collect(state)
+
+    def _stop_if_diverged(self, state: State) -> None:
+        """Raise where a chain cannot go on, with the samples that were kept before."""
+        found = self.chains.first_diverged(state)
+        if found is None:
+            return
+        kept = self.plan.count(found.step - 1) > 0
+        what = "gradient of the potential" if found.by_gradient else "potential"
+        raise NonFiniteError(
+            f"Chain {found.chain + 1} of {self.recipe.chains} cannot start its transition {found.step}: the {what} "
+            "there is not finite; look for extreme inputs or weights, or for a prior that does not allow them"
+            + (KEPT if kept else "."),
+            self._collect(state) if kept else None,
+        )
+
+    def _collect(self, state: State) -> ParticlePosterior:
+        count = self.plan.count(int(self.chains.whole(state["step"]).min()))
+        if count == 0:  # nothing kept yet: where the chains are
+            samples, statistics = self.chains.whole(state["position"])[:, None], {}
+        else:
+            samples = self.chains.gather(state, count)
+            statistics = {name: self.chains.whole(state[name])[:, :count] for name in STATISTICS}
+        step = self.chains.whole(state["steps"]["log_mean"]).exp()
+        settings = {"step_size": step, "inverse_mass": self.chains.whole(state["inverse_mass"])}
+        return self.setup.posterior(samples, statistics, settings)

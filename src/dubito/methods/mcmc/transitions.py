@@ -1,0 +1,219 @@
+"""Stochastic-gradient sampling as an `Inference`: one update is one transition of every chain."""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor, nn
+
+from dubito.core import io
+from dubito.core.batches import Batch
+from dubito.core.errors import NonFiniteError
+from dubito.core.params import Buffers, Params
+from dubito.fitting.inference import Inference, Info, Problem, State
+from dubito.methods.mcmc.cached_head import cache_features
+from dubito.methods.mcmc.chains import KEPT, Chains, chain_view
+from dubito.methods.mcmc.kernels import Step, make_kernel
+from dubito.methods.mcmc.posterior import ParticlePosterior
+from dubito.methods.mcmc.sampling import Setup
+
+if TYPE_CHECKING:
+    from dubito.methods.mcmc.sgmcmc import SGMCMC
+
+# Steps of the power iteration that finds the largest curvature.
+POWER_STEPS = 12
+# What to look for where a loss is a number and its gradient is not.
+NO_GRADIENT = "look in the network for a root or a logarithm at 0, or for extreme weights"
+
+
+class Transitions:
+    """The steps of `SGMCMC`.
+
+    Every process sees whole batches and moves chains of its own.
+
+    Args:
+        recipe: The recipe.
+        problem: Model, data and likelihood.
+        before: The posterior whose particles are the prior and the start, where this is an update.
+    """
+
+    def __init__(self, recipe: SGMCMC, problem: Problem, before: ParticlePosterior | None = None) -> None:
+        self.recipe, self.problem, self.plan = recipe, problem, recipe.plan
+        self.setup = Setup(recipe, problem, before)
+        problem.source.shard = False
+        self.norms = running_norms(self.setup.model) if recipe.starts_fresh and before is None else {}
+        tail = None if self.norms else self.setup.tail
+        cached = tail is not None and cache_features(tail, problem.source)
+        self.target = self.setup.target(tail if cached else None)
+        self.probes = self.setup.probes if self.target.tail is None else self.target.tail.features(self.setup.probes)
+        for norm in self.norms.values():
+            norm.train()
+        self.kernel = make_kernel(recipe.kernel, recipe.friction)
+        size, training = len(self.setup.start), problem.training
+        self.chains = Chains(recipe.chains, recipe.num_samples, size, recipe.memory, training.checkpoint)
+        self.noise = torch.empty_like(self.setup.start)
+
+    def inference(self) -> Inference:
+        """Return the steps for the fit loop."""
+        epochs = math.ceil(self.plan.total / (self.problem.source.num_batches or 1))
+        return Inference(self.init, self.update, self.posterior, epochs=epochs, additive=True)
+
+    def init(self, initial: Params, buffers: Buffers, generator: torch.Generator) -> State:
+        """Return the chains at their start."""
+        starts, recipe = self.setup.starts(self.recipe.chains), self.recipe
+        first = self.kernel.init(starts[0])
+        step_size = self._choose_step() if recipe.step_size == "auto" else float(recipe.step_size)
+        counts, own = (recipe.chains, recipe.num_samples), self._buffers()
+        state = {
+            **self.chains.init(starts, generator),
+            "position": starts,
+            "kernel": {key: torch.stack([value] * recipe.chains) for key, value in first.items()},
+            "step_size": torch.full((recipe.chains,), step_size, dtype=torch.float64),
+            "potential": torch.zeros(counts, dtype=torch.float64),
+            "kinetic": torch.zeros(counts, dtype=torch.float64),
+            "buffers": {name: torch.stack([value] * recipe.chains) for name, value in own.items()},
+            "kept": {name: value.new_zeros(*counts, *value.shape) for name, value in own.items()},
+        }
+        return self.chains.at_first(state)
+
+    def update(self, state: State, batch: Batch, generator: torch.Generator) -> tuple[State, Info]:
+        """Move every chain of this process by one step."""
+        self.chains.place(state)
+        potential = torch.zeros((), dtype=torch.float64)
+        for k in self.chains.mine:
+            if int(state["step"][k]) < self.plan.total and not int(state["diverged"][k]):
+                potential = self._move(state, k, batch)
+        self.chains.remember(state)
+        if self.chains.meet():
+            self._stop_if_diverged(state)
+        return state, {"potential": potential / self.problem.num_data}
+
+    def _move(self, state: State, k: int, batch: Batch) -> Tensor:
+        done, position = int(state["step"][k]), state["position"][k]
+        loss, gradient = self._gradient(state, k, batch)
+        noisy = self.plan.is_noisy(done)
+        size = float(state["step_size"][k]) * self.plan.factor(done) / self.problem.num_data
+        step = Step(size, self.recipe.temperature if noisy else 0.0, adapting=done < self.plan.burn_in)
+        if noisy:
+            self.noise.normal_(generator=self.chains.generator(k))
+        own = chain_view(state["kernel"], k)
+        self.kernel.move(position, own, gradient, self.noise, step)
+        index = self.plan.sample_at(done + 1)
+        # a gradient that is not finite has made the position so
+        numbers = [loss, position.dot(position), *(value for value in own.values() if not value.ndim)]
+        if not bool(torch.stack(numbers).isfinite().all()) or not self._keep(state, k, index, loss):
+            fault = bool(loss.isfinite()) and not bool(gradient.isfinite().all())
+            self._diverge(state, k, done + 1, by_gradient=fault)
+        else:
+            state["step"][k] = done + 1
+        return loss
+
+    def _gradient(self, state: State, k: int, batch: Batch) -> tuple[Tensor, Tensor]:
+        """The gradient of the potential, estimated from a batch; BatchNorm statistics of a fresh chain move along."""
+        own = self._buffers()
+        for name, value in own.items():
+            value.copy_(state["buffers"][name][k])
+        scale = self.problem.num_data / batch.num_rows
+        loss, gradient = self.target.gradient(state["position"][k], batch, scale)
+        for name, value in own.items():
+            state["buffers"][name][k] = value
+        return loss, gradient
+
+    def _keep(self, state: State, k: int, index: int | None, loss: Tensor) -> bool:
+        """Write down a sample, if this is the time for one; return False where it predicts nothing finite."""
+        if index is None:
+            return True
+        position = state["position"][k]
+        potential = loss.double() + self.target.belief.energy(position).double()
+        outputs = self.target.outputs(position, self.probes)
+        if not bool(potential.isfinite()) or not self.setup.is_finite(outputs, position):
+            return False
+        self.chains.keep(state, k, index, position)
+        state["potential"][k, index] = potential
+        if self.kernel.has_momentum:
+            state["kinetic"][k, index] = state["kernel"]["momentum"][k].double().square().mean()
+        for name, value in state["buffers"].items():
+            state["kept"][name][k, index] = value[k]
+        return True
+
+    def _diverge(self, state: State, k: int, step: int, *, by_gradient: bool) -> None:
+        """Stop a chain. What is left of it is made finite, so that the loop does not stop for it in other words."""
+        self.chains.stop(state, k, step, by_gradient=by_gradient)
+        for tensor in io.tensors(chain_view({name: state[name] for name in ("position", "kernel", "buffers")}, k)):
+            tensor.nan_to_num_(0.0, 0.0, 0.0)
+
+    def _buffers(self) -> Buffers:
+        """The statistics that move along, by their names in the network."""
+        return {f"{name}.{own}": b for name, norm in self.norms.items() for own, b in norm.named_buffers(recurse=False)}
+
+    def _choose_step(self) -> float:
+        r"""Return ℓ for which ε times the largest curvature of the potential is a fixed fraction.
+
+        By power iteration with differences of gradients on the first batch.
+        """
+        first, start = self.problem.source.first(), self.setup.start
+        scale = self.problem.num_data / first.num_rows
+        direction = torch.randn(start.shape, generator=torch.Generator().manual_seed(0), dtype=torch.float64).to(start)
+        reach = (1e-3 if start.dtype == torch.float32 else 1e-5) * max(1.0, float(start.norm()))
+        before = {name: value.clone() for name, value in self._buffers().items()}
+        curvature = 0.0
+        if not bool(self.target.gradient(start, first, scale)[1].isfinite().all()):
+            raise NonFiniteError(f"The gradient at the start is not finite: {NO_GRADIENT}.")
+        for _ in range(POWER_STEPS):
+            direction = direction / direction.norm()
+            ends = [self.target.gradient(start + sign * reach * direction, first, scale)[1] for sign in (1, -1)]
+            direction = (ends[0] - ends[1]) / (2 * reach)
+            curvature = float(direction.norm())
+            if not 0 < curvature < math.inf:
+                break
+        for name, value in self._buffers().items():
+            value.copy_(before[name])
+        if not 0 < curvature < math.inf:
+            raise NonFiniteError(
+                "The curvature at the start is not a positive number, so no step size can be chosen: look for extreme "
+                "inputs or weights, or give step_size as a number."
+            )
+        return self.kernel.most / curvature * self.problem.num_data
+
+    def posterior(self, state: State) -> ParticlePosterior:
+        """Return the samples of all chains as a posterior."""
+        self.chains.place(state)
+        self._stop_if_diverged(state)
+        return self._collect(state)
+
+    def _stop_if_diverged(self, state: State) -> None:
+        """Raise where a chain has left for infinity, with the samples that were kept before."""
+        found = self.chains.first_diverged(state)
+        if found is None:
+            return
+        size = float(self.chains.whole(state["step_size"]).max())
+        who, when = f"Chain {found.chain + 1} of {self.recipe.chains}", f"in step {found.step} of {self.plan.total}"
+        if found.by_gradient:
+            words = f"{who} stopped {when}: the loss is finite but its gradient is not; {NO_GRADIENT}"
+        else:
+            words = (
+                f"{who} diverged {when}: lower step_size (now {size:.3g}), train the network longer before, or look "
+                "for extreme inputs"
+            )
+        kept = self.plan.count(found.step - 1) > 0
+        raise NonFiniteError(words + (KEPT if kept else "."), self._collect(state) if kept else None)
+
+    def _collect(self, state: State) -> ParticlePosterior:
+        count = self.plan.count(int(self.chains.whole(state["step"]).min()))
+        names = ("potential", *(("kinetic",) if self.kernel.has_momentum else ()))
+        if count == 0:  # nothing kept yet: where the chains are
+            samples, statistics, kept = self.chains.whole(state["position"])[:, None], {}, {}
+        else:
+            samples = self.chains.gather(state, count)
+            statistics = {name: self.chains.whole(state[name])[:, :count] for name in names}
+            kept = {name: self.chains.whole(value)[:, :count] for name, value in state["kept"].items()}
+        settings = {"step_size": self.chains.whole(state["step_size"])}
+        return self.setup.posterior(samples, statistics, settings, kept)
+
+
+def running_norms(model: nn.Module) -> dict[str, nn.Module]:
+    """The layers whose statistics follow the data in training mode."""
+    kinds = nn.modules.batchnorm._BatchNorm
+    return {n: m for n, m in model.named_modules() if isinstance(m, kinds) and m.track_running_stats}

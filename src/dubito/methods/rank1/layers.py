@@ -1,0 +1,109 @@
+r"""Layers with rank-1 factors: $y = ((x \circ s) W) \circ r + b$, written once over `LayerRule.apply`.
+
+`make_factored` turns a module of one of our own networks, in place, into one that reads its factors and biases from
+`pieces`; it is still of its class and has the same parameters, of which the weight $W$ is shared by all components.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Literal
+
+import torch
+from torch import Tensor, nn
+
+from dubito.core.errors import UnsupportedError
+from dubito.methods.rank1.fused import BlockDense
+from dubito.methods.rank1.sites import Pieces
+from dubito.networks.layers import LayerRule, Side
+from dubito.networks.layers.linear import LinearRule
+
+Perturbation = Literal["multiplicative", "additive"]
+_CLASSES: dict[tuple[type[nn.Module], type[nn.Module]], type[nn.Module]] = {}
+
+
+class Factored(nn.Module):
+    """Mixed into the class of a module by `make_factored`.
+
+    Attributes:
+        pieces: The factors and biases of the current pass; None outside of one.
+        examples: The number of examples in this pass; None where all of them share their factors.
+        perturbation: How factors change a channel.
+        label: The name of the module in its network, for messages.
+    """
+
+    pieces: Pieces | None
+    examples: int | None
+    perturbation: Perturbation
+    label: str
+
+    def current(self) -> Pieces:
+        """The factors and biases of this pass."""
+        assert self.pieces is not None, "a factored layer is called only by its Rank1Module"
+        return self.pieces
+
+    def scaled(self, value: Tensor, factor: Tensor | None, bias: Tensor | None = None) -> Tensor:
+        """Perturb channels by factors that broadcast over them, then add a bias; a factor of 1 changes nothing."""
+        if factor is None:
+            return value if bias is None else value + bias
+        if self.perturbation == "additive":
+            return value + (factor - 1) if bias is None else value + (factor - 1 + bias)
+        return value * factor if bias is None else torch.addcmul(bias, value, factor)
+
+    def check_rows(self, rows: int) -> None:
+        """Raise unless this layer sees all examples of the pass, one on each row."""
+        if self.examples is not None and rows != self.examples:
+            raise UnsupportedError(
+                f"The layer '{self.label}' was given {rows} rows for {self.examples} examples: rank-1 factors need the "
+                "examples on the first axis of every layer's input."
+            )
+
+    def by_example(self, v: Tensor | None) -> Tensor | None:
+        """A vector of each block of examples as one of each example."""
+        if v is None or v.ndim == 1 or self.examples is None or len(v) == self.examples:
+            return v
+        return v.repeat_interleave(self.examples // len(v), dim=0)
+
+
+class FactoredLayer(Factored):
+    """A linear layer, convolution, transposed convolution, embedding, or any other layer with a rule."""
+
+    rule: LayerRule[Any]
+
+    def forward(self, x: Tensor, *args: Any, **kwargs: Any) -> Tensor:
+        """Scale the inputs, apply the shared weight, scale the outputs, add the component's bias."""
+        if args or kwargs:
+            raise UnsupportedError(f"The layer '{self.label}' is called with more than its input: that has no rule.")
+        pieces = self.current()
+        ((s, r),) = pieces.factors
+        self.check_rows(len(x))
+        if pieces.once and self._is_dense(x) and s is not None and r is not None and pieces.biases:
+            (bias,) = pieces.biases
+            if len(s) == len(r) == len(bias) < len(x):
+                return BlockDense.apply(x, self._parameters["weight"], s, r, bias)
+        x = self._on_channels(x, "input", s, None)
+        y = self.rule.apply(self, x, self._parameters["weight"], None)  # type: ignore[arg-type]
+        return self._on_channels(y, "output", r, pieces.biases[0] if pieces.biases else None)
+
+    def _is_dense(self, x: Tensor) -> bool:
+        """Whether this is a dense layer on rows, which a single node of the graph does for."""
+        plain = type(self.rule) is LinearRule and self.perturbation == "multiplicative"
+        return plain and x.ndim == 2 and x.is_contiguous() and not torch.is_autocast_enabled(x.device.type)
+
+    def _on_channels(self, value: Tensor, side: Side, factor: Tensor | None, bias: Tensor | None) -> Tensor:
+        """Perturb the channels of one side; examples of a block that share a vector meet it by broadcasting."""
+        vectors = (factor, bias)
+        blocks = min((len(v) for v in vectors if v is not None and v.ndim == 2), default=len(value))
+        shaped = [None if v is None else self.rule.scale_channels(self, v, side, value.ndim) for v in vectors]
+        if blocks == len(value):
+            return self.scaled(value, *shaped)
+        shaped = [None if v is None else v.view(blocks, -1, *v.shape[1:]) for v in shaped]
+        return self.scaled(value.view(blocks, -1, *value.shape[1:]), *shaped).flatten(0, 1)
+
+
+def make_factored(module: nn.Module, mixin: type[Factored], label: str, perturbation: Perturbation, **own: Any) -> None:
+    """Turn a module, in place, into a factored one."""
+    plain = type(module)
+    if (mixin, plain) not in _CLASSES:
+        _CLASSES[mixin, plain] = type(f"Factored{plain.__name__}", (mixin, plain), {"__module__": __name__})
+    module.__class__ = _CLASSES[mixin, plain]
+    vars(module).update(pieces=None, examples=None, perturbation=perturbation, label=label, **own)

@@ -1,0 +1,76 @@
+r"""From factors to the weights of a plain network: $W' = W \circ r s^\top$.
+
+With multiplicative factors a draw of the mixture is a network like the user's own, under the user's names; predictions,
+samples and means are made of these.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import torch
+from torch import Tensor, nn
+from torch.nn.modules.conv import _ConvNd
+
+from dubito.core.params import Params
+from dubito.methods.rank1.sites import Layout, Map
+
+
+def can_merge(network: nn.Module, layout: Layout) -> bool:
+    """Whether every site is of a type whose weight this file knows how to scale."""
+    modules = dict(network.named_modules())
+    known = (nn.Linear, nn.Embedding, _ConvNd)
+    return all(site.kind != "layer" or isinstance(modules[site.name], known) for site in layout.sites)
+
+
+@torch.no_grad()
+def merge(network: nn.Module, layout: Layout, values: Mapping[str, Tensor], factors: Tensor, biases: Tensor) -> Params:
+    """The parameters of plain networks at vectors of factors and of biases.
+
+    Args:
+        network: Gives the types of the layers.
+        layout: Where the factors go.
+        values: The shared parameters by name.
+        factors: One vector ``[D]``, or one for each of S networks ``[S, D]``.
+        biases: One vector ``[E]``, or ``[S, E]``.
+    """
+    modules, merged = dict(network.named_modules()), dict(values)
+    for site, pieces in layout.cut(factors, biases):
+        for map_, (s, r) in zip(site.maps, pieces.factors, strict=True):
+            merged[map_.weight] = _scaled(modules[site.name], merged[map_.weight], map_, s, r)
+        for (name, _), bias in zip(site.biases, pieces.biases, strict=True):
+            merged[name] = bias.reshape(*bias.shape[:-1], *values[name].shape).clone()
+    return merged
+
+
+def _scaled(module: nn.Module, weight: Tensor, map_: Map, s: Tensor | None, r: Tensor | None) -> Tensor:
+    if isinstance(module, nn.Embedding):
+        return weight if r is None else weight * r.unsqueeze(-2)
+    if isinstance(module, _ConvNd):
+        s, r = _over_kernels(module, s, r)
+        return _times(weight, s, r)
+    s, r = None if s is None else s.unsqueeze(-2), None if r is None else r.unsqueeze(-1)
+    if map_.rows is None:
+        return _times(weight, s, r)
+    first, last = map_.rows
+    part = _times(weight[..., first:last, :], s, r)
+    parts = (weight[..., :first, :], part, weight[..., last:, :])
+    return torch.cat([rows.expand(*part.shape[:-2], -1, -1) for rows in parts], dim=-2)
+
+
+def _times(weight: Tensor, s: Tensor | None, r: Tensor | None) -> Tensor:
+    weight = weight if s is None else weight * s
+    return weight if r is None else weight * r
+
+
+def _over_kernels(module: _ConvNd, s: Tensor | None, r: Tensor | None) -> tuple[Tensor | None, Tensor | None]:
+    """Shape factors to meet a weight ``[outer, inner / groups, *kernel]``."""
+    window = [1] * len(module.kernel_size)
+    outer, inner = (s, r) if module.transposed else (r, s)
+    if outer is not None:
+        outer = outer.reshape(*outer.shape, 1, *window)
+    if inner is not None:
+        groups, rows = module.groups, module.weight.shape[0]
+        by_group = inner.unflatten(-1, (groups, 1, -1)).expand(*inner.shape[:-1], groups, rows // groups, -1)
+        inner = by_group.reshape(*inner.shape[:-1], rows, -1, *window)
+    return (outer, inner) if module.transposed else (inner, outer)

@@ -1,0 +1,219 @@
+"""A network with K components: a plain `nn.Module` for anyone's training loop."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor, nn
+
+from dubito.core import batches, params
+from dubito.core.errors import InputError
+from dubito.fitting.loop import private_copy
+from dubito.methods.rank1 import families
+from dubito.methods.rank1.attention import FactoredAttention
+from dubito.methods.rank1.layers import Factored, FactoredLayer, make_factored
+from dubito.methods.rank1.norm import make_component_norms
+from dubito.methods.rank1.recurrent import FactoredLSTM
+from dubito.methods.rank1.sites import Layout, find_layout, scalable_rule, without_batch_axis
+from dubito.methods.variational.module import calling_every_layer
+
+if TYPE_CHECKING:
+    from dubito.methods.rank1.recipe import BatchEnsemble, Rank1
+
+Blocks = list[tuple[int, int]]  # which component the rows of a batch belong to: pairs of component and number of rows
+_MIXINS: dict[str, type[Factored]] = {"layer": FactoredLayer, "attention": FactoredAttention, "lstm": FactoredLSTM}
+
+
+class Rank1Module(nn.Module):
+    r"""A network whose weights are $W \circ r_k s_k^\top$ in component k, with factors drawn for each example.
+
+    `network` keeps the names of the user's parameters; the biases of its factored layers are not used, because every
+    component has its own. `loc` and `log_scale` hold all factors of all layers, `bias` all biases.
+
+    Args:
+        network: A private copy of the network, which is changed.
+        layout: Where factors go.
+        plan: The settings.
+        generator: The source of the initial factors; by default the global one.
+    """
+
+    log_scale: nn.Parameter | None
+    frozen: Tensor | None
+    frozen_biases: Tensor | None
+
+    def __init__(
+        self, network: nn.Module, layout: Layout, plan: Rank1, *, generator: torch.Generator | None = None
+    ) -> None:
+        super().__init__()
+        biases = layout.biases_of(network)
+        self.layout, self.plan, self.network = layout, plan, network
+        self.loc = nn.Parameter(initial_locations(plan, sum(layout.factor_sizes), biases, generator))
+        self.log_scale = None
+        if plan.posterior != "delta":
+            rows = plan.components if plan.scales == "component" else 1
+            self.log_scale = nn.Parameter(torch.full_like(self.loc[:rows], plan.initial_scale).log())
+        self.bias = nn.Parameter(biases.expand(plan.components, -1).clone())
+        own = dict(network.named_parameters())
+        moves = [torch.full_like(own[n].flatten(), own[n].requires_grad) for n in layout.bias_names]
+        frozen = torch.cat([biases.new_empty(0), *moves]) == 0
+        self.register_buffer("frozen", frozen if bool(frozen.any()) else None, persistent=False)
+        self.register_buffer("frozen_biases", biases.clone() if bool(frozen.any()) else None, persistent=False)
+        for name in layout.bias_names:
+            own[name].requires_grad_(False)
+        modules = dict(network.named_modules())
+        for site in layout.sites:
+            module = modules[site.name]
+            extra = {"rule": scalable_rule(module)} if site.kind == "layer" else {}
+            make_factored(module, _MIXINS[site.kind], site.name, plan.perturbation, **extra)
+        self.places = [modules[site.name] for site in layout.sites]
+        per_component = plan.normalization == "component"
+        self.norms = make_component_norms(network, plan.components) if per_component else {}
+
+    @property
+    def scale(self) -> Tensor | None:
+        """The scales of the factors ``[K, D]`` or ``[1, D]``; None for points."""
+        return None if self.log_scale is None else self.log_scale.exp()
+
+    def biases(self) -> Tensor:
+        """The biases ``[K, E]``: one for each component, but the network's own where those are frozen."""
+        if self.frozen is None or self.frozen_biases is None:
+            return self.bias
+        return torch.where(self.frozen, self.frozen_biases, self.bias)
+
+    def forward(self, *args: Any, **kwargs: Any) -> Tensor:
+        """Return the outputs of all components for all examples, ``[K, B, ...]``."""
+        if args and kwargs:
+            raise InputError("Give a rank-1 module all its inputs by position, or all of them by name.")
+        return self.all_components(kwargs if kwargs else args)
+
+    def all_components(self, inputs: Any, *, once: bool = False) -> Tensor:
+        """Return the outputs ``[K, B, ...]`` for one batch, each example with factors of its own; see `run`."""
+        count, rows = self.plan.components, batches.num_rows(inputs)
+        repeated = batches.map_leaves(lambda leaf: leaf.repeat(count, *[1] * (leaf.ndim - 1)), inputs)
+        return self.run(repeated, [(k, rows) for k in range(count)], once=once).unflatten(0, (count, rows))
+
+    def run(self, inputs: Any, blocks: Blocks, *, once: bool = False) -> Tensor:
+        """Return the outputs ``[N, ...]`` of rows that belong to the components that `blocks` says.
+
+        `once` promises that they are differentiated at most once, which then takes less time.
+        """
+        blocks = [(k, rows) for k, rows in blocks if rows]
+        index = torch.tensor([k for k, _ in blocks], device=self.loc.device)
+        biases = _by_row(self.biases().index_select(0, index), blocks)
+        return self.run_with(inputs, blocks, self._draw(index, blocks), biases, once=once)
+
+    def run_with(self, inputs: Any, blocks: Blocks, factors: Tensor, biases: Tensor, *, once: bool = False) -> Tensor:
+        """Return the outputs at given factors and biases; see `Pieces` for their shapes."""
+        examples = None if factors.ndim == 1 else sum(rows for _, rows in blocks)
+        for norm in self.norms.values():
+            norm.blocks = blocks
+        for place, (_, pieces) in zip(self.places, self.layout.cut(factors, biases, once=once), strict=True):
+            vars(place).update(pieces=pieces, examples=examples)
+        try:
+            with calling_every_layer(not self.training):
+                return params.call(self.network, inputs)
+        finally:
+            for place in self.places:
+                vars(place)["pieces"] = None
+
+    def component_tensors(self) -> dict[str, Tensor]:
+        """Return the tensors of normalization layers that have a slice for each component, by the user's names."""
+        found: dict[str, Tensor] = {}
+        for name, norm in self.norms.items():
+            own = {**norm._parameters, **norm._buffers}
+            found |= {f"{name}.{key}": v.detach() for key, v in own.items() if v is not None and v.ndim}
+        return found
+
+    def draw(self, blocks: Blocks) -> Tensor:
+        """Draw factors: for each row ``[N, D]``, or a vector for each of several equal blocks where that is enough."""
+        return self._draw(torch.tensor([k for k, _ in blocks], device=self.loc.device), blocks)
+
+    def _draw(self, index: Tensor, blocks: Blocks) -> Tensor:
+        family, loc, scale = self.plan.posterior, self.loc.index_select(0, index), self.scale
+        if scale is not None and len(scale) > 1:
+            scale = scale.index_select(0, index)
+        if scale is None or self.plan.sample == "batch":
+            return _by_row(families.draw(family, loc, scale), blocks)
+        if not _even(blocks):
+            return families.draw(family, _by_row(loc, blocks), scale if len(scale) == 1 else _by_row(scale, blocks))
+        # Normals are dear: blocks share them up to random signs, which leaves draws of different blocks uncorrelated.
+        signs = torch.empty_like(loc).random_(2).mul_(2).sub_(1)
+        shape = (blocks[0][1], loc.shape[1])
+        return families.draw(family, loc.unsqueeze(1), (scale * signs).unsqueeze(1), shape=shape).flatten(0, 1)
+
+    def kl(self, *, generator: torch.Generator | None = None) -> Tensor:
+        r"""Return the divergence of the mixture from the prior: a bound, exact for one component.
+
+        The divergence is convex: $\mathrm{KL}(\frac1K \sum_k q_k \| p) \le \frac1K \sum_k \mathrm{KL}(q_k \| p)$. With
+        ``mixture_kl="sum"`` it is K times that.
+        """
+        plan = self.plan
+        total = families.divergence(plan.posterior, plan.prior, self.loc, self.log_scale, generator=generator)
+        return total if plan.mixture_kl == "sum" else total / plan.components
+
+
+def convert(
+    model: nn.Module,
+    recipe: Rank1 | BatchEnsemble | None = None,
+    *,
+    inputs: Any = None,
+    generator: torch.Generator | None = None,
+) -> Rank1Module:
+    """Return a copy of any network as a mixture of K components, as a plain module.
+
+    ``module(x)`` is ``[K, B, ...]``, so a loss is ``-log_prob(module(x), y).mean() + module.kl() / num_data``. The
+    model itself is not changed.
+
+    Args:
+        model: Any network.
+        recipe: A `Rank1` or `BatchEnsemble`, of which those fields count that are not about the training loop.
+        inputs: A batch of inputs: with it, layers that do not see the examples on their first axis are found and left
+            out; without it, such a layer raises an error when it is called.
+        generator: The source of the initial factors; by default the global one.
+
+    >>> module = convert(nn.Linear(3, 2))
+    >>> module(torch.ones(5, 3)).shape
+    torch.Size([4, 5, 2])
+    """
+    from dubito.methods.rank1.recipe import Rank1
+
+    plan = (recipe or Rank1()).as_rank1()
+    network = private_copy(model)
+    layout = find_layout(network, plan.factors)
+    if inputs is not None:
+        layout = find_layout(network, plan.factors, without_batch_axis(network.eval(), layout, inputs))
+    return Rank1Module(network, layout, plan, generator=generator).train(model.training)
+
+
+def initial_locations(plan: Rank1, size: int, like: Tensor, generator: torch.Generator | None) -> Tensor:
+    """The locations ``[K, D]`` of the factors at the start: random signs, or near 1."""
+    device = like.device if generator is None else generator.device
+    blank = torch.empty(plan.components, size, dtype=like.dtype, device=device)
+    can_be_negative = plan.posterior != "log-normal" and plan.perturbation == "multiplicative"
+    if plan.start == "fresh" and plan.initial == "sign" and can_be_negative:
+        return blank.bernoulli_(0.5, generator=generator).mul_(2).sub_(1).to(like.device)
+    spread = plan.spread if plan.components > 1 else 0.0
+    near = blank.normal_(generator=generator).mul_(spread)
+    return (near if plan.posterior == "log-normal" else near.add_(1)).to(like.device)
+
+
+def split_blocks(rows: int, components: int, first: int) -> Blocks:
+    """Share out the rows of a batch as evenly as possible, beginning with component `first`.
+
+    >>> split_blocks(7, 3, first=1)
+    [(1, 3), (2, 2), (0, 2)]
+    """
+    small, more = divmod(rows, components)
+    return [((first + i) % components, small + (i < more)) for i in range(components)]
+
+
+def _even(blocks: Blocks) -> bool:
+    return all(rows == blocks[0][1] for _, rows in blocks)
+
+
+def _by_row(vectors: Tensor, blocks: Blocks) -> Tensor:
+    """The vectors ``[M, C]`` of blocks as those of their rows, unless blocks are equal: those meet by broadcasting."""
+    if _even(blocks):
+        return vectors
+    return torch.cat([vector.expand(rows, -1) for vector, (_, rows) in zip(vectors, blocks, strict=True)])

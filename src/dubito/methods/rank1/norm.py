@@ -1,0 +1,105 @@
+"""Normalization layers of a mixture: shared by its components or one for each, and their statistics taken again."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from dubito.core import distributed
+from dubito.core.batches import Source
+from dubito.core.errors import UnsupportedError
+from dubito.networks.layers import rule_for
+from dubito.networks.layers.norm import NormRule
+
+BATCH_NORMS = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d)
+_CLASSES: dict[type[nn.Module], type[nn.Module]] = {}
+
+
+class ComponentNorm(nn.Module):
+    """Mixed into a normalization layer whose tensors have a leading axis ``[K]``, one slice for each component.
+
+    Attributes:
+        blocks: Which component the rows belong to: pairs of a component and its number of rows.
+    """
+
+    blocks: list[tuple[int, int]]
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Normalize the rows of each component by themselves."""
+        layer: Any = self
+        if self.training and layer._buffers.get("num_batches_tracked") is not None:
+            layer.num_batches_tracked += 1
+        rows = sum(rows for _, rows in self.blocks)
+        if len(x) != rows:
+            raise UnsupportedError(
+                f"A normalization layer was given {len(x)} rows for {rows} examples: one for each component needs the "
+                "examples on the first axis; use normalization='shared'."
+            )
+        parts = x.split([rows for _, rows in self.blocks])
+        return torch.cat([self._one(part, k) for part, (k, _) in zip(parts, self.blocks, strict=True)])
+
+    def _one(self, x: Tensor, component: int) -> Tensor:
+        layer: Any = self
+        own = {**self._parameters, **self._buffers}
+        weight, bias, mean, variance = (
+            None if own.get(name) is None else own[name][component]  # type: ignore[index]
+            for name in ("weight", "bias", "running_mean", "running_var")
+        )
+        if not isinstance(self, BATCH_NORMS):
+            return layer.rule.apply(self, x, weight, bias)
+        by_batch = mean is None or (self.training and x.numel() > x.shape[1])  # one value has no variance
+        momentum = 1 / int(layer.num_batches_tracked or 1) if layer.momentum is None else layer.momentum
+        return F.batch_norm(x, mean, variance, weight, bias, by_batch, momentum, layer.eps)
+
+
+def make_component_norms(network: nn.Module, components: int) -> dict[str, ComponentNorm]:
+    """Give every normalization layer of our own network one slice per component; return them by name."""
+    found: dict[str, ComponentNorm] = {}
+    for name, module in network.named_modules():
+        rule = rule_for(module)
+        if not isinstance(rule, NormRule):
+            continue
+        for key, value in module.named_parameters(recurse=False):
+            stacked = value.detach().expand(components, *value.shape).clone()
+            module.register_parameter(key, nn.Parameter(stacked, requires_grad=value.requires_grad))
+        for key in ("running_mean", "running_var"):
+            buffer = module._buffers.get(key)
+            if buffer is not None:
+                module._buffers[key] = buffer.expand(components, *buffer.shape).clone()
+        plain = type(module)
+        if plain not in _CLASSES:
+            _CLASSES[plain] = type(f"Component{plain.__name__}", (ComponentNorm, plain), {"__module__": __name__})
+        module.__class__ = _CLASSES[plain]
+        vars(module).update(blocks=[], rule=rule)
+        assert isinstance(module, ComponentNorm)
+        found[name] = module
+    return found
+
+
+@torch.no_grad()
+def recalibrate(module: Any, source: Source) -> None:
+    """Take the statistics of every BatchNorm again, as plain means over one pass of the data at the final weights.
+
+    Args:
+        module: A `Rank1Module`; its BatchNorm statistics change in place.
+        source: The training data.
+    """
+    norms = [m for m in module.modules() if isinstance(m, BATCH_NORMS) and m.running_mean is not None]
+    if not norms:
+        return
+    momenta = [norm.momentum for norm in norms]
+    module.eval()
+    for norm in norms:
+        norm.train()
+        norm.reset_running_stats()
+        norm.momentum = None
+    for batch in source.replay():
+        if batch.num_rows > 1:
+            module.all_components(batch.inputs)
+    distributed.mean_([t for norm in norms for t in (norm.running_mean, norm.running_var) if t is not None])
+    for norm, momentum in zip(norms, momenta, strict=True):
+        norm.momentum = momentum
+    module.eval()

@@ -1,0 +1,224 @@
+"""The posterior that `Rank1` and `BatchEnsemble` find: a mixture over the factors of one network."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any, Self
+
+import torch
+from torch import Tensor, nn
+
+from dubito.beliefs.likelihoods import Likelihood
+from dubito.beliefs.prediction import Prediction
+from dubito.core import batches, params
+from dubito.core.errors import InputError, UnsupportedError
+from dubito.core.params import Params
+from dubito.core.randomness import default_generator
+from dubito.fitting.posterior import Posterior, Predictor
+from dubito.methods.rank1 import families
+from dubito.methods.rank1.merge import merge
+from dubito.methods.rank1.module import Rank1Module
+from dubito.methods.rank1.norm import BATCH_NORMS
+from dubito.methods.rank1.sites import find_layout
+
+# Draws of each component in a prediction by default, where the tails of its factors are heavy; else one is enough.
+HEAVY_DRAWS = 4
+# Numbers in merged weights that are kept from batch to batch; above it they are made again for each batch.
+KEPT = 2**26
+
+
+@dataclass(frozen=True)
+class Mixture:
+    """What the components have of their own.
+
+    Args:
+        loc: The locations of the factors ``[K, D]``.
+        scale: Their scales ``[K, D]``, or ``[1, D]`` where components share them; None for points.
+        bias: The biases of the factored layers ``[K, E]``.
+        norms: Gains and statistics of normalization layers ``[K, ...]`` by name, where each component has its own.
+        left_out: Layers that could have factors but do not see the examples on their first axis.
+        mergeable: Whether a draw of the factors is a plain network of the user's kind.
+    """
+
+    loc: Tensor
+    scale: Tensor | None
+    bias: Tensor
+    norms: Params
+    left_out: tuple[str, ...]
+    mergeable: bool
+
+
+class Rank1Posterior(Posterior):
+    r"""The result of `Rank1` and `BatchEnsemble`: an equal mixture of K components $W \circ r_k s_k^\top$.
+
+    On the sample axis of a prediction, sample i belongs to component ``i % K``; by default there is one sample of each
+    component (four of a Cauchy one), and a number that is not a multiple of K is rounded up to one, so that all weigh
+    the same.
+
+    Args:
+        model: The network with the shared weights.
+        likelihood: The likelihood.
+        recipe: The recipe.
+        num_data: The number of examples seen.
+        mixture: What the components have of their own.
+    """
+
+    family = "Rank1"
+
+    def __init__(self, model: nn.Module, likelihood: Likelihood, recipe: Any, num_data: int, mixture: Mixture) -> None:
+        super().__init__(model, likelihood, recipe, num_data)
+        self.mixture, self.plan = mixture, recipe.as_rank1()
+        self.layout = find_layout(model, self.plan.factors, mixture.left_out)
+
+    @property
+    def components(self) -> int:
+        """The number of components K."""
+        return len(self.mixture.loc)
+
+    @property
+    def num_parameters(self) -> int:
+        """The numbers that were learned: shared weights, factors, biases and gains of all components."""
+        own = {*self.layout.bias_names, *self.mixture.norms}
+        shared = sum(value.numel() for name, value in self.model.named_parameters() if name not in own)
+        gains = {name for name, _ in self.model.named_parameters()} & self.mixture.norms.keys()
+        found = [self.mixture.loc, self.mixture.bias, *(self.mixture.norms[name] for name in gains)]
+        found += [] if self.mixture.scale is None else [self.mixture.scale]
+        return shared + sum(value.numel() for value in found)
+
+    @property
+    def default_samples(self) -> int:
+        """One draw of each component, or four where tails are heavy."""
+        return self.components * (HEAVY_DRAWS if self.plan.posterior == "cauchy" else 1)
+
+    def predictor(self, num_samples: int, generator: torch.Generator, **options: Any) -> Predictor:
+        """Return the mixture over draws that are the same for all inputs of a call."""
+        if options:
+            raise InputError(f"A Rank1 posterior has no predict option '{next(iter(options))}'.")
+        rounds = 1 if self.mixture.scale is None else -(-num_samples // self.components)
+        members = torch.arange(self.components).repeat(rounds)
+        outputs_of = self.networks(members, self._draw(members, generator))
+
+        def predict(inputs: Any) -> Prediction:
+            return self.likelihood.predict_samples(torch.stack(list(outputs_of(inputs))))
+
+        return predict
+
+    def networks(self, members: Tensor, factors: Tensor) -> Callable[[Any], Iterator[Tensor]]:
+        """Return the function from inputs to the outputs of each member, at given factors.
+
+        Args:
+            members: The component of each member ``[S]``.
+            factors: Its factors ``[S, D]``.
+        """
+        pairs = list(zip(members.tolist(), factors, strict=True))
+        if not self.mixture.mergeable:
+            return lambda inputs: self._by_module(inputs, pairs)
+        size = len(pairs) * params.num_weights(dict(self.model.named_parameters()))
+        kept = [self._values(k, f) for k, f in pairs] if size <= KEPT else None
+
+        def outputs(inputs: Any) -> Iterator[Tensor]:
+            for values in kept or (self._values(k, f) for k, f in pairs):
+                yield params.functional_call(self.model, values, inputs)
+
+        return outputs
+
+    def center(self) -> Tensor:
+        """Return the medians of all factors ``[K, D]``."""
+        return families.center(self.plan.posterior, self.mixture.loc)
+
+    def sample(self, num_samples: int, *, generator: torch.Generator | None = None) -> Params:
+        """Draw weights; components take turns, in a random order."""
+        self._require_weights()
+        generator = default_generator(generator)
+        order = torch.randperm(self.components, generator=generator, device=generator.device).cpu()
+        members = order[torch.arange(num_samples) % self.components]
+        drawn = self._weights(members, self._draw(members, generator))
+        shapes = {name: (num_samples, *value.shape) for name, value in self.model.named_parameters()}
+        return {name: value.expand(shapes[name]).clone() for name, value in drawn.items()}
+
+    def mean(self) -> Params:
+        """Return the weights at the medians of the factors, averaged over components."""
+        if not self.mixture.mergeable:
+            return params.of(self.model)
+        drawn = self._weights(torch.arange(self.components), self.center())
+        shapes = {name: value.ndim for name, value in self.model.named_parameters()}
+        return {name: value.mean(0) if value.ndim > shapes[name] else value for name, value in drawn.items()}
+
+    def marginals(self) -> tuple[Params, Params]:
+        """Return mean and variance of every weight where there is one component; a mixture has several modes."""
+        if self.components > 1:
+            raise UnsupportedError(
+                f"A mixture of {self.components} components has no single mean and variance of a weight that would "
+                "describe it: draw weights with sample, or fit Rank1(components=1)."
+            )
+        self._require_weights()
+        mixture = self.mixture
+        mean, variance = (v.double() for v in families.moments(self.plan.posterior, mixture.loc, mixture.scale))
+        values = {name: value.double() for name, value in params.of(self.model).items()}
+        squares = {name: value.square() for name, value in values.items()}
+        bias = mixture.bias[0].double()
+        first = merge(self.model, self.layout, values, mean[0], bias)
+        second = merge(self.model, self.layout, squares, (mean.square() + variance)[0], bias.square())
+        spread = {name: (second[name] - first[name].square()).clamp_min(0).to(self.dtype) for name in first}
+        return {name: value.to(self.dtype) for name, value in first.items()}, spread
+
+    def prior(self) -> tuple[Params, Params]:
+        """There is none over single weights."""
+        raise UnsupportedError("The prior of a Rank1 posterior is over factors that many weights share, not weights.")
+
+    def state(self) -> dict[str, Any]:
+        """Return what the components have of their own."""
+        own = self.mixture
+        return {"loc": own.loc, "scale": own.scale, "bias": own.bias, "norms": own.norms,
+                "left_out": list(own.left_out), "mergeable": own.mergeable}  # fmt: skip
+
+    @classmethod
+    def from_state(cls, model: nn.Module, likelihood: Likelihood, recipe: Any, num_data: int, state: Any) -> Self:
+        """Undo `state`."""
+        mixture = Mixture(**{**state, "left_out": tuple(state["left_out"])})
+        return cls(model, likelihood, recipe, num_data, mixture)
+
+    def _draw(self, members: Tensor, generator: torch.Generator) -> Tensor:
+        """Draw factors ``[S, D]`` of the given components."""
+        loc, scale = self.mixture.loc, self.mixture.scale
+        if scale is not None and len(scale) > 1:
+            scale = scale[members]
+        return families.draw(self.plan.posterior, loc[members], scale, generator=generator)
+
+    def _weights(self, component: int | Tensor, factors: Tensor) -> Params:
+        """The parameters of a plain network at one draw of the factors, or of several ``[S]``; shared ones once."""
+        own = {name: value[component] for name, value in self.mixture.norms.items()}
+        shared = {name: own.get(name, value) for name, value in params.of(self.model).items()}
+        return merge(self.model, self.layout, shared, factors, self.mixture.bias[component])
+
+    def _values(self, component: int, factors: Tensor) -> Params:
+        """The parameters and the statistics of a plain network at one draw of the factors."""
+        statistics = {name: value[component] for name, value in self.mixture.norms.items()}
+        return {**statistics, **self._weights(component, factors)}
+
+    def _by_module(self, inputs: Any, pairs: list[tuple[int, Tensor]]) -> Iterator[Tensor]:
+        rows = batches.num_rows(inputs)
+        for k, factors in pairs:
+            yield self._module.run_with(inputs, [(k, rows)], factors, self.mixture.bias[k])
+
+    def _require_weights(self) -> None:
+        if not self.mixture.mergeable:
+            raise UnsupportedError(
+                "These factors do not make a network of the same kind (they are additive, or act on tied or unknown "
+                "layers), so that there are no weights to draw: use predict."
+            )
+        if any(isinstance(module, BATCH_NORMS) for module in self.model.modules()) and self.mixture.norms:
+            raise UnsupportedError(
+                "Each component has BatchNorm statistics of its own, which weights alone do not say: use predict, or "
+                "fit with normalization='shared'."
+            )
+
+    @cached_property
+    def _module(self) -> Rank1Module:
+        """The mixture as a module, for factors that cannot be merged into weights."""
+        module = Rank1Module(copy.deepcopy(self.model), self.layout, self.plan).eval().requires_grad_(False)
+        params.load_(module.network, self.mixture.norms)
+        return module

@@ -1,0 +1,238 @@
+"""Where rank-1 factors go: the weight matrices of a network, and the places of their factors in one vector.
+
+A `Map` is one weight matrix seen as a linear map whose input and output channels can be scaled. Linear layers,
+convolutions and embeddings have one, attention has four (query, key, value, output), an LSTM two or three for each
+layer and direction. A `Site` is a module with its maps and biases, and a `Layout` says which part of one long vector
+of factors belongs to which map: one draw of that vector is one draw of the whole network.
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import torch
+from torch import Tensor, nn
+
+from dubito.core import batches, params
+from dubito.core.errors import InputError
+from dubito.networks.layers import LayerRule, rule_for
+from dubito.networks.layers.norm import NormRule
+
+Sides = Literal["both", "input", "output"]
+Kind = Literal["layer", "attention", "lstm"]
+
+
+@dataclass(frozen=True)
+class Map:
+    """One weight matrix.
+
+    Args:
+        weight: The name of its parameter.
+        rows: Its first and last-but-one row, where it is only a part of the parameter (of a packed projection).
+        inputs: The number of input factors; 0 for none.
+        outputs: The number of output factors; 0 for none.
+    """
+
+    weight: str
+    rows: tuple[int, int] | None
+    inputs: int
+    outputs: int
+
+
+@dataclass(frozen=True)
+class Site:
+    """A module whose channels are scaled: its name, what it is, its maps, and its biases with their sizes."""
+
+    name: str
+    kind: Kind
+    maps: tuple[Map, ...]
+    biases: tuple[tuple[str, int], ...]
+
+
+@dataclass(frozen=True)
+class Pieces:
+    """What one site gets of the long vectors: a pair of input and output factors for each map, and its biases.
+
+    A tensor is ``[C]``, shared by all examples; ``[N, C]`` with a row for each; or ``[M, C]`` with a row for each of M
+    blocks of equally many examples. `once` says that the pass is differentiated at most once, as by a training step.
+    """
+
+    factors: tuple[tuple[Tensor | None, Tensor | None], ...]
+    biases: tuple[Tensor, ...]
+    once: bool = False
+
+
+@dataclass(frozen=True)
+class Layout:
+    """All sites of a network, in the order of their factors."""
+
+    sites: tuple[Site, ...]
+
+    @property
+    def factor_sizes(self) -> list[int]:
+        """The lengths of the pieces of the vector of factors."""
+        return [size for site in self.sites for map_ in site.maps for size in (map_.inputs, map_.outputs) if size]
+
+    @property
+    def bias_sizes(self) -> list[int]:
+        """The lengths of the pieces of the vector of biases."""
+        return [size for site in self.sites for _, size in site.biases]
+
+    @property
+    def bias_names(self) -> list[str]:
+        """The parameters in the vector of biases."""
+        return [name for site in self.sites for name, _ in site.biases]
+
+    def cut(self, factors: Tensor, biases: Tensor, *, once: bool = False) -> Iterator[tuple[Site, Pieces]]:
+        """Cut vectors ``[..., D]`` of factors and ``[..., E]`` of biases into what each site gets."""
+        of_factors = iter(factors.split(self.factor_sizes, dim=-1))
+        of_biases = iter(biases.split(self.bias_sizes, dim=-1) if self.bias_sizes else ())
+        for site in self.sites:
+            pairs = tuple(
+                (next(of_factors) if map_.inputs else None, next(of_factors) if map_.outputs else None)
+                for map_ in site.maps
+            )
+            yield site, Pieces(pairs, tuple(next(of_biases) for _ in site.biases), once)
+
+    def biases_of(self, model: nn.Module) -> Tensor:
+        """The model's own biases as one vector ``[E]``."""
+        own = dict(model.named_parameters())
+        like = next(model.parameters())
+        return torch.cat([like.new_empty(0), *(own[name].detach().flatten() for name in self.bias_names)])
+
+
+def find_layout(network: nn.Module, sides: Sides, leave_out: tuple[str, ...] = ()) -> Layout:
+    """Find every site of a network.
+
+    Args:
+        network: Any network.
+        sides: Which channels have factors.
+        leave_out: Modules that have none.
+    """
+    names = {id(value): name for name, value in network.named_parameters()}
+    inside = {id(part) for m in network.modules() if isinstance(m, nn.MultiheadAttention) for part in m.children()}
+    sites = []
+    for name, module in network.named_modules():
+        if id(module) in inside or name in leave_out:
+            continue
+        site = _site(name, module, names, sides)
+        if site is not None and any(map_.inputs or map_.outputs for map_ in site.maps):
+            sites.append(site)
+    if not sites:
+        raise InputError(
+            f"The model has nothing to perturb: rank-1 factors (factors='{sides}') go onto linear layers, "
+            "convolutions, embeddings, attention and LSTMs that are not parametrized, and it has none of these."
+        )
+    return Layout(tuple(sites))
+
+
+def scalable_rule(module: nn.Module) -> LayerRule[Any] | None:
+    """The rule of a layer whose channels can be scaled; normalization layers have gains of their own."""
+    rule = rule_for(module)
+    if rule is None or isinstance(rule, NormRule) or module._parameters.get("weight") is None:
+        return None
+    knows_channels = type(rule).num_outputs is not LayerRule.num_outputs
+    return rule if knows_channels and type(rule).channel_axis is not LayerRule.channel_axis else None
+
+
+def _site(name: str, module: nn.Module, names: dict[int, str], sides: Sides) -> Site | None:
+    kind, maps = _maps(module)
+    if kind is None:
+        return None
+
+    def parameter(value: Any) -> str:
+        return names[id(value)]
+
+    biases = [(parameter(bias), bias.numel()) for bias in _biases(kind, module)]
+    kept = tuple(
+        Map(parameter(weight), rows, inputs if sides != "output" else 0, outputs if sides != "input" else 0)
+        for weight, rows, inputs, outputs in maps
+    )
+    return Site(name, kind, kept, tuple(biases))
+
+
+_Maps = list[tuple[Tensor, tuple[int, int] | None, int, int]]
+
+
+def _maps(module: nn.Module) -> tuple[Kind | None, _Maps]:
+    """What a module is, and its weight matrices: parameter, rows, inputs, outputs."""
+    if isinstance(module, nn.MultiheadAttention) and type(module).forward is nn.MultiheadAttention.forward:
+        return "attention", _attention_maps(module)
+    if isinstance(module, nn.LSTM) and type(module).forward is nn.LSTM.forward and len(module._parameters):
+        weights = [value for key, value in module.named_parameters() if key.startswith("weight")]
+        return "lstm", [(value, None, value.shape[1], value.shape[0]) for value in weights]
+    rule = scalable_rule(module)
+    if rule is None:
+        return None, []
+    inputs = rule.num_inputs(module) if rule.linear_in_input else 0
+    weight: Any = module.weight
+    return "layer", [(weight, None, inputs, rule.num_outputs(module))]
+
+
+def _attention_maps(module: nn.MultiheadAttention) -> _Maps:
+    width = module.embed_dim
+    if module.in_proj_weight is not None:
+        packed: _Maps = [(module.in_proj_weight, (i * width, (i + 1) * width), width, width) for i in range(3)]
+    else:
+        parts: list[Any] = [module.q_proj_weight, module.k_proj_weight, module.v_proj_weight]
+        packed = [(weight, None, weight.shape[1], width) for weight in parts]
+    return [*packed, (module.out_proj.weight, None, width, width)]
+
+
+def _biases(kind: Kind, module: nn.Module) -> list[Tensor]:
+    if kind == "attention":
+        assert isinstance(module, nn.MultiheadAttention)
+        return [bias for bias in (module.in_proj_bias, module.out_proj.bias) if bias is not None]
+    return [value for key, value in module.named_parameters(recurse=False) if key.startswith("bias")]
+
+
+def batch_axis(module: nn.Module) -> int:
+    """The axis of the examples in what a module is given."""
+    return 0 if getattr(module, "batch_first", True) else 1
+
+
+@torch.no_grad()
+def without_batch_axis(network: nn.Module, layout: Layout, inputs: Any) -> tuple[str, ...]:
+    """Find sites that cannot have factors per example, by calling the network on two and on three examples.
+
+    These are modules that are never called (their weights are read), and modules whose inputs do not have the examples
+    on their batch axis, such as an embedding of positions that all examples share.
+
+    Args:
+        network: The network, in evaluation mode.
+        layout: Its sites.
+        inputs: A batch of inputs; only the first row is used.
+    """
+    modules, calls = dict(network.named_modules()), {site.name: 0 for site in layout.sites}
+    wrong: set[str] = set()
+    for rows in (2, 3):
+        watches = {name: _watch(name, rows, calls, wrong) for name in calls}
+        handles = [modules[name].register_forward_pre_hook(hook, with_kwargs=True) for name, hook in watches.items()]
+        try:
+            params.call(network, batches.take(inputs, [0] * rows))
+        finally:
+            for handle in handles:
+                handle.remove()
+    found = tuple(name for name, count in calls.items() if name in wrong or count == 0)
+    if found:
+        shown = ", ".join(f"'{name}'" for name in found[:5])
+        warnings.warn(
+            f"Rank-1 factors leave out {shown}: examples are not on the first axis of what these layers are given, or "
+            "they are never called; their weights are shared by all components.",
+            stacklevel=2,
+        )
+    return found
+
+
+def _watch(name: str, rows: int, calls: dict[str, int], wrong: set[str]) -> Callable[..., None]:
+    def hook(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        calls[name] += 1
+        given = args[0] if args else next(iter(kwargs.values()), None)
+        axis = batch_axis(module)
+        if not isinstance(given, Tensor) or given.ndim <= axis or given.shape[axis] != rows:
+            wrong.add(name)
+
+    return hook

@@ -1,0 +1,216 @@
+"""Training a mixture over factors as an `Inference`: one update is one step on the bound."""
+
+from __future__ import annotations
+
+import copy
+import math
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor, nn
+
+from dubito.core import batches, params
+from dubito.core.batches import Batch
+from dubito.core.errors import InputError
+from dubito.core.params import Params
+from dubito.core.settings import Absent
+from dubito.fitting.gradient_training import Descent
+from dubito.fitting.inference import Inference, Info, Problem, State
+from dubito.fitting.output_noise import fit_log_noise
+from dubito.fitting.posterior import Posterior
+from dubito.methods.map.posterior import PointPosterior
+from dubito.methods.rank1 import families
+from dubito.methods.rank1.merge import can_merge, merge
+from dubito.methods.rank1.module import Rank1Module, split_blocks
+from dubito.methods.rank1.norm import recalibrate
+from dubito.methods.rank1.posterior import Mixture, Rank1Posterior
+from dubito.methods.rank1.sites import find_layout, without_batch_axis
+
+if TYPE_CHECKING:
+    from dubito.methods.rank1.recipe import BatchEnsemble, Rank1
+
+# The noise level of a regression is one number that all data move: it may go faster than a weight.
+NOISE_RATE = 10.0
+
+
+def expected_log_prob(log_prob: Tensor, bound: str) -> Tensor:
+    r"""What one datum adds to the bound, from its log-probability under each component ``[K, B]``: ``[B]``.
+
+    The ``"mixture"``, $\log \frac1K \sum_k p_k$, is at least the ``"average"``, $\frac1K \sum_k \log p_k$ (Jensen).
+
+    >>> given = torch.tensor([[0.9], [0.1]]).log()
+    >>> [round(expected_log_prob(given, bound).exp().item(), 2) for bound in ("average", "mixture")]
+    [0.3, 0.5]
+    """
+    return log_prob.mean(0) if bound == "average" else log_prob.logsumexp(0) - math.log(len(log_prob))
+
+
+class Trainer:
+    """The steps of `Rank1` and `BatchEnsemble`.
+
+    Args:
+        recipe: The recipe.
+        problem: Model, data and likelihood.
+    """
+
+    def __init__(self, recipe: Rank1 | BatchEnsemble, problem: Problem) -> None:
+        self.recipe, self.plan, self.problem = recipe, recipe.as_rank1(), problem
+        self.progress = 0.0
+        earlier = _load_start(self.plan, problem.model)
+        self.plain = copy.deepcopy(problem.model).eval()  # of the user's own classes, into which states are lent
+        inputs = problem.source.first().inputs
+        self.left_out = without_batch_axis(self.plain, find_layout(self.plain, self.plan.factors), inputs)
+        layout = find_layout(self.plain, self.plan.factors, self.left_out)
+        self.module = Rank1Module(problem.model, layout, self.plan, generator=problem.generator)
+        if earlier is not None:
+            _continue_from(self.module, earlier)
+        self.mergeable = self._is_mergeable(inputs)
+        self.descent = self._descent()
+
+    def inference(self) -> Inference:
+        """Return the steps for the fit loop."""
+        epochs = self.problem.training.epochs
+        return Inference(self.descent.init, self.update, self.posterior, epochs=epochs, score=self.score)
+
+    def update(self, state: State, batch: Batch, generator: torch.Generator) -> tuple[State, Info]:
+        """Take one optimizer step."""
+        self.progress = self.problem.progress_at(state["step"])
+        return self.descent.update(state, batch, generator)
+
+    @torch.no_grad()
+    def score(self, state: State, batch: Batch) -> Tensor:
+        """The log-probability of validation targets under the mixture at the medians of the factors."""
+        self.descent.load(state)
+        found = self._found()
+        outputs = found.networks(torch.arange(found.components), found.center())(batch.inputs)
+        log_prob = [self.problem.likelihood.log_prob(out, batch.targets, state["hyper"]) for out in outputs]
+        return expected_log_prob(torch.stack(log_prob), "mixture")
+
+    @torch.no_grad()
+    def posterior(self, state: State) -> Rank1Posterior:
+        """Return what was learned."""
+        self.descent.load(state)
+        if self.plan.recalibrate:
+            recalibrate(self.module, self.problem.source)
+        found = self._found()
+        found.model = copy.deepcopy(found.model)
+        hyper = {name: value.detach() for name, value in state["hyper"].items()}
+        if "log_noise" in hyper:
+            hyper["log_noise"] = self._log_noise(found)
+        found.likelihood = self.problem.likelihood.resolved(hyper)
+        return found
+
+    def _descent(self) -> Descent:
+        problem, plan = self.problem, self.plan
+        hyper = problem.likelihood.hyper()
+        if "log_noise" in hyper:
+            hyper["log_noise"] = fit_log_noise(self.plain, problem)
+        factors = ("loc", "log_scale")
+        decay = dict.fromkeys(dict(self.module.named_parameters()), problem.training.weight_decay + plan.weight_decay)
+        rates = {**dict.fromkeys(factors, plan.factor_rate), **{f"hyper.{name}": NOISE_RATE for name in hyper}}
+        decay |= dict.fromkeys(factors, 0.0)  # which have a prior of their own
+        return Descent(problem, self.module, self._loss, hyper=hyper, weight_decay=decay, rates=rates)
+
+    def _loss(self, module: nn.Module, batch: Batch, hyper: Params, generator: torch.Generator) -> Tensor:
+        plan, likelihood = self.plan, self.problem.likelihood
+        if plan.batch == "split":
+            first = int(torch.randint(plan.components, ()))
+            blocks = split_blocks(batch.num_rows, plan.components, first)
+            outputs = self.module.run(batch.inputs, blocks, once=True)
+            explained = likelihood.log_prob(outputs, batch.targets, hyper)
+        else:
+            every = self.module.all_components(batch.inputs, once=True).flatten(0, 1)
+            targets = batch.targets.repeat(plan.components, *[1] * (batch.targets.ndim - 1))
+            log_prob = likelihood.log_prob(every, targets, hyper).view(plan.components, -1)
+            explained = expected_log_prob(log_prob, plan.bound)
+        loss = -explained.sum() / batch.size
+        if plan.prior is None:
+            return loss
+        warm = min(self.progress / plan.kl_warmup, 1.0) if plan.kl_warmup else 1.0
+        return loss + self.module.kl() * (warm * batch.num_rows / batch.size / self.problem.num_data)
+
+    def _found(self) -> Rank1Posterior:
+        """The posterior at what the module holds now, with the network that this trainer lends to all of them."""
+        module, norms = self.module, self.module.component_tensors()
+        values = {**dict(module.network.named_parameters()), **dict(module.network.named_buffers())}
+        shared = {name: value.detach().mean(0) if name in norms else value for name, value in values.items()}
+        bias = module.biases().detach().clone()
+        sizes = zip(module.layout.bias_names, bias.mean(0).split(module.layout.bias_sizes), strict=True)
+        shared |= {name: value.view_as(values[name]) for name, value in sizes}
+        params.load_(self.plain, shared)
+        scale = None if module.scale is None else module.scale.detach()
+        own = {name: value.clone() for name, value in norms.items()}
+        mixture = Mixture(module.loc.detach().clone(), scale, bias, own, self.left_out, self.mergeable)
+        return Rank1Posterior(self.plain, self.problem.likelihood, self.recipe, self.problem.num_data, mixture)
+
+    def _log_noise(self, found: Rank1Posterior) -> Tensor:
+        """The logarithm of the noise that maximizes the likelihood: of the root mean square over all components."""
+        squares = []
+        for k, factors in enumerate(found.center()):
+            network = _Lent(found, k, factors)
+            squares.append((2 * fit_log_noise(network, self.problem)).exp())
+        return torch.stack(squares).mean().log() / 2
+
+    @torch.no_grad()
+    def _is_mergeable(self, inputs: Any) -> bool:
+        """Whether a network with merged weights gives what the module gives, at random factors, on a few rows."""
+        layout, plain = self.module.layout, self.plain
+        if self.plan.perturbation == "additive" or not can_merge(plain, layout):
+            return False
+        few = batches.take(inputs, slice(0, 3))
+        factors = 1 + 0.3 * torch.randn_like(self.module.loc[0])
+        bias = self.module.bias[0].detach()
+        rows = batches.num_rows(few)
+        expected = self.module.eval().run_with(few, [(0, rows)], factors, bias)
+        weights = merge(plain, layout, dict(plain.named_parameters()), factors, bias)
+        own = {name: value[0] for name, value in self.module.component_tensors().items()}
+        found = params.functional_call(plain, {**weights, **own}, few)
+        return bool(torch.allclose(found, expected, rtol=1e-3, atol=1e-3 * float(expected.abs().max())))
+
+
+class _Lent(nn.Module):
+    """One component as a network, for code that asks for one."""
+
+    def __init__(self, found: Rank1Posterior, component: int, factors: Tensor) -> None:
+        super().__init__()
+        self.outputs = found.networks(torch.tensor([component]), factors.unsqueeze(0))
+
+    def forward(self, *args: Any, **kwargs: Any) -> Tensor:
+        """Return its outputs."""
+        return next(iter(self.outputs(kwargs if kwargs else args)))
+
+
+def _load_start(plan: Rank1, network: nn.Module) -> Rank1Posterior | None:
+    """Put the shared weights of the posterior to start from into the network; return it if it has components."""
+    start = plan.start
+    if isinstance(start, str):
+        return None
+    if isinstance(start, Absent):
+        raise InputError("The posterior that this recipe started from was not saved with it: give it again as `start`.")
+    if not isinstance(start, Rank1Posterior | PointPosterior):
+        raise InputError(f"Rank1 can start from a MAP, Rank1 or BatchEnsemble posterior, not from {start!r}.")
+    params.load_(network, params.of(start.model), params.buffers_of(start.model))
+    return start if isinstance(start, Rank1Posterior) else None
+
+
+def _continue_from(module: Rank1Module, earlier: Posterior) -> None:
+    """Take the factors, biases and normalization of an earlier mixture; its scales only where it has any."""
+    assert isinstance(earlier, Rank1Posterior)
+    if earlier.components != module.plan.components or earlier.layout != module.layout:
+        raise InputError(
+            f"The posterior to start from has {earlier.components} components with factors='{earlier.plan.factors}': "
+            "Rank1 must have as many, on the same layers."
+        )
+    if earlier.plan.perturbation != module.plan.perturbation:
+        raise InputError(
+            f"The posterior to start from has {earlier.plan.perturbation} factors: Rank1 must have "
+            f"perturbation='{earlier.plan.perturbation}', too."
+        )
+    with torch.no_grad():
+        module.loc.copy_(families.location(module.plan.posterior, earlier.center()))
+        module.bias.copy_(earlier.mixture.bias)
+        scale = earlier.mixture.scale
+        if module.log_scale is not None and scale is not None:
+            module.log_scale.copy_(scale.log() if len(scale) == len(module.log_scale) else scale.log().mean(0))
+    if module.plan.normalization == "component":
+        params.load_(module.network, earlier.mixture.norms)

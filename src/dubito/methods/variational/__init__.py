@@ -1,0 +1,23 @@
+"""Variational inference: a posterior that is trained, under any prior and bound.
+
+`Variational` is the recipe; `convert` gives a plain module for people with their own training loop.
+"""
+
+from dubito.methods.variational.convert import convert
+from dubito.methods.variational.diagnosis import Diagnosis
+from dubito.methods.variational.groups import GroupModule, GroupPosterior, Groups
+from dubito.methods.variational.module import VariationalModule, kl
+from dubito.methods.variational.posterior import VariationalPosterior
+from dubito.methods.variational.recipe import Variational
+
+__all__ = [
+    "Diagnosis",
+    "GroupModule",
+    "GroupPosterior",
+    "Groups",
+    "Variational",
+    "VariationalModule",
+    "VariationalPosterior",
+    "convert",
+    "kl",
+]

@@ -1,0 +1,216 @@
+"""From any network to one whose weights are random."""
+
+from __future__ import annotations
+
+import warnings
+from collections import Counter
+from typing import Literal
+
+import torch
+from torch import Tensor, nn
+
+from dubito.beliefs.priors import GroupPrior, Normal, Prior
+from dubito.beliefs.priors.base import require_real
+from dubito.core.errors import InputError
+from dubito.core.settings import is_number
+from dubito.fitting.loop import private_copy
+from dubito.methods.variational.correlations import FAMILIES
+from dubito.methods.variational.joint import JointModule
+from dubito.methods.variational.layer import StochasticLayer, make_stochastic
+from dubito.methods.variational.mean_field import MeanField
+from dubito.methods.variational.module import VariationalModule
+from dubito.networks.layers import rule_for
+from dubito.networks.layers.norm import NormRule
+from dubito.networks.selection import Selection
+from dubito.select import SelectionWarning
+from dubito.select import all as all_weights
+from dubito.select.rule import SelectionRule
+
+ESTIMATORS = ("local", "flipout", "weight")
+BIASES = ("deterministic", "random")
+
+
+def convert(
+    model: nn.Module,
+    *,
+    prior: Prior = Normal(),  # noqa: B008 - a frozen setting
+    estimator: Literal["local", "flipout", "weight"] = "local",
+    initial_scale: float | dict[str, Tensor] = 0.03,
+    biases: Literal["deterministic", "random"] = "deterministic",
+    weights: SelectionRule | Selection = all_weights(),  # noqa: B008 - a frozen setting
+    rest: Literal["train", "hold"] = "train",
+    family: Literal["mean-field", "low-rank", "full"] = "mean-field",
+    rank: int = 10,
+) -> VariationalModule:
+    r"""Return a copy of any network with a posterior $\mathcal N(\mu, \sigma^2)$ over its weights, as a plain module.
+
+    Train it with any loop on ``-log_likelihood.mean() + module.kl() / num_data``, or with an objective from
+    `dubito.objectives`. The model itself is not changed; the means start at its weights.
+
+    Args:
+        model: Any network.
+        prior: The prior of every weight.
+        estimator: How noise reaches the outputs: ``"local"`` reparameterization (lowest variance), ``"flipout"``, or
+            ``"weight"`` sampling (one weight sample per call, cheapest for convolutions).
+        initial_scale: σ at the start: a number, or a tensor of each random parameter's random entries by name.
+        biases: Whether vectors (biases, gains of normalization layers) are random too, or trained as points.
+        weights: Which weights are random.
+        rest: Whether weights that are not selected can be trained, as points, or are held at their value.
+        family: ``"mean-field"``: independent weights. ``"low-rank"`` and ``"full"``: correlated ones, for small
+            selections; all weights are then sampled together, whatever the estimator.
+        rank: The rank of the correlations of ``"low-rank"``.
+
+    >>> import torch
+    >>> module = convert(nn.Linear(3, 2), initial_scale=1.0)
+    >>> means = module.mean_module().weight
+    >>> torch.testing.assert_close(module.kl(), 0.5 * means.square().sum())  # N(μ, 1) under N(0, 1)
+    """
+    _check(model, prior, estimator, initial_scale, biases, weights, rest)
+    check_family(family, rank, prior)
+    network = private_copy(model)
+    chosen = weights if isinstance(weights, Selection) else weights.resolve(network)
+    selection = random_weights(network, chosen, biases)
+    module = _converted(network, chosen, selection, prior, estimator, initial_scale, rest == "hold", family, rank)
+    module.settings = {
+        "prior": prior, "estimator": estimator, "initial_scale": initial_scale, "biases": biases, "weights": weights,
+        "family": family, "rank": rank,
+    }  # fmt: skip
+    return module.train(model.training)
+
+
+def _converted(
+    network: nn.Module,
+    chosen: Selection,
+    selection: Selection,
+    prior: Prior,
+    estimator: str,
+    initial_scale: float | dict[str, Tensor],
+    hold_rest: bool,
+    family: str,
+    rank: int,
+) -> VariationalModule:
+    """Make a module of a network, which is changed: `selection` is what can be random of the `chosen` weights."""
+    parameters = dict(network.named_parameters())
+    if hold_rest:
+        for name, value in parameters.items():
+            value.requires_grad_(value.requires_grad and (name in selection.indices or chosen.is_whole(name)))
+    if isinstance(prior, GroupPrior):
+        from dubito.methods.variational.groups.convert import convert_groups
+
+        return convert_groups(network, selection, prior, estimator, initial_scale, hold_rest)
+    posterior = _fields(parameters, selection, prior, initial_scale, hold_rest)
+    if family != "mean-field":
+        return JointModule(network, posterior, selection, family, rank)
+    if estimator != "weight":
+        _put_noise_on_outputs(network, posterior, estimator)
+    return VariationalModule(network, posterior, selection, estimator)
+
+
+def _fields(
+    parameters: dict[str, nn.Parameter],
+    selection: Selection,
+    prior: Prior,
+    initial_scale: float | dict[str, Tensor],
+    hold_rest: bool,
+) -> dict[str, MeanField]:
+    """Scales and priors of each parameter."""
+    fields = {}
+    for name in selection.names:
+        mean, index = parameters[name], selection.indices[name]
+        entries = mean.detach() if index is None else mean.detach().flatten()[index.to(mean.device)]
+        scale = _scale_of(name, entries.shape, initial_scale) if isinstance(initial_scale, dict) else initial_scale
+        fields[name] = MeanField(mean, index, prior.resolve(name, entries), scale, hold_rest)
+    return fields
+
+
+def _scale_of(name: str, shape: tuple[int, ...], scales: dict[str, Tensor]) -> Tensor:
+    """The scales of one parameter's random entries."""
+    if name not in scales:
+        raise InputError(f"initial_scale has nothing for the random '{name}': give a tensor for each, or a number.")
+    scale = torch.as_tensor(scales[name])
+    if scale.shape not in ((), shape) or not bool((scale >= 0).all()):  # 0 is where a fitted one has underflowed
+        raise InputError(f"The initial_scale of '{name}' must be of shape {tuple(shape)}, and not negative.")
+    return scale
+
+
+def random_weights(network: nn.Module, chosen: Selection, biases: str) -> Selection:
+    """Return the chosen weights that can be random: no constants, and no vectors where biases are deterministic."""
+    masks = chosen.masks()
+    points = {name for name, mask in masks.items() if mask.ndim < 2}
+    names = {id(value): name for name, value in network.named_parameters()}
+    for module in network.modules():
+        rule = rule_for(module)
+        constant = None if rule is None else rule.constant_weights(module)
+        if constant is not None:  # the row of an embedding's padding
+            masks[names[id(module.weight)]] &= ~constant.cpu()
+        if isinstance(rule, NormRule):
+            points |= {names[id(value)] for value in module.parameters(recurse=False)}
+    kept = {name: mask for name, mask in masks.items() if biases == "random" or name not in points}
+    selection = Selection.from_masks(chosen.shapes, kept)
+    if selection.num_weights == 0:
+        raise InputError("Only biases or constants are selected, and they are not random: pass biases='random'.")
+    _warn_of_points({name: int(mask.sum()) for name, mask in masks.items() if name not in kept}, chosen)
+    return selection
+
+
+def _warn_of_points(left_out: dict[str, int], chosen: Selection) -> None:
+    """Say that some of so many single weights are not random; whoever chooses whole biases knows of them."""
+    count = sum(left_out.values())
+    if any(chosen.indices.get(name) is not None for name, number in left_out.items() if number):
+        warnings.warn(
+            f"{count:,} of the {chosen.num_weights:,} chosen weights are biases or gains of normalizations and stay "
+            "points: pass biases='random' to make them random too, or choose among the others, as with "
+            "select.subnetwork(size, candidates='weights').",
+            SelectionWarning, stacklevel=4,
+        )  # fmt: skip
+
+
+def _put_noise_on_outputs(network: nn.Module, posterior: dict[str, MeanField], estimator: str) -> None:
+    """Make stochastic every layer that has a rule, a weight of its own and inputs that the weight multiplies."""
+    names = {id(value): name for name, value in network.named_parameters()}
+    owners = Counter(id(value) for module in network.modules() for value in module._parameters.values())
+    for module in list(network.modules()):
+        rule = rule_for(module)
+        if rule is None:
+            continue
+        own = {n: value for n, value in module.named_parameters(recurse=False) if names[id(value)] in posterior}
+        tied = any(owners[id(value)] > 1 for value in own.values())
+        # the gain of a normalization layer is sampled: it is small, and the layer's own forward keeps its statistics
+        if "weight" in own and own["weight"].ndim >= 2 and not tied and not isinstance(rule, NormRule):
+            make_stochastic(module, rule, estimator, {n: posterior[names[id(value)]] for n, value in own.items()})
+
+
+def check_family(family: str, rank: int, prior: Prior) -> None:
+    """Raise unless there is such a family, and it goes with the prior."""
+    if family not in FAMILIES:
+        raise InputError(f"family must be one of {', '.join(FAMILIES)}, got {family!r}.")
+    if isinstance(rank, bool) or not isinstance(rank, int) or rank < 1:
+        raise InputError(f"rank must be a whole number, at least 1, got {rank!r}.")
+    if family != "mean-field" and isinstance(prior, GroupPrior):
+        raise InputError(f"{prior!r} has scales of groups and independent weights: use family='mean-field' with it.")
+
+
+def _check(
+    model: nn.Module,
+    prior: Prior,
+    estimator: str,
+    initial_scale: float | dict[str, Tensor],
+    biases: str,
+    weights: SelectionRule | Selection,
+    rest: str,
+) -> None:
+    if not isinstance(model, nn.Module):
+        raise InputError(f"convert takes a network, an nn.Module, not {model!r}.")
+    if not isinstance(weights, SelectionRule | Selection):
+        raise InputError(f"weights must be one of dubito.select, such as select.last_layer(), not {weights!r}.")
+    if not isinstance(prior, Prior):
+        raise InputError(f"prior must be one of dubito.priors, such as priors.Normal(0, 1), not {prior!r}.")
+    require_real(prior)
+    choices = {"estimator": (estimator, ESTIMATORS), "biases": (biases, BIASES), "rest": (rest, ("train", "hold"))}
+    for name, (given, allowed) in choices.items():
+        if given not in allowed:
+            raise InputError(f"{name} must be one of {', '.join(allowed)}, got {given!r}.")
+    if not isinstance(initial_scale, dict) and not (is_number(initial_scale) and 0 < initial_scale < float("inf")):
+        raise InputError(f"initial_scale is a standard deviation and must be positive, got {initial_scale!r}.")
+    if any(isinstance(module, VariationalModule | StochasticLayer) for module in model.modules()):
+        raise InputError("The model is converted already: convert the plain network, or take its mean_module().")

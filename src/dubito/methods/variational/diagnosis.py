@@ -1,0 +1,114 @@
+"""A doctor for variational posteriors: is it healthy, and if not, what to change."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
+
+from dubito.beliefs.priors import ARD, LogUniform
+
+if TYPE_CHECKING:
+    from dubito.methods.variational.posterior import VariationalPosterior
+
+# A weight whose divergence is below this many nats says no more than its prior.
+COLLAPSED = 0.05
+
+
+@dataclass(frozen=True)
+class Diagnosis:
+    """Numbers and findings; prints as plain words. What could not be measured is None.
+
+    Args:
+        kl_per_datum: The divergence from the prior, per example, in nats.
+        nll_per_datum: The expected negative log-likelihood under the posterior, per example.
+        nll_at_mean: That of the network at the means.
+        nll_at_start: That of the network that was given.
+        collapsed: The share of random weights that are back at their prior.
+        moving_scales: The share of scales that were still on their way when training ended.
+        gradient_noise: The share of the last squared gradients that is noise.
+        findings: What is wrong and what to change; empty for a healthy posterior.
+    """
+
+    kl_per_datum: float
+    nll_per_datum: float
+    nll_at_mean: float
+    nll_at_start: float | None
+    collapsed: float | None
+    moving_scales: float | None
+    gradient_noise: float | None
+    findings: tuple[str, ...] = ()
+
+    @property
+    def healthy(self) -> bool:
+        """Whether nothing was found."""
+        return not self.findings
+
+    def __str__(self) -> str:
+        given = "" if self.nll_at_start is None else f", network given {self.nll_at_start:.3f}"
+        lines = [
+            f"Per datum: expected NLL {self.nll_per_datum:.3f} (network at the means {self.nll_at_mean:.3f}{given}), "
+            f"divergence from the prior {self.kl_per_datum:.3f} nats."
+        ]
+        shares = {
+            "Weights back at their prior": self.collapsed,
+            "Scales still moving at the end": self.moving_scales,
+            "Noise in the last gradients": self.gradient_noise,
+        }
+        lines += [f"{what}: {share:.0%}." for what, share in shares.items() if share is not None]
+        return "\n".join([*lines, *(self.findings or ("The posterior looks healthy.",))])
+
+
+def diagnose(posterior: VariationalPosterior) -> Diagnosis:
+    """Look at a posterior and at what was measured when it was fitted."""
+    record, count = posterior.record, posterior.record.num_data
+    divergences, start = posterior.divergences(), record.log_likelihood_at_start
+    numbers = Diagnosis(
+        kl_per_datum=record.kl / count,
+        nll_per_datum=-record.log_likelihood / count,
+        nll_at_mean=-record.log_likelihood_at_mean / count,
+        nll_at_start=None if start is None else -start / count,
+        collapsed=None if divergences is None else float((divergences < COLLAPSED).double().mean()),
+        moving_scales=record.moving_scales,
+        gradient_noise=record.gradient_noise,
+    )
+    is_update = posterior.num_data > count
+    is_sparse = isinstance(posterior.recipe.prior, ARD | LogUniform)
+    return replace(numbers, findings=tuple(_findings(numbers, is_update, is_sparse)))
+
+
+def _findings(found: Diagnosis, is_update: bool, is_sparse: bool) -> Iterator[str]:
+    """The sentences that apply, the most important first."""
+    reference = min(nll for nll in (found.nll_at_start, found.nll_at_mean) if nll is not None)
+    if _is_worse(found.nll_per_datum, reference):
+        yield (
+            f"It underfits: NLL {found.nll_per_datum:.3f} where one network reaches {reference:.3f}. Lower the "
+            "temperature (0.1, say), or choose fewer random weights (select.last_layer())."
+        )
+    noisy = found.gradient_noise is not None and found.gradient_noise > 0.9
+    if noisy and _is_worse(found.nll_at_mean, found.nll_at_start) and not is_update:
+        yield (
+            f"The means explain the data worse than the network given (NLL {found.nll_at_mean:.3f}), and "
+            f"{found.gradient_noise:.0%} of the last gradients was noise: take larger batches, more draws "
+            "(objectives.ELBO(num_samples=4)), estimator='local' if it was another, or a lower learning rate."
+        )
+    if found.moving_scales is not None and found.moving_scales > 0.5:
+        yield (
+            f"{found.moving_scales:.0%} of the scales were still moving when training ended, so they depend on "
+            "initial_scale: train longer, or with a larger learning rate."
+        )
+    elif found.kl_per_datum > max(found.nll_per_datum, 1.0) and not is_update and not is_sparse:
+        yield (
+            f"The divergence ({found.kl_per_datum:.2f} nats per datum) outweighs the likelihood: there are many random "
+            "weights for this much data; choose fewer, or a prior around the model (priors.Normal('model', 0.1))."
+        )
+    if found.collapsed is not None and found.collapsed > 0.5 and not is_update and not is_sparse:
+        yield (
+            f"{found.collapsed:.0%} of the random weights are back at their prior and carry nothing: a smaller network "
+            "would do, or a lower temperature."
+        )
+
+
+def _is_worse(nll: float, reference: float | None) -> bool:
+    """Whether it is so by more than a tenth of a nat and of the reference."""
+    return reference is not None and nll - reference > 0.1 + 0.1 * abs(reference)

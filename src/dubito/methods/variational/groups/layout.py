@@ -1,0 +1,98 @@
+"""Which weights share a scale: the groups of a network."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Literal
+
+from torch import nn
+
+from dubito.networks.layers import rule_for
+
+Side = Literal["inputs", "outputs"]
+
+
+@dataclass(frozen=True)
+class Member:
+    """One axis of one parameter along which the scales of a group lie.
+
+    Args:
+        parameter: The name of the parameter.
+        axis: Its axis.
+        side: Whether the entries of that axis are inputs or outputs of its layer.
+    """
+
+    parameter: str
+    axis: int
+    side: Side
+
+
+@dataclass(frozen=True)
+class Kind:
+    """Groups of one kind, such as the inputs of one layer, and where their scales act.
+
+    Args:
+        name: Such as ``"0.inputs"`` or ``"lstm.gates_l0"``.
+        members: The parameters that they scale.
+        size: Their number.
+    """
+
+    name: str
+    members: tuple[Member, ...]
+    size: int
+
+
+def find_groups(network: nn.Module, names: list[str], groups: str) -> list[Kind]:
+    """Return the groups of the named parameters.
+
+    Args:
+        network: The network.
+        names: The random parameters, each a matrix or more.
+        groups: ``"auto"``, ``"inputs"`` or ``"outputs"``; see `dubito.priors.GroupPrior`.
+    """
+    first_names = {id(value): name for name, value in network.named_parameters()}
+    found: list[Kind] = []
+    seen: set[str] = set()
+    for path, module in network.named_modules():
+        own = {n: first_names[id(v)] for n, v in module.named_parameters(recurse=False)}
+        own = {n: name for n, name in own.items() if name in names and name not in seen}
+        seen |= set(own.values())
+        if isinstance(module, nn.RNNBase):
+            found += _recurrent(path, module, own, groups)
+        else:
+            found += [_plain(path, module, n, name, groups) for n, name in own.items()]
+    return found
+
+
+def _plain(path: str, module: nn.Module, attribute: str, name: str, groups: str) -> Kind:
+    """One group per input or output of a parameter; of an unknown one the rows are outputs."""
+    value = getattr(module, attribute)
+    transposed = isinstance(module, nn.Embedding) or getattr(module, "transposed", False)
+    outputs, inputs = (1, 0) if transposed else (0, 1)
+    is_convolution = rule_for(module) is not None and value.ndim > 2
+    side: Side = groups if groups != "auto" else "outputs" if is_convolution else "inputs"  # type: ignore[assignment]
+    # each group of a grouped convolution has inputs (of a transposed one: outputs) of its own, which share no axis
+    if getattr(module, "groups", 1) > 1:
+        side = "inputs" if transposed else "outputs"
+    axis = outputs if side == "outputs" else inputs
+    label = side if attribute == "weight" else f"{attribute}.{side}"
+    return Kind(".".join(filter(None, (path, label))), (Member(name, axis, side),), value.shape[axis])
+
+
+def _recurrent(path: str, module: nn.RNNBase, own: dict[str, str], groups: str) -> Iterator[Kind]:
+    """Inputs, hidden units and gates of each layer and direction; a gate has its row in two matrices."""
+    prefix, kinds = f"{path}." if path else "", {"weight_ih": "inputs", "weight_hh": "hidden"}
+    layers: dict[str, list[str]] = {}
+    for attribute in own:
+        if attribute[:9] in kinds:
+            layers.setdefault(attribute[9:], []).append(attribute)
+        else:
+            yield _plain(path, module, attribute, own[attribute], groups)
+    for suffix, pair in layers.items():
+        for attribute in pair if groups != "outputs" else ():
+            member, size = Member(own[attribute], 1, "inputs"), getattr(module, attribute).shape[1]
+            yield Kind(f"{prefix}{kinds[attribute[:9]]}{suffix}", (member,), size)
+        if groups != "inputs":
+            rows = tuple(Member(own[attribute], 0, "outputs") for attribute in pair)
+            yield Kind(f"{prefix}gates{suffix}", rows, getattr(module, pair[0]).shape[0])

@@ -1,0 +1,42 @@
+"""Training of a posterior over weights and the scales of their groups."""
+
+from __future__ import annotations
+
+from typing import cast
+
+import torch
+from torch import Tensor
+
+from dubito.core import params
+from dubito.core.batches import Batch
+from dubito.fitting.inference import State
+from dubito.methods.variational.groups.module import GroupModule
+from dubito.methods.variational.groups.posterior import GroupPosterior, factors_of
+from dubito.methods.variational.measure import expected_log_noise
+from dubito.methods.variational.trainer import EVALUATION_DRAWS, Trainer
+
+
+class GroupTrainer(Trainer):
+    """The steps of `Variational` under a prior of groups; it differs in what the network at the means is."""
+
+    @torch.no_grad()
+    def score(self, state: State, batch: Batch) -> Tensor:
+        """The log-probability of validation targets under the network at the means."""
+        module = cast(GroupModule, self._loaded(state))
+        values = dict(module.network.named_parameters()) | dict(module.network.named_buffers())
+        outputs = params.functional_call(self.plain, {**values, **module.expected_weights()}, batch.inputs)
+        return self.problem.likelihood.log_prob(outputs, batch.targets, state["hyper"])
+
+    @torch.no_grad()
+    def posterior(self, state: State) -> GroupPosterior:
+        """Return what was learned, and measure on the training data how well it explains them."""
+        module, problem = cast(GroupModule, self._loaded(state)), self.problem
+        network = self._plain_network(module)
+        draws = [module.sample_weights() for _ in range(EVALUATION_DRAWS)]
+        hyper = {name: value.detach() for name, value in state["hyper"].items()}
+        if "log_noise" in hyper:
+            hyper["log_noise"] = expected_log_noise(network, draws, problem.source)
+        likelihood = problem.likelihood.resolved(hyper)
+        record = self._record(state, module, network, draws, likelihood)
+        found = (module.selection, factors_of(module), record)
+        return GroupPosterior(network, likelihood, self.recipe, problem.num_data, *found)

@@ -1,0 +1,123 @@
+"""A network whose random weights are correlated: one normal distribution over all of them, for small selections."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping
+from contextlib import AbstractContextManager, contextmanager
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from dubito.core import params
+from dubito.core.params import Params
+from dubito.methods.variational.correlations import Correlations
+from dubito.methods.variational.mean_field import MeanField
+from dubito.methods.variational.module import VariationalModule
+from dubito.networks.selection import Selection
+
+
+class JointModule(VariationalModule):
+    r"""What `dubito.variational.convert` returns for ``family="low-rank"`` and ``"full"``.
+
+    Every call draws all random weights together. The scales σ stay in `posterior`, by parameter; `factor` is how they
+    move together. The divergence from a prior of independent weights is
+
+    $$\mathrm{KL}(q \,\|\, p) = \sum_i \mathrm{KL}(q_i \,\|\, p_i) + \sum_i \log s_i - \tfrac12 \log \det \Sigma$$
+
+    with the marginals $q_i$ and their scales $s_i$: exact wherever that of one weight is.
+
+    Args:
+        network: A private copy of the network.
+        posterior: Scales and priors, by parameter name.
+        selection: The random weights.
+        family: ``"low-rank"`` or ``"full"``.
+        rank: The rank of a low-rank factor.
+    """
+
+    def __init__(
+        self, network: nn.Module, posterior: Mapping[str, MeanField], selection: Selection, family: str, rank: int
+    ) -> None:
+        super().__init__(network, posterior, selection, "weight")
+        self.family = family
+        scales = self._log_scales().detach()
+        self.factor = nn.Parameter(Correlations.start(family, len(scales), rank, scales))
+        for name in ("prior_mean", "prior_scale", "prior_factor"):
+            self.register_buffer(name, None)
+
+    @property
+    def correlations(self) -> Correlations:
+        """How the weights move together."""
+        return Correlations(self.family, self.factor)
+
+    def continue_from(self, factor: Tensor) -> None:
+        """Take on the correlations of an earlier posterior, and let it, as this module now is, be the prior."""
+        with torch.no_grad():
+            self.factor.copy_(factor)
+        self.prior_mean = self.selection.ravel(self._means()).detach().clone()
+        self.prior_scale, self.prior_factor = self._log_scales().detach().exp(), factor.detach().clone()
+
+    def kl(self, *, generator: torch.Generator | None = None) -> Tensor:
+        """Return the divergence of the posterior from the prior, summed over all random weights."""
+        own, log_scale = self.correlations, self._log_scales()
+        if self.prior_factor is not None:
+            return self._kl_from_joint_prior(own, log_scale)
+        marginal = log_scale + own.spread().log()
+        means, terms = self._means(), []
+        for name, part in self.parts():
+            spread = marginal[self.selection.slices[name]].view_as(part.log_scale)
+            terms.append(part.prior.summed_kl(part.chosen(means[name]), spread, generator=generator))
+        return torch.stack(terms).sum() + marginal.sum() - log_scale.sum() - 0.5 * own.log_det()
+
+    def _kl_from_joint_prior(self, own: Correlations, log_scale: Tensor) -> Tensor:
+        prior = Correlations(self.family, self.prior_factor)
+        off = (self.selection.ravel(self._means()) - self.prior_mean) / self.prior_scale
+        trace = prior.trace(own, log_scale.exp() / self.prior_scale)
+        log_dets = 2 * (self.prior_scale.log().sum() - log_scale.sum()) + prior.log_det() - own.log_det()
+        return 0.5 * (trace + prior.square(off[:, None]) - len(off) + log_dets)
+
+    def sample_weights(self, *, generator: torch.Generator | None = None) -> Params:
+        """Draw every random parameter, by the user's names; differentiable in means, scales and correlations."""
+        log_scale, means = self._log_scales(), self._means()
+        device = log_scale.device if generator is None else generator.device
+        noise = torch.empty(log_scale.shape, dtype=log_scale.dtype, device=device).normal_(generator=generator)
+        flat = log_scale.exp() * self.correlations.apply(noise.to(log_scale.device), generator)
+        drawn = {}
+        for name, part in self.parts():
+            mean, own = means[name], flat[self.selection.slices[name]].view_as(part.log_scale)
+            drawn[name] = part.center(mean) + (own if part.index is None else part.placed(own, torch.zeros_like(mean)))
+        return drawn
+
+    def log_ratio(self, weights: Params) -> Tensor:
+        r"""Return $\log p(w) - \log q(w)$ of one draw, differentiable in the weights alone."""
+        means = {name: value.detach() for name, value in self._means().items()}
+        own, log_scale = Correlations(self.family, self.factor.detach()), self._log_scales().detach()
+        off = (self.selection.ravel(weights) - self.selection.ravel(means)) / log_scale.exp()
+        size = len(off) * math.log(2 * math.pi)
+        log_q = -0.5 * (own.square(off[:, None]) + own.log_det() + size) - log_scale.sum()
+        if self.prior_factor is not None:
+            prior = Correlations(self.family, self.prior_factor)
+            away = (self.selection.ravel(weights) - self.prior_mean) / self.prior_scale
+            return -0.5 * (prior.square(away[:, None]) + prior.log_det() + size) - self.prior_scale.log().sum() - log_q
+        marginal, terms = (log_scale + own.spread().log()).exp(), []
+        for name, part in self.parts():
+            spread = marginal[self.selection.slices[name]].view_as(part.log_scale)
+            prior_of = part.prior.fitted(part.chosen(means[name]), spread)
+            terms.append(prior_of.log_prob(part.chosen(weights[name])).sum() - prior_of.penalty())
+        return torch.stack(terms).sum() - log_q
+
+    def scales(self) -> Tensor:
+        """Return the marginal standard deviations of all random weights, in the order of the selection."""
+        return (self._log_scales().exp() * self.correlations.spread()).detach()
+
+    @contextmanager
+    def shared_moments(self) -> Iterator[Tensor]:
+        """Yield the divergence: for a training step."""
+        yield self.kl()
+
+    def _log_scales(self) -> Tensor:
+        return torch.cat([part.log_scale.flatten() for _, part in self.parts()])
+
+    def _sampled_weights(self) -> AbstractContextManager[Any]:
+        return params.swapped(self.network, self.sample_weights(generator=self.weight_noise))

@@ -1,0 +1,204 @@
+r"""Layers that are linear in their weight, with noise on their outputs instead of their weights.
+
+`make_stochastic` turns a layer into a `StochasticLayer`, which is still of its class and has the same parameters: the
+means. One implementation over `LayerRule.apply` serves all layer types:
+
+- local reparameterization (Kingma et al. 2015, https://arxiv.org/abs/1506.02557):
+  $y = f(x; \mu) + \sqrt{f(x^2; \sigma^2)} \odot \epsilon$, a weight sample of its own for every output;
+- flipout (Wen et al. 2018, https://arxiv.org/abs/1803.04386): $y = f(x; \mu) + f(x \odot s; \sigma \epsilon) \odot r$
+  with random signs per example and channel, a nearly independent weight sample for every example.
+
+Whoever reads `layer.weight` instead of calling the layer (as attention reads its projection) gets a weight sample. A
+layer that is used several times in one pass has one weight sample for all of them.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Sequence
+from typing import Any, cast
+
+import torch
+from torch import Tensor, nn
+
+from dubito.core.randomness import normal_like
+from dubito.methods.variational.fused import DenseOutput, NormalOutput, floored
+from dubito.methods.variational.mean_field import MeanField, moments_and_kl
+from dubito.networks.layers import LayerRule
+from dubito.networks.layers.linear import LinearRule
+
+# What a stochastic layer has beyond its class.
+OWN = ("rule", "estimator", "random", "drawn", "calls", "shared", "moments", "memory")
+_CLASSES: dict[type[nn.Module], type[nn.Module]] = {}
+
+
+class Memory:
+    """What a layer found for its inputs, for as long as they are the same in every sample of a prediction."""
+
+    def __init__(self) -> None:
+        self.inputs: Tensor | None = None
+        self.found: tuple[Tensor, Tensor] | None = None
+        self.useless = False  # the inputs differ from sample to sample: there is noise before this layer
+
+    def recall(self, inputs: Tensor, find: Callable[[Tensor], tuple[Tensor, Tensor]]) -> tuple[Tensor, Tensor]:
+        """Return what `find` gives for the inputs, from memory if they have not changed."""
+        if self.found is not None and self.inputs is not None and torch.equal(inputs, self.inputs):
+            return self.found
+        found = find(inputs)
+        self.useless = self.useless or self.found is not None
+        self.inputs, self.found = (None, found) if self.useless else (inputs, found)
+        return found
+
+
+class StochasticLayer(nn.Module):
+    """Mixed into the class of a layer; see the module's text. Made by `make_stochastic` only.
+
+    Attributes:
+        rule: What the layer computes.
+        estimator: ``"local"``, ``"flipout"``, or ``"scaled"`` for a weight in groups, which draws their scales too.
+        random: The posteriors of its parameters ``weight`` and, where it is random, ``bias``.
+        drawn: The weight samples of the current pass of the whole network; None outside of one.
+        calls: How often the layer was called, or one of its random parameters read, in this pass.
+        shared: Whether it uses one weight sample for a whole pass, because a pass uses it several times.
+        moments: Mean and variance of its parameters where a training step has computed them already; else None.
+        memory: The moments of its outputs, kept from sample to sample of a prediction; else None.
+    """
+
+    rule: LayerRule[Any]
+    estimator: str
+    random: dict[str, MeanField]
+    drawn: dict[str, Tensor] | None
+    calls: int
+    shared: bool
+    moments: dict[str, tuple[Tensor, Tensor]] | None
+    memory: Memory | None
+
+    def forward(self, x: Tensor, *args: Any, **kwargs: Any) -> Tensor:
+        """Call the layer with fresh noise."""
+        self.calls += 1
+        if self.shared or args or kwargs:
+            return super().forward(x, *args, **kwargs)  # which reads `self.weight`: a sample
+        if self.estimator == "scaled":
+            return self.random["weight"].noisy_output(self, x)  # type: ignore[operator]
+        return self._local(x) if self.estimator == "local" else self._flipout(x)
+
+    def _local(self, x: Tensor) -> Tensor:
+        if self.moments is not None and self.memory is None:
+            return self._training_output(x, self.moments)
+        mean, scale = self._output_spread(x) if self.memory is None else self.memory.recall(x, self._output_spread)
+        return torch.addcmul(mean, scale, normal_like(mean))
+
+    def _training_output(self, x: Tensor, moments: dict[str, tuple[Tensor, Tensor]]) -> Tensor:
+        """A draw of the outputs in a training step, with few nodes in the graph."""
+        dense = type(self.rule) is LinearRule and "bias" not in moments
+        if dense and not torch.is_autocast_enabled(x.device.type):
+            return DenseOutput.apply(x, *moments["weight"], self._parameters.get("bias"))
+        return NormalOutput.apply(*self._output_moments(x))
+
+    def _output_spread(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        """Mean and standard deviation of the outputs."""
+        mean, variance = self._output_moments(x)
+        return mean, floored(variance).sqrt()
+
+    def _output_moments(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        """Mean and variance of the outputs."""
+        moments: dict[str, Any] = self.moments or {
+            name: (self.random[name].center(mean), self.random[name].variance(mean))
+            for name, mean in self._means() if name in self.random
+        }  # fmt: skip
+        (weight, weight_variance), (bias, bias_variance) = (moments.get(n, (mean, None)) for n, mean in self._means())
+        mean = self.rule.apply(self, x, weight, bias)
+        return mean, self.rule.apply_variance(self, x, weight_variance, bias_variance)
+
+    def _flipout(self, x: Tensor) -> Tensor:
+        weight, bias = self._centers()
+        mean = self.rule.apply(self, x, weight, bias)
+        noise = [self.random[n].noise(v) if n in self.random else None for n, v in self._means()]
+        flipped = x * self._signs(x, "input") if self.rule.linear_in_input else x
+        return mean + self.rule.apply(self, flipped, *noise) * self._signs(mean, "output")  # type: ignore[arg-type]
+
+    def _signs(self, activation: Tensor, side: Any) -> Tensor:
+        """Random signs for each example and channel; an activation without a batch axis is one example."""
+        channels = self.rule.num_inputs(self) if side == "input" else self.rule.num_outputs(self)
+        lead = activation.shape[: min(1, self.rule.channel_axis(self, activation.ndim))]
+        signs = torch.empty(*lead, channels, dtype=torch.float32, device=activation.device).bernoulli_(0.5) * 2 - 1
+        like = activation.dtype if activation.is_floating_point() else signs.dtype
+        return self.rule.scale_channels(self, signs.to(like), side, activation.ndim)
+
+    def _means(self) -> list[tuple[str, Tensor]]:
+        return [(name, self._parameters.get(name)) for name in ("weight", "bias")]  # type: ignore[misc]
+
+    def _centers(self) -> list[Tensor]:
+        return [self.random[name].center(mean) if name in self.random else mean for name, mean in self._means()]
+
+    def _read(self, name: str) -> Tensor | None:
+        """A sample of one parameter: the same for a whole pass, or a new one outside of a pass."""
+        mean = self._parameters.get(name)
+        if mean is None or name not in self.random:
+            return mean
+        if self.drawn is None:
+            return self.random[name].sample(mean)
+        if name not in self.drawn:
+            self.drawn[name] = self.random[name].sample(mean)
+            self.calls += 1
+        return self.drawn[name]
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        if name in OWN:
+            vars(self)[name] = value  # several are set in every call, and a module is slow to look whether it owns them
+        else:
+            super().__setattr__(name, value)
+
+    def __reduce__(self) -> Any:  # the class is made at run time, so that it cannot be found by its name
+        return _blank, (_plain_class(type(self)),), self.__getstate__()
+
+
+def compute_moments(layers: Sequence[StochasticLayer]) -> Tensor:
+    """Compute mean and variance of the layers' parameters for the calls to come, and return the summed divergence."""
+    keys, parts, means = [], [], []
+    for layer in layers:
+        layer.moments = {}
+        for name, part in layer.random.items():
+            keys.append((layer.moments, name))
+            parts.append(part)
+            means.append(cast(Tensor, layer._parameters[name]))
+    found, kl = moments_and_kl(parts, means)
+    for (moments, name), each in zip(keys, found, strict=True):
+        moments[name] = each
+    return kl
+
+
+def make_stochastic(layer: nn.Module, rule: LayerRule[Any], estimator: str, random: dict[str, MeanField]) -> None:
+    """Turn a layer of one of our own networks, in place, into a stochastic one; `make_plain` undoes it."""
+    layer.__class__ = _stochastic_class(type(layer))
+    values = (rule, estimator, random, None, 0, False, None, None)
+    vars(layer).update(zip(OWN, values, strict=True))
+
+
+def make_plain(layer: nn.Module) -> None:
+    """Turn a stochastic layer, in place, into what it was; its parameters are the means."""
+    layer.__class__ = _plain_class(type(layer))
+    for name in OWN:
+        del vars(layer)[name]
+
+
+def _stochastic_class(plain: type[nn.Module]) -> type[nn.Module]:
+    """The class of stochastic layers of one kind, made when it is first needed."""
+    if plain not in _CLASSES:
+        readers = {name: property(functools.partial(_reader, name=name)) for name in ("weight", "bias")}
+        bases = (StochasticLayer, plain)
+        _CLASSES[plain] = type(f"Stochastic{plain.__name__}", bases, {"__module__": __name__, **readers})
+    return _CLASSES[plain]
+
+
+def _reader(layer: StochasticLayer, name: str) -> Tensor | None:
+    return layer._read(name)
+
+
+def _plain_class(stochastic: type[nn.Module]) -> type[nn.Module]:
+    return stochastic.__mro__[2]
+
+
+def _blank(plain: type[nn.Module]) -> nn.Module:
+    cls = _stochastic_class(plain)
+    return cls.__new__(cls)

@@ -1,0 +1,231 @@
+"""A network whose weights are random: a plain `nn.Module` for anyone's training loop."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Iterator, Mapping
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from typing import TYPE_CHECKING, Any, cast
+
+import torch
+from torch import Tensor, nn
+
+from dubito.core import params
+from dubito.core.errors import InputError
+from dubito.core.params import Params
+from dubito.methods.variational.layer import StochasticLayer, compute_moments, make_plain
+from dubito.methods.variational.mean_field import MeanField, samples_and_kl
+from dubito.networks.selection import Selection
+
+if TYPE_CHECKING:
+    from dubito.beliefs.likelihoods import Likelihood
+    from dubito.core.batches import Data
+    from dubito.methods.variational.posterior import VariationalPosterior
+
+# Modules with a fused path that reads the weights of their parts instead of calling them.
+FUSED = (nn.MultiheadAttention, nn.TransformerEncoderLayer, nn.TransformerEncoder)
+
+
+class VariationalModule(nn.Module):
+    """A network with a factorised normal posterior over some of its weights; made by `convert`.
+
+    Every call draws new weights, in training and in evaluation mode. `network` keeps the names of the user's own
+    parameters, which are the means; `posterior` holds the scales. Weights whose layer cannot put the noise on its
+    outputs (recurrent and attention blocks, tied weights, all under ``estimator="weight"``) are sampled once for the
+    whole call.
+
+    Args:
+        network: A private copy of the network, its layers made stochastic already where they can be.
+        posterior: By parameter name.
+        selection: The random weights.
+        estimator: ``"local"``, ``"flipout"`` or ``"weight"``.
+    """
+
+    def __init__(
+        self, network: nn.Module, posterior: Mapping[str, MeanField], selection: Selection, estimator: str
+    ) -> None:
+        super().__init__()
+        self.network = network
+        self.posterior = nn.ModuleDict({_key(name): part for name, part in posterior.items()})
+        self.selection, self.estimator = selection, estimator
+        self.layers = [module for module in network.modules() if isinstance(module, StochasticLayer)]
+        on_outputs = {id(part) for layer in self.layers for part in layer.random.values()}
+        self.sampled = [name for name, part in posterior.items() if id(part) not in on_outputs]
+        self.has_fused_parts = any(isinstance(module, FUSED) for module in network.modules())
+        self.settings: dict[str, Any] = {}  # what `convert` was told, for `to_posterior`
+        self.weight_noise: torch.Generator | None = None
+        self.ready: Params = {}  # weights that a training step has drawn already, for its first call
+
+    def forward(self, *args: Any, **kwargs: Any) -> Any:
+        """Call the network with new weights."""
+        with self._one_pass():
+            output = self.network(*args, **kwargs)
+        if any(layer.calls > 1 and not layer.shared for layer in self.layers):
+            for layer in self.layers:
+                layer.shared = layer.shared or layer.calls > 1
+            return self.forward(*args, **kwargs)  # once in the life of a network: now its calls share a weight sample
+        return output
+
+    def kl(self, *, generator: torch.Generator | None = None) -> Tensor:
+        """Return the divergence of the posterior from the prior, summed over every random weight, tied ones once.
+
+        It is exact where the prior has a closed form, else an unbiased estimate from one draw.
+        """
+        means = self._means()
+        return torch.stack([part.kl(means[name], generator=generator) for name, part in self.parts()]).sum()
+
+    @contextmanager
+    def shared_moments(self) -> Iterator[Tensor]:
+        """Share work between the calls inside the block and the divergence, which is yielded: for a training step."""
+        try:
+            yield self._share()
+        finally:
+            self.ready.clear()
+            for layer in self.layers:
+                layer.moments = None
+
+    def _share(self) -> Tensor:
+        """Compute the moments of layers, draw the other weights, and return the divergence."""
+        terms = []
+        if self.estimator == "local" and self.layers:
+            terms.append(compute_moments(self.layers))
+        elif self.layers:
+            means, sampled = self._means(), set(self.sampled)
+            terms += [part.kl(means[name]) for name, part in self.parts() if name not in sampled]
+        if self.sampled:
+            means, parts = self._means(), dict(self.parts())
+            chosen = [parts[name] for name in self.sampled], [means[name] for name in self.sampled]
+            drawn, kl = samples_and_kl(*chosen, generator=self.weight_noise)
+            self.ready |= zip(self.sampled, drawn, strict=True)
+            terms.append(kl)
+        return terms[0] if len(terms) == 1 else torch.stack(terms).sum()
+
+    def sample_weights(self, *, generator: torch.Generator | None = None) -> Params:
+        """Draw every random parameter, by the user's names; differentiable in means and scales."""
+        means = self._means()
+        return {name: part.sample(means[name], generator=generator) for name, part in self.parts()}
+
+    def log_ratio(self, weights: Params) -> Tensor:
+        r"""Return $\log p(w) - \log q(w)$ of one draw, differentiable in the weights alone."""
+        means = self._means()
+        return torch.stack([part.log_ratio(means[name], weights[name]) for name, part in self.parts()]).sum()
+
+    def mean_module(self) -> nn.Module:
+        """Return a plain network at the means, of the user's own classes."""
+        return self.plain_network({})
+
+    def plain_network(self, lent: Mapping[str, Tensor]) -> nn.Module:
+        """Return a copy of the network, of the user's own classes, with some of its tensors lent instead of copied."""
+        network = copy.deepcopy(self.network, {id(value): value for value in lent.values()})
+        for module in network.modules():
+            if isinstance(module, StochasticLayer):
+                make_plain(module)
+        return network
+
+    def freeze(self, generator: torch.Generator | None = None) -> nn.Module:
+        """Return a plain network at one draw of the weights."""
+        if generator is not None and not isinstance(generator, torch.Generator):
+            raise InputError(f"The generator must be a torch.Generator, seeded by manual_seed, not {generator!r}.")
+        with torch.no_grad():
+            return params.load_(self.mean_module(), self.sample_weights(generator=generator))
+
+    def to_posterior(
+        self,
+        data: Data,
+        *,
+        likelihood: str | Likelihood = "categorical",
+        temperature: float = 1.0,
+        num_data: int | None = None,
+        generator: torch.Generator | None = None,
+    ) -> VariationalPosterior:
+        """Return what was learned in a loop of one's own as a posterior, as `Variational.fit` would.
+
+        It can predict, be saved, compressed, diagnosed and updated. Nothing is trained, and this module is not changed.
+
+        Args:
+            data: The training data, on which is measured how well the posterior explains them.
+            likelihood: How outputs explain targets; the noise of ``"gaussian"`` is found on the data.
+            temperature: What the divergence was weighted with in the loop; updates will do so too.
+            num_data: The number of examples where the data cannot be counted.
+            generator: The source of the draws with which is measured; by default the same call gives the same numbers.
+        """
+        from dubito.fitting.training import Training
+        from dubito.methods.variational.from_module import Finished
+
+        options: dict[str, Any] = {"likelihood": likelihood, "num_data": num_data, "generator": generator}
+        recipe, network = Finished(self, temperature), self.mean_module()
+        found = recipe.fit(network, data, training=Training(epochs=0), progress=False, **options)
+        return cast("VariationalPosterior", found)
+
+    def parts(self) -> Iterator[tuple[str, MeanField]]:
+        """Yield the posteriors by the user's names, in the order of the selection."""
+        for name in self.selection.names:
+            part = self.posterior[_key(name)]
+            assert isinstance(part, MeanField)
+            yield name, part
+
+    def scales(self) -> Tensor:
+        """Return the standard deviations of all random weights as one vector, in the order of the selection."""
+        return torch.cat([part.scale.detach().flatten() for _, part in self.parts()])
+
+    def _means(self) -> dict[str, Tensor]:
+        return dict(self.network.named_parameters())
+
+    @contextmanager
+    def _one_pass(self) -> Iterator[None]:
+        """Lend weight samples to the network, and let every layer remember its draws, for one call."""
+        for layer in self.layers:
+            layer.drawn, layer.calls = {}, 0
+        try:
+            with self._sampled_weights(), calling_every_layer(self.has_fused_parts):
+                yield
+        finally:
+            for layer in self.layers:
+                layer.drawn = None
+
+    def _sampled_weights(self) -> AbstractContextManager[Any]:
+        """Lend a draw of the weights whose layers do not put the noise on their outputs."""
+        if not self.sampled:
+            return nullcontext()
+        drawn = dict(self.ready)
+        self.ready.clear()
+        if not drawn:
+            means, parts, generator = self._means(), dict(self.parts()), self.weight_noise
+            drawn = {name: parts[name].sample(means[name], generator=generator) for name in self.sampled}
+        return params.swapped(self.network, drawn)
+
+    @contextmanager
+    def drawing_from(self, generator: torch.Generator) -> Iterator[None]:
+        """Draw weights for whole calls from a generator inside the block, where several processes must draw the same.
+
+        Noise on outputs still comes from the global generator: it belongs to each process's own rows.
+        """
+        vars(self)["weight_noise"] = generator
+        try:
+            yield
+        finally:
+            vars(self)["weight_noise"] = None
+
+
+def kl(module: nn.Module) -> Tensor:
+    """Return the summed divergence of every converted part of a module."""
+    parts = [part.kl() for part in module.modules() if isinstance(part, VariationalModule)]
+    return torch.stack(parts).sum() if parts else torch.zeros(())
+
+
+@contextmanager
+def calling_every_layer(needed: bool) -> Iterator[None]:
+    """Turn off the fused path of transformer layers, which reads weights instead of calling layers."""
+    before = torch.backends.mha.get_fastpath_enabled()
+    if needed:
+        torch.backends.mha.set_fastpath_enabled(False)
+    try:
+        yield
+    finally:
+        if needed:
+            torch.backends.mha.set_fastpath_enabled(before)
+
+
+def _key(name: str) -> str:
+    """A name under which a module can be registered."""
+    return name.replace(".", "/")

@@ -1,0 +1,315 @@
+r"""Natural gradients for a factorised normal posterior: variational online Newton in its improved form (IVON).
+
+One gradient per step, at weights $w = \mu + n$ with $n \sim \mathcal N(0, 1/P)$, moves the means and the precisions:
+
+$$\begin{aligned}
+g &\leftarrow \beta g + (1 - \beta)\,\hat g, \qquad
+  \hat g = \nabla_w \tfrac1B \textstyle\sum_b -\log p(y_b \mid x_b, w) \\
+\mu &\leftarrow \mu - \eta \frac{P_0}{P} \Big(\frac{g}{1 - \beta^t} + \frac{p_0}{\lambda} (\mu - m_0)\Big), \qquad
+  \lambda = N / T \\
+P &\leftarrow \tfrac12 P \big(1 + (1 + x)^2\big), \qquad x = \rho \Big(\lambda\, n\, \hat g + \frac{p_0}{P} - 1\Big)
+\end{aligned}$$
+
+under the prior $\mathcal N(m_0, 1/p_0)$. By the reparameterization trick $\mathbb E[n\,\hat g\,P]$ is the expected
+diagonal of the Hessian, so no second backward pass is needed; the square, a Riemannian correction of second order,
+keeps every precision positive. At rest $P = \lambda\,\mathbb E[\mathrm{diag}\,H] + p_0$, where the bound is largest
+(Lin et al. 2020, https://arxiv.org/abs/2002.10060; Shen et al. 2024, https://arxiv.org/abs/2402.17641).
+
+Draws come in pairs $n, -n$ over two steps: each is as normal as before, and in the estimate of the Hessian most of the
+gradient's own size cancels. Normal numbers are slow to make, so those of a large layer are dealt out to its weights
+several times, shifted by a random number of places: still independent over the weights of a step and over the steps of
+a weight.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+from dubito.beliefs.priors import Normal, Prior
+from dubito.core import distributed, params
+from dubito.core.batches import Batch
+from dubito.core.errors import InputError
+from dubito.core.params import Buffers, Params
+from dubito.fitting.gradient_training import Loss
+from dubito.fitting.inference import Info, NonFinite, Problem, State
+from dubito.fitting.optimizers import Optimizer
+from dubito.methods.variational.mean_field import MeanField
+from dubito.methods.variational.module import VariationalModule
+
+# β: the memory of the gradient.
+MOMENTUM = 0.9
+# Steps of η = 100 lr, so that one learning rate suits the means (as of plain gradient steps) and points (as of Adam).
+RATE = 100.0
+# η P₀ / P is at most this: a precision that has fallen far, and may be ill estimated, cannot throw its mean away.
+LONGEST = 1.0
+# ρ starts at this many over the number of steps, so that precisions forget their start in a fraction of the training,
+# and falls with the learning rate, so that they end as averages over many draws.
+TURNOVERS, SLOWEST, FASTEST = 20.0, 1e-5, 5e-2
+
+# Numbers that are enough to be dealt out again, and how often they are.
+MANY, DEALS = 2**14, 8
+
+
+class Step(NamedTuple):
+    r"""The numbers of one step that all weights share: η, ρ, λ and $1 - \beta^t$."""
+
+    rate: float
+    turnover: float
+    num_data: float
+    debias: float
+
+
+class Weights:
+    """The means, precisions and so on of one parameter's random entries, and the parameter that is lent the draws.
+
+    Args:
+        part: Posterior and prior; the memory of its log-scale, which is written when all is done, is used meanwhile.
+        parameter: The parameter of the module that is called.
+        state: ``mean`` in the shape of the parameter, ``precision``, ``momentum`` and ``noise`` of the random entries.
+        first_precision: P₀.
+    """
+
+    def __init__(self, part: MeanField, parameter: Tensor, state: dict[str, Tensor], first_precision: float) -> None:
+        self.part, self.parameter, self.state = part, parameter.detach(), state
+        self.first_precision = first_precision
+        prior: Any = part.prior
+        self.prior_precision, self.prior_mean = prior.scale**-2, prior.loc
+        self._prior_precision = torch.as_tensor(self.prior_precision, dtype=parameter.dtype, device=parameter.device)
+        self.scratch = part.log_scale.detach()  # new memory at each step is slow
+
+    def draw(self, number: int, generator: torch.Generator) -> None:
+        """Put the next draw of the weights into the parameter; the first has number 0."""
+        mean, noise, sign = self.state["mean"], self.state["noise"], 1.0 - 2.0 * (number % 2)
+        if number % 2 == 0:
+            self._new_noise(number // 2, generator)
+        scale = torch.rsqrt(self.state["precision"], out=self.scratch)
+        if self.part.index is None:
+            torch.addcmul(mean, noise, scale, value=sign, out=self.parameter)
+        else:
+            drawn = self.part.chosen(mean).addcmul_(noise, scale, value=sign)
+            self.parameter.copy_(self.part.placed(drawn, mean))
+
+    def _new_noise(self, pair: int, generator: torch.Generator) -> None:
+        """Draw normal numbers, or deal those that there are to other weights."""
+        noise, size = self.state["noise"], self.state["noise"].numel()
+        if size < MANY or pair % DEALS == 0:
+            _normal_(noise, generator)
+            return
+        shift = int(torch.randint(1, size, (), generator=generator, device=generator.device))
+        dealt, before = self.scratch.view(-1), noise.view(-1)
+        dealt[:shift].copy_(before[-shift:])
+        dealt[shift:].copy_(before[:-shift])
+        before.copy_(dealt)
+
+    def deviation(self) -> Tensor:
+        """By how much the last draw differs from the mean."""
+        return torch.sub(self.part.chosen(self.parameter), self.part.chosen(self.state["mean"]), out=self.scratch)
+
+    def move(self, gradient: Tensor, step: Step, product: Tensor | None = None) -> None:
+        r"""Take one step.
+
+        Args:
+            gradient: At the last draw, or the mean of gradients at several.
+            step: Its numbers.
+            product: $n\,\hat g$, averaged over several draws; by default of the last one.
+        """
+        precision, momentum, x = self.state["precision"], self.state["momentum"], self.scratch
+        forgotten, push = precision.new_full((), -step.turnover), step.turnover * step.num_data
+        if product is None:
+            torch.addcmul(forgotten, self.deviation(), gradient, value=push, out=x)
+        else:
+            torch.add(forgotten, product, alpha=push, out=x)
+        x.addcdiv_(self._prior_precision, precision, value=step.turnover)
+        precision.addcmul_(precision, x.addcmul_(x, x, value=0.5))  # x + x²/2 = ((1 + x)² - 1) / 2
+        momentum.lerp_(gradient, 1 - MOMENTUM)
+        self._move_mean(momentum, step)
+
+    def _move_mean(self, momentum: Tensor, step: Step) -> None:
+        """Move the mean by the pull of the prior, then by the gradient."""
+        mean = self.part.chosen(self.state["mean"])
+        rate = min(step.rate * self.first_precision, step.num_data)  # at most the whole step of Newton's method
+        precision = torch.clamp_min(self.state["precision"], rate / LONGEST, out=self.scratch)
+        if isinstance(self.prior_precision, Tensor) or isinstance(self.prior_mean, Tensor) or self.prior_mean:
+            mean.addcdiv_((mean - self.prior_mean).mul_(self._prior_precision), precision, value=-rate / step.num_data)
+        else:
+            mean.addcdiv_(mean, precision, value=-rate * self.prior_precision / step.num_data)
+        mean.addcdiv_(momentum, precision, value=-rate / step.debias)
+        if self.part.index is not None:
+            self.state["mean"].copy_(self.part.placed(mean, self.state["mean"]))
+
+
+class NaturalDescent:
+    """Natural steps on the random weights, and those of an ordinary optimizer on points and hyper-parameters.
+
+    The precisions are written into the module's scales when it is loaded; its parameters are lent the draws meanwhile.
+
+    Args:
+        problem: The data and the training settings.
+        module: The converted network, which must sample weights.
+        loss: This process's share of the mean negative log-likelihood of a batch, without a divergence.
+        temperature: T.
+        num_samples: Draws per step.
+        hyper: Initial values of the likelihood's learned settings.
+        rates: Factors of the learning rate by parameter name.
+    """
+
+    def __init__(
+        self,
+        problem: Problem,
+        module: VariationalModule,
+        loss: Loss,
+        *,
+        temperature: float,
+        num_samples: int,
+        hyper: Params,
+        rates: dict[str, float],
+    ) -> None:
+        if problem.training.clip is not None:
+            raise InputError("A natural step cannot be clipped: drop `clip` from Training, or use another optimizer.")
+        self.problem, self.module, self.loss, self.num_samples = problem, module, loss, num_samples
+        self.num_data = problem.num_data / temperature
+        parameters = dict(module.network.named_parameters())
+        self.parts = {name: (part, parameters[name]) for name, part in module.parts()}
+        for part, _ in self.parts.values():
+            check_prior(part.prior)
+        scales = {name: part.log_scale.detach() for name, (part, _) in self.parts.items()}
+        self.first_precision = {name: scale.mul(-2).exp().mean().item() for name, scale in scales.items()}
+        device = next(module.parameters())
+        self.hyper = {name: value.detach().to(device).clone().requires_grad_() for name, value in hyper.items()}
+        self.points = {name: value for name, value in parameters.items() if self._is_point(name, value)}
+        names = [*self.points, *(f"hyper.{name}" for name in hyper)]
+        no_decay = {name: 0.0 for name in names if name.startswith("hyper.") or name in self.parts}
+        self.optimizer = Optimizer(problem.training, names, weight_decay=no_decay, rates=rates)
+        batches = problem.source.num_batches or 1
+        self.turnover = min(max(TURNOVERS / (batches * max(problem.training.epochs, 1)), SLOWEST), FASTEST)
+
+    def _is_point(self, name: str, value: Tensor) -> bool:
+        """Whether an ordinary optimizer moves the parameter, or those of its entries that are not random."""
+        if name in self.parts:
+            part = self.parts[name][0]
+            return value.requires_grad and part.index is not None and not part.hold_rest
+        return value.requires_grad
+
+    def init(self, initial: Params, buffers: Buffers, generator: torch.Generator) -> State:
+        """Return the state before the first step."""
+        self.module.train()
+        means = {name: value.detach().clone() for name, (_, value) in self.parts.items()}
+        own = {name: means.get(name, value) for name, value in self.module.network.named_parameters()}
+        precision = {name: part.log_scale.detach().mul(-2).exp() for name, (part, _) in self.parts.items()}
+        moved = {**{name: own[name] for name in self.points}, **self._named_hyper()}
+        return {
+            "params": {f"network.{name}": value for name, value in own.items()},
+            "buffers": dict(self.module.named_buffers()),
+            "hyper": dict(self.hyper),
+            "natural": {
+                "precision": precision,
+                "momentum": params.zeros_like(precision),
+                "noise": params.zeros_like(precision),
+            },
+            "optimizer": self.optimizer.init(moved),
+            "step": 0,
+        }
+
+    def update(self, state: State, batch: Batch, generator: torch.Generator) -> tuple[State, Info]:
+        """Take one step; afterwards weights and buffers are the same in every process."""
+        if not self.module.training:
+            self.module.train()
+        weights = self._weights(state)
+        loss, slopes, products = self._average(state, weights, batch, generator)
+        if not math.isfinite(loss.item()):
+            raise NonFinite(f"The loss became {float(loss)}")
+        lr = self.problem.training.rate(self.problem.progress_at(state["step"]))
+        turnover = self.turnover * lr / self.problem.training.lr
+        step = Step(RATE * lr, turnover, self.num_data, 1 - MOMENTUM ** (state["step"] + 1))
+        for name, each in weights.items():
+            each.move(each.part.chosen(slopes[name]), step, products.get(name))
+        self._move_points(state, slopes, lr)
+        if distributed.is_active():
+            distributed.mean_([buffer for buffer in self.module.buffers() if buffer.is_floating_point()])
+        state["step"] += 1
+        return state, {"loss": loss, "lr": lr}
+
+    def _weights(self, state: State) -> dict[str, Weights]:
+        """The random weights around the tensors of the state; made once, for a state is changed in place."""
+        if getattr(self, "_of", None) is not state["natural"]:
+            self._of, found = state["natural"], {}
+            for name, (part, parameter) in self.parts.items():
+                own = {key: values[name] for key, values in state["natural"].items()}
+                own["mean"] = state["params"][f"network.{name}"]
+                found[name] = Weights(part, parameter, own, self.first_precision[name])
+            self._made = found
+        return self._made
+
+    @torch.no_grad()
+    def _average(
+        self, state: State, weights: dict[str, Weights], batch: Batch, generator: torch.Generator
+    ) -> tuple[Tensor, Params, Params]:
+        """Loss, gradients by name and, where there are several draws, products with the deviations; averaged."""
+        found = []
+        for draw in range(state["step"] * self.num_samples, (state["step"] + 1) * self.num_samples):
+            for each in weights.values():
+                each.draw(draw, generator)
+            loss, slopes = self._slopes(batch, generator)
+            distributed.sum_([loss, *slopes.values()])
+            if self.num_samples == 1:
+                return loss, slopes, {}
+            products = {n: each.deviation() * each.part.chosen(slopes[n]) for n, each in weights.items()}
+            found.append((loss, slopes, products))
+        means = [
+            {name: value.mean(0) for name, value in params.stack(each).items()}
+            for each in ([slopes for _, slopes, _ in found], [products for _, _, products in found])
+        ]
+        return torch.stack([loss for loss, _, _ in found]).mean(), means[0], means[1]
+
+    def _slopes(self, batch: Batch, generator: torch.Generator) -> tuple[Tensor, Params]:
+        """This process's share of the loss and of its gradient at the current draw."""
+        moved = {**{name: value for name, (_, value) in self.parts.items()}, **self.points, **self._named_hyper()}
+        values = list(moved.values())
+        if batch.num_rows == 0:
+            return values[0].new_zeros(()), params.zeros_like(moved)
+        with torch.enable_grad():
+            loss = self.loss(self.module.network, batch, self.hyper, generator)
+        slopes = torch.autograd.grad(loss, values, allow_unused=True, materialize_grads=True)
+        if distributed.is_active():
+            slopes = tuple(slope.contiguous() for slope in slopes)
+        return loss.detach(), dict(zip(moved, slopes, strict=True))
+
+    def _move_points(self, state: State, slopes: Params, lr: float) -> None:
+        moved = {**{name: state["params"][f"network.{name}"] for name in self.points}, **self._named_hyper()}
+        if not moved:
+            return
+        for name in self.points:
+            if name in self.parts:  # its random entries have moved already
+                part = self.parts[name][0]
+                slopes[name] = part.scale_gradient(slopes[name], 0.0)
+        self.optimizer.step(moved, slopes, state["optimizer"], lr)
+
+    def _named_hyper(self) -> Params:
+        return {f"hyper.{name}": value for name, value in self.hyper.items()}
+
+    def load(self, state: State) -> nn.Module:
+        """Return the module holding the means, scales and buffers of `state`, in evaluation mode."""
+        params.load_(self.module, state["params"], state["buffers"])
+        with torch.no_grad():
+            for name, (part, _) in self.parts.items():
+                part.log_scale.copy_(state["natural"]["precision"][name].log().mul_(-0.5))
+        return self.module.eval()
+
+
+def check_prior(prior: Prior) -> None:
+    """Raise unless the prior is normal with fixed numbers: the precision of any other is not known to the step."""
+    if not isinstance(prior, Normal) or prior.learns_scale:
+        raise InputError(
+            f"Natural gradients need a normal prior with a fixed scale, such as priors.Normal(0, 1), not {prior!r}."
+        )
+
+
+def _normal_(noise: Tensor, generator: torch.Generator) -> None:
+    if noise.device == generator.device:
+        noise.normal_(generator=generator)
+    else:
+        noise.copy_(torch.empty(noise.shape, dtype=noise.dtype).normal_(generator=generator))

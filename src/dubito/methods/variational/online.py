@@ -1,0 +1,47 @@
+r"""Variational continual learning: yesterday's posterior is today's prior.
+
+$$q_t = \arg\max_q\; \mathbb E_q[\log p(D_t \mid w)] - T\,\mathrm{KL}(q \,\|\, q_{t-1})$$
+
+(Nguyen et al. 2018, https://arxiv.org/abs/1710.10628). A weight that is not random has no doubt left and stays what it
+is; with ``biases="random"`` biases move too.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from dubito.beliefs.priors import ByName, Normal
+from dubito.core.settings import setting
+from dubito.fitting.inference import Inference, Problem
+from dubito.fitting.recipe import Recipe
+from dubito.methods.variational.convert import convert
+from dubito.methods.variational.joint import JointModule
+from dubito.methods.variational.posterior import VariationalPosterior
+from dubito.methods.variational.trainer import Trainer
+
+
+@setting
+class Continue(Recipe):
+    """Train a variational posterior on with new data, itself being the prior.
+
+    Args:
+        posterior: The posterior so far.
+    """
+
+    setting_name = "variational.Continue"
+    posterior: Any
+
+    def build(self, problem: Problem) -> Inference:
+        """Return the steps of training."""
+        old: VariationalPosterior = self.posterior
+        selection, recipe = old.selection, old.recipe
+        own = old.scale if old.correlations is None else old.scale / old.correlations.spread()
+        centers, spreads = (old.by_name(flat) for flat in (selection.ravel(old.mean()), old.scale))
+        prior = {name: Normal(center, spreads[name]) for name, center in centers.items()}
+        module = convert(
+            problem.model, prior=ByName(prior), estimator=recipe.sampling, initial_scale=old.by_name(own),
+            biases="random", weights=selection, rest="hold", family=recipe.family, rank=recipe.rank,
+        )  # fmt: skip
+        if isinstance(module, JointModule) and old.factor is not None:
+            module.continue_from(old.factor)
+        return Trainer(recipe, problem, module, before=old).inference()

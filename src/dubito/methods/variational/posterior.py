@@ -1,0 +1,297 @@
+"""The posterior that `Variational` finds."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
+from typing import TYPE_CHECKING, Any, Literal, Self
+
+import torch
+from torch import Tensor, nn
+
+from dubito.beliefs.likelihoods import Likelihood
+from dubito.beliefs.prediction import Prediction
+from dubito.beliefs.priors import GroupPrior, Prior
+from dubito.beliefs.priors.base import Value, unchecked
+from dubito.core import params
+from dubito.core.errors import InputError, UnsupportedError
+from dubito.core.params import Params
+from dubito.core.randomness import default_generator, draw_seed
+from dubito.core.settings import Setting
+from dubito.fitting.monte_carlo import weight_predictor
+from dubito.fitting.posterior import Posterior, Predictor
+from dubito.methods.variational.correlations import Correlations
+from dubito.methods.variational.predicting import local_predictor, predict_to
+from dubito.networks.selection import Selection
+
+if TYPE_CHECKING:
+    from dubito.core.batches import Data
+    from dubito.fitting.training import Training
+    from dubito.methods.variational.diagnosis import Diagnosis
+    from dubito.methods.variational.module import VariationalModule
+
+# Numbers in weight samples that are kept from batch to batch; above it they are drawn again for each batch.
+KEPT = 2**26
+
+
+@dataclass(frozen=True)
+class Record:
+    """What was measured on the training data after the fit; log-likelihoods are sums over the data, in nats.
+
+    Args:
+        num_data: The number of examples of this fit.
+        log_likelihood: Its expectation under the posterior, from several draws.
+        log_likelihood_error: The standard error of that.
+        log_likelihood_at_mean: That of the network at the means.
+        log_likelihood_at_start: That of the network that was given; None for a fresh start.
+        kl: The divergence from the prior.
+        gradient_noise: The share of the last squared gradients that is noise; None where the optimizer has no moments.
+        moving_scales: The share of scales that were still on their way when training ended; None as above.
+        earlier_bound: The bound on the evidence of the data before, where this posterior is an update.
+    """
+
+    num_data: int
+    log_likelihood: float
+    log_likelihood_error: float
+    log_likelihood_at_mean: float
+    log_likelihood_at_start: float | None
+    kl: float
+    gradient_noise: float | None
+    moving_scales: float | None
+    earlier_bound: float | None
+
+
+class VariationalPosterior(Posterior):
+    r"""The result of `Variational`: a normal distribution over the selected weights, of independent ones by default.
+
+    Args:
+        model: The network at the means.
+        likelihood: The likelihood.
+        recipe: The recipe.
+        num_data: The number of examples seen in all.
+        selection: Which weights are random.
+        scale: Their marginal standard deviations ``[D]``.
+        priors: The prior of each random parameter's random entries, with its learned values.
+        record: What was measured on the training data.
+        factor: How they move together in a ``"low-rank"`` or ``"full"`` family; see `dubito.variational.correlations`.
+    """
+
+    family = "Variational"
+
+    def __init__(
+        self,
+        model: nn.Module,
+        likelihood: Likelihood,
+        recipe: Any,
+        num_data: int,
+        selection: Selection,
+        scale: Tensor,
+        priors: dict[str, Prior],
+        record: Record,
+        factor: Tensor | None = None,
+    ) -> None:
+        super().__init__(model, likelihood, recipe, num_data)
+        self.selection, self.scale, self.priors, self.record = selection, scale, priors, record
+        self.factor = factor
+
+    @property
+    def correlations(self) -> Correlations | None:
+        """How the weights move together, or None where they are independent."""
+        return None if self.factor is None else Correlations(self.recipe.family, self.factor)
+
+    def sample(self, num_samples: int, *, generator: torch.Generator | None = None) -> Params:
+        """Draw weights."""
+        generator, center = default_generator(generator), self.selection.ravel(self.mean())
+        shape = (num_samples, self.selection.num_weights)
+        noise = torch.randn(shape, generator=generator, dtype=center.dtype, device=generator.device).to(center.device)
+        correlations = self.correlations
+        if correlations is not None:
+            noise = correlations.apply(noise, generator).div_(correlations.spread())
+        return self.selection.merge(self.mean(), noise.mul_(self.scale).add_(center))
+
+    def marginals(self) -> tuple[Params, Params]:
+        """Return means and variances; the variance is 0 where a weight is not random."""
+        mean = self.mean()
+        return mean, self.selection.merge(params.zeros_like(mean), self.scale.square())
+
+    def prior(self) -> tuple[Params, Params]:
+        """Return mean and variance of the prior; a weight that is not random keeps its value."""
+        mean, zeros = self.mean(), params.zeros_like(self.mean())
+        center = self._by_weight(lambda prior: prior.mean())
+        variance = self._by_weight(lambda prior: prior.variance())
+        return self.selection.merge(mean, center), self.selection.merge(zeros, variance)
+
+    def predict(
+        self,
+        x: Any,
+        *,
+        num_samples: int | None = None,
+        generator: torch.Generator | None = None,
+        batch_size: int = 1024,
+        standard_error: float | None = None,
+        **options: Any,
+    ) -> Prediction:
+        """Predict; see `Posterior.predict`.
+
+        Args:
+            x: The inputs.
+            num_samples: How many weight samples; with a `standard_error`, the most of them (by default 1,024).
+            generator: The source of randomness; by default the same call gives the same numbers.
+            batch_size: How many rows are worked on at a time.
+            standard_error: Draw as many samples as it takes until every class probability (in regression: every mean)
+                has this standard error. The result is that of a call with the number of samples it ended with.
+            options: ``method="weights"``, ``"local"`` or ``"mean"``; see `predictor`.
+        """
+        options |= {"batch_size": batch_size}
+        if standard_error is None:
+            return super().predict(x, num_samples=num_samples, generator=generator, **options)
+        if options.get("method") == "mean":
+            raise InputError("The network at the means draws nothing and has no standard_error: drop one of the two.")
+        seed = draw_seed(default_generator(generator))
+
+        def predict(count: int) -> Prediction:
+            own = torch.Generator().manual_seed(seed)
+            return Posterior.predict(self, x, num_samples=count, generator=own, **options)
+
+        return predict_to(standard_error, num_samples, predict)
+
+    def predictor(
+        self,
+        num_samples: int,
+        generator: torch.Generator,
+        *,
+        method: Literal["weights", "local", "mean"] = "weights",
+        **options: Any,
+    ) -> Predictor:
+        """Return the predictive.
+
+        Args:
+            num_samples: How many weight samples.
+            generator: The source of randomness.
+            method: ``"weights"``: the network at sampled weights, the same for all inputs of a call. ``"local"``: noise
+                on the outputs of each layer, which is cheaper because the first layer's work is shared by all samples;
+                the samples of different inputs are then independent. ``"mean"``: the network at the means, one pass
+                without epistemic uncertainty.
+            options: None others.
+        """
+        if options:
+            raise InputError(f"A Variational posterior has no predict option '{next(iter(options))}'.")
+        match method:
+            case "mean":
+                return lambda inputs: self.likelihood.predict(params.call(self.model, inputs))
+            case "local":
+                return local_predictor(self._converted(), self.likelihood, num_samples)
+            case "weights":
+                return self._weight_predictor(num_samples, generator)
+        raise InputError(f"method must be 'weights', 'local' or 'mean', not {method!r}.")
+
+    def _weight_predictor(self, num_samples: int, generator: torch.Generator) -> Predictor:
+        if num_samples * self.selection.num_weights <= KEPT:
+            return weight_predictor(self.model, self.likelihood, self.sample(num_samples, generator=generator))
+        seeds = [draw_seed(generator) for _ in range(num_samples)]
+        return lambda inputs: self.likelihood.predict_samples(
+            torch.stack([self._outputs(inputs, torch.Generator().manual_seed(seed)) for seed in seeds])
+        )
+
+    def _converted(self) -> VariationalModule:
+        """The posterior as a module that puts noise on outputs."""
+        from dubito.methods.variational.convert import convert
+
+        if self.factor is not None or isinstance(self.recipe.prior, GroupPrior):
+            raise InputError("Noise on outputs is for independent weights: use method='weights' with this posterior.")
+        scales = self.by_name(self.scale)
+        return convert(self.model, estimator="local", initial_scale=scales, biases="random", weights=self.selection)
+
+    def by_name(self, flat: Tensor) -> Params:
+        """Return one number per random weight ``[D]`` by parameter: in its shape, or a vector if only some are."""
+        found = {}
+        for name, span in self.selection.slices.items():
+            whole = self.selection.is_whole(name)
+            found[name] = flat[span].reshape(self.selection.shapes[name]) if whole else flat[span]
+        return found
+
+    def _outputs(self, inputs: Any, generator: torch.Generator) -> Tensor:
+        weights = params.unstack(self.sample(1, generator=generator))[0]
+        return params.functional_call(self.model, weights, inputs)
+
+    @property
+    def bound(self) -> float | None:
+        """The evidence lower bound of all data seen, or None where the prior is improper."""
+        if not all(prior.proper for prior in self.priors.values()):
+            return None
+        return self.record.log_likelihood - self.record.kl + (self.record.earlier_bound or 0.0)
+
+    def log_evidence(self) -> Tensor:
+        r"""Return the evidence lower bound $\mathbb E_q[\log p(D \mid w)] - \mathrm{KL}(q \,\|\, p) \le \log p(D)$.
+
+        It is the bound at temperature 1, whatever the posterior was trained with. After updates it is the sum of the
+        bounds of each step, each under the posterior before as its prior.
+        """
+        if self.bound is None:
+            raise UnsupportedError("A log-uniform prior is improper and defines no evidence; use priors.ARD() instead.")
+        return torch.tensor(self.bound, dtype=torch.float64)
+
+    def update(
+        self,
+        data: Data,
+        *,
+        training: Training | None = None,
+        generator: torch.Generator | None = None,
+        progress: bool = True,
+    ) -> VariationalPosterior:
+        """Learn on from new data, with this posterior as the prior; see `dubito.variational.online`."""
+        from dubito.methods.variational.online import Continue
+
+        options: dict[str, Any] = {"training": training, "generator": generator, "progress": progress}
+        return Continue(self).fit(self.model, data, likelihood=self.likelihood, **options)  # type: ignore[return-value]
+
+    def diagnose(self) -> Diagnosis:
+        """Say in plain words whether the posterior is healthy, and what to change if not."""
+        from dubito.methods.variational.diagnosis import diagnose
+
+        return diagnose(self)
+
+    def divergences(self) -> Tensor | None:
+        """Return the divergence of each random weight from its prior ``[D]``, or None without a closed form."""
+        mean = self.selection.ravel(self.mean())
+        parts = []
+        for name, prior in self.priors.items():
+            span = self.selection.slices[name]
+            tensors = {n: v.flatten() for n, v in prior.fields().items() if isinstance(v, Tensor) and v.ndim}
+            part = unchecked(prior, **tensors).kl(mean[span], self.scale[span])
+            if part is None:
+                return None
+            parts.append(part)
+        return torch.cat(parts)
+
+    def _by_weight(self, value_of: Callable[[Prior], Value]) -> Tensor:
+        """A number, or one per weight, of each parameter's prior, as one vector ``[D]``."""
+        parts = []
+        for name, prior in self.priors.items():
+            span = self.selection.slices[name]
+            value = torch.as_tensor(value_of(prior), dtype=self.dtype, device=self.device)
+            parts.append(value.flatten().expand(span.stop - span.start))
+        return torch.cat(parts)
+
+    def state(self) -> dict[str, Any]:
+        """Return selection, scales, priors and record."""
+        tensors: dict[str, Tensor] = {}
+        priors = {name: json.dumps(prior.to_json(tensors)) for name, prior in self.priors.items()}
+        return {
+            "selection": self.selection.to_state(),
+            "scale": self.scale,
+            "priors": priors,
+            "prior_tensors": tensors,
+            "record": asdict(self.record),
+            "factor": self.factor,
+        }
+
+    @classmethod
+    def from_state(cls, model: nn.Module, likelihood: Likelihood, recipe: Any, num_data: int, state: Any) -> Self:
+        """Undo `state`."""
+        tensors = state["prior_tensors"]
+        priors = {name: Setting.from_json(json.loads(text), tensors) for name, text in state["priors"].items()}
+        selection, record = Selection.from_state(state["selection"]), Record(**state["record"])
+        found = (selection, state["scale"], priors, record, state.get("factor"))
+        return cls(model, likelihood, recipe, num_data, *found)

@@ -1,0 +1,190 @@
+"""The `Variational` recipe."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from torch import Tensor
+
+from dubito.beliefs.objectives import ELBO, Objective
+from dubito.beliefs.priors import ByName, GroupPrior, Normal, Prior
+from dubito.beliefs.priors.base import require_real
+from dubito.core.errors import InputError, UnsupportedError
+from dubito.core.settings import is_number, is_whole, setting
+from dubito.fitting.inference import Inference, Problem
+from dubito.fitting.recipe import Recipe
+from dubito.methods.variational.convert import BIASES, ESTIMATORS, check_family, convert
+from dubito.methods.variational.natural import check_prior
+from dubito.select import all as all_weights
+from dubito.select.rule import SelectionRule
+
+OPTIMIZERS = ("gradient", "natural")
+
+
+@setting
+class Variational(Recipe):
+    r"""Train a normal posterior, factorised by default, by maximizing a bound on the evidence.
+
+    $$q(w) = \prod_i \mathcal N(\mu_i, \sigma_i^2), \qquad
+      \max_q\; \mathbb E_q[\log p(D \mid w)] - T\,\mathrm{KL}(q \,\|\, p)$$
+
+    (Graves 2011; Blundell et al. 2015, https://arxiv.org/abs/1505.05424). The mean starts at the model's weights, the
+    scale small. At temperature 1 a wide network tends to underfit; `posterior.diagnose()` says when, and colder
+    temperatures or fewer random weights are the remedies.
+
+    Args:
+        prior: One of `dubito.priors`.
+        objective: ``ELBO()`` or ``Renyi(alpha)``.
+        estimator: ``"local"`` reparameterization, ``"flipout"`` or ``"weight"`` sampling.
+        weights: Which weights are random. The others are held at their value, or trained if the start is fresh.
+        biases: Whether biases and the gains of normalization layers are random too, or trained as points.
+        initial_scale: The standard deviation of every weight at the start.
+        start: ``"model"`` starts at the model's weights, ``"fresh"`` at newly drawn ones.
+        kl_warmup: The fraction of all steps over which the weight of the divergence rises from 0 to `temperature`; or a
+            pair, the fractions at which the rise begins and ends.
+        kl_cycles: How often it does so, in as many equal parts of the training, each with `kl_warmup` as the fraction
+            of its own steps (Fu et al. 2019, https://arxiv.org/abs/1903.10145).
+        scale_rate: A factor of the learning rate for the scales; 0.5 has them learn at half the rate of the means, as
+            sparse variational dropout wants it.
+        temperature: The weight of the divergence; below 1 makes the posterior narrower.
+        optimizer: ``"gradient"`` steps by the optimizer of the training settings on means and scales, or ``"natural"``
+            gradients (see `dubito.variational.natural`), which cost about one step of Adam; they sample weights,
+            whatever the estimator.
+        family: ``"mean-field"``: independent weights. ``"low-rank"`` and ``"full"`` know correlations, for small
+            selections (see `dubito.variational.correlations`); they sample weights, whatever the estimator.
+        rank: The rank of the correlations of ``"low-rank"``.
+    """
+
+    setting_name = "Variational"
+    prior: Prior = Normal()
+    objective: Objective = ELBO()
+    estimator: Literal["local", "flipout", "weight"] = "local"
+    weights: SelectionRule = all_weights()
+    biases: Literal["deterministic", "random"] = "deterministic"
+    initial_scale: float = 0.03
+    start: Literal["model", "fresh"] = "model"
+    kl_warmup: float | tuple[float, float] = 0.0
+    kl_cycles: int = 1
+    scale_rate: float = 1.0
+    temperature: float = 1.0
+    optimizer: Literal["gradient", "natural"] = "gradient"
+    family: Literal["mean-field", "low-rank", "full"] = "mean-field"
+    rank: int = 10
+
+    def __post_init__(self) -> None:
+        for name, kind in {"prior": Prior, "objective": Objective, "weights": SelectionRule}.items():
+            if not isinstance(getattr(self, name), kind):
+                raise InputError(f"Variational({name}={getattr(self, name)!r}) must be one of dubito.{_HOME[name]}.")
+        require_real(self.prior)
+        choices = {"estimator": ESTIMATORS, "biases": BIASES, "start": ("model", "fresh"), "optimizer": OPTIMIZERS}
+        for name, allowed in choices.items():
+            if getattr(self, name) not in allowed:
+                raise InputError(f"Variational({name}={getattr(self, name)!r}) is not one of {', '.join(allowed)}.")
+        for name, good in _RANGES.items():
+            if not (is_number(getattr(self, name)) and good(getattr(self, name))) and not self._is_pair(name):
+                raise InputError(f"Variational({name}={getattr(self, name)!r}) is out of range.")
+        if self.objective.needs_weight_samples and self.sampling != "weight":
+            raise InputError(f"{self.objective!r} needs joint draws of all weights: use estimator='weight' with it.")
+        if self.kl_cycles > 1 and self._rise[1] == 0:
+            raise InputError("kl_cycles repeats the warm-up of the divergence: give kl_warmup too, such as 0.5.")
+        check_family(self.family, self.rank, self.prior)
+        if self.optimizer == "natural":
+            self._check_natural()
+        if isinstance(self.prior, GroupPrior):
+            self._check_groups()
+        if self.starts_fresh and _is_around_the_model(self.prior):
+            raise InputError("A prior around the model's weights needs start='model': fresh weights are no knowledge.")
+
+    def _check_natural(self) -> None:
+        if not isinstance(self.objective, ELBO):
+            raise InputError(f"Natural gradients are those of the ELBO, not of {self.objective!r}.")
+        if self.family != "mean-field":
+            raise InputError(f"Natural gradients are for family='mean-field', not '{self.family}'.")
+        if self._rise[1]:
+            raise InputError("Natural gradients need no warm-up of the divergence: drop kl_warmup.")
+        if self.scale_rate != 1:
+            raise InputError("Natural gradients have a step size of their own for scales: drop scale_rate.")
+        if not isinstance(self.prior, ByName):
+            check_prior(self.prior)
+
+    @property
+    def sampling(self) -> Literal["local", "flipout", "weight"]:
+        """The estimator that is used: natural steps and correlated families sample weights."""
+        return "weight" if self.optimizer == "natural" or self.family != "mean-field" else self.estimator
+
+    def kl_weight(self, progress: float) -> float:
+        """The weight of the divergence after a fraction of all steps, over the temperature.
+
+        >>> recipe = Variational(kl_warmup=0.5, kl_cycles=2)
+        >>> [recipe.kl_weight(done) for done in (0.0, 0.125, 0.25, 0.375, 0.5, 1.0)]
+        [0.0, 0.5, 1.0, 1.0, 0.0, 1.0]
+        >>> [Variational(kl_warmup=(0.25, 0.75)).kl_weight(done) for done in (0.0, 0.25, 0.5, 0.75)]
+        [0.0, 0.0, 0.5, 1.0]
+        """
+        begin, end = self._rise
+        if end == 0 or progress >= 1:
+            return 1.0
+        return min(max((progress * self.kl_cycles % 1.0 - begin) / (end - begin), 0.0), 1.0)
+
+    def _is_pair(self, name: str) -> bool:
+        """Whether this is a warm-up between two fractions of all steps."""
+        pair = self.kl_warmup
+        if name != "kl_warmup" or not isinstance(pair, tuple) or len(pair) != 2 or not all(map(is_number, pair)):
+            return False
+        return 0 <= pair[0] < pair[1] <= 1
+
+    @property
+    def _rise(self) -> tuple[float, float]:
+        """The fractions of all steps, or of a cycle, at which the weight of the divergence begins and ends to rise."""
+        return self.kl_warmup if isinstance(self.kl_warmup, tuple) else (0.0, self.kl_warmup)
+
+    def build(self, problem: Problem) -> Inference:
+        """Return the steps of training."""
+        from dubito.methods.variational.trainer import Trainer
+
+        chosen = self.weights.resolve(
+            problem.model, problem.source, problem.likelihood,
+            prior_precision=self._precision(), generator=problem.generator,
+        )  # fmt: skip
+        module = convert(
+            problem.model, prior=self.prior, estimator=self.sampling, initial_scale=self.initial_scale,
+            biases=self.biases, weights=chosen, rest="train" if self.starts_fresh else "hold",
+            family=self.family, rank=self.rank,
+        )  # fmt: skip
+        if isinstance(self.prior, GroupPrior):
+            from dubito.methods.variational.groups.trainer import GroupTrainer
+
+            return GroupTrainer(self, problem, module).inference()
+        return Trainer(self, problem, module).inference()
+
+    def _check_groups(self) -> None:
+        """What a prior of groups does not go with."""
+        bad = {"objective": self.objective.needs_weight_samples, "estimator": self.estimator == "flipout"}
+        for name, is_bad in {**bad, "biases": self.biases == "random"}.items():
+            if is_bad:
+                given = f"{name}={getattr(self, name)!r}"
+                raise InputError(f"{self.prior!r} is a prior of groups and cannot be used with {given}.")
+
+    def _precision(self) -> float:
+        """A prior precision for rules that choose weights by their variance; 1 where the prior has no single one."""
+        try:
+            variance = self.prior.variance()
+        except (UnsupportedError, InputError):
+            return 1.0
+        return 1.0 if isinstance(variance, Tensor) else 1 / variance
+
+
+def _is_around_the_model(prior: Prior) -> bool:
+    if isinstance(prior, ByName):
+        return any(_is_around_the_model(part) for part in prior.priors.values())
+    return isinstance(getattr(prior, "loc", None), str)
+
+
+_HOME = {"prior": "priors", "objective": "objectives", "weights": "select"}
+_RANGES = {
+    "initial_scale": lambda value: 0 < value < float("inf"),
+    "kl_warmup": lambda value: 0 <= value <= 1,
+    "kl_cycles": lambda value: is_whole(value, 1),
+    "scale_rate": lambda value: 0 <= value < float("inf"),
+    "temperature": lambda value: 0 < value < float("inf"),
+}

@@ -1,0 +1,65 @@
+"""`nn.Linear`: $y = W x + b$ at every position."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from dubito.networks.layers.base import Cost, LayerRule, channels_last_rows, check_kept, count_parameters, resized
+from dubito.networks.layers.registry import register
+from dubito.networks.layers.rows import Dense
+
+
+@register(nn.Linear)
+class LinearRule(LayerRule[nn.Linear]):
+    """Input `[B, *positions, I]`; the weight `[O, I]` is its own matrix."""
+
+    def apply(self, layer: nn.Linear, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+        """$W x + b$."""
+        return F.linear(x, weight, bias)
+
+    def inputs_as_rows(self, layer: nn.Linear, x: Tensor) -> Dense:
+        """Every position is a row: `[B, T, I]`."""
+        return Dense(channels_last_rows(x[None])[0])
+
+    def grads_as_rows(self, layer: nn.Linear, g: Tensor) -> Tensor:
+        """Every position is a row: `[V, B, T, O]`."""
+        return channels_last_rows(g)
+
+    def bias_grads(self, layer: nn.Linear, g: Tensor) -> Tensor:
+        """`[V, B, O]`."""
+        return channels_last_rows(g).sum(2)
+
+    def bias_shares_rows(self, layer: nn.Linear) -> bool:
+        """Always."""
+        return True
+
+    def num_inputs(self, layer: nn.Linear) -> int:
+        """`in_features`."""
+        return layer.in_features
+
+    def num_outputs(self, layer: nn.Linear) -> int:
+        """`out_features`."""
+        return layer.out_features
+
+    def channel_axis(self, layer: nn.Linear, ndim: int) -> int:
+        """The last."""
+        return ndim - 1
+
+    def keep_outputs(self, layer: nn.Linear, index: Tensor) -> nn.Linear:
+        """Rows of the weight and entries of the bias."""
+        index = check_kept(index, layer.out_features)
+        tensors = {name: p[index] for name, p in layer.named_parameters(recurse=False)}
+        return resized(layer, tensors, out_features=len(index))
+
+    def keep_inputs(self, layer: nn.Linear, index: Tensor) -> nn.Linear:
+        """Columns of the weight."""
+        index = check_kept(index, layer.in_features)
+        return resized(layer, {"weight": layer.weight[:, index]}, in_features=len(index))
+
+    def cost(self, layer: nn.Linear, input_shape: Sequence[int]) -> Cost:
+        """I · O multiply-accumulates per position."""
+        return Cost(count_parameters(layer), math.prod(input_shape) * layer.out_features)

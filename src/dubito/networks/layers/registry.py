@@ -1,0 +1,95 @@
+"""Which rule describes which module."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, TypeVar
+
+from torch import nn
+from torch.nn.parameter import is_lazy
+from torch.nn.utils import parametrize
+
+from dubito.core.errors import UnsupportedError
+from dubito.networks.layers.base import LayerRule, how_to_add
+
+_RULES: dict[type[nn.Module], LayerRule[Any]] = {}
+
+R = TypeVar("R", bound=type[LayerRule[Any]])
+
+
+def register(*layer_types: type[nn.Module]) -> Callable[[R], R]:
+    """A class decorator: this rule describes the `forward` of these layer types. The last registration holds.
+
+    A user's own layer joins every method this way, if its learned tensors are called `weight` and `bias`:
+
+    >>> import torch
+    >>> class Scale(nn.Module):
+    ...     def __init__(self, size):
+    ...         super().__init__()
+    ...         self.weight = nn.Parameter(torch.ones(size))
+    ...     def forward(self, x):
+    ...         return x * self.weight
+    >>> @register(Scale)
+    ... class ScaleRule(LayerRule[Scale]):
+    ...     def apply(self, layer, x, weight, bias):
+    ...         return x * weight
+    >>> type(rule_for(Scale(3))).__name__
+    'ScaleRule'
+    """
+
+    def add(rule: R) -> R:
+        _RULES.update(dict.fromkeys(layer_types, rule()))
+        return rule
+
+    return add
+
+
+def rule_for(module: nn.Module) -> LayerRule[Any] | None:
+    """The rule that describes this module, or None.
+
+    Rules are found by the class's method resolution order, but inheriting from a known layer is not enough: a rule
+    holds only where the module really computes what the rule says. So there is none for
+
+    - a class with its own `forward` (a LoRA or weight-standardised subclass), or an instance with one;
+    - a weight that is recomputed from other tensors (parametrized, weight- or spectral-normalised, pruned by mask);
+    - settings that the rule does not describe (an `nn.Embedding` with `max_norm`).
+
+    A rule says nothing of how a module is used. `out_proj` inside `nn.MultiheadAttention` is a linear layer and has a
+    rule, although attention reads its weight and never calls it; whoever relies on calls must see them happen.
+    """
+    rule, obstacle = _find(module)
+    return None if obstacle else rule
+
+
+def require_rule(module: nn.Module, purpose: str = "this method") -> LayerRule[Any]:
+    """`rule_for`, or an error that says what `purpose` misses: why there is no rule, and what to do about it."""
+    rule, obstacle = _find(module)
+    if rule is not None and obstacle is None:
+        return rule
+    raise UnsupportedError(f"{purpose} needs a layer rule for {type(module).__name__}, but {obstacle}")
+
+
+def _find(module: nn.Module) -> tuple[LayerRule[Any] | None, str | None]:
+    """The nearest rule by method resolution order, and what stands in its way."""
+    known = next((cls for cls in type(module).__mro__ if cls in _RULES), None)
+    if known is None:  # a module that can have none may say why
+        return None, getattr(module, "no_rule_because", f"none is registered for its class; {how_to_add(module)}")
+    rule = _RULES[known]
+    return rule, _changed(module, known) or rule.obstacle(module)
+
+
+def _changed(module: nn.Module, known: type[nn.Module]) -> str | None:
+    """In what way the module computes something other than its known class."""
+    if parametrize.is_parametrized(module):
+        return "its tensors are parametrized; call torch.nn.utils.parametrize.remove_parametrizations on it first"
+    if type(module).forward is not known.forward or "forward" in vars(module):
+        return f"its forward is not that of {known.__name__}; {how_to_add(module)}"
+    for name in ("weight", "bias"):
+        if hasattr(module, name) and name not in module._parameters:
+            return (
+                f"its {name} is not a parameter of its own but computed from other tensors; make it one first "
+                "(remove_weight_norm, remove_spectral_norm or prune.remove in torch.nn.utils)"
+            )
+    if any(is_lazy(p) for p in module.parameters(recurse=False)):
+        return "its weights have no shape yet; run one batch through the model first"
+    return None

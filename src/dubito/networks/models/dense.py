@@ -1,0 +1,50 @@
+"""Fully connected networks: `mlp`, and LeNet-300-100 as one of them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from itertools import pairwise
+
+from torch import nn
+
+from dubito.core.errors import InputError
+
+ACTIVATIONS: dict[str, type[nn.Module]] = {
+    "relu": nn.ReLU,
+    "tanh": nn.Tanh,
+    "gelu": nn.GELU,
+    "silu": nn.SiLU,
+    "elu": nn.ELU,
+    "softplus": nn.Softplus,
+}
+
+
+def mlp(inputs: int, outputs: int, hidden: Sequence[int] | int = (50,), activation: str = "relu") -> nn.Sequential:
+    """Return a multi-layer perceptron; inputs of any shape are flattened to `inputs` features.
+
+    Args:
+        inputs: The number of input features.
+        outputs: The number of outputs.
+        hidden: The width of each hidden layer; none makes a linear model.
+        activation: One of `ACTIVATIONS`.
+
+    >>> sum(p.numel() for p in mlp(3, 2, hidden=(5,)).parameters()) == (3 + 1) * 5 + (5 + 1) * 2
+    True
+    """
+    if activation not in ACTIVATIONS:
+        raise InputError(f"There is no activation '{activation}'; known are {', '.join(ACTIVATIONS)}.")
+    widths = [inputs, *([hidden] if isinstance(hidden, int) else hidden), outputs]
+    if any(not isinstance(width, int) or width < 1 for width in widths):
+        raise InputError(f"Every layer of an mlp needs a whole number of units, at least 1; got {widths}.")
+    layers: list[nn.Module] = [nn.Flatten()]
+    for fan_in, fan_out in pairwise(widths):
+        layers += [nn.Linear(fan_in, fan_out), ACTIVATIONS[activation]()]
+    return nn.Sequential(*layers[:-1])
+
+
+def lenet_300_100(inputs: int = 784, outputs: int = 10) -> nn.Sequential:
+    """Return LeNet-300-100 (LeCun et al. 1998, "Gradient-based learning applied to document recognition") with ReLU.
+
+    It has 266,610 weights for 28 x 28 images and 10 classes: the usual first network of papers on pruning.
+    """
+    return mlp(inputs, outputs, hidden=(300, 100))

@@ -1,0 +1,158 @@
+"""Classifiers of integer token sequences: a small transformer and an LSTM. Padding changes nothing.
+
+Both are built from layers that are called as modules, and attention is written out, so that every method that works
+layer by layer, or differentiates twice, works on it (`nn.MultiheadAttention` reads the weights of its parts without
+calling them).
+"""
+
+from __future__ import annotations
+
+import math
+
+import torch
+from torch import Tensor, nn
+
+from dubito.core.errors import InputError
+
+PADDING = 0  # the token number that `dubito.data` pads with
+
+
+def mean_over_tokens(states: Tensor, is_token: Tensor) -> Tensor:
+    """Return the mean of ``states [B, T, H]`` over the positions where ``is_token [B, T]``; 0 where there are none."""
+    weights = is_token.unsqueeze(-1).to(states.dtype)
+    return (states * weights).sum(dim=1) / weights.sum(dim=1).clamp_min(1.0)
+
+
+class Attention(nn.Module):
+    """Multi-head self-attention, ``softmax(q kᵀ / √d) v`` per head, in which nothing attends to padding."""
+
+    def __init__(self, width: int, heads: int) -> None:
+        super().__init__()
+        self.heads = heads
+        self.query, self.key, self.value = (nn.Linear(width, width) for _ in range(3))
+        self.out = nn.Linear(width, width)
+
+    def forward(self, x: Tensor, is_token: Tensor) -> Tensor:
+        """From ``[B, T, H]`` to ``[B, T, H]``."""
+        parts = (self.query, self.key, self.value)
+        q, k, v = (part(x).unflatten(-1, (self.heads, -1)).transpose(1, 2) for part in parts)
+        scores = torch.einsum("bhqd,bhkd->bhqk", q, k) / math.sqrt(q.shape[-1])
+        # The lowest finite number, not -inf: a row without any token would be NaN.
+        scores = scores.masked_fill(~is_token[:, None, None, :], torch.finfo(scores.dtype).min)
+        mixed = torch.einsum("bhqk,bhkd->bhqd", scores.softmax(dim=-1), v)
+        return self.out(mixed.transpose(1, 2).flatten(-2))
+
+
+class TransformerBlock(nn.Module):
+    """Attention and a two-layer perceptron, each after a layer norm and beside a shortcut (pre-norm)."""
+
+    def __init__(self, width: int, heads: int, dropout: float) -> None:
+        super().__init__()
+        self.norm1, self.attention = nn.LayerNorm(width), Attention(width, heads)
+        self.norm2 = nn.LayerNorm(width)
+        self.mlp = nn.Sequential(nn.Linear(width, 4 * width), nn.GELU(), nn.Linear(4 * width, width))
+        self.dropout = nn.Dropout(dropout)
+
+    def forward(self, x: Tensor, is_token: Tensor) -> Tensor:
+        """From ``[B, T, H]`` to ``[B, T, H]``."""
+        x = x + self.dropout(self.attention(self.norm1(x), is_token))
+        return x + self.dropout(self.mlp(self.norm2(x)))
+
+
+class Transformer(nn.Module):
+    """A transformer encoder whose mean state over the tokens is classified; see `transformer`."""
+
+    def __init__(
+        self, vocabulary: int, outputs: int, length: int, width: int, depth: int, heads: int, dropout: float
+    ) -> None:
+        super().__init__()
+        self.length = length
+        self.tokens = nn.Embedding(vocabulary, width, padding_idx=PADDING)
+        self.positions = nn.Embedding(length, width)
+        self.dropout = nn.Dropout(dropout)
+        self.blocks = nn.ModuleList(TransformerBlock(width, heads, dropout) for _ in range(depth))
+        self.norm = nn.LayerNorm(width)
+        self.head = nn.Linear(width, outputs)
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        """From token numbers ``[B, T]`` to logits ``[B, C]``."""
+        if tokens.shape[1] > self.length:
+            raise InputError(f"{tokens.shape[1]} tokens do not fit this transformer of length {self.length}.")
+        is_token = tokens != PADDING
+        numbers = torch.arange(tokens.shape[1], device=tokens.device).expand(tokens.shape)
+        x = self.dropout(self.tokens(tokens) + self.positions(numbers))
+        for block in self.blocks:
+            x = block(x, is_token)
+        return self.head(mean_over_tokens(self.norm(x), is_token))
+
+
+class LSTM(nn.Module):
+    """An LSTM whose mean state over the tokens is classified; see `lstm`."""
+
+    def __init__(self, vocabulary: int, outputs: int, width: int, embedding: int, depth: int, dropout: float) -> None:
+        super().__init__()
+        self.tokens = nn.Embedding(vocabulary, embedding, padding_idx=PADDING)
+        self.lstm = nn.LSTM(embedding, width, num_layers=depth, batch_first=True, dropout=dropout if depth > 1 else 0.0)
+        self.dropout = nn.Dropout(dropout)
+        self.head = nn.Linear(width, outputs)
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        """From token numbers ``[B, T]``, padded at the end, to logits ``[B, C]``."""
+        states, _ = self.lstm(self.tokens(tokens))
+        return self.head(self.dropout(mean_over_tokens(states, tokens != PADDING)))
+
+
+def transformer(
+    vocabulary: int,
+    outputs: int,
+    length: int = 64,
+    width: int = 64,
+    depth: int = 2,
+    heads: int = 4,
+    dropout: float = 0.1,
+) -> Transformer:
+    """Return a small pre-norm transformer classifier (Vaswani et al. 2017, https://arxiv.org/abs/1706.03762).
+
+    Args:
+        vocabulary: The number of token numbers; 0 is padding.
+        outputs: The number of classes.
+        length: The longest sequence.
+        width: The size of the states; `heads` divides it.
+        depth: The number of blocks.
+        heads: The number of attention heads.
+        dropout: The dropout rate of embeddings and blocks.
+    """
+    _check_sizes(vocabulary=vocabulary, outputs=outputs, length=length, width=width, depth=depth, heads=heads)
+    _check_rate(dropout)
+    if width % heads:
+        raise InputError(f"width={width} cannot be shared by heads={heads}: make it a multiple.")
+    return Transformer(vocabulary, outputs, length, width, depth, heads, dropout)
+
+
+def lstm(
+    vocabulary: int, outputs: int, width: int = 64, embedding: int = 64, depth: int = 1, dropout: float = 0.1
+) -> LSTM:
+    """Return an LSTM classifier (Hochreiter and Schmidhuber 1997) of sequences that are padded at the end.
+
+    Args:
+        vocabulary: The number of token numbers; 0 is padding.
+        outputs: The number of classes.
+        width: The size of the state.
+        embedding: The size of the word vectors.
+        depth: The number of layers.
+        dropout: The dropout rate between layers and before the last one.
+    """
+    _check_sizes(vocabulary=vocabulary, outputs=outputs, width=width, embedding=embedding, depth=depth)
+    _check_rate(dropout)
+    return LSTM(vocabulary, outputs, width, embedding, depth, dropout)
+
+
+def _check_sizes(**sizes: int) -> None:
+    for name, size in sizes.items():
+        if not isinstance(size, int) or size < 1:
+            raise InputError(f"{name} must be a whole number, at least 1; got {size!r}.")
+
+
+def _check_rate(dropout: float) -> None:
+    if not isinstance(dropout, int | float) or not 0 <= dropout < 1:
+        raise InputError(f"dropout must be a number, at least 0 and below 1; got {dropout!r}.")

@@ -1,0 +1,116 @@
+r"""Two numbers per weight from one vector-Jacobian product: forms that are diagonal but for a rank of one.
+
+With $g_k$ the gradient of column $k$, both how much a weight moves the outputs and its curvature are
+
+$$\sum_k w_k g_k^2 - \Big(\sum_k u_k g_k\Big)^2$$
+
+For a softmax the columns are the logits less that of the likeliest class $c^*$, $g_c = J_c - J_{c^*}$. Then
+$\lVert (I - \mathbf 1\mathbf 1^\top / C) J \rVert^2 = \sum_c g_c^2 - (\sum_c g_c)^2 / C$ and
+$J^\top (\mathrm{diag}(p) - p p^\top) J = \sum_c p_c g_c^2 - (\sum_c p_c g_c)^2$. What is subtracted is at most
+$1 - 1/C$ of the first term in the one and $1 - p_{c^*}$ in the other (Cauchy-Schwarz), which is no more: the difference
+is positive, and a factor of $C$ in precision is the most it can lose, however sure the network is. With another class
+in the place of $c^*$ both terms of the curvature would be nearly equal where the network is sure.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from dubito.beliefs.likelihoods import Categorical, Likelihood
+from dubito.curvature import Factor
+from dubito.curvature.products import CACHED, slices
+from dubito.select.directions import at_each_position, direction_seeds
+
+
+@dataclass(frozen=True)
+class Forms:
+    """The squared slopes and the curvature as forms of the gradients of `seeds`, K of them at each of T positions.
+
+    Args:
+        seeds: The columns, ``[T·K, *outputs]``.
+        squares: The weights w of both forms, ``[B, 2, T·K]``.
+        sums: The weights u of both forms, ``[B, T, 2, K]``; None for zeros.
+    """
+
+    seeds: Tensor
+    squares: Tensor
+    sums: Tensor | None = None
+
+    @classmethod
+    def of(cls, likelihood: Likelihood, outputs: Tensor, targets: Tensor) -> Forms | None:
+        """The forms of a softmax, or of outputs that do not interact; None for others."""
+        if isinstance(likelihood, Categorical):
+            return cls._of_softmax(likelihood, outputs, targets)
+        hessian = likelihood.hessian(outputs, targets)
+        own = hessian.diagonal(dim1=-2, dim2=-1)
+        if hessian.count_nonzero() != own.count_nonzero():
+            return None
+        each = own.flatten(1)
+        (seeds,) = direction_seeds(likelihood, outputs, targets, each.shape[1])
+        return cls(seeds, torch.stack([torch.ones_like(each), each], 1))
+
+    @classmethod
+    def _of_softmax(cls, likelihood: Categorical, outputs: Tensor, targets: Tensor) -> Forms:
+        logits, kept = likelihood.canonical(outputs), likelihood.observed(targets).unsqueeze(-1)
+        width = logits.shape[-1]
+        probs = torch.where(kept, logits, 0.0).softmax(-1).reshape(len(logits), -1, width)
+        best = probs.argmax(-1, keepdim=True)
+        classes = torch.arange(width, device=best.device)
+        others = (best + classes[1:]) % width  # [B, T, C − 1]
+        columns = (others.unsqueeze(-1) == classes).to(probs) - (best == classes).to(probs).unsqueeze(2)
+        probs = probs.gather(-1, others)
+        ones = torch.ones_like(probs)
+        return cls(
+            likelihood.restore(at_each_position(columns).reshape(-1, *logits.shape) * kept, outputs),
+            torch.stack([ones.flatten(1), probs.flatten(1)], 1),
+            torch.stack([ones / math.sqrt(width), probs], 2),
+        )
+
+    def __call__(self, grads: Tensor, examples: Any = slice(None)) -> Tensor:
+        """Both forms of gradients ``[B, T·K, X]`` at each example, ``[B, 2, X]``."""
+        found = self.squares[examples] @ grads.square()
+        for each in self._sums(grads, examples):
+            found.addcmul_(each, each, value=-1)
+        return found
+
+    def added_up(self, grads: Tensor, examples: slice) -> Tensor:
+        """Both forms added up over examples, ``[2, X]``; the gradients are gone afterwards."""
+        sums = self._sums(grads, examples)
+        found = self.squares[examples].transpose(0, 1).flatten(1) @ grads.square_().flatten(0, 1)
+        for each in sums:
+            found -= each.square_().sum(0)
+        return found
+
+    def _sums(self, grads: Tensor, examples: Any) -> tuple[Tensor, ...]:
+        """The sums of both forms at each position, ``[B, 2, X]``."""
+        if self.sums is None:
+            return ()
+        weights = self.sums[examples]
+        return (weights @ grads.unflatten(1, (weights.shape[1], -1))).unbind(1)
+
+
+def added_up(factor: Factor, forms: Forms) -> Tensor:
+    """Both forms of every weight, added up over examples: ``[2, size]``."""
+    if factor.is_bias:
+        return forms(factor.parts[0].bias_grads().transpose(0, 1)).sum(0)
+    if (tokens := factor.tokens) is not None:
+        each = forms(tokens.grads.transpose(0, 1), tokens.example).transpose(0, 1)
+        return factor.like.new_zeros(2, *factor.shape).index_add(1, tokens.token, each).flatten(1)
+    total = factor.like.new_zeros(2, math.prod(factor.shape))
+    for examples, entries, grads in factor.products() if factor.is_convolution else _explicit(factor):
+        total[:, entries] += forms.added_up(grads, examples)
+    if factor.is_convolution:
+        return torch.stack([factor.parts[0].from_matrix(values, factor.shape) for values in total])
+    return total
+
+
+def _explicit(factor: Factor) -> Iterator[tuple[slice, slice, Tensor]]:
+    """Yield the explicit gradients ``[b, V, size]`` of some examples, and which; the caller may change them."""
+    for examples in slices(factor.size, CACHED // max(factor.columns * math.prod(factor.shape), 1)):
+        yield examples, slice(None), factor.per_sample(examples).flatten(2).transpose(0, 1).clone()

@@ -1,0 +1,195 @@
+"""A network as a function of coordinates: any recipe runs on a subspace unchanged, and is lifted back to weights."""
+
+from __future__ import annotations
+
+import copy
+import dataclasses
+import json
+from typing import TYPE_CHECKING, Any, Self
+
+import torch
+from torch import Tensor, nn
+
+from dubito.beliefs.likelihoods import Likelihood
+from dubito.core import params
+from dubito.core.errors import UnsupportedError
+from dubito.core.params import Params
+from dubito.core.settings import Setting
+from dubito.fitting.inference import Inference, Problem, State
+from dubito.fitting.posterior import History, Posterior, Predictor
+from dubito.select.names import all as all_weights
+from dubito.select.subspace import Subspace
+
+if TYPE_CHECKING:
+    from dubito.core.batches import Data
+    from dubito.fitting.recipe import Recipe
+    from dubito.fitting.training import Training
+
+
+class Lifted(nn.Module):
+    """The network at ``w(z)``; its only parameter is z ``[1, r]``.
+
+    Args:
+        model: The network; it stays as it is and runs in evaluation mode.
+        subspace: The subspace.
+        coordinates: z ``[r]``; by default 0.
+    """
+
+    no_rule_because = "each coordinate of a subspace moves weights of many layers, which is no loss for a few of them"
+
+    def __init__(self, model: nn.Module, subspace: Subspace, coordinates: Tensor | None = None) -> None:
+        super().__init__()
+        self._hidden: list[Any] = [
+            copy.deepcopy(model).eval().requires_grad_(False),
+            subspace,
+        ]  # in a list: no part of this module
+        start = torch.zeros(subspace.num_weights) if coordinates is None else coordinates
+        self.z = nn.Parameter(start.to(next(model.parameters())).reshape(1, -1).clone())
+
+    def forward(self, *args: Any, **kwargs: Any) -> Tensor:
+        """Run the network at the weights of z."""
+        model, subspace = self._hidden
+        base = {name: value for name, value in model.named_parameters() if name in subspace.weights.indices}
+        inputs: Any = kwargs or (args[0] if len(args) == 1 else args)
+        return params.functional_call(model, subspace.merge(base, self.z.reshape(-1)), inputs)
+
+
+def lifted_inference(recipe: Recipe, problem: Problem, subspace: Subspace) -> Inference:
+    """Return the steps of a recipe on the coordinates, with a posterior over the network's own weights at the end."""
+    lifted = Lifted(problem.model, subspace)
+    changes: dict[str, Any] = {"weights": all_weights()}
+    if getattr(recipe, "structure", None) == "kron":  # the factors of one row of weights: the whole matrix, and 1
+        changes["structure"] = "full"
+    inner = recipe.replace(**changes).build(dataclasses.replace(problem, model=lifted))
+
+    def posterior(state: State) -> SubspacePosterior:
+        return lift_posterior(inner.posterior(state), recipe, problem.model, subspace)
+
+    return inner._replace(posterior=posterior)
+
+
+def lift_posterior(found: Posterior, recipe: Any, model: nn.Module, subspace: Subspace) -> SubspacePosterior:
+    """Return a posterior over weights from one over coordinates."""
+    center = found.mean()["z"].reshape(-1)
+    network = params.load_(copy.deepcopy(model), subspace.merge(params.of(model), center))
+    return SubspacePosterior(network, found.likelihood, recipe, found.num_data, subspace, found)
+
+
+class SubspacePosterior(Posterior):
+    """A posterior over the coordinates of a subspace, seen as one over weights.
+
+    Args:
+        model: The network at the centre.
+        likelihood: The likelihood.
+        recipe: The recipe.
+        num_data: The number of examples seen in all.
+        selection: The subspace.
+        inner: The posterior over the coordinates.
+    """
+
+    family = "Subspace"
+
+    def __init__(
+        self,
+        model: nn.Module,
+        likelihood: Likelihood,
+        recipe: Any,
+        num_data: int,
+        selection: Subspace,
+        inner: Posterior,
+    ) -> None:
+        super().__init__(model, likelihood, recipe, num_data)
+        self.selection, self.inner = selection, inner
+
+    def sample(self, num_samples: int, *, generator: torch.Generator | None = None) -> Params:
+        """Draw coordinates, and return the weights there."""
+        drawn = self.inner.sample(num_samples, generator=generator)["z"]
+        return self.selection.merge(self.mean(), drawn.reshape(num_samples, -1))
+
+    def marginals(self) -> tuple[Params, Params]:
+        r"""Return the weights at the centre and the diagonal of $P \Sigma P^\top$."""
+        self.inner.marginals()  # says so where there are none
+        return self.mean(), self._spread(self.covariance())
+
+    def prior(self) -> tuple[Params, Params]:
+        """Return mean and variance of the weights under the prior of the coordinates."""
+        mean, variance = self.inner.prior()
+        return self.selection.merge(self.mean(), mean["z"].reshape(-1)), self._spread(
+            torch.diag(variance["z"].flatten())
+        )
+
+    def covariance(self) -> Tensor:
+        """Return the covariance of the coordinates, ``[r, r]`` in float64."""
+        inner: Any = self.inner
+        if hasattr(inner, "flat"):  # particles
+            return torch.cov(inner.flat[:, : self.selection.num_weights].double().mT, correction=0).reshape(
+                self.selection.num_weights, -1
+            )
+        if hasattr(inner, "covariance"):
+            return inner.covariance.solve(
+                torch.eye(self.selection.num_weights, dtype=torch.float64, device=self.device)
+            )
+        return torch.diag(inner.marginals()[1]["z"].flatten().double())
+
+    def _spread(self, covariance: Tensor) -> Params:
+        basis = self.selection.basis.to(covariance)
+        variance = ((basis @ covariance) * basis).sum(1).clamp_min(0.0).to(self.device, self.dtype)
+        return self.selection.weights.merge(params.zeros_like(self.mean()), variance)
+
+    def predictor(self, num_samples: int, generator: torch.Generator, **options: Any) -> Predictor:
+        """Return the predictive of the posterior over the coordinates."""
+        return self.inner.predictor(num_samples, generator, **options)
+
+    def log_evidence(self) -> Tensor:
+        """Return the evidence where the method defines one."""
+        return self.inner.log_evidence()
+
+    def diagnose(self) -> Any:
+        """Say in plain words what the method says of itself, where it does."""
+        if not hasattr(self.inner, "diagnose"):
+            raise UnsupportedError(f"A {self.inner.family} posterior has no diagnosis.")
+        return self.inner.diagnose()
+
+    def history(self) -> History | None:
+        """Return that of the posterior over the coordinates."""
+        return self.inner.history()
+
+    @property
+    def draws_functions(self) -> bool:  # type: ignore[override]
+        """Whether the posterior over the coordinates does."""
+        return self.inner.draws_functions
+
+    def update(
+        self,
+        data: Data,
+        *,
+        training: Training | None = None,
+        generator: torch.Generator | None = None,
+        progress: bool = True,
+    ) -> SubspacePosterior:
+        """Learn on within the subspace."""
+        found = self.inner.update(data, training=training, generator=generator, progress=progress)
+        return lift_posterior(found, self.recipe, self.model, self.selection)
+
+    def state(self) -> dict[str, Any]:
+        """Return the subspace and the posterior over its coordinates."""
+        tensors: dict[str, Tensor] = {}
+        recipe = json.dumps(self.inner.recipe.to_json(tensors))
+        return {
+            "subspace": self.selection.to_state(),
+            "coordinates": self.inner.mean()["z"].reshape(-1),
+            "family": self.inner.family,
+            "recipe": recipe,
+            "recipe_tensors": tensors,
+            "inner": self.inner.state(),
+        }
+
+    @classmethod
+    def from_state(cls, model: nn.Module, likelihood: Likelihood, recipe: Any, num_data: int, state: Any) -> Self:
+        """Undo `state`."""
+        subspace = Subspace.from_state(state["subspace"])
+        lifted = Lifted(model, subspace, state["coordinates"])
+        own = Setting.from_json(json.loads(state["recipe"]), state["recipe_tensors"])
+        family = Posterior._families[state["family"]]
+        inner = family.from_state(lifted, likelihood, own, num_data, state["inner"])
+        return cls(model, likelihood, recipe, num_data, subspace, inner)

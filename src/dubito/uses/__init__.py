@@ -1,0 +1,1 @@
+"""What can be done with any posterior: measure, report, decide, compress, distill."""

@@ -1,0 +1,13 @@
+"""From any posterior to a really smaller network: plan, shrink, quantize, store, export, and measure."""
+
+from __future__ import annotations
+
+from dubito.uses.compression.compress import compress
+from dubito.uses.compression.finetune import GradualMagnitude
+from dubito.uses.compression.plan import Plan
+from dubito.uses.compression.report import Report
+from dubito.uses.compression.result import Compression
+from dubito.uses.compression.search import Sweep
+from dubito.uses.compression.storage import load, save
+
+__all__ = ["Compression", "GradualMagnitude", "Plan", "Report", "Sweep", "compress", "load", "save"]

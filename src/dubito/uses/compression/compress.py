@@ -1,0 +1,243 @@
+"""`compress`: from any posterior with marginals to a smaller network."""
+
+from __future__ import annotations
+
+import copy
+import warnings
+from dataclasses import dataclass, replace
+from typing import Any, Literal
+
+import torch
+from torch import nn
+
+from dubito.beliefs.likelihoods import Likelihood
+from dubito.core import batches, params
+from dubito.core.batches import Data, Source
+from dubito.core.errors import InputError, MissingDataError
+from dubito.core.params import Params
+from dubito.fitting.checks import outputs_of
+from dubito.fitting.posterior import Posterior
+from dubito.fitting.training import Training
+from dubito.uses.compression.belief import adapted, belief_of, default_rule, prunable
+from dubito.uses.compression.features import first_matrix, live_features
+from dubito.uses.compression.finetune import finetune as train_on
+from dubito.uses.compression.plan import Plan, both
+from dubito.uses.compression.result import Compression
+from dubito.uses.compression.rules import Masks, PosteriorDamage, Rule
+from dubito.uses.compression.search import Score, largest_within, score_of
+from dubito.uses.compression.shrink import shrink, silenced
+from dubito.uses.compression.units import feature_plan, removable, unit_plan, unit_relevance
+from dubito.uses.compression.units_by_fx import Units, trace
+from dubito.uses.compression.units_by_torch_pruning import depend
+from dubito.uses.compression.verify import require_same, varied
+from dubito.uses.transfer.distillation import lessons_from
+
+# Rows of the data on which smaller and masked networks are compared and latencies measured.
+EXAMPLE_ROWS = 128
+# The fall of accuracy (for regression, the growth of the RMSE as a fraction) from which a default is questioned.
+RUINED = 0.1
+
+
+def compress(
+    posterior: Posterior,
+    rule: Rule | None = None,
+    *,
+    structure: Literal["weights", "units"] = "weights",
+    data: Data | None = None,
+    finetune: Data | None = None,
+    teacher: Posterior | None = None,
+    temperature: float = 1.0,
+    training: Training | None = None,
+    example: Any = None,
+    allow_empty: bool = False,
+    generator: torch.Generator | None = None,
+) -> Compression:
+    """Remove what the posterior does not need; the posterior and its network stay as they were.
+
+    Args:
+        posterior: Any posterior with `marginals()`: variational, Laplace, SWAG, samplers around one mode, a point.
+        rule: One of `dubito.rules`; by default the posterior's own: `LogAlpha(3)` under a log-uniform prior, else
+            `ModelReduction()`. It warns where the default costs a tenth of the accuracy on `data`.
+        structure: ``"weights"`` sets single weights to zero, which makes the file small; ``"units"`` removes neurons
+            and channels, which also makes the network fast, and by a threshold also input features of tables.
+        data: Held-out data with targets: what an accuracy budget is judged on, and by default what `report` and
+            `sweep` measure on.
+        finetune: Training data to train the remaining weights on; without it nothing is trained.
+        teacher: A posterior whose answers the remaining weights are trained on instead of the targets of `finetune`:
+            what it knows is distilled into what is left.
+        temperature: Above 1, a classifying teacher's answers are softened (`transfer.SoftLabels`).
+        training: How; by default three epochs at a tenth of the usual learning rate.
+        example: A batch of inputs, where there is no `data` to take one from; `structure="units"` needs one.
+        allow_empty: Whether a layer may lose all of its weights, which leaves a constant network.
+        generator: The source of randomness for `rules.Random` and for fine-tuning.
+
+    >>> import dubito
+    >>> from dubito import MAP, Training, rules
+    >>> digits = dubito.data.load("digits")
+    >>> model = dubito.models.mlp(64, 10, hidden=30)
+    >>> posterior = MAP().fit(model, digits.train, training=Training(epochs=2), progress=False)
+    >>> small = compress(posterior, rules.Magnitude(0.5))
+    >>> small.plan.num_kept
+    1110
+    """
+    _check(posterior, structure, rule)
+    _check_training(finetune, training, teacher, temperature)
+    by_default = rule is None
+    rule = default_rule(posterior) if rule is None else rule
+    example = _example(posterior, data, example, structure)
+    if example is not None:
+        outputs_of(posterior.model, example)
+    pruner = Pruner.of(posterior, rule, structure, example, allow_empty, generator)
+    if rule.max_drop is not None:
+        if data is None:
+            raise MissingDataError(f"{rule!r} decides by held-out data: give `data=`.")
+        rule = largest_within(pruner, rule, score_of(posterior, data))
+    plan, model = pruner.at(rule)
+    if finetune is not None:
+        how = training or Training(epochs=3, lr=1e-4, schedule="linear")
+        held = _columns(plan, model, example) if plan.units else plan.keep
+        lesson: tuple[Likelihood, Any, int | None] = (posterior.likelihood, finetune, None)
+        if teacher is not None:
+            lesson = lessons_from(teacher, finetune, how, temperature, generator, posterior.likelihood)
+        likelihood, examples, num_data = lesson
+        model = train_on(model, held, examples, likelihood, how, num_data=num_data, generator=generator)
+        plan = replace(plan, inputs=live_features(model, example))
+    elif by_default and data is not None:
+        _question(score_of(posterior, data), pruner.center, model, plan)
+    return Compression(posterior, rule, plan, model, pruner, data, example)
+
+
+@dataclass(frozen=True)
+class Pruner:
+    """Everything about a posterior that does not depend on how much goes.
+
+    Args:
+        posterior: The posterior.
+        center: The network at the posterior's mean.
+        rule: The rule.
+        relevance: Of every weight or, where units go, of every unit.
+        groups: Where units go, who feeds whom.
+        columns: Where units go and inputs are plain features, the relevance of each weight of the first matrix.
+        example: A batch of inputs, or None.
+        allow_empty: Whether a layer may lose all of its weights.
+    """
+
+    posterior: Posterior
+    center: nn.Module
+    rule: Rule
+    relevance: Params
+    groups: list[Units]
+    columns: Params
+    example: Any
+    allow_empty: bool
+
+    @classmethod
+    def of(
+        cls,
+        posterior: Posterior,
+        rule: Rule,
+        structure: str,
+        example: Any,
+        allow_empty: bool,
+        generator: torch.Generator | None,
+    ) -> Pruner:
+        """Look at a posterior."""
+        relevance = rule.relevance(belief_of(posterior, rule), generator=generator)
+        center = params.load_(copy.deepcopy(posterior.model).eval(), posterior.marginals()[0])
+        groups: list[Units] = []
+        columns: Params = {}
+        if structure == "units":
+            example = varied(example)
+            first = first_matrix(center, example)
+            columns = {} if first is None else {first: relevance[first]}
+            traced = trace(center, example) if isinstance(example, torch.Tensor) else None
+            groups = removable(center, depend(center, example) if traced is None else traced)
+            relevance = unit_relevance(center, groups, relevance, rule)
+        return cls(posterior, center, rule, relevance, groups, columns, example, allow_empty)
+
+    def at(self, rule: Rule) -> tuple[Plan, nn.Module]:
+        """Return the plan of `rule`, which differs from ours only in how much goes, and the network that follows."""
+        kept = {name: mask.cpu() for name, mask in rule.keep(self.relevance).items()}
+        model = copy.deepcopy(self.center)
+        if not self.groups:
+            plan = Plan(kept, {}, None, rule).check(self.allow_empty)
+            masked = plan.masked(self._adapted(model, kept))
+            return replace(plan, inputs=live_features(masked, self.example)), masked
+        plan = unit_plan(model, self.groups, kept, rule, prunable(model)).check()
+        plan = feature_plan(plan, self.columns, self.relevance, rule).check()
+        changed: Masks = {name: mask for name, mask in kept.items() if not bool(mask.all())}
+        columns = _columns(plan, model, self.example)
+        _, silent = silenced(model, self.groups, changed, self.example)
+        # given that nothing comes into a unit; what goes out of it stays, for the constant that it becomes
+        silent = both(silent, columns)
+        quiet, _ = silenced(Plan(columns).masked(self._adapted(model, silent)), self.groups, changed, self.example)
+        small = shrink(quiet, self.groups, changed, self.example).eval()
+        require_same(quiet, small, self.example)
+        return replace(plan, inputs=live_features(small, self.example), silent=silent), small
+
+    def _adapted(self, model: nn.Module, keep: Masks) -> nn.Module:
+        if self.rule.adapts or (isinstance(self.rule, PosteriorDamage) and self.rule.update):
+            return params.load_(model, adapted(self.posterior, keep))
+        return model
+
+
+def _question(score: Score, dense: nn.Module, model: nn.Module, plan: Plan) -> None:
+    """Warn where a rule that nobody asked for took too much: it judges weights one by one, but they go together."""
+    before, after = score(dense), score(model)
+    classes = after >= 0  # else it is minus a root mean squared error
+    if before - after > (RUINED if classes else RUINED * -before):
+        kind, sign = ("accuracy", 1) if classes else ("RMSE", -1)
+        warnings.warn(
+            f"{plan.rule!r}, the default here, removed {plan.sparsity:.0%} of the weights, and the {kind} on the data "
+            f"went from {sign * before:.3g} to {sign * after:.3g}: train what is left with finetune=, or say how much "
+            "may go, as by rules.PosteriorDamage(0.8, kind='obs', update=True) or a rule with max_drop=0.01.",
+            stacklevel=3,
+        )
+
+
+def _columns(plan: Plan, model: nn.Module, example: Any) -> Masks:
+    """A mask over the first matrix of a network, false in the columns of input features that go."""
+    first = first_matrix(model, example)
+    if first is None or plan.inputs is None:
+        return {}
+    return {first: plan.inputs.expand(model.get_parameter(first).shape)}
+
+
+def _check(posterior: Any, structure: str, rule: Any) -> None:
+    if not isinstance(posterior, Posterior):
+        raise InputError(
+            f"compress takes a posterior, not a {type(posterior).__name__}: give a network's own weights as "
+            "MAP(train=False).fit(model, data), or find a posterior around them, as by Laplace().fit(model, data)."
+        )
+    if structure not in ("weights", "units"):
+        raise InputError(f"structure must be 'weights' or 'units', not {structure!r}.")
+    if rule is not None and not isinstance(rule, Rule):
+        raise InputError(f"rule must be one of dubito.rules, such as rules.LogAlpha(3), not {rule!r}.")
+
+
+def _check_training(finetune: Any, training: Any, teacher: Any, temperature: Any) -> None:
+    if isinstance(finetune, Training | int | bool):
+        raise InputError("finetune takes the training data; say how to train with training=Training(...).")
+    if teacher is not None and not isinstance(teacher, Posterior):
+        raise InputError(
+            f"The teacher must be a posterior, such as that of MAP(train=False), not a {type(teacher).__name__}."
+        )
+    if teacher is not None and finetune is None:
+        raise InputError("A teacher answers on training data: give the inputs it teaches on as finetune=.")
+    if teacher is None and temperature != 1:
+        raise InputError("temperature softens the answers of a teacher: give teacher=, or leave it out.")
+    if finetune is None and training is not None:
+        raise InputError("training says how to train what is left: give the training data as finetune=, too.")
+
+
+def _example(posterior: Posterior, data: Data | None, example: Any, structure: str) -> Any:
+    """A few inputs, where the model is."""
+    if example is None and data is not None:
+        source = Source(data, batch_size=EXAMPLE_ROWS, must_count=False, shard=False)
+        example = source.first().inputs
+    if example is None:
+        if structure == "units":
+            raise InputError('structure="units" needs to see one batch: give `data=` or `example=`.')
+        return None
+    rows = batches.take(batches.as_tensors(example), slice(0, EXAMPLE_ROWS))
+    return batches.place(rows, posterior.device, posterior.dtype)

@@ -1,0 +1,121 @@
+"""`Plan`: what goes and what stays, by layer, before anything is changed."""
+
+from __future__ import annotations
+
+import copy
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor, nn
+from torch.nn.utils import prune
+
+from dubito.core.errors import InputError
+from dubito.uses.compression.rules import Masks, Rule
+
+
+def both(first: Masks, second: Masks) -> Masks:
+    """Masks that are true where both are; a parameter that one of them lacks is whole there."""
+    return {**first, **second, **{name: first[name] & second[name] for name in first.keys() & second.keys()}}
+
+
+@dataclass(frozen=True, eq=False)
+class Plan:
+    """What stays of a network.
+
+    Args:
+        keep: For each prunable parameter a mask in its shape, true where a weight stays.
+        units: For each layer that loses whole outputs a mask over them, true where a unit stays; empty where single
+            weights are removed.
+        inputs: A mask over the input features, false where no weight looks at one any more; None where the inputs are
+            no plain features.
+        rule: The rule that decided.
+        silent: Where units go, the masks under which the dense network says what the small one says: what comes into
+            such a unit is zero, and what goes out stays, because the constant that it becomes is folded into the next
+            bias; where that is impossible its bias is zero, too.
+    """
+
+    keep: Masks
+    units: Masks = field(default_factory=dict)
+    inputs: Tensor | None = None
+    rule: Rule | None = None
+    silent: Masks = field(default_factory=dict)
+
+    @property
+    def num_weights(self) -> int:
+        """The number of prunable weights."""
+        return sum(mask.numel() for mask in self.keep.values())
+
+    @property
+    def num_kept(self) -> int:
+        """How many of them stay."""
+        return sum(int(mask.sum()) for mask in self.keep.values())
+
+    @property
+    def sparsity(self) -> float:
+        """The fraction of prunable weights that go."""
+        return 1 - self.num_kept / self.num_weights
+
+    def layer_sparsity(self) -> dict[str, float]:
+        """The fraction that goes, by parameter."""
+        return {name: 1 - float(mask.double().mean()) for name, mask in self.keep.items()}
+
+    def removed_inputs(self, names: tuple[str, ...] = ()) -> list[str]:
+        """The input features that no weight looks at any more, by name or by number."""
+        if self.inputs is None:
+            return []
+        if names and len(names) != len(self.inputs):
+            raise InputError(f"There are {len(self.inputs)} input features, but {len(names)} names.")
+        gone = (~self.inputs).nonzero().flatten().tolist()
+        return [names[i] if names else str(i) for i in gone]
+
+    def masked(self, model: nn.Module) -> nn.Module:
+        """Return a copy of `model` in which the weights that go are zero, or say nothing (`silent`)."""
+        masked = copy.deepcopy(model)
+        parameters = dict(masked.named_parameters())
+        with torch.no_grad():
+            for name, mask in (self.silent or self.keep).items():
+                parameters[name].mul_(mask.to(parameters[name].device))
+        return masked
+
+    def to_torch(self, model: nn.Module) -> nn.Module:
+        """Return a copy of `model` pruned with `torch.nn.utils.prune`: masks as buffers, weights recomputed from them.
+
+        `prune.remove` on its layers, or `Plan.from_torch`, goes the other way.
+        """
+        pruned = copy.deepcopy(model)
+        named = dict(model.named_parameters(remove_duplicate=False))
+        masks = self.silent or self.keep
+        for name, value in named.items():  # all names of a tied weight get its mask
+            mask = next((masks[known] for known in masks if named[known] is value), None)
+            if mask is not None:
+                layer, _, tensor = name.rpartition(".")
+                prune.custom_from_mask(pruned.get_submodule(layer), tensor, mask)
+        return pruned
+
+    @classmethod
+    def from_torch(cls, model: nn.Module) -> Plan:
+        """Return the plan of a network that was pruned with `torch.nn.utils.prune`."""
+        ending = "_mask"
+        keep = {n.removesuffix(ending): m.detach().bool() for n, m in model.named_buffers() if n.endswith(ending)}
+        if not keep:
+            raise InputError("No layer of this model was pruned with torch.nn.utils.prune: it has no masks.")
+        return cls(keep)
+
+    def check(self, allow_empty: bool = False) -> Plan:
+        """Return the plan, if every layer keeps something."""
+        empty = [name for name, mask in {**self.units, **self.keep}.items() if not bool(mask.any())]
+        if empty and not allow_empty:
+            what = "unit" if empty[0] in self.units else "weight"
+            raise InputError(
+                f"{self.rule!r} would remove every {what} of '{empty[0]}', which leaves a constant network: remove "
+                "less, or give a dict of amounts by layer (allow_empty=True goes on where weights are removed)."
+            )
+        return self
+
+    def __repr__(self) -> str:
+        lines = [f"Plan: {self.num_kept:,} of {self.num_weights:,} weights stay ({self.sparsity:.2%} go)"]
+        for name, mask in self.keep.items():
+            units = self.units.get(name.rpartition(".")[0])
+            shown = "" if units is None else f"   {int(units.sum())} of {len(units)} units"
+            lines.append(f"  {name:<28} {int(mask.sum()):>10,} of {mask.numel():>10,}{shown}")
+        return "\n".join(lines)

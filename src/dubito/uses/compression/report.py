@@ -1,0 +1,190 @@
+"""`Report`: what compression gained and cost, all of it measured."""
+
+from __future__ import annotations
+
+import tempfile
+import warnings
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import nn
+
+from dubito.core import batches, params
+from dubito.uses.compression import storage
+from dubito.uses.compression.csr import seconds as shortest
+from dubito.uses.compression.units import by_output
+from dubito.uses.reporting import evaluate
+
+if TYPE_CHECKING:
+    from dubito.core.batches import Data
+    from dubito.uses.compression.result import Compression
+
+BATCH_SIZES = (1, 128)
+SCORES = {"classification": ("accuracy", "nll", "ece"), "regression": ("rmse", "nll", "crps")}
+
+
+@dataclass(frozen=True)
+class Layer:
+    """One weight matrix, before and after."""
+
+    name: str
+    weights: int
+    kept: int
+    units: int
+    units_kept: int
+    bits: int
+
+    @property
+    def sparsity(self) -> float:
+        """The fraction that is gone."""
+        return 1 - self.kept / self.weights
+
+
+@dataclass(frozen=True, repr=False)
+class Report:
+    """What compression gained and cost.
+
+    Attributes:
+        rule: The rule, as text.
+        parameters: Numbers in the network before and after, biases and all.
+        nonzeros: Non-zero parameters after.
+        ratio: |W| / |W≠0|, over all parameters, biases included.
+        weight_ratio: The same over the weight matrices alone, as most papers count.
+        layers: One row per weight matrix.
+        macs: Multiply-accumulates for one input before and after, without counting zeros as saved; None without an
+            example.
+        num_bytes: Sizes of real files: the dense network before, then after as dense, CSR and entropy-coded.
+        latency: Milliseconds by batch size, before and after.
+        scores: Scores by name for the network ``before``, ``after`` and as the ``coded`` file; the latter two were
+            written to disk and loaded again.
+        removed_inputs: Input features that no weight looks at any more.
+    """
+
+    rule: str
+    parameters: tuple[int, int]
+    nonzeros: int
+    ratio: float
+    weight_ratio: float
+    layers: tuple[Layer, ...]
+    macs: tuple[int, int] | None
+    num_bytes: dict[str, int]
+    latency: dict[int, tuple[float, float]]
+    scores: dict[str, dict[str, float]]
+    removed_inputs: tuple[str, ...] = field(default=())
+
+    def to_json(self) -> dict[str, Any]:
+        """Return plain values."""
+        return asdict(self)
+
+    def __str__(self) -> str:
+        before, after = self.parameters
+        lines = [f"by {self.rule}", f"{'layer':<24}{'weights':>10}{'left':>10}{'gone':>9}{'units':>14}{'bits':>6}"]
+        for row in self.layers:
+            units = f"{row.units} → {row.units_kept}"
+            lines.append(f"{row.name:<24}{row.weights:>10,}{row.kept:>10,}{row.sparsity:>9.1%}{units:>14}{row.bits:>6}")
+        lines.append(f"parameters      {before:,} → {after:,}, of which {self.nonzeros:,} are not zero")
+        lines.append(f"|W| / |W≠0|     {self.ratio:.1f}, of weight matrices alone {self.weight_ratio:.1f}")
+        if self.macs is not None:
+            lines.append(f"operations      {self.macs[0]:,} → {self.macs[1]:,} multiply-accumulates per input")
+        original = self.num_bytes["before"]
+        sizes = ", ".join(f"{n} {b:,} ({original / b:.1f}×)" for n, b in self.num_bytes.items() if n != "before")
+        lines.append(f"bytes on disk   {original:,} → {sizes}")
+        for size, (slow, fast) in self.latency.items():
+            lines.append(f"latency, {size:>3} at a time   {slow:.3f} → {fast:.3f} ms ({slow / fast:.2f}×)")
+        for name, scores in self.scores.items():
+            lines.append(f"{name:<16}" + "  ".join(f"{key} {value:.4f}" for key, value in scores.items()))
+        if self.removed_inputs:
+            lines.append(f"inputs that nothing looks at any more: {', '.join(self.removed_inputs)}")
+        return "\n".join(lines)
+
+    __repr__ = __str__
+
+
+def make_report(
+    made: Compression, data: Data | None, example: Any, names: tuple[str, ...], rounding: float, seconds: float
+) -> Report:
+    """Measure a compression."""
+    dense, small = made.dense, made.model
+    with tempfile.TemporaryDirectory() as folder:
+        num_bytes, reloaded = _files(made, Path(folder), rounding)
+    scores = {}
+    if data is not None:
+        for name, model in {"before": dense, "after": reloaded["dense"], "coded": reloaded["coded"]}.items():
+            scores[name] = _scores(made, model, data)
+    parameters = tuple(params.num_weights(params.of(model)) for model in (dense, small))
+    nonzeros = sum(int((value != 0).sum()) for value in params.of(small).values())
+    layers = _layers(made, rounding)
+    return Report(
+        rule=repr(made.rule),
+        parameters=(parameters[0], parameters[1]),
+        nonzeros=nonzeros,
+        ratio=parameters[0] / max(nonzeros, 1),
+        weight_ratio=sum(row.weights for row in layers) / max(sum(row.kept for row in layers), 1),
+        layers=layers,
+        macs=None if example is None else (num_macs(dense, example), num_macs(small, example)),
+        num_bytes=num_bytes,
+        latency={} if example is None else _latency(dense, reloaded["dense"], example, seconds),
+        scores=scores,
+        removed_inputs=tuple(made.plan.removed_inputs(names)),
+    )
+
+
+def num_macs(model: nn.Module, example: Any) -> int:
+    """Return the multiply-accumulates of one input in matrix products and convolutions, recurrent ones included."""
+    from torch.nn.attention import SDPBackend, sdpa_kernel
+    from torch.utils.flop_counter import FlopCounterMode
+
+    counter = FlopCounterMode(display=False)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # of hardware that is not there
+        # oneDNN's recurrent layers and fused attention would hide their products
+        without = torch.backends.mkldnn.flags(enabled=False), sdpa_kernel(SDPBackend.MATH)
+        with without[0], without[1], torch.enable_grad(), counter:
+            params.call(model, batches.take(example, slice(0, 1)))
+    return int(counter.get_total_flops()) // 2
+
+
+def _files(made: Compression, folder: Path, rounding: float) -> tuple[dict[str, int], dict[str, nn.Module]]:
+    """The sizes of real files, and the networks loaded from them again."""
+    num_bytes = {"before": storage.save(folder / "before", made.dense, "dense", {})}
+    reloaded = {}
+    for format in ("dense", "csr", "coded"):
+        num_bytes[format] = made.save(folder / format, format=format, rounding=rounding)
+        reloaded[format] = storage.load(folder / format, made.source.model)
+    return num_bytes, reloaded
+
+
+def _scores(made: Compression, model: nn.Module, data: Data) -> dict[str, float]:
+    from dubito.uses.compression.search import point
+
+    found = evaluate(point(model, made.source), data)
+    return {name: found.scores[name] for name in SCORES[found.task] if name in found.scores}
+
+
+def _layers(made: Compression, rounding: float) -> tuple[Layer, ...]:
+    weights, bits, rows = params.of(made.model), made.bits(rounding), []
+    for name, mask in made.plan.keep.items():
+        layer = name.rpartition(".")[0]
+        units = made.plan.units.get(layer)
+        if units is None:  # a unit is left while any weight comes into it; of an embedding, a word
+            words = isinstance(made.model.get_submodule(layer), nn.Embedding)
+            units = (mask if words else by_output(made.dense, layer, mask)).flatten(1).any(1)
+        kept = int((weights[name] != 0).sum())
+        rows.append(Layer(name, mask.numel(), kept, len(units), int(units.sum()), bits[name]))
+    return tuple(rows)
+
+
+@torch.no_grad()
+def _latency(dense: nn.Module, small: nn.Module, example: Any, at_least: float) -> dict[int, tuple[float, float]]:
+    found = {}
+    rows = batches.num_rows(example)
+    for size in BATCH_SIZES:
+        inputs = batches.take(example, torch.arange(size) % rows)
+        found[size] = (_milliseconds(dense, inputs, at_least), _milliseconds(small, inputs, at_least))
+    return found
+
+
+def _milliseconds(model: nn.Module, inputs: Any, at_least: float) -> float:
+    return 1000 * shortest(lambda: params.call(model, inputs), at_least)

@@ -1,0 +1,182 @@
+"""`Compression`: the smaller network, and everything one may want to know of it or do with it."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import nn
+
+from dubito import select
+from dubito.core import params
+from dubito.core.batches import Data
+from dubito.core.errors import InputError, MissingDataError, UnsupportedError
+from dubito.fitting.posterior import Posterior
+from dubito.fitting.recipe import Recipe
+from dubito.fitting.training import Training
+from dubito.uses.compression import export, quantize, storage
+from dubito.uses.compression.belief import precision_of
+from dubito.uses.compression.plan import Plan
+from dubito.uses.compression.report import Report, make_report
+from dubito.uses.compression.rules import Rule
+from dubito.uses.compression.search import Sweep, score_of, sweep
+
+if TYPE_CHECKING:
+    from dubito.uses.compression.compress import Pruner
+
+TARGETS = (0.0, 0.2, 0.4, 0.5, 0.6, 0.7, 0.8, 0.85, 0.9, 0.93, 0.95, 0.97, 0.98, 0.99, 0.995)
+
+ROUNDING = 0.002  # nats per example
+
+
+class Compression:
+    """What `dubito.compress` returns.
+
+    Attributes:
+        model: The smaller network: a plain `nn.Module` of the user's own classes, in evaluation mode.
+        plan: What went, by layer.
+        rule: The rule that decided; an accuracy budget has become a target.
+        source: The posterior that was compressed; it is unchanged.
+        dense: The network at its mean, before compression.
+    """
+
+    def __init__(
+        self,
+        source: Posterior,
+        rule: Rule,
+        plan: Plan,
+        model: nn.Module,
+        pruner: Pruner,
+        data: Data | None,
+        example: Any,
+    ) -> None:
+        self.source, self.rule, self.plan, self.model, self.dense = source, rule, plan, model, pruner.center
+        self._pruner, self._data, self._example = pruner, data, example
+
+    def report(
+        self,
+        data: Data | None = None,
+        *,
+        feature_names: tuple[str, ...] = (),
+        rounding: float = ROUNDING,
+        seconds: float = 0.2,
+    ) -> Report:
+        """Measure: sizes, real bytes on disk, operations, latency, and scores before and after.
+
+        All scores of the smaller network are those of a network that was written to a file and loaded again.
+
+        Args:
+            data: Held-out data with targets; by default that given to `compress`. Without any there are no scores.
+            feature_names: Names of the input features of a table.
+            rounding: The nats per example that rounding in the entropy-coded file may cost.
+            seconds: How long each latency is measured.
+        """
+        data = self._data if data is None else data
+        return make_report(self, data, self._example, feature_names, rounding, seconds)
+
+    def sweep(self, data: Data | None = None, *, targets: Sequence[float] = TARGETS) -> Sweep:
+        """Measure the score against sparsity: the same rule with more and more removed, without fine-tuning."""
+        data = self._data if data is None else data
+        if data is None:
+            raise MissingDataError("A sweep needs held-out data with targets: give `data=` here or to compress.")
+        return sweep(self._pruner, self.rule, score_of(self.source, data), targets)
+
+    def save(
+        self, path: str | os.PathLike[str], *, format: storage.Format = "coded", rounding: float = ROUNDING
+    ) -> int:
+        """Write the network to one file and return its size in bytes; `dubito.compression.load(path, model)` reads it.
+
+        Args:
+            path: The file.
+            format: ``"coded"`` (weights in steps of their posterior standard deviation, entropy-coded), ``"csr"`` or
+                ``"dense"`` (both exact).
+            rounding: For ``"coded"``, the nats per example that rounding may cost.
+        """
+        return storage.save(path, self.model, format, self.steps(rounding))
+
+    def steps(self, rounding: float = ROUNDING) -> dict[str, float]:
+        """Return the step in which each parameter is stored; see `dubito.compression.quantize`."""
+        weights = params.of(self.model)
+        layers = {name: value for name, value in weights.items() if not _is_norm(self.model, name)}
+        dense = params.of(self.dense)
+        precision = precision_of(self.source, list(dense))
+        # zeros of the network before, such as those of an earlier compression, cost nothing and say nothing
+        left = {name: (value != 0) & self.plan.keep.get(name, torch.tensor(True)) for name, value in dense.items()}
+        return quantize.steps(layers, precision, left, self.source.num_data, rounding)
+
+    def bits(self, rounding: float = ROUNDING) -> dict[str, int]:
+        """Return the bits of a weight of each parameter, sign included."""
+        weights = params.of(self.model)
+        return {name: quantize.bits(weights[name], step) for name, step in self.steps(rounding).items()}
+
+    def export(self, path: str | os.PathLike[str], *, example: Any = None) -> export.Exported:
+        """Write the network for other programs: ``.onnx`` (checked in onnxruntime) or ``.pt2`` (`torch.export`)."""
+        example = self._example if example is None else example
+        if example is None:
+            raise InputError("An export needs to see one batch: give `example=` here, or `data=` to compress.")
+        return export.export(self.model, Path(path), example)
+
+    def int8(self) -> nn.Module:
+        """Return a copy whose linear layers hold 8-bit weights (torchao)."""
+        return quantize.int8(self.model)
+
+    def sparse(self, *, example: Any = None) -> nn.Module:
+        """Return a copy whose linear layers are sparse rows wherever that is faster here, as measured."""
+        from dubito.uses.compression.csr import faster_layers
+
+        example = self._example if example is None else example
+        if example is None:
+            raise InputError("Speed is measured on one batch: give `example=` here, or `data=` to compress.")
+        return faster_layers(self.model, example)
+
+    def posterior(
+        self,
+        recipe: Recipe,
+        data: Data,
+        *,
+        validation: Data | None = None,
+        training: Training | None = None,
+        generator: torch.Generator | None = None,
+        progress: bool = False,
+    ) -> Posterior:
+        """Fit a posterior over the weights that are left; those that were removed stay zero.
+
+        Args:
+            recipe: A recipe with a choice of random weights, such as ``Laplace(structure="kron")``; any recipe where
+                units went and every weight that is left is whole.
+            data: The training data.
+            validation: Held-out data for what the recipe tunes.
+            training: As for `recipe.fit`.
+            generator: As for `recipe.fit`.
+            progress: As for `recipe.fit`.
+        """
+        left = {name: value != 0 for name, value in params.of(self.model).items()}
+        for name, mask in left.items():
+            if name not in self.plan.keep:
+                mask.fill_(True)
+        whole = all(bool(mask.all()) for mask in left.values())  # as where units went: nothing is to be held at zero
+        weights = getattr(recipe, "weights", None)
+        if not whole and (weights is None or getattr(recipe, "start", "model") == "fresh"):
+            raise UnsupportedError(
+                f"{recipe!r} cannot be held to the weights that are left: use a recipe with a choice of weights that "
+                "starts at the model, such as Laplace() or Variational()."
+            )
+        if not whole:
+            assert weights is not None
+            both = select.mask(left) if isinstance(weights, select.all) else weights & select.mask(left)
+            recipe = recipe.replace(weights=both)
+        return recipe.fit(
+            self.model, data, likelihood=self.source.likelihood, validation=validation, training=training,
+            generator=generator, progress=progress,
+        )  # fmt: skip
+
+    def __repr__(self) -> str:
+        return f"<Compression of {self.source!r} by {self.rule!r}: {self.plan.sparsity:.2%} of the weights are gone>"
+
+
+def _is_norm(model: nn.Module, name: str) -> bool:
+    layer = model.get_submodule(name.rpartition(".")[0])
+    return isinstance(layer, nn.modules.batchnorm._BatchNorm | nn.LayerNorm | nn.GroupNorm)

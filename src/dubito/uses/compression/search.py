@@ -1,0 +1,132 @@
+"""How much can go: scores of smaller networks, curves of score against sparsity, and the most within a budget."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import nn
+
+from dubito.beliefs.likelihoods import Bernoulli, Categorical
+from dubito.beliefs.prediction import ClassPrediction, RegressionPrediction
+from dubito.core import params
+from dubito.core.batches import Data, Source
+from dubito.core.errors import InputError
+from dubito.fitting.posterior import Posterior
+from dubito.methods.map.posterior import PointPosterior
+from dubito.methods.map.recipe import MAP
+from dubito.uses.compression.rules import Rule
+
+if TYPE_CHECKING:
+    from dubito.uses.compression.compress import Pruner
+
+Score = Callable[[nn.Module], float]
+
+# Halvings by which a budget is searched: to 1/256 of the weights.
+HALVINGS = 8
+
+
+def point(model: nn.Module, posterior: Posterior) -> PointPosterior:
+    """The network as a posterior that is a point, under the likelihood that `posterior` has."""
+    return PointPosterior(model, posterior.likelihood, MAP(), posterior.num_data)
+
+
+def score_of(posterior: Posterior, data: Data) -> Score:
+    """Return the function from a network to its accuracy on all of `data`; for regression, minus the RMSE."""
+    place: dict[str, Any] = {"device": posterior.device, "dtype": posterior.dtype}
+    source = Source(data, batch_size=1024, must_count=False, shard=False, **place)
+    classes = isinstance(posterior.likelihood, Categorical | Bernoulli)
+
+    if source.first().targets is None:
+        raise InputError("The held-out data has inputs but no targets to judge by: give (inputs, targets).")
+
+    @torch.no_grad()
+    def score(model: nn.Module) -> float:
+        right, count = 0.0, 0
+        for batch in source.replay():
+            prediction = posterior.likelihood.predict(params.call(model, batch.inputs))
+            if isinstance(prediction, ClassPrediction):
+                right += float((prediction.mode == batch.targets.reshape(prediction.mode.shape)).sum())
+                count += prediction.mode.numel()
+            else:
+                assert isinstance(prediction, RegressionPrediction)
+                right += float((prediction.mean - batch.targets.reshape(prediction.mean.shape)).square().sum())
+                count += prediction.mean.numel()
+        if count == 0:
+            raise InputError("The data is empty.")
+        return right / count if classes else -((right / count) ** 0.5)
+
+    return score
+
+
+def largest_within(pruner: Pruner, rule: Rule, score: Score) -> Rule:
+    """Return the rule with the largest target whose network loses no more than `rule.max_drop`, by halving."""
+    whole = score(pruner.center)
+    budget = rule.max_drop or 0.0
+    allowed = budget if whole >= 0 else budget * -whole
+    low, high = 0.0, 1.0
+    for _ in range(HALVINGS):
+        middle = (low + high) / 2
+        try:
+            _, model = pruner.at(rule.replace(target=middle, max_drop=None))
+        except InputError:  # a whole layer would go
+            high = middle
+            continue
+        low, high = (middle, high) if score(model) >= whole - allowed else (low, middle)
+    return rule.replace(target=low, max_drop=None)
+
+
+@dataclass(frozen=True)
+class Sweep:
+    """A curve of score against sparsity.
+
+    Attributes:
+        sparsity: The fraction of weights that are gone, at each point.
+        score: The accuracy there (for regression, minus the root mean squared error).
+        target: The fraction that the rule was asked to remove: of weights, or of units.
+        rule: The rule.
+    """
+
+    sparsity: tuple[float, ...]
+    score: tuple[float, ...]
+    target: tuple[float, ...]
+    rule: Rule
+
+    def plot(self, path: str | Path | None = None) -> Any:
+        """Draw the curve, and write it if a path is given; returns the matplotlib figure."""
+        from matplotlib.figure import Figure
+
+        figure = Figure(figsize=(5, 3.2), layout="constrained")
+        axes = figure.subplots()
+        axes.plot([100 * s for s in self.sparsity], self.score, marker="o", markersize=3)
+        axes.set_xlabel("weights removed (%)")
+        axes.set_ylabel("accuracy" if max(self.score) >= 0 else "−RMSE")
+        axes.set_title(repr(self.rule.replace(target=None, threshold=None, max_drop=None)), fontsize=9)
+        axes.grid(alpha=0.3)
+        if path is not None:
+            figure.savefig(path)
+        return figure
+
+    def __str__(self) -> str:
+        rows = [f"{100 * s:9.2f} %  {v:10.4f}" for s, v in zip(self.sparsity, self.score, strict=True)]
+        return "\n".join(["   removed       score", *rows])
+
+
+def sweep(pruner: Pruner, rule: Rule, score: Score, targets: Sequence[float]) -> Sweep:
+    """Measure the network at each target; those that would leave a whole layer empty end the curve."""
+    found: list[tuple[float, float, float]] = []
+    for target in sorted(targets):
+        try:
+            plan, model = pruner.at(rule.replace(target=target, threshold=None, max_drop=None))
+        except InputError:
+            if not found:
+                raise
+            break
+        found.append((plan.sparsity, score(model), target))
+    if not found:
+        raise InputError("A sweep needs targets, the fractions to remove: give some, or leave them out.")
+    columns = tuple(zip(*found, strict=True))
+    return Sweep(columns[0], columns[1], columns[2], rule)

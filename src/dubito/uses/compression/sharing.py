@@ -1,0 +1,76 @@
+"""Weights that share few values: what soft weight sharing leaves to be stored."""
+
+from __future__ import annotations
+
+import copy
+from typing import NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+from dubito.beliefs.priors import Mixture
+from dubito.beliefs.priors.mixture import MERGED
+from dubito.core import params
+from dubito.core.errors import UnsupportedError
+from dubito.fitting.posterior import Posterior
+from dubito.networks.selection import Selection
+
+
+class Codes(NamedTuple):
+    """One parameter as numbers of values.
+
+    Args:
+        indices: Which value each weight has, ``uint8`` in the shape of the parameter; 0 is the value 0.
+        codebook: The values ``[K]``.
+    """
+
+    indices: Tensor
+    codebook: Tensor
+
+    @property
+    def weights(self) -> Tensor:
+        """The parameter."""
+        return self.codebook[self.indices.long()]
+
+    @property
+    def bits(self) -> int:
+        """How many bits number one weight: 4 for 16 values."""
+        return max(1, (len(self.codebook) - 1).bit_length())
+
+
+def share_weights(posterior: Posterior, *, tolerance: float = MERGED) -> dict[str, Codes]:
+    """Return each parameter that was trained under a `priors.Mixture` as numbers of its components.
+
+    A weight takes the centre of the component that is most probable for it; components that are nearly the same are
+    made one before. Other parameters, such as biases, are left out.
+
+    Args:
+        posterior: The result of ``MAP(prior=priors.Mixture())`` or ``Variational(prior=priors.Mixture())``.
+        tolerance: The divergence in nats up to which two components are the same.
+    """
+    mixtures = _mixtures(posterior)
+    if not mixtures:
+        raise UnsupportedError(f"{posterior!r} was not trained under a mixture: use MAP(prior=priors.Mixture()) first.")
+    merged = {id(mixture): mixture.merged(tolerance) for mixture in mixtures.values()}
+    mean, codes = posterior.mean(), {}
+    for name, mixture in mixtures.items():
+        one = merged[id(mixture)]
+        codes[name] = Codes(one.assign(mean[name]), one.codebook().to(mean[name]))
+    return codes
+
+
+def shared_network(posterior: Posterior, codes: dict[str, Codes]) -> nn.Module:
+    """Return a plain network with the weights that the codes stand for."""
+    with torch.no_grad():
+        return params.load_(copy.deepcopy(posterior.model), {name: code.weights for name, code in codes.items()})
+
+
+def _mixtures(posterior: Posterior) -> dict[str, Mixture]:
+    """The learned mixture of each parameter that has one."""
+    learned = getattr(posterior, "learned_prior", None)
+    if isinstance(learned, Mixture):
+        values = {name: value for name, value in posterior.model.named_parameters() if value.ndim > 1}
+        return {name: learned for name, value in values.items() if value.requires_grad}
+    found = {n: prior for n, prior in getattr(posterior, "priors", {}).items() if isinstance(prior, Mixture)}
+    selection: Selection | None = getattr(posterior, "selection", None)
+    return {name: prior for name, prior in found.items() if selection is None or selection.is_whole(name)}

@@ -1,0 +1,153 @@
+"""Really smaller: layers without the units that went, and what those said of themselves folded into the next bias."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from dubito.core import params
+from dubito.networks.layers import require_rule
+from dubito.uses.compression.plan import Plan, both
+from dubito.uses.compression.rules import Masks
+from dubito.uses.compression.units import by_input, gone_of, incoming
+from dubito.uses.compression.units_by_fx import Part, Units
+
+
+def silenced(model: nn.Module, groups: list[Units], kept: Masks, example: Any) -> tuple[nn.Module, Masks]:
+    r"""Return a copy in which nothing comes into the units that go: the reference that the smaller network must equal.
+
+    With it come the masks over parameters that lead there.
+
+    Such a unit is a constant, such as $\mathrm{relu}(b)$. Where the next layer can take it into its bias it stays a
+    constant; where it cannot (a convolution with zero padding, which sees the constant end at the border; units that
+    are added to or joined with others) it is zero: its bias goes too, and the gain and shift of its norm.
+
+    Args:
+        model: The network.
+        groups: Its groups of units.
+        kept: For some groups, which units stay.
+        example: A batch of inputs.
+    """
+    changed = [group for group in groups if group.name in kept]
+    masks = incoming(model, groups, kept)
+    quiet = Plan(masks).masked(model)
+    seen = inputs_of(quiet, [part.layer for group in changed for part in group.consumers], example)
+    for group in changed:
+        if not _foldable(quiet, group, kept[group.name], seen):
+            masks = both(masks, _muting(quiet, group, kept[group.name]))
+    return Plan(masks).masked(quiet), masks
+
+
+def shrink(model: nn.Module, groups: list[Units], kept: Masks, example: Any) -> nn.Module:
+    """Return a smaller copy of a network that `silenced` prepared; it must be verified against that one."""
+    small = copy.deepcopy(model)
+    changed = [group for group in groups if group.name in kept]
+    seen = inputs_of(model, [part.layer for group in changed for part in group.consumers], example)
+    outputs: dict[str, list[Tensor]] = {}
+    inputs: dict[str, list[Tensor]] = {}
+    for group in changed:
+        stays = kept[group.name]
+        for part in (*group.producers, *group.passers):
+            outputs.setdefault(part.layer, []).append(gone_of(part, stays))
+        for part in group.consumers:
+            _fold(small, part, stays, seen[part.layer])
+            inputs.setdefault(part.layer, []).append(gone_of(part, stays))
+    for name, gone in inputs.items():
+        _without(small, name, "inputs", torch.cat(gone))
+    for name, gone in outputs.items():
+        _without(small, name, "outputs", torch.cat(gone))
+    return small
+
+
+def inputs_of(model: nn.Module, layers: list[str], example: Any) -> dict[str, Tensor]:
+    """Return what each of these layers is given when the network is called on `example`."""
+    seen: dict[str, Tensor] = {}
+    with _listening(model, layers, seen), torch.no_grad():
+        params.call(model, example)
+    return seen
+
+
+@contextmanager
+def _listening(model: nn.Module, layers: list[str], seen: dict[str, Tensor]) -> Iterator[None]:
+    def listen(name: str) -> Any:
+        def hook(module: nn.Module, inputs: tuple[Any, ...], named: dict[str, Any]) -> None:
+            seen[name] = next(iter((*inputs, *named.values()))).detach().clone()
+
+        return hook
+
+    parts = {name: model.get_submodule(name) for name in layers}
+    handles = [part.register_forward_pre_hook(listen(name), with_kwargs=True) for name, part in parts.items()]
+    try:
+        yield
+    finally:
+        for handle in handles:
+            handle.remove()
+
+
+def _without(model: nn.Module, name: str, side: str, gone: Tensor) -> None:
+    layer = model.get_submodule(name)
+    rule = require_rule(layer, "removing units")
+    size = rule.num_inputs(layer) if side == "inputs" else rule.num_outputs(layer)
+    keep = torch.ones(size, dtype=torch.bool)
+    keep[gone] = False
+    function = rule.keep_inputs if side == "inputs" else rule.keep_outputs
+    model.set_submodule(name, function(layer, keep.to(next(model.parameters()).device)))
+
+
+def _constants(model: nn.Module, part: Part, seen: Tensor) -> Tensor:
+    """What the layer is given on each input channel, at the positions of a few examples: ``[positions, channels]``."""
+    layer = model.get_submodule(part.layer)
+    axis = require_rule(layer, "removing units").channel_axis(layer, seen.ndim)
+    return seen.movedim(axis, -1).reshape(-1, seen.shape[axis])
+
+
+def _foldable(model: nn.Module, group: Units, stays: Tensor, seen: dict[str, Tensor]) -> bool:
+    """Whether the one next layer turns the constants of these units into a constant output."""
+    if len(group.producers) > 1 or len(group.consumers) != 1:
+        return False
+    part = group.consumers[0]
+    layer: Any = model.get_submodule(part.layer)
+    if not isinstance(layer, nn.Linear):
+        padded = layer.padding_mode == "zeros" and layer.padding not in ("valid", (0,) * len(layer.kernel_size))
+        if padded or layer.transposed:
+            return False
+    constants = _constants(model, part, seen[part.layer])[:, gone_of(part, stays)]
+    return bool((constants == constants[:1]).all())
+
+
+def _fold(model: nn.Module, part: Part, stays: Tensor, seen: Tensor) -> None:
+    """Add to the bias of a layer what it gets from inputs that are constants."""
+    gone = gone_of(part, stays)
+    constants = _constants(model, part, seen)[0, gone].double()
+    if not bool(constants.any()):
+        return
+    layer: Any = model.get_submodule(part.layer)
+    with torch.no_grad():
+        weights = by_input(model, part.layer, layer.weight)[gone].double()  # [gone, outputs, *kernel]
+        shift = torch.einsum("i,io->o", constants, weights.flatten(2).sum(2) if weights.ndim > 2 else weights)
+        bias = shift if layer.bias is None else layer.bias.double() + shift
+        layer.bias = nn.Parameter(bias.to(layer.weight.dtype), requires_grad=layer.weight.requires_grad)
+
+
+def _muting(model: nn.Module, group: Units, stays: Tensor) -> Masks:
+    """Masks over the biases of units that go, and the gains and shifts of their norms.
+
+    A norm without gains has no mask for it: its mean is set to zero, in place.
+    """
+    masks: Masks = {}
+    kinds = [(part, ("bias",)) for part in group.producers] + [(part, ("weight", "bias")) for part in group.passers]
+    for part, names in kinds:
+        layer, gone = model.get_submodule(part.layer), gone_of(part, stays)
+        for kind in names:
+            value: Any = getattr(layer, kind)
+            if value is not None:
+                key = f"{part.layer}.{kind}" if part.layer else kind
+                masks.setdefault(key, torch.ones(value.shape, dtype=torch.bool))[gone] = False
+            elif kind == "weight":
+                layer.running_mean[gone] = 0.0  # type: ignore[operator]
+    return masks

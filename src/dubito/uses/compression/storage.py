@@ -1,0 +1,234 @@
+"""Small networks on disk, in three forms that all load into a plain module: dense, CSR and entropy-coded."""
+
+from __future__ import annotations
+
+import copy
+import json
+import os
+import struct
+import zlib
+from collections.abc import Mapping
+from itertools import pairwise
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from dubito.core import io
+from dubito.core.errors import FileFormatError, InputError
+from dubito.networks.layers import rule_for
+from dubito.uses.compression import coding
+from dubito.uses.compression.quantize import rounded
+
+Format = Literal["dense", "csr", "coded"]
+KIND = "compressed network"
+MAGIC = b"DUBITOC1"
+# Bytes in the header of a file that three tensors and a shape take beyond those of one tensor.
+ROWS_HEADER = 300
+# Values that a tensor may have at most to be stored by a codebook.
+SHARED = 64
+
+
+def save(
+    path: str | os.PathLike[str],
+    model: nn.Module,
+    format: Format = "coded",
+    steps: Mapping[str, float] | None = None,
+) -> int:
+    """Write a network and return the size of the file in bytes.
+
+    Args:
+        path: The file.
+        model: The network; of tied weights one copy is written.
+        format: ``"dense"``: every number in full; ``"csr"``: weight matrices as compressed sparse rows, where that is
+            smaller; ``"coded"``: weights in steps, gaps and values entropy-coded.
+        steps: For ``"coded"``, the step of each parameter. A tensor with few different values, such as shared weights,
+            is written exactly, as their numbers and a codebook; so are parameters without a step, and buffers, in full.
+    """
+    tensors = _tensors(model)
+    if format == "coded":
+        io.write_atomic(path, _coded(tensors, steps or {}))
+    elif format == "csr":
+        io.save(path, KIND, {name: _rows(value) for name, value in tensors.items()})
+    elif format == "dense":
+        io.save(path, KIND, tensors)
+    else:
+        raise InputError(f"A network is saved as 'dense', 'csr' or 'coded', not {format!r}.")
+    return Path(path).stat().st_size
+
+
+def load(path: str | os.PathLike[str], model: nn.Module) -> nn.Module:
+    """Return the network that `save` wrote, as a plain module of the architecture of `model`.
+
+    Layers get the sizes that they have in the file, so `model` may be the network before it was compressed. It is not
+    changed.
+    """
+    tensors = read(path)
+    found = copy.deepcopy(model)
+    for name, module in list(found.named_modules()):
+        _resize(found, name, module, tensors)
+    own = {**dict(found.named_parameters()), **dict(found.named_buffers())}
+    for name in {**own, **tensors}:
+        there, here = (tuple(side[name].shape) if name in side else "missing" for side in (tensors, own))
+        if there != here:
+            raise FileFormatError(
+                f"'{path}' was saved for another network: '{name}' is {there} in the file and {here} in the model."
+            )
+        own[name].data.copy_(tensors[name])
+    return found.eval()
+
+
+def read(path: str | os.PathLike[str]) -> dict[str, Tensor]:
+    """Return the tensors of a file by name."""
+    target = Path(path)
+    if target.is_file():
+        with target.open("rb") as stream:
+            coded = stream.read(len(MAGIC)) == MAGIC
+        if coded:
+            return _decoded(target)
+    tree = io.load(path, KIND)
+    return {name: value if isinstance(value, Tensor) else _from_rows(value) for name, value in tree.items()}
+
+
+def _tensors(model: nn.Module) -> dict[str, Tensor]:
+    state = {**dict(model.named_parameters()), **dict(model.named_buffers())}
+    return {name: value.detach().cpu() for name, value in state.items()}
+
+
+# ---------------------------------------------------------------------- compressed sparse rows
+
+
+def _rows(value: Tensor) -> Tensor | dict[str, Any]:
+    """A weight matrix as sparse rows with the smallest integers that fit, or itself where that is not smaller."""
+    if value.ndim < 2 or not value.is_floating_point():
+        return value
+    matrix = value.flatten(1)
+    mask = matrix != 0
+    columns = mask.nonzero()[:, 1].numpy()
+    starts = np.concatenate([[0], np.cumsum(mask.sum(1).numpy())])
+    parts = {
+        "values": matrix[mask],
+        "columns": _smallest(columns, matrix.shape[1]),
+        "starts": _smallest(starts, len(columns)),
+    }
+    size = ROWS_HEADER + sum(part.numel() * part.element_size() for part in parts.values())
+    return {**parts, "shape": list(value.shape)} if size < value.numel() * value.element_size() else value
+
+
+def _smallest(numbers: np.ndarray, largest: int) -> Tensor:
+    kind = np.uint8 if largest < 2**8 else np.int16 if largest < 2**15 else np.int32
+    return torch.from_numpy(numbers.astype(kind))
+
+
+def _from_rows(tree: Mapping[str, Any]) -> Tensor:
+    shape = tree["shape"]
+    starts, columns = tree["starts"].long(), tree["columns"].long()
+    rows = torch.repeat_interleave(torch.arange(shape[0]), starts.diff())
+    found = torch.zeros(shape[0], int(np.prod(shape[1:])), dtype=tree["values"].dtype)
+    found[rows, columns] = tree["values"]
+    return found.reshape(shape)
+
+
+# ---------------------------------------------------------------------- entropy-coded
+
+
+def _coded(tensors: Mapping[str, Tensor], steps: Mapping[str, float]) -> bytes:
+    """Magic, checksum, then the header, all gaps, all values and all plain numbers, each packed."""
+    header: list[list[Any]] = []
+    gaps, values, plain = [], [], []
+    for name, value in tensors.items():
+        book = _codebook(value)
+        if book is not None or (name in steps and value.is_floating_point()):
+            scale = steps[name] if book is None else book.tolist()
+            integers = rounded(value, steps[name]) if book is None else _numbers(value, book)
+            gap, number = coding.encode(integers.numpy())
+            header.append([name, list(value.shape), str(value.dtype)[6:], scale, len(gap), len(number)])
+            gaps.append(gap)
+            values.append(number)
+        else:
+            content = value.contiguous().reshape(-1).view(torch.uint8).numpy().tobytes() if value.numel() else b""
+            header.append([name, list(value.shape), str(value.dtype)[6:], len(content)])
+            plain.append(content)
+    streams = (json.dumps(header, separators=(",", ":")).encode(), *(b"".join(s) for s in (gaps, values, plain)))
+    packed = [coding.pack(stream) for stream in streams]
+    body = struct.pack("<4I", *map(len, packed)) + b"".join(packed)
+    return MAGIC + struct.pack("<I", zlib.crc32(body)) + body
+
+
+def _codebook(value: Tensor) -> Tensor | None:
+    """The different values of a large tensor that has few of them, without zero; else None."""
+    if not value.is_floating_point() or value.numel() < SHARED * 8:
+        return None
+    different = value.unique()
+    different = different[different != 0]
+    return different.double() if 0 < len(different) <= SHARED else None
+
+
+def _numbers(value: Tensor, book: Tensor) -> Tensor:
+    """The number of each value in the codebook, from 1 on; 0 for zero."""
+    numbers = torch.searchsorted(book, value.double().contiguous()) + 1
+    return numbers.masked_fill_(value == 0, 0).int()
+
+
+def _decoded(path: Path) -> dict[str, Tensor]:
+    content = path.read_bytes()[len(MAGIC) :]
+    if len(content) < 20 or zlib.crc32(content[4:]) != struct.unpack("<I", content[:4])[0]:
+        raise FileFormatError(f"'{path}' was truncated or altered after it was written: its checksum does not match.")
+    sizes = struct.unpack("<4I", content[4:20])
+    ends = np.cumsum((20, *sizes))
+    header, *streams = (coding.unpack(content[a:b]) for a, b in pairwise(ends))
+    gaps, values, plain = (_Reader(stream) for stream in streams)
+    found: dict[str, Tensor] = {}
+    for name, shape, kind, *rest in json.loads(header):
+        dtype = getattr(torch, kind)
+        if len(rest) == 3:
+            step, num_gaps, num_values = rest
+            numbers = torch.from_numpy(coding.decode(gaps.take(num_gaps), values.take(num_values), int(np.prod(shape))))
+            book = torch.tensor([0.0, *step], dtype=torch.float64) if isinstance(step, list) else None
+            whole = numbers.double() * step if book is None else book[numbers.long()]
+            found[name] = whole.to(dtype).reshape(shape)
+        else:
+            raw = bytearray(plain.take(rest[0]))
+            found[name] = (torch.frombuffer(raw, dtype=dtype) if raw else torch.empty(0, dtype=dtype)).reshape(shape)
+    return found
+
+
+class _Reader:
+    """Bytes taken one piece after the other."""
+
+    def __init__(self, content: bytes) -> None:
+        self.content, self.start = content, 0
+
+    def take(self, size: int) -> bytes:
+        """The next bytes."""
+        self.start += size
+        return self.content[self.start - size : self.start]
+
+
+# ---------------------------------------------------------------------- sizes
+
+
+def _resize(model: nn.Module, name: str, module: nn.Module, tensors: Mapping[str, Tensor]) -> None:
+    """Give a layer the sizes of its tensors in the file, and a bias where only the file has one."""
+    own = {key: tensors.get(f"{name}.{key}" if name else key) for key in ("weight", "bias", "running_mean")}
+    rule = rule_for(module)
+    given = own["weight"] if own["weight"] is not None else own["running_mean"]
+    if rule is None or given is None:  # no sizes: a layer without tensors, or one whose weight is written elsewhere
+        return
+    transposed = bool(getattr(module, "transposed", False)) or isinstance(module, nn.Embedding)
+    inputs_first = transposed and given.ndim > 1
+    sizes = {"outputs": given.shape[1 if inputs_first else 0], "inputs": given.shape[0 if inputs_first else -1]}
+    if given.ndim > 2 and not inputs_first:
+        sizes["inputs"] = given.shape[1]
+    smaller: Any = module
+    if rule.num_outputs(module) > sizes["outputs"]:
+        smaller = rule.keep_outputs(smaller, torch.arange(sizes["outputs"], device=given.device))
+    if given.ndim > 1 and getattr(module, "groups", 1) == 1 and rule.num_inputs(module) > sizes["inputs"]:
+        smaller = rule.keep_inputs(smaller, torch.arange(sizes["inputs"], device=given.device))
+    if own["bias"] is not None and getattr(smaller, "bias", None) is None:
+        smaller = copy.deepcopy(smaller) if smaller is module else smaller
+        smaller.bias = nn.Parameter(own["bias"].clone())
+    if smaller is not module:
+        model.set_submodule(name, smaller)

@@ -1,0 +1,146 @@
+"""Which whole units go: the relevances of their weights, reduced, and the plan that follows."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from dubito.core.errors import UnsupportedError
+from dubito.core.params import Params
+from dubito.uses.compression.plan import Plan
+from dubito.uses.compression.rules import Masks, Rule
+from dubito.uses.compression.units_by_fx import Part, Units
+
+
+def unit_relevance(model: nn.Module, groups: list[Units], relevance: Params, rule: Rule) -> Params:
+    """Return one relevance per unit, by the name of its group.
+
+    A unit is needed only if something comes in and something goes out: its relevance is the smaller one of what its
+    incoming weights say together and of what its outgoing weights say together.
+    """
+    found: Params = {}
+    values = dict(model.named_parameters())
+    relevance = {  # NaN marks what an earlier compression has set to zero
+        name: of.masked_fill((values[name] == 0) & (of == math.inf), math.nan) for name, of in relevance.items()
+    }
+    for group in groups:
+        rows = [_by_unit(by_output(model, p.layer, relevance[weight(p.layer)]), p, group) for p in group.producers]
+        columns = [_by_unit(by_input(model, p.layer, relevance[weight(p.layer)]), p, group) for p in group.consumers]
+        sides = [_together(rule, torch.cat(side, 1)) for side in (rows, columns)]
+        found[group.name] = torch.stack(sides).amin(0)
+    if all(bool((value == math.inf).all()) for value in found.values()):  # also where there is no group
+        raise UnsupportedError(
+            "No layer of this network can lose units: none with random weights of its own feeds another directly. "
+            'Use structure="weights".'
+        )
+    return found
+
+
+def _together(rule: Rule, rows: Tensor) -> Tensor:
+    """Reduce relevances ``[units, weights]``; weights that are gone already (NaN) have no say, a unit of such goes."""
+    gone = rows.isnan()
+    if not bool(gone.any()):
+        return rule.reduced(rows)
+    reduced = [
+        rule.reduced(row[~here][None]) if not bool(here.all()) else None for row, here in zip(rows, gone, strict=True)
+    ]
+    return torch.cat([rows.new_full((1,), -math.inf) if one is None else one for one in reduced])
+
+
+def incoming(model: nn.Module, groups: list[Units], kept: Masks) -> Masks:
+    """Masks over the weights that come into units: false where the unit goes."""
+    masks: Masks = {}
+    for group in (group for group in groups if group.name in kept):
+        for part in group.producers:
+            shape = model.get_parameter(weight(part.layer)).shape
+            mask = masks.setdefault(weight(part.layer), torch.ones(shape, dtype=torch.bool))
+            by_output(model, part.layer, mask)[gone_of(part, kept[group.name])] = False
+    return masks
+
+
+def removable(model: nn.Module, groups: list[Units]) -> list[Units]:
+    """The groups none of whose layers shares its weight with another."""
+    owners: dict[int, int] = {}
+    named = dict(model.named_parameters(remove_duplicate=False))
+    for value in named.values():
+        owners[id(value)] = owners.get(id(value), 0) + 1
+    alone = [all(owners[id(named[weight(p.layer)])] == 1 for p in (*g.producers, *g.consumers)) for g in groups]
+    return [group for group, yes in zip(groups, alone, strict=True) if yes]
+
+
+def unit_plan(model: nn.Module, groups: list[Units], kept: Masks, rule: Rule, names: list[str]) -> Plan:
+    """Return the plan that keeps these units of each group, with the masks of all weights that they touch."""
+    parameters = dict(model.named_parameters())
+    keep = {name: torch.ones(parameters[name].shape, dtype=torch.bool) for name in names}
+    units: Masks = {}
+    for group in groups:
+        stays = kept.get(group.name, torch.ones(group.size, dtype=torch.bool)).cpu()
+        if bool(stays.all()):
+            continue
+        for part in group.producers:
+            rows = by_output(model, part.layer, keep[weight(part.layer)])
+            units.setdefault(part.layer, torch.ones(len(rows), dtype=torch.bool))[gone_of(part, stays)] = False
+            rows[gone_of(part, stays)] = False
+        for part in group.consumers:
+            by_input(model, part.layer, keep[weight(part.layer)])[gone_of(part, stays)] = False
+    return Plan(keep, units, None, rule)
+
+
+def feature_plan(plan: Plan, columns: Params, relevance: Params, rule: Rule) -> Plan:
+    """Return a plan of units without the input features that the rule's threshold sees no need for.
+
+    A feature is judged as a unit is, by what the weights to the units that stay say together. A rule with a target
+    counts units alone, and removes no feature.
+
+    Args:
+        plan: The plan of units.
+        columns: The relevance of the weights of the first matrix, by its name; empty where inputs are no features.
+        relevance: Of the units, by the name of their group.
+        rule: The rule.
+    """
+    if rule.target is not None or not columns:
+        return plan
+    ((name, weights),) = columns.items()
+    layer = name.rpartition(".")[0]
+    stays = plan.units.get(layer, torch.ones(len(weights), dtype=torch.bool)).to(weights.device)
+    # under the name of the layer, so that an amount for it holds for its features too
+    needed = rule.keep({**relevance, layer: rule.reduced(weights[stays].mT)})[layer].cpu()
+    return replace(plan, keep={**plan.keep, name: plan.keep[name] & needed}, inputs=needed)
+
+
+def weight(layer: str) -> str:
+    """The name of a layer's weight."""
+    return f"{layer}.weight" if layer else "weight"
+
+
+def by_output(model: nn.Module, layer: str, tensor: Tensor) -> Tensor:
+    """A tensor shaped as the weight of a layer with the outputs first, ``[outputs, ...]``; a view."""
+    return _first_axis(model, layer, tensor, outputs=True)
+
+
+def by_input(model: nn.Module, layer: str, tensor: Tensor) -> Tensor:
+    """The same as ``[inputs, ...]``; a view."""
+    return _first_axis(model, layer, tensor, outputs=False)
+
+
+def gone_of(part: Part, stays: Tensor) -> Tensor:
+    """The channels of a layer that go when only some units stay."""
+    return part.index[~stays[part.unit]]
+
+
+def _by_unit(channels: Tensor, part: Part, group: Units) -> Tensor:
+    """A tensor ``[channels, ...]`` as ``[units, ...]``: each unit owns equally many channels."""
+    order = part.index[torch.argsort(part.unit, stable=True)]
+    return channels[order.to(channels.device)].reshape(group.size, -1)
+
+
+def _first_axis(model: nn.Module, layer: str, tensor: Tensor, outputs: bool) -> Tensor:
+    module: Any = model.get_submodule(layer)
+    # a transposed convolution and an embedding have their inputs first
+    inputs_first = bool(getattr(module, "transposed", False)) or isinstance(module, nn.Embedding)
+    axis = 0 if outputs != inputs_first else 1
+    return tensor.movedim(axis, 0)

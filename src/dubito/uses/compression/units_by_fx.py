@@ -1,0 +1,182 @@
+"""Which units of a chain of layers are fed to which inputs: a traced network in which every result is used once."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from itertools import pairwise
+from typing import Any
+
+import torch
+from torch import Tensor, fx, nn
+
+from dubito.networks.layers import rule_for
+from dubito.networks.layers.norm import BatchNormRule, NormRule
+
+# Modules, functions and methods that work on each channel by itself.
+_POINTWISE = (
+    nn.ReLU, nn.ReLU6, nn.LeakyReLU, nn.ELU, nn.CELU, nn.SELU, nn.GELU, nn.SiLU, nn.Mish, nn.Tanh, nn.Sigmoid,
+    nn.Softplus, nn.Softsign, nn.Hardtanh, nn.Hardswish, nn.Hardsigmoid, nn.LogSigmoid, nn.Tanhshrink, nn.Identity,
+    nn.Dropout, nn.Dropout1d, nn.Dropout2d, nn.Dropout3d, nn.AlphaDropout,
+)  # fmt: skip
+_POOLS = (
+    nn.MaxPool1d, nn.MaxPool2d, nn.MaxPool3d, nn.AvgPool1d, nn.AvgPool2d, nn.AvgPool3d, nn.AdaptiveAvgPool1d,
+    nn.AdaptiveAvgPool2d, nn.AdaptiveAvgPool3d, nn.AdaptiveMaxPool1d, nn.AdaptiveMaxPool2d, nn.AdaptiveMaxPool3d,
+)  # fmt: skip
+_NAMES = {
+    "relu", "relu_", "relu6", "leaky_relu", "elu", "selu", "gelu", "silu", "mish", "tanh", "sigmoid", "softplus",
+    "hardtanh", "hardswish", "dropout", "max_pool1d", "max_pool2d", "max_pool3d", "avg_pool1d", "avg_pool2d",
+    "avg_pool3d", "adaptive_avg_pool1d", "adaptive_avg_pool2d", "adaptive_avg_pool3d", "boolean_dispatch",
+    "contiguous",
+}  # fmt: skip
+_RESHAPES = {"flatten", "view", "reshape"}
+
+
+@dataclass(frozen=True)
+class Part:
+    """Channels of one layer that belong to units: channel ``index[i]`` to unit ``unit[i]``."""
+
+    layer: str
+    unit: Tensor
+    index: Tensor
+
+    @classmethod
+    def whole(cls, layer: str, unit: Tensor) -> Part:
+        """All channels of a layer, in order."""
+        return cls(layer, unit, torch.arange(len(unit)))
+
+
+@dataclass(frozen=True)
+class Units:
+    """Outputs that are removed together.
+
+    Args:
+        size: The number of units.
+        producers: The layers whose outputs they are; the first names the group.
+        passers: Norms that they pass through one by one.
+        consumers: The layers that take them in.
+    """
+
+    size: int
+    producers: tuple[Part, ...]
+    passers: tuple[Part, ...] = ()
+    consumers: tuple[Part, ...] = ()
+
+    @property
+    def name(self) -> str:
+        """The layer after which the group is called."""
+        return self.producers[0].layer
+
+
+@dataclass
+class _Open:
+    """Units on their way from the layer that made them."""
+
+    producer: str
+    size: int
+    axis: int
+    owner: Tensor | None = None  # once flattened
+    passers: list[Part] = field(default_factory=list)
+
+
+class _Shapes(fx.Interpreter):
+    """Runs a traced network once and keeps the shape of every result."""
+
+    def __init__(self, module: fx.GraphModule) -> None:
+        super().__init__(module)
+        self.shapes: dict[fx.Node, tuple[int, ...]] = {}
+
+    def run_node(self, n: fx.Node) -> Any:
+        """Keep the shape of a tensor."""
+        result = super().run_node(n)
+        if isinstance(result, Tensor):
+            self.shapes[n] = tuple(result.shape)
+        return result
+
+
+def trace(model: nn.Module, example: Tensor) -> list[Units] | None:
+    """Return the groups of units of a chain, or None where the network is no chain of known layers.
+
+    Args:
+        model: The network, in evaluation mode; it is not changed.
+        example: A batch of at least one input.
+    """
+    try:
+        traced = fx.symbolic_trace(model)
+    except Exception:  # noqa: BLE001 - tracing runs the user's code on stand-ins, which may fail in any way
+        return None
+    shapes = _Shapes(traced)
+    with torch.no_grad():
+        shapes.run(example)
+    nodes = [node for node in traced.graph.nodes if node in shapes.shapes and node.op != "output"]
+    if nodes[0].op != "placeholder" or not _is_chain(nodes):
+        return None
+    return _walk(traced, nodes, shapes.shapes)
+
+
+def _is_chain(nodes: list[fx.Node]) -> bool:
+    """Whether each tensor is made from the one before it alone, and no layer is called twice."""
+    tensors = set(nodes)
+    for before, node in pairwise(nodes):
+        if [n for n in node.all_input_nodes if n in tensors] != [before]:
+            return False
+    called = [node.target for node in nodes if node.op == "call_module"]
+    return len(called) == len(set(called))
+
+
+def _walk(traced: fx.GraphModule, nodes: list[fx.Node], shapes: dict[fx.Node, tuple[int, ...]]) -> list[Units] | None:
+    groups: list[Units] = []
+    current: _Open | None = None
+    for before, node in pairwise(nodes):
+        module = traced.get_submodule(str(node.target)) if node.op == "call_module" else None
+        rule = None if module is None else rule_for(module)
+        if module is not None and rule is not None and not rule.channelwise(module):
+            in_one = getattr(module, "groups", 1) == 1  # else its inputs and outputs are tied to one another
+            groups += _closed(current, str(node.target), rule.num_inputs(module)) if in_one else []
+            current = None
+            if in_one:
+                axis = rule.channel_axis(module, len(shapes[node]))
+                current = _Open(str(node.target), rule.num_outputs(module), axis)
+        elif isinstance(rule, BatchNormRule):
+            if current is not None:
+                owner = torch.arange(current.size) if current.owner is None else current.owner
+                current.passers.append(Part.whole(str(node.target), owner))
+        elif isinstance(rule, NormRule) or (rule is not None and current is not None):
+            current = None  # its statistics run over channels: the width before it stays
+        elif _flattens(node, module, shapes[before], shapes[node]):
+            if current is not None and current.owner is None:
+                current.owner = _owners(current, shapes[before])
+        elif not _passes(node, module):
+            return None
+    return groups
+
+
+def _closed(current: _Open | None, layer: str, num_inputs: int) -> list[Units]:
+    """The group that ends at a layer, if its inputs are the units or their flattened positions."""
+    if current is None:
+        return []
+    owner = torch.arange(current.size) if current.owner is None else current.owner
+    if len(owner) != num_inputs:
+        return []
+    producer = Part.whole(current.producer, torch.arange(current.size))
+    return [Units(current.size, (producer,), tuple(current.passers), (Part.whole(layer, owner),))]
+
+
+def _owners(current: _Open, shape: tuple[int, ...]) -> Tensor:
+    """The unit of every feature after flattening an activation of this shape."""
+    units = torch.arange(current.size).reshape([-1 if axis == current.axis else 1 for axis in range(1, len(shape))])
+    return units.expand(shape[1:]).flatten()
+
+
+def _flattens(node: fx.Node, module: nn.Module | None, before: tuple[int, ...], after: tuple[int, ...]) -> bool:
+    reshapes = isinstance(module, nn.Flatten) or (module is None and _name(node) in _RESHAPES)
+    return reshapes and len(after) == 2 and before[0] == after[0]
+
+
+def _passes(node: fx.Node, module: nn.Module | None) -> bool:
+    if isinstance(module, nn.PReLU):
+        return module.num_parameters == 1
+    return isinstance(module, (*_POINTWISE, *_POOLS)) or (module is None and _name(node) in _NAMES)
+
+
+def _name(node: fx.Node) -> str:
+    return node.target if isinstance(node.target, str) else getattr(node.target, "__name__", "")

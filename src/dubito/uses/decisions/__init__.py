@@ -1,0 +1,29 @@
+"""What a posterior is for: to detect, to abstain, to promise coverage, and to ask for the right labels.
+
+Everything here works on any posterior, and fits its one number on data that was held out from training.
+"""
+
+from __future__ import annotations
+
+from dubito.uses.decisions.acquisition import acquire
+from dubito.uses.decisions.batch_information import joint_information
+from dubito.uses.decisions.conformal import ConformalIntervals, ConformalSets
+from dubito.uses.decisions.detection import Detector
+from dubito.uses.decisions.rejection import Decision, Rejector
+from dubito.uses.decisions.scores import energy, score_prediction
+from dubito.uses.decisions.temperature import TemperedPosterior, temper, tempered
+
+__all__ = [
+    "ConformalIntervals",
+    "ConformalSets",
+    "Decision",
+    "Detector",
+    "Rejector",
+    "TemperedPosterior",
+    "acquire",
+    "energy",
+    "joint_information",
+    "score_prediction",
+    "temper",
+    "tempered",
+]

@@ -1,0 +1,124 @@
+"""Which inputs are worth a label: active learning."""
+
+from __future__ import annotations
+
+from typing import Any, Literal, get_args
+
+import torch
+from torch import Tensor
+
+from dubito.beliefs.prediction import Prediction
+from dubito.core import batches, params
+from dubito.core.batches import Data
+from dubito.core.errors import InputError, UnsupportedError
+from dubito.core.params import Params
+from dubito.core.randomness import default_generator
+from dubito.core.settings import is_whole
+from dubito.fitting.posterior import Posterior
+from dubito.uses.decisions.batch_information import greedy_batch
+from dubito.uses.decisions.fixed_draws import inputs_of
+from dubito.uses.decisions.scores import Score, score_prediction
+from dubito.uses.decisions.temperature import TemperedPosterior, tempered
+
+Method = Literal["bald", "batchbald", "variance", "entropy", "random"]
+
+# What needs weights that disagree.
+DOUBTS = ("bald", "variance")
+
+_SCORES: dict[str, Score] = {"bald": "mutual-information", "variance": "variance", "entropy": "entropy"}
+
+
+def acquire(
+    posterior: Posterior,
+    pool: Data | Tensor,
+    num: int,
+    method: Method = "bald",
+    *,
+    num_samples: int | None = None,
+    generator: torch.Generator | None = None,
+) -> Tensor:
+    r"""Return the rows of `pool` whose labels would teach the posterior most, the best first ``[num]``.
+
+    - ``"bald"``: the mutual information of label and weights (Houlsby et al. 2011, https://arxiv.org/abs/1112.5745);
+    - ``"batchbald"``: that of all `num` labels together, chosen greedily, so that no two ask the same question
+      (Kirsch et al. 2019, https://arxiv.org/abs/1906.08158);
+    - ``"variance"``: the variance of the class probabilities, or of the function;
+    - ``"entropy"``: the entropy of the prediction, which also asks for labels that nobody can predict;
+    - ``"random"``: the baseline.
+
+    Args:
+        posterior: Any posterior.
+        pool: Inputs without labels, as a tensor or as data in a fixed order whose targets are ignored.
+        num: How many.
+        method: One of the above.
+        num_samples: How many samples a prediction draws; the posterior's own default if not given.
+        generator: The source of randomness; by default the same call gives the same numbers.
+    """
+    if method not in get_args(Method):
+        raise InputError(f"There is no method {method!r}: use one of {', '.join(get_args(Method))}.")
+    inputs = batches.as_tensors(inputs_of(posterior, pool, "pool"))
+    size = batches.num_rows(inputs)
+    if not is_whole(num, 1) or num > size:
+        raise InputError(f"num must be a whole number from 1 to {size}, the number of inputs in the pool, got {num!r}.")
+    generator = default_generator(generator)
+    if method == "random":
+        return torch.randperm(size, generator=generator, device=generator.device)[:num].cpu()
+    if method == "batchbald":
+        prediction = _predict_jointly(posterior, inputs, num_samples, generator)
+        return greedy_batch(prediction, num, generator=generator).cpu()
+    prediction = posterior.predict(inputs, num_samples=num_samples, generator=generator)
+    scores = score_prediction(prediction, _SCORES[method])
+    if method in DOUBTS and not bool(scores.any()):
+        raise InputError(
+            f"For '{method}' all inputs of the pool are worth nothing, because this posterior (a single network?) has "
+            "no doubt about its weights: use 'entropy' or 'random', or another posterior."
+        )
+    return _best(scores, num, generator)
+
+
+def _best(scores: Tensor, num: int, generator: torch.Generator) -> Tensor:
+    """Return the rows with the highest scores; equal ones in random order, not in that of the pool."""
+    shuffled = torch.randperm(len(scores), generator=generator, device=generator.device).cpu()
+    order = scores.cpu()[shuffled].sort(descending=True, stable=True).indices
+    return shuffled[order[:num]]
+
+
+def _predict_jointly(
+    posterior: Posterior, inputs: Any, num_samples: int | None, generator: torch.Generator
+) -> Prediction:
+    """Predict with samples that are functions: sample s of every input comes from the same weights."""
+    if isinstance(posterior, TemperedPosterior):
+        inside = _predict_jointly(posterior.posterior, inputs, num_samples, generator)
+        return tempered(inside, posterior.temperature)
+    if posterior.draws_functions:
+        if not all(member.draws_functions for member in getattr(posterior, "members", ())):
+            raise UnsupportedError("'batchbald' cannot draw functions of an ensemble of Laplaces: use 'bald'.")
+        return posterior.predict(inputs, num_samples=num_samples, generator=generator)
+    # A linearized predictive draws outputs by their own marginals: here its functions are drawn instead.
+    draws = params.unstack(posterior.sample(num_samples or posterior.default_samples, generator=generator))
+    parts = []
+    for start in range(0, batches.num_rows(inputs), 1024):
+        rows = batches.place(batches.take(inputs, slice(start, start + 1024)), posterior.device, posterior.dtype)
+        if not batches.is_finite(rows):
+            raise InputError("The pool holds NaN or infinite values: clean or impute them first.")
+        parts.append(posterior.likelihood.predict_samples(_linear_outputs(posterior, draws, rows)))
+    return type(parts[0]).cat(parts)
+
+
+def _linear_outputs(posterior: Posterior, draws: list[Params], inputs: Any) -> Tensor:
+    """Return f(x, ŵ) + J(x) (w − ŵ) for each draw of w, ``[S, *outputs]``.
+
+    J v is the derivative of vᵀ Jᵀ u in u, so one pass and one backward pass serve all draws.
+    """
+    mean = {name: value.requires_grad_() for name, value in posterior.mean().items()}
+    with torch.enable_grad():
+        outputs = params.functional_call(posterior.model, mean, inputs)
+        u = torch.zeros_like(outputs, requires_grad=True)
+        slopes = torch.autograd.grad(outputs, list(mean.values()), u, create_graph=True, allow_unused=True)
+    used = {name: slope for name, slope in zip(mean, slopes, strict=True) if slope is not None}
+    moved = []
+    for draw in draws:
+        steps = [draw[name] - mean[name].detach() for name in used]
+        (change,) = torch.autograd.grad(list(used.values()), u, steps, retain_graph=True)
+        moved.append(outputs.detach() + change)
+    return torch.stack(moved)

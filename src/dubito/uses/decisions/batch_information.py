@@ -1,0 +1,131 @@
+r"""What a posterior would learn from the labels of several inputs together, $I[y_1, \dots, y_n; w]$.
+
+Two inputs that ask the same question are worth one: the joint information is at most the sum of the single ones, and
+greedy maximization is within $1 - 1/e$ of the best batch (Kirsch et al. 2019, BatchBALD, https://arxiv.org/abs/1906.08158).
+"""
+
+from __future__ import annotations
+
+import math
+
+import torch
+from torch import Tensor
+
+from dubito.beliefs.prediction import ClassPrediction, Prediction, RegressionPrediction
+from dubito.core.errors import UnsupportedError
+
+# Joint labellings that are enumerated; beyond, so many are drawn. And how many candidates are looked at together.
+MOST_LABELLINGS = 1000
+ROWS = 128
+
+
+def greedy_batch(prediction: Prediction, num: int, *, generator: torch.Generator) -> Tensor:
+    """Return `num` inputs that are chosen one by one, each for what it adds to the information of those before.
+
+    Args:
+        prediction: With samples that are functions: sample s of every input comes from the same weights.
+        num: How many.
+        generator: Draws joint labellings where there are too many to enumerate.
+    """
+    if isinstance(prediction, ClassPrediction):
+        if prediction.samples is None or prediction.samples.ndim != 3:
+            raise UnsupportedError(
+                "'batchbald' needs several samples of one label per input: use 'entropy' with a single network, else "
+                "lower num_samples or use 'bald'."
+            )
+        return _greedy_classes(prediction.samples.double().exp(), num, generator)
+    assert isinstance(prediction, RegressionPrediction)
+    if len(prediction.means) < 2 or prediction.means.shape[-1] != 1:
+        raise UnsupportedError("'batchbald' needs several samples of one output per input: use 'bald' instead.")
+    return _greedy_numbers(prediction.means[..., 0].double(), prediction.aleatoric[:, 0].double(), num)
+
+
+def joint_information(probs: Tensor) -> Tensor:
+    r"""Return $I[y_1, \dots, y_n; w]$ of class probabilities ``[S, n, C]``, by enumerating all $C^n$ labellings.
+
+    >>> certain_but_split = torch.tensor([[[1.0, 0.0]], [[0.0, 1.0]]], dtype=torch.float64)
+    >>> round(joint_information(certain_but_split.expand(2, 3, 2)).item(), 6) == round(math.log(2), 6)
+    True
+    """
+    joint = probs.new_ones(1, len(probs))
+    for n in range(probs.shape[1]):
+        joint = _extended(joint, probs[:, n])
+    return torch.special.entr(joint.mean(dim=1)).sum() - _conditional(probs).sum()
+
+
+def _greedy_classes(probs: Tensor, num: int, generator: torch.Generator) -> Tensor:
+    r"""Greedy maximization for class probabilities ``[S, N, C]``.
+
+    Labellings y of the batch so far are rows of `joint` $p(y \mid w_s)$ with weights ω: 1 if all are there, and
+    $1 / (M \bar p(y))$ if M were drawn from $\bar p$. The entropy of the batch with a candidate is then
+    $-\sum_y \omega_y \sum_c \bar p(y, c) \log \bar p(y, c)$.
+
+    What a candidate adds can only fall as the batch grows, so its last gain is a bound, and candidates are looked at
+    again only while their bound is above the best gain.
+    """
+    num_samples, num_inputs, classes = probs.shape
+    conditional = _conditional(probs)
+    joint, weights = probs.new_ones(1, num_samples), probs.new_ones(1)
+    gains = probs.new_full((num_inputs,), math.inf)
+    chosen: list[int] = []
+    for _ in range(num):
+        before, best = weights @ torch.special.entr(joint.mean(dim=1)), -math.inf
+        for rows in gains.argsort(descending=True).split(ROWS):
+            if float(gains[rows[0]]) <= best:
+                break
+            gains[rows] = _joint_entropies(probs[:, rows], joint, weights) - conditional[rows] - before
+            gains[chosen] = -math.inf
+            best = max(best, float(gains[rows].max()))
+        chosen.append(int(gains.argmax()))
+        gains[chosen] = -math.inf
+        if len(joint) * classes <= MOST_LABELLINGS and bool((weights == 1).all()):
+            joint, weights = _extended(joint, probs[:, chosen[-1]]), probs.new_ones(len(joint) * classes)
+        else:
+            joint, weights = _drawn(probs[:, chosen], generator)
+    return torch.tensor(chosen)
+
+
+def _conditional(probs: Tensor) -> Tensor:
+    """The mean entropy of the samples at each input ``[N]``."""
+    return torch.special.entr(probs).sum(dim=-1).mean(dim=0)
+
+
+def _extended(joint: Tensor, probs: Tensor) -> Tensor:
+    """Labellings ``[M, S]`` with one more label ``[S, C]``: ``[M·C, S]``."""
+    return torch.einsum("ms,sc->mcs", joint, probs).flatten(0, 1)
+
+
+def _joint_entropies(probs: Tensor, joint: Tensor, weights: Tensor) -> Tensor:
+    """The entropy of the batch with each candidate ``[S, n, C]``."""
+    together = joint @ probs.flatten(1) / len(probs)  # [M, n·C]
+    return (weights @ torch.special.entr(together)).unflatten(0, probs.shape[1:]).sum(dim=-1)
+
+
+def _drawn(probs: Tensor, generator: torch.Generator) -> tuple[Tensor, Tensor]:
+    """Draw labellings of ``[S, n, C]`` from their mixture: a sample of the weights, then each label given it."""
+    num_samples = len(probs)
+    per_sample = math.ceil(MOST_LABELLINGS / num_samples)
+    flat = probs.flatten(0, 1).to(generator.device)
+    labels = torch.multinomial(flat, per_sample, replacement=True, generator=generator).to(probs.device)
+    labels = labels.unflatten(0, probs.shape[:2]).transpose(1, 2).flatten(0, 1)  # [M, n]
+    joint = probs.new_ones(len(labels), num_samples)
+    for n in range(probs.shape[1]):
+        joint *= probs[:, n].T[labels[:, n]]
+    return joint, 1 / (len(labels) * joint.mean(dim=1))
+
+
+def _greedy_numbers(functions: Tensor, noise: Tensor, num: int) -> Tensor:
+    r"""Greedy maximization of $\tfrac12 \log\det(I + K / \sigma^2)$ for functions ``[S, N]``, as a pivoted Cholesky."""
+    centred = (functions - functions.mean(dim=0)) / math.sqrt(len(functions))
+    variance, columns = centred.square().sum(dim=0), functions.new_zeros(0, functions.shape[1])
+    chosen: list[int] = []
+    for _ in range(num):
+        gains = (variance / noise).log1p()
+        gains[chosen] = -math.inf
+        best = int(gains.argmax())
+        covariance = centred[:, best] @ centred - columns[:, best] @ columns
+        column = covariance / (variance[best] + noise[best]).sqrt()
+        columns = torch.cat([columns, column[None]])
+        variance = (variance - column.square()).clamp_min(0)
+        chosen.append(best)
+    return torch.tensor(chosen)

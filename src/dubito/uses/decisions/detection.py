@@ -1,0 +1,72 @@
+"""Is this input like those the network knows? A threshold on a score, at a stated rate of false alarms."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from dubito.core.batches import Data
+from dubito.core.errors import InputError
+from dubito.fitting.posterior import Posterior
+from dubito.uses.decisions.fixed_draws import Asker, check_fraction, inputs_of, rank_for
+from dubito.uses.decisions.scores import Score, check_score, energy, score_prediction
+
+
+class Detector:
+    r"""Flag inputs that are less sure than almost all of the calibration data.
+
+    With n calibration scores the threshold is the $\lceil (n + 1)(1 - \alpha) \rceil$-th smallest, so that a new input
+    of the same distribution is flagged with probability at most $\alpha$, whatever the posterior and the score.
+
+    Args:
+        posterior: Any posterior.
+        calibration: Inputs of the known distribution that were not trained on, as a tensor or as data whose targets are
+            ignored.
+        score: How doubt is measured; see `dubito.decisions.scores`.
+        false_positive_rate: $\alpha$, the largest share of known inputs that may be flagged.
+        num_samples: How many samples a prediction draws.
+        generator: The source of randomness; by default the same call gives the same numbers.
+
+    Attributes:
+        threshold: Above this score an input is flagged.
+    """
+
+    def __init__(
+        self,
+        posterior: Posterior,
+        calibration: Data | Tensor,
+        *,
+        score: Score = "mutual-information",
+        false_positive_rate: float = 0.05,
+        num_samples: int | None = None,
+        generator: torch.Generator | None = None,
+    ) -> None:
+        check_fraction("false_positive_rate", false_positive_rate)
+        check_score(score)
+        self.posterior, self.score, self.false_positive_rate = posterior, score, false_positive_rate
+        self._asker = Asker(posterior, num_samples, generator)
+        known = self.scores(inputs_of(posterior, calibration, "calibration data"))
+        rank = rank_for(1 - false_positive_rate, len(known), f"A false-positive rate of {false_positive_rate:g}")
+        ordered = known.sort().values
+        if ordered[0] == ordered[-1]:
+            raise InputError(
+                f"The {score} is {float(ordered[0]):.4g} for all {len(known)} calibration data, so it tells nothing "
+                "apart: choose another score, or a posterior that is not a single point."
+            )
+        self.threshold = float(ordered[rank - 1])
+
+    def scores(self, x: Any) -> Tensor:
+        """Return the score of each input ``[B]``; `x` is what `posterior.predict` takes."""
+        if self.score == "energy":
+            return energy(self.posterior, x)
+        return score_prediction(self._asker.predict(x), self.score)
+
+    def detect(self, x: Any) -> Tensor:
+        """Return which inputs are out of distribution ``[B]``; `x` is what `posterior.predict` takes."""
+        return self.scores(x) > self.threshold
+
+    def __repr__(self) -> str:
+        rate = f"false_positive_rate={self.false_positive_rate:g}"
+        return f"<Detector: {self.score} above {self.threshold:.4g}, {rate}>"

@@ -1,0 +1,114 @@
+"""How decisions ask a posterior: inputs alone, or inputs with the targets they are judged by."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sized
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from dubito.beliefs.prediction import ClassPrediction, Prediction
+from dubito.core import batches
+from dubito.core.batches import Batch, Data, Source
+from dubito.core.errors import InputError
+from dubito.core.randomness import default_generator
+from dubito.core.settings import is_number
+from dubito.fitting.posterior import Posterior
+
+
+def inputs_of(posterior: Posterior, data: Data | Tensor, what: str) -> Any:
+    """Return the inputs of `data`, in its order: a tensor is inputs already, targets elsewhere are left out."""
+    check_posterior(posterior)
+    if isinstance(data, Tensor | np.ndarray):
+        if data.ndim == 0:
+            raise InputError(f"The {what} is a single number: give inputs, one row each.")
+        if len(data) == 0:
+            raise InputError(f"The {what} is empty: give at least one input.")
+        return data
+    return batches.concatenate([batch.inputs for batch in _batches(posterior, data, what)])
+
+
+class Asker:
+    """A posterior that is always asked with the same draws: a threshold belongs to the draws it was fitted with.
+
+    Args:
+        posterior: Any posterior.
+        num_samples: How many samples a prediction draws; the posterior's own default if not given.
+        generator: The source of randomness, which is read and not moved; by default a fixed seed.
+    """
+
+    def __init__(self, posterior: Posterior, num_samples: int | None, generator: torch.Generator | None) -> None:
+        check_posterior(posterior)
+        self.posterior, self.num_samples = posterior, num_samples
+        self._draws = default_generator(generator).clone_state()
+
+    def predict(self, x: Any) -> Prediction:
+        """Return the prediction for what `posterior.predict` takes."""
+        return self.posterior.predict(x, num_samples=self.num_samples, generator=self._draws.clone_state())
+
+    def labelled(self, data: Data) -> tuple[Prediction, Tensor]:
+        """Return the prediction for all of the calibration data, and its targets in the same order."""
+        parts = _batches(self.posterior, data, "calibration data")
+        if parts[0].targets is None:
+            raise InputError("The calibration data has no targets: give (inputs, targets) or a loader of them.")
+        prediction = self.predict(batches.concatenate([part.inputs for part in parts]))
+        return prediction, torch.cat([part.targets for part in parts])
+
+
+def one_label_each(prediction: Prediction, what: str) -> ClassPrediction:
+    """Return a class prediction ``[B, C]``, or say that `what` is for those."""
+    if not isinstance(prediction, ClassPrediction) or prediction.log_probs.ndim != 2:
+        raise InputError(f"{what} is for classification with one label per input, which this posterior does not do.")
+    return prediction
+
+
+def rank_for(level: float, num_data: int, what: str) -> int:
+    r"""Return the rank $k = \lceil (n + 1)\,\ell \rceil$ of the order statistic that a new value exceeds rarely enough.
+
+    For exchangeable values $P(s_{n+1} \le s_{(k)}) \ge k / (n + 1) \ge \ell$, with equality on the left where values do
+    not tie.
+
+    >>> rank_for(0.9, 99, "A coverage of 0.9")
+    90
+    """
+    rank = math.ceil((num_data + 1) * level - 1e-9)  # 0.9 * 110 is a little above 99 in floating point
+    if rank > num_data:
+        needed = math.ceil(level / (1 - level) - 1e-9)
+        raise InputError(f"{what} needs at least {needed} calibration data, but there are {num_data}: give more.")
+    return rank
+
+
+def check_posterior(posterior: Any) -> None:
+    """Raise unless something predicts as a posterior does."""
+    if not hasattr(posterior, "predict"):
+        kind = type(posterior).__name__
+        raise InputError(f"A {kind} is not a posterior: fit one first, for example with Laplace().fit(model, data).")
+
+
+def check_fraction(name: str, value: float) -> None:
+    """Raise unless a setting lies strictly between 0 and 1."""
+    if not is_number(value) or not 0 < value < 1:
+        raise InputError(f"{name} must lie strictly between 0 and 1, got {value!r}.")
+
+
+def check_scores(scores: Tensor, what: str) -> Tensor:
+    """Return the scores in float64, or raise where one of them is not a number."""
+    if bool(scores.isnan().any()):
+        raise InputError(f"The posterior's {what} is NaN for some inputs: look at its weights and at those inputs.")
+    return scores.double()
+
+
+def _batches(posterior: Posterior, data: Any, what: str) -> list[Batch]:
+    pair = isinstance(data, list | tuple) and bool(data) and isinstance(data[0], Tensor) and data[0].ndim > 0
+    sized = data[0] if pair else data
+    if isinstance(sized, Sized) and len(sized) == 0:
+        raise InputError(f"The {what} is empty: give at least one example.")
+    place: dict[str, Any] = {"device": posterior.device, "dtype": posterior.dtype}
+    source = Source(data, batch_size=1024, must_count=False, shard=False, **place)
+    found = [batch for batch in source.replay() if batch.num_rows]
+    if not found:
+        raise InputError(f"The {what} is empty: give at least one example.")
+    return found

@@ -1,0 +1,178 @@
+"""Answer where the network is sure, and leave the rest to somebody else, at a stated risk."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from dubito.beliefs.prediction import ClassPrediction, Prediction, RegressionPrediction
+from dubito.core.batches import Data
+from dubito.core.errors import InputError, UnsupportedError
+from dubito.core.settings import is_number
+from dubito.fitting.posterior import Posterior
+from dubito.uses import metrics
+from dubito.uses.decisions.fixed_draws import Asker, check_fraction
+from dubito.uses.decisions.scores import Score, check_score, score_prediction
+from dubito.uses.metrics import RiskCoverage
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+Loss = Callable[[Prediction, Tensor], Tensor]
+
+# How many coverages are tested where a guarantee is asked for: 5 %, 10 %, ..., 100 %.
+NUM_TESTS = 20
+
+
+class Decision(NamedTuple):
+    """Predictions, and which of them to act on.
+
+    Attributes:
+        prediction: The prediction for every input.
+        accepted: Whether the answer is given ``[B]``; the others are for somebody else.
+    """
+
+    prediction: Prediction
+    accepted: Tensor
+
+
+class Rejector:
+    r"""Answer the inputs whose score lies at or below a threshold that was fitted to a stated risk.
+
+    Without `confidence` the threshold is the largest at which the mean loss of the answered calibration data is at most
+    `risk`. That is an estimate: the true risk is above it about as often as below.
+
+    With `confidence` $1 - \delta$ the true error rate of what is answered is at most `risk` with that probability over
+    the calibration data. Twenty thresholds at fixed ranks are tested; the errors k among the m calibration data below
+    one are binomial, and it passes if $P(\mathrm{Bin}(m, \text{risk}) \le k) \le \delta / 20$ (Geifman & El-Yaniv 2017,
+    https://arxiv.org/abs/1705.08500, with fixed ranks in place of their search).
+
+    Args:
+        posterior: Any posterior.
+        calibration: Labelled data that was not trained on.
+        risk: The error rate (classification) or mean squared error (regression) of what is answered, at most.
+        score: How doubt is measured: one of `dubito.decisions.scores` but the energy; by default ``"max-probability"``
+            for classes and ``"entropy"`` for numbers.
+        confidence: None, or the probability with which the risk is to hold.
+        loss: From a prediction and its targets to one loss per datum ``[B]``; with `confidence` it must be 0 or 1.
+        num_samples: How many samples a prediction draws.
+        generator: The source of randomness; by default the same call gives the same numbers.
+
+    Attributes:
+        threshold: Up to this score an input is answered.
+        coverage: The share of the calibration data that is answered.
+        curve: Risk against coverage on the calibration data.
+    """
+
+    def __init__(
+        self,
+        posterior: Posterior,
+        calibration: Data,
+        *,
+        risk: float = 0.02,
+        score: Score | None = None,
+        confidence: float | None = None,
+        loss: Loss | None = None,
+        num_samples: int | None = None,
+        generator: torch.Generator | None = None,
+    ) -> None:
+        if not is_number(risk) or not 0 < risk < math.inf:
+            raise InputError(f"risk must be a positive number, got {risk!r}.")
+        self.posterior, self.risk, self.confidence = posterior, risk, confidence
+        self._asker = Asker(posterior, num_samples, generator)
+        prediction, targets = self._asker.labelled(calibration)
+        self.score = score or ("max-probability" if isinstance(prediction, ClassPrediction) else "entropy")
+        check_score(self.score)
+        scores = score_prediction(prediction, self.score)
+        losses = _checked_losses((loss or _default_loss)(prediction, targets), len(scores)).to(scores.device)
+        self.curve = metrics.risk_coverage(scores, losses)
+        if confidence is None:
+            self.threshold = _estimated_threshold(self.curve, risk)
+        else:
+            self.threshold = _guaranteed_threshold(scores, losses, risk, confidence)
+        self.coverage = float((scores <= self.threshold).double().mean())
+
+    def predict(self, x: Any) -> Decision:
+        """Return the prediction for each input and whether to act on it; `x` is what `posterior.predict` takes."""
+        prediction = self._asker.predict(x)
+        return Decision(prediction, score_prediction(prediction, self.score) <= self.threshold)
+
+    def plot(self) -> Figure:
+        """Draw risk against coverage on the calibration data, and the chosen point."""
+        from dubito.uses.reporting import plots
+
+        drawn = plots.risk_coverage({"calibration data": [_drawable(self.curve)]}, legend=False, loss="Mean loss")
+        axes = drawn.axes[0]
+        axes.axhline(self.risk, color=plots.MUTED, linewidth=1, linestyle=(0, (3, 2)))
+        axes.axvline(self.coverage, color=plots.MUTED, linewidth=1, linestyle=(0, (3, 2)))
+        return drawn
+
+    def __repr__(self) -> str:
+        held = "estimated" if self.confidence is None else f"with confidence {self.confidence:g}"
+        return f"<Rejector: answers {self.coverage:.1%} at a risk of {self.risk:g} ({held})>"
+
+
+def _default_loss(prediction: Prediction, targets: Tensor) -> Tensor:
+    if isinstance(prediction, ClassPrediction):
+        if prediction.log_probs.ndim != 2:
+            raise UnsupportedError("A Rejector decides on whole inputs: for many labels per input give a `loss`.")
+        prediction.log_prob(targets)  # says where a label is out of range
+        return prediction.mode != prediction.checked_targets(targets)
+    assert isinstance(prediction, RegressionPrediction)
+    return (prediction.mean - prediction.checked_targets(targets)).square().mean(dim=-1)
+
+
+def _checked_losses(losses: Tensor, num_data: int) -> Tensor:
+    if losses.shape != (num_data,):
+        raise InputError(f"The loss must give one number per datum, [{num_data}], not shape {tuple(losses.shape)}.")
+    return losses.double()
+
+
+def _estimated_threshold(curve: RiskCoverage, risk: float) -> float:
+    last_of_ties = torch.ones_like(curve.risk, dtype=torch.bool)
+    last_of_ties[:-1] = curve.thresholds[1:] != curve.thresholds[:-1]
+    good = (last_of_ties & (curve.risk <= risk)).nonzero()
+    if len(good) == 0:
+        best = float(curve.risk[last_of_ties].min())
+        raise InputError(
+            f"No threshold reaches a risk of {risk:g} on these {len(curve.risk)} calibration data (the best has "
+            f"{best:.4g}): allow a higher risk, choose another score, or improve the posterior."
+        )
+    return float(curve.thresholds[good[-1, 0]])
+
+
+def _guaranteed_threshold(scores: Tensor, losses: Tensor, risk: float, confidence: float) -> float:
+    check_fraction("confidence", confidence)
+    check_fraction("With a confidence, risk", risk)
+    if not bool(((losses == 0) | (losses == 1)).all()):
+        raise UnsupportedError("A risk with confidence needs losses of 0 and 1: give such a `loss`, or no confidence.")
+    from scipy.stats import binom
+
+    num_data, allowed = len(scores), (1 - confidence) / NUM_TESTS
+    needed = math.ceil(math.log(allowed) / math.log1p(-risk))
+    if num_data < needed:
+        raise InputError(
+            f"A risk of {risk:g} with confidence {confidence:g} needs at least {needed} calibration data even without "
+            f"an error, but there are {num_data}: give more, or ask for less."
+        )
+    ordered = scores.sort().values
+    for test in range(NUM_TESTS, 0, -1):
+        # The data strictly below an order statistic are a fresh sample from there, the one at it is not.
+        cut = math.inf if test == NUM_TESTS else float(ordered[max(1, num_data * test // NUM_TESTS) - 1])
+        below = scores < cut
+        if binom.cdf(int(losses[below].sum()), int(below.sum()), risk) <= allowed:
+            return math.nextafter(cut, -math.inf)
+    raise InputError(
+        f"No threshold reaches a risk of {risk:g} with confidence {confidence:g} on these {num_data} calibration data: "
+        "allow a higher risk, give more data, or improve the posterior."
+    )
+
+
+def _drawable(curve: RiskCoverage) -> Any:
+    from dubito.uses.reporting import evaluation
+
+    return evaluation.RiskCoverage(tuple(curve.coverage.tolist()), tuple(curve.risk.tolist()))

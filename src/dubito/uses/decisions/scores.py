@@ -1,0 +1,112 @@
+r"""How unsure a posterior is about an input, as one number: higher is less sure.
+
+| name | classes | numbers |
+|---|---|---|
+| ``"max-probability"`` | $1 - \max_c \bar p_c$ | |
+| ``"entropy"`` | $H[\bar p]$ | entropy of the moment-matched Gaussian |
+| ``"mutual-information"`` | $H[\bar p] - \mathbb E_s H[p_s]$ | $\tfrac12 \log(1 + v / \sigma^2)$ |
+| ``"variance"`` | $\sum_c \mathrm{Var}_s\, p_{sc}$ | $v$, the variance of the function |
+| ``"energy"`` | $-\log \sum_c e^{f_c(x)}$ | |
+
+Positions are averaged, outputs of a regression too. The energy (Liu et al. 2020, https://arxiv.org/abs/2010.03759) is
+one of raw logits, which a mixture of predictions does not have: it is that of the network at the posterior's centre.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Any, Literal, get_args
+
+import torch
+from torch import Tensor, nn
+
+from dubito.beliefs.likelihoods import Categorical, Gaussian
+from dubito.beliefs.prediction import ClassPrediction, Prediction, RegressionPrediction
+from dubito.core import params
+from dubito.core.errors import InputError, UnsupportedError
+from dubito.fitting.posterior import Posterior
+from dubito.methods.map.posterior import PointPosterior
+from dubito.methods.map.recipe import MAP
+from dubito.uses.decisions.fixed_draws import check_scores
+
+Score = Literal["max-probability", "entropy", "mutual-information", "variance", "energy"]
+
+
+def check_score(name: str) -> None:
+    """Raise unless there is a score of that name."""
+    if name not in get_args(Score):
+        raise InputError(f"There is no score {name!r}: use one of {', '.join(get_args(Score))}.")
+
+
+def score_prediction(prediction: Prediction, score: Score) -> Tensor:
+    """Return how unsure a prediction is about each datum ``[B]``, float64; all scores but the energy.
+
+    >>> prediction = ClassPrediction.from_logit_samples(torch.tensor([[[40.0, 0.0]], [[0.0, 40.0]]]))
+    >>> [round(score_prediction(prediction, name).item(), 4) for name in ("max-probability", "variance")]
+    [0.5, 0.5]
+    """
+    check_score(score)
+    table = _CLASSES if isinstance(prediction, ClassPrediction) else _NUMBERS
+    if score not in table:
+        kind = "a prediction of classes" if isinstance(prediction, ClassPrediction) else "a regression"
+        raise UnsupportedError(f"The score '{score}' cannot be told from {kind}: use one of {', '.join(table)}.")
+    values = check_scores(table[score](prediction), score)
+    return values.flatten(1).mean(dim=1) if values.ndim > 1 else values
+
+
+def sample_variance(prediction: ClassPrediction) -> Tensor:
+    r"""Return $\sum_c \mathrm{Var}_s\, p_{sc}$ ``[B, *positions]``; zero for a single network."""
+    if prediction.samples is None:
+        if bool((prediction.epistemic == 0).all()):
+            return torch.zeros_like(prediction.epistemic)
+        raise UnsupportedError(
+            "The score 'variance' needs the samples, which are too many here to be kept: lower num_samples, or use "
+            "'mutual-information'."
+        )
+    return prediction.samples.double().exp().var(dim=0, correction=0).sum(dim=-1)
+
+
+def energy(posterior: Posterior, x: Any) -> Tensor:
+    """Return the energy ``[B]`` of the network at the posterior's centre; `x` is what `posterior.predict` takes."""
+    if not isinstance(posterior.likelihood, Categorical):
+        raise UnsupportedError(f"An energy needs the logits of a categorical likelihood, not {posterior.likelihood!r}.")
+    centre = PointPosterior(_Energy(posterior), Gaussian(noise=1.0), MAP(train=False), posterior.num_data)
+    prediction = centre.predict(x)
+    assert isinstance(prediction, RegressionPrediction)
+    return check_scores(prediction.mean[:, 0], "energy")
+
+
+class _Energy(nn.Module):
+    """The energy of a network's logits as a network of its own, so that the one predict door serves it too."""
+
+    def __init__(self, posterior: Posterior) -> None:
+        super().__init__()
+        self.network, self.canonical = posterior.model, posterior.likelihood.canonical
+
+    def forward(self, *args: Any, **kwargs: Any) -> Tensor:
+        logits = self.canonical(params.call(self.network, args or kwargs))
+        energy = -logits.double().logsumexp(dim=-1)
+        return energy.flatten(1).mean(dim=1) if energy.ndim > 1 else energy
+
+
+def _gaussian_entropy(prediction: RegressionPrediction) -> Tensor:
+    return 0.5 * (2 * math.pi * math.e * prediction.variance.double()).log()
+
+
+def _information(prediction: RegressionPrediction) -> Tensor:
+    return 0.5 * (prediction.epistemic.double() / prediction.aleatoric.double()).log1p()
+
+
+_CLASSES: dict[str, Callable[[Any], Tensor]] = {
+    # In float64, where 1 - p of a float32 probability is exact and makes no ties.
+    "max-probability": lambda prediction: 1 - prediction.confidence.double().clamp(max=1),
+    "entropy": lambda prediction: prediction.entropy,
+    "mutual-information": lambda prediction: prediction.epistemic,
+    "variance": sample_variance,
+}
+_NUMBERS: dict[str, Callable[[Any], Tensor]] = {
+    "entropy": _gaussian_entropy,
+    "mutual-information": _information,
+    "variance": lambda prediction: prediction.epistemic,
+}

@@ -1,0 +1,273 @@
+"""One pass over one data set: sums for the scores, and one number per datum for the curves. No prediction is kept."""
+
+from __future__ import annotations
+
+import dataclasses
+import time
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from dubito.beliefs.prediction import ClassPrediction, Prediction, RegressionPrediction
+from dubito.core import batches, distributed
+from dubito.core.batches import Data, Source
+from dubito.core.errors import DubitoError, InputError, NonFiniteError
+from dubito.fitting.posterior import Posterior
+from dubito.uses import metrics
+
+Metrics = metrics.ClassificationMetrics | metrics.RegressionMetrics
+Scale = tuple[float | Tensor, float | Tensor]
+Vectors = dict[str, Tensor]
+
+BAND_LEVEL = 0.95
+
+# How unsure a prediction is: higher is less sure. The first of each orders the risk-coverage curve.
+DOUBTS = {
+    "classification": ("max-probability", "entropy", "epistemic"),
+    "regression": ("stddev", "epistemic"),
+}
+# All vectors that a pass can leave behind; a process without rows must take part in gathering them all the same.
+_VECTORS = ("max-probability", "entropy", "stddev", "epistemic", "loss", "pit", "x", "mean", "low", "high", "target")
+
+
+@dataclasses.dataclass(frozen=True)
+class Question:
+    """How the posterior is asked: every batch sees the same weight draws, so the result is that of one `predict`."""
+
+    posterior: Posterior
+    num_samples: int | None
+    batch_size: int
+    generator: torch.Generator
+    target_scale: Scale | None
+
+    def ask(self, inputs: Any) -> Prediction:
+        """Return the prediction for one batch, on the CPU: classes without samples, numbers in float64 and scaled."""
+        draws = torch.Generator(self.generator.device)
+        draws.set_state(self.generator.get_state())
+        prediction = self.posterior.predict(
+            inputs, num_samples=self.num_samples, generator=draws, batch_size=self.batch_size
+        )
+        if isinstance(prediction, RegressionPrediction):
+            wide = prediction.to("cpu", torch.float64)
+            return wide if self.target_scale is None else wide.rescale(*self.target_scale)
+        if self.target_scale is not None:
+            raise InputError("target_scale is for regression, but this posterior predicts classes: leave it out.")
+        assert isinstance(prediction, ClassPrediction)
+        return dataclasses.replace(prediction, samples=None).cpu()
+
+    def scaled(self, targets: Tensor) -> Tensor:
+        """Return targets in the units of the predictions."""
+        if self.target_scale is None:
+            return targets
+        loc, scale = (torch.as_tensor(part, dtype=torch.float64) for part in self.target_scale)
+        return loc + scale * targets
+
+
+@dataclasses.dataclass(frozen=True)
+class Pass:
+    """What one pass over a data set leaves behind, summed and gathered over processes.
+
+    Attributes:
+        metrics: The accumulated scores; None where targets were not asked for.
+        vectors: One number per scored datum: the uncertainties of `DOUBTS`, ``loss`` (0/1 or squared error) and for
+            regression ``pit`` (one per output), and ``x, mean, low, high, target`` where the input is a single number.
+        seconds: The time spent in predicting.
+        num_rows: How many inputs there were.
+        shapes: The shape of one example's inputs.
+    """
+
+    metrics: Metrics | None
+    vectors: Vectors
+    seconds: float
+    num_rows: int
+    shapes: list[tuple[int, ...]]
+
+
+def collect(
+    question: Question, data: Data | Tensor, what: str, like: Pass | None = None, *, labelled: bool = True
+) -> Pass:
+    """Predict all of `data` batch by batch.
+
+    Args:
+        question: How to predict.
+        data: What to predict; without `labelled` its targets are ignored and may be missing.
+        what: The data's name, with which an error begins.
+        like: The pass over the data that these are an outlying or shifted version of.
+        labelled: Whether to score the targets.
+    """
+    kept: dict[str, list[Tensor]] = {}
+    sums: Metrics | None = None
+    clock = torch.zeros(2, dtype=torch.float64)
+    shapes: list[tuple[int, ...]] = []
+    for inputs, targets in _batches(data, question.batch_size, what):
+        shapes = shapes or _shapes(inputs)
+        start = time.perf_counter()
+        prediction = _ask(question, inputs, what, like)
+        _check_finite(prediction, what)
+        clock += torch.tensor([time.perf_counter() - start, batches.num_rows(inputs)], dtype=torch.float64)
+        if labelled and targets is None:
+            raise InputError(f"{what} has no targets to score against: give (inputs, targets) or a loader of them.")
+        if labelled:
+            sums = sums or _new_metrics(isinstance(prediction, ClassPrediction))
+            vectors = _scored(question, prediction, targets, inputs, sums)
+        else:
+            vectors = _doubts(prediction)
+        for name, vector in vectors.items():
+            kept.setdefault(name, []).append(vector)
+    distributed.sum_([clock])
+    vectors = _gathered(kept)
+    if not vectors:
+        raise InputError(f"{what} is empty, or every target is to be ignored: give at least one example.")
+    return Pass(_summed(sums, vectors) if labelled else None, vectors, float(clock[0]), int(clock[1]), shapes)
+
+
+def _batches(data: Any, batch_size: int, what: str) -> Iterator[tuple[Any, Any]]:
+    """Yield this process's inputs and targets; a batch of which it has no row is left out."""
+    rows = data[0] if isinstance(data, tuple) and data else data
+    if hasattr(rows, "__len__") and not _is_endless(rows) and len(rows) == 0:
+        raise InputError(f"{what} is empty: give at least one example.")
+    if isinstance(data, Tensor | np.ndarray):  # inputs alone, as an out-of-distribution set may be
+        data = [(part,) for part in torch.as_tensor(data).split(batch_size)]
+    source = Source(data, batch_size=batch_size, must_count=False)
+    yield from ((batch.inputs, batch.targets) for batch in source.epoch() if batches.num_rows(batch.inputs) > 0)
+
+
+def _is_endless(sized: Any) -> bool:
+    try:
+        len(sized)
+    except TypeError:  # a loader over an IterableDataset has __len__, but no length
+        return True
+    return False
+
+
+def _ask(question: Question, inputs: Any, what: str, like: Pass | None) -> Prediction:
+    """Predict; where the network fails on inputs of another shape than those it was made for, say so."""
+    try:
+        return question.ask(inputs)
+    except (RuntimeError, TypeError, ValueError, LookupError) as error:
+        shapes = _shapes(inputs)
+        meant = isinstance(error, DubitoError) and error.__cause__ is None  # not what the network itself raised
+        if like is None or shapes == like.shapes or meant:
+            raise
+        raise InputError(
+            f"{what} has inputs of shape {_show(shapes)}, but the evaluated data has {_show(like.shapes)}, and the "
+            "network cannot take both: bring them to the same shape."
+        ) from error
+
+
+def _check_finite(prediction: Prediction, what: str) -> None:
+    """Raise where a prediction is no distribution: whoever reads of it in a score would look for it in the data."""
+    if isinstance(prediction, ClassPrediction):
+        bad = prediction.log_probs.isnan().flatten(1).any(dim=1)
+    else:
+        assert isinstance(prediction, RegressionPrediction)
+        parts = (prediction.means, prediction.noise_variance + prediction.function_variance)
+        bad = ~torch.stack([part.isfinite().all(dim=0).all(dim=-1) for part in parts]).all(dim=0)
+    if bool(bad.any()):
+        raise NonFiniteError(
+            f"{what} cannot be scored: the prediction is NaN or infinite for {int(bad.sum())} of {len(bad)} inputs; "
+            "look for extreme values among them, or fit again with a smaller step size or learning rate."
+        )
+
+
+def _shapes(inputs: Any) -> list[tuple[int, ...]]:
+    return [tuple(leaf.shape[1:]) for leaf in batches.leaves(inputs)]
+
+
+def _show(shapes: list[tuple[int, ...]]) -> str:
+    return " and ".join(map(str, shapes))
+
+
+def _scored(question: Question, prediction: Prediction, targets: Tensor, inputs: Any, sums: Metrics) -> Vectors:
+    """Add one batch to the sums and return its vectors."""
+    if isinstance(prediction, ClassPrediction) and isinstance(sums, metrics.ClassificationMetrics):
+        return _scored_classes(prediction, targets, question.posterior.likelihood.observed, sums)
+    if isinstance(prediction, RegressionPrediction) and isinstance(sums, metrics.RegressionMetrics):
+        truth = question.scaled(prediction.checked_targets(targets))
+        return _scored_numbers(prediction, truth, inputs, sums)
+    raise InputError(f"A {type(prediction).__name__} cannot be scored together with those before it.")
+
+
+def _scored_classes(
+    prediction: ClassPrediction, targets: Tensor, observed: Any, sums: metrics.ClassificationMetrics
+) -> Vectors:
+    labels = prediction.checked_targets(targets)
+    counted = observed(labels)
+    kept = torch.ones_like(labels, dtype=torch.bool) if counted is None else counted
+    log_probs = prediction.log_probs[kept]
+    if len(log_probs) == 0:  # a batch of nothing but padding
+        return {}
+    sums.update(log_probs, labels[kept])
+    doubts = {name: doubt[kept.flatten()] for name, doubt in _doubts(prediction).items()}
+    return {**doubts, "loss": log_probs.exp().argmax(dim=-1) != labels[kept]}
+
+
+def _scored_numbers(
+    prediction: RegressionPrediction, truth: Tensor, inputs: Any, sums: metrics.RegressionMetrics
+) -> Vectors:
+    stddevs = (prediction.noise_variance + prediction.function_variance).sqrt()
+    sums.update(prediction.means, stddevs, truth)
+    vectors = {
+        **_doubts(prediction),
+        "loss": (prediction.mean - truth).square().mean(dim=-1),
+        "pit": metrics.pit(prediction.means, stddevs, truth).flatten(),
+    }
+    if isinstance(inputs, Tensor) and inputs[0].numel() == 1 and truth.shape[1] == 1:
+        low, high = prediction.interval(BAND_LEVEL)
+        values = {"x": inputs.cpu().double(), "mean": prediction.mean, "low": low, "high": high, "target": truth}
+        vectors |= {name: value.flatten() for name, value in values.items()}
+    return vectors
+
+
+def _doubts(prediction: Prediction) -> Vectors:
+    """Return the uncertainties of `DOUBTS`: one number per position, or one per datum of a regression.
+
+    Several outputs of a regression are taken together by their mean variance.
+    """
+    if isinstance(prediction, ClassPrediction):
+        # In float64, where 1 - p of a float32 probability is exact and makes no ties.
+        doubts = {
+            "max-probability": 1 - prediction.confidence.double().clamp(max=1),
+            "entropy": prediction.entropy,
+            "epistemic": prediction.epistemic,
+        }
+        return {name: doubt.flatten() for name, doubt in doubts.items()}
+    assert isinstance(prediction, RegressionPrediction)
+    return {
+        "stddev": prediction.variance.mean(dim=-1).sqrt(),
+        "epistemic": prediction.epistemic.mean(dim=-1).sqrt(),
+    }
+
+
+def _new_metrics(classes: bool) -> Metrics:
+    return metrics.ClassificationMetrics() if classes else metrics.RegressionMetrics()
+
+
+def _summed(sums: Metrics | None, vectors: Vectors) -> Metrics:
+    """Return the accumulator of all processes together, also in a process that had no row."""
+    mine = sums or _new_metrics("entropy" in vectors)
+    state = mine.state()
+    distributed.sum_([state])
+    return type(mine).from_state(state)
+
+
+def _gathered(kept: dict[str, list[Tensor]]) -> Vectors:
+    """Concatenate the vectors over batches and over processes, in the order of their ranks."""
+    joined = {name: torch.cat(kept.get(name, [torch.zeros(0)])) for name in _VECTORS}
+    if distributed.is_active():
+        joined = {name: _over_processes(vector.double()) for name, vector in joined.items()}
+    return {name: vector for name, vector in joined.items() if len(vector)}
+
+
+def _over_processes(vector: Tensor) -> Tensor:
+    lengths = torch.zeros(distributed.world_size(), dtype=torch.float64)
+    lengths[distributed.rank()] = len(vector)
+    distributed.sum_([lengths])
+    start = int(lengths[: distributed.rank()].sum())
+    whole = torch.zeros(int(lengths.sum()), dtype=torch.float64)
+    whole[start : start + len(vector)] = vector
+    distributed.sum_([whole])  # every place is zero in all processes but one, so the sum is exact
+    return whole

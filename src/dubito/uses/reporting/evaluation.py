@@ -1,0 +1,293 @@
+"""`Evaluation`: all that was measured of one posterior, some kilobytes of numbers that print and travel as JSON."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any, Literal, TypeVar, cast
+
+from dubito.core.errors import FileFormatError
+from dubito.uses.reporting.tables import align, column_texts, describe
+
+Task = Literal["classification", "regression"]
+Numbers = tuple[float, ...]
+Scores = dict[str, float]
+
+FORMAT_VERSION = 1
+_C = TypeVar("_C")
+
+
+@dataclass(frozen=True)
+class Reliability:
+    """Sums per confidence bin: the data of a reliability diagram, exact, and additive over data sets.
+
+    Attributes:
+        edges: The edges of the bins, one more than there are bins.
+        counts: How many predictions fell into each bin.
+        confidence_sums: The sum of their confidences.
+        correct_sums: How many of them were right.
+    """
+
+    edges: Numbers
+    counts: Numbers
+    confidence_sums: Numbers
+    correct_sums: Numbers
+
+
+@dataclass(frozen=True)
+class RiskCoverage:
+    """The mean loss of the answers that are kept when only the surest fraction is answered.
+
+    Attributes:
+        coverage: The fraction answered.
+        risk: The error rate (classification) or mean squared error (regression) of what is answered.
+    """
+
+    coverage: Numbers
+    risk: Numbers
+
+
+@dataclass(frozen=True)
+class Histogram:
+    """How one uncertainty score is spread, inside and outside of the distribution, over shared bins.
+
+    Attributes:
+        edges: The edges of the bins; the last bin also holds everything above it.
+        inside: Counts of the evaluated data.
+        outside: Counts of each out-of-distribution set, by name.
+    """
+
+    edges: Numbers
+    inside: Numbers
+    outside: dict[str, Numbers]
+
+
+@dataclass(frozen=True)
+class Quantiles:
+    """How often the truth fell below each predicted quantile; calibrated where `observed` equals `levels`.
+
+    Attributes:
+        levels: The levels of the quantiles.
+        observed: The fraction of targets at or below them.
+    """
+
+    levels: Numbers
+    observed: Numbers
+
+
+@dataclass(frozen=True)
+class Band:
+    """The prediction along a single input, ordered by it.
+
+    Attributes:
+        x: The input, as the network sees it.
+        mean: The predicted mean.
+        low: The lower end of the central interval.
+        high: Its upper end.
+        targets: The observed values.
+        level: The probability of the interval.
+    """
+
+    x: Numbers
+    mean: Numbers
+    low: Numbers
+    high: Numbers
+    targets: Numbers
+    level: float
+
+
+@dataclass(frozen=True)
+class Trace:
+    """One quantity along the samples of every chain.
+
+    Attributes:
+        name: What it is.
+        samples: The numbers of the samples that are shown.
+        values: Its values there, one row a chain.
+        autocorrelation: The correlation of each chain with itself at lags 0, 1, 2 and so on, one row a chain.
+    """
+
+    name: str
+    samples: Numbers
+    values: tuple[Numbers, ...]
+    autocorrelation: tuple[Numbers, ...]
+
+
+@dataclass(frozen=True)
+class Chains:
+    """How the chains of a sampler went.
+
+    Attributes:
+        words: The diagnosis, line by line.
+        traces: Some quantities along the way; none where there were too few samples.
+    """
+
+    words: tuple[str, ...]
+    traces: tuple[Trace, ...]
+
+
+@dataclass(frozen=True)
+class Curves:
+    """What the figures of a report are drawn from.
+
+    Attributes:
+        risk_coverage: The risk against coverage.
+        reliability: The reliability diagram of a classifier.
+        quantiles: The calibration of a regression's quantiles.
+        band: The regression over its input, where there is one input and one output.
+        histograms: The uncertainty scores in and out of the distribution, by score.
+        chains: How the chains of a sampler went, where the posterior is a sampler's.
+    """
+
+    risk_coverage: RiskCoverage
+    reliability: Reliability | None = None
+    quantiles: Quantiles | None = None
+    band: Band | None = None
+    histograms: dict[str, Histogram] = field(default_factory=dict)
+    chains: Chains | None = None
+
+
+@dataclass(frozen=True, repr=False)
+class Evaluation:
+    """What `dubito.evaluate` measured; ``print`` it, or hand several to `dubito.report`.
+
+    Two evaluations are equal if their numbers are; the time they took does not count.
+
+    Attributes:
+        name: What was evaluated.
+        task: ``"classification"`` or ``"regression"``.
+        count: How many targets were scored; positions and outputs count one by one.
+        scores: The scores on the evaluated data, by name.
+        ood: ``ood[set][uncertainty score]`` holds `auroc`, `aupr` and `fpr95`; 0.5, the share of outliers and 0.95 are
+            chance.
+        shifts: ``shifts[kind][severity]`` holds scores as above, or ``shifts[name]`` where no severity was given.
+        curves: What the figures are drawn from.
+        seconds_per_1000: Wall-clock seconds for 1,000 predictions, without loading the data, on the machine at hand.
+    """
+
+    name: str
+    task: Task
+    count: int
+    scores: Scores
+    ood: dict[str, dict[str, Scores]]
+    shifts: dict[str, Scores | dict[float, Scores]]
+    curves: Curves
+    seconds_per_1000: float = field(compare=False)
+
+    def to_json(self) -> dict[str, Any]:
+        """Return a value that strict JSON can hold: infinities are the text ``"inf"`` and ``"-inf"``."""
+        fields = {f.name: getattr(self, f.name) for f in dataclasses.fields(self)}
+        fields["shifts"] = {
+            kind: list(map(list, value.items())) if has_severities(value) else value
+            for kind, value in self.shifts.items()
+        }
+        return {"format": FORMAT_VERSION, **_encode(fields)}
+
+    @classmethod
+    def from_json(cls, value: Mapping[str, Any]) -> Evaluation:
+        """Return the evaluation that `to_json` wrote."""
+        if not isinstance(value, Mapping) or "format" not in value:
+            raise FileFormatError("This JSON does not hold an evaluation: give what Evaluation.to_json() returned.")
+        if value["format"] != FORMAT_VERSION:
+            raise FileFormatError(
+                f"This evaluation has format {value['format']}, but this Dubito reads {FORMAT_VERSION}: please upgrade."
+            )
+        try:
+            return cls(
+                name=value["name"],
+                task=value["task"],
+                count=value["count"],
+                scores=_scores(value["scores"]),
+                ood={s: {k: _scores(v) for k, v in by_score.items()} for s, by_score in value["ood"].items()},
+                shifts={kind: _shift(scores) for kind, scores in value["shifts"].items()},
+                curves=_curves(value["curves"]),
+                seconds_per_1000=float(value["seconds_per_1000"]),
+            )
+        except (KeyError, TypeError, AttributeError, ValueError) as error:
+            raise FileFormatError("This JSON was meant to hold an evaluation, but it was altered or cut.") from error
+
+    def shift_rows(self) -> Iterator[tuple[str, float | None, Scores]]:
+        """Yield the kind, the severity (None where there is none) and the scores of every shift."""
+        for kind, value in self.shifts.items():
+            if has_severities(value):
+                yield from ((kind, severity, scores) for severity, scores in cast(dict[float, Scores], value).items())
+            else:
+                yield kind, None, cast(Scores, value)
+
+    def __str__(self) -> str:
+        parts = [f"{self.name}: {self.task}, {self.count:,} targets", self._score_table()]
+        if self.ood:
+            parts.append(self._ood_table())
+        parts.append(f"{self.seconds_per_1000:.3g} seconds per 1,000 predictions (wall clock, this machine)")
+        return "\n\n".join(parts)
+
+    def __repr__(self) -> str:
+        scores = ", ".join(f"{name}={value:.4g}" for name, value in self.scores.items())
+        return f"<Evaluation of {self.name}: {scores}>"
+
+    def _score_table(self) -> str:
+        rows = [("data", self.scores)]
+        for kind, severity, scores in self.shift_rows():
+            rows.append((kind if severity is None else f"{kind} {severity:g}", scores))
+        numbers = {describe(name): column_texts([[scores[name]] for _, scores in rows]) for name in self.scores}
+        return align({"": [label for label, _ in rows]}, numbers)
+
+    def _ood_table(self) -> str:
+        rows = [(name, score, values) for name, by_score in self.ood.items() for score, values in by_score.items()]
+        numbers = {describe(name): column_texts([[values[name]] for *_, values in rows]) for name in rows[0][2]}
+        labels = {"out of distribution": [name for name, *_ in rows], "uncertainty": [score for _, score, _ in rows]}
+        return align(labels, numbers)
+
+
+def has_severities(value: Mapping[Any, Any]) -> bool:
+    """Whether the keys are severities (numbers) and not names of scores."""
+    return bool(value) and all(isinstance(key, int | float) for key in value)
+
+
+def _encode(value: Any) -> Any:
+    if dataclasses.is_dataclass(value) and not isinstance(value, type):
+        return {f.name: _encode(getattr(value, f.name)) for f in dataclasses.fields(value)}
+    if isinstance(value, Mapping):
+        return {key: _encode(entry) for key, entry in value.items()}
+    if isinstance(value, tuple | list):
+        return [_encode(entry) for entry in value]
+    if isinstance(value, float) and not math.isfinite(value):
+        return str(value)
+    return value
+
+
+def _scores(value: Mapping[str, Any]) -> Scores:
+    return {name: float(score) for name, score in value.items()}
+
+
+def _shift(value: Any) -> Scores | dict[float, Scores]:
+    if isinstance(value, list):
+        return {severity: _scores(scores) for severity, scores in value}
+    return _scores(value)
+
+
+def _curves(value: Mapping[str, Any]) -> Curves:
+    return Curves(
+        risk_coverage=_curve(RiskCoverage, value["risk_coverage"]),
+        reliability=value["reliability"] and _curve(Reliability, value["reliability"]),
+        quantiles=value["quantiles"] and _curve(Quantiles, value["quantiles"]),
+        band=value["band"] and _curve(Band, value["band"]),
+        histograms={score: _curve(Histogram, entry) for score, entry in value["histograms"].items()},
+        chains=_chains(value["chains"]) if value.get("chains") else None,  # older files do not know of them
+    )
+
+
+def _chains(value: Mapping[str, Any]) -> Chains:
+    return Chains(tuple(map(str, value["words"])), tuple(_curve(Trace, entry) for entry in value["traces"]))
+
+
+def _curve(cls: type[_C], value: Mapping[str, Any]) -> _C:
+    return cls(**{name: entry if name == "name" else _plain(entry) for name, entry in value.items()})
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, list):
+        return tuple(_plain(entry) for entry in value)
+    return {key: _plain(entry) for key, entry in value.items()} if isinstance(value, Mapping) else float(value)

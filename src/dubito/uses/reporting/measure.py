@@ -1,0 +1,201 @@
+"""`evaluate`: how good a posterior's predictions are, on its own data, under shift and out of distribution."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from dubito.core import distributed
+from dubito.core.batches import Data
+from dubito.core.errors import InputError
+from dubito.core.randomness import default_generator, draw_seed
+from dubito.fitting.posterior import Course, History, Posterior
+from dubito.uses import metrics
+from dubito.uses.reporting.collect import BAND_LEVEL, DOUBTS, Pass, Question, Scale, Vectors, collect
+from dubito.uses.reporting.evaluation import (
+    Band,
+    Chains,
+    Curves,
+    Evaluation,
+    Histogram,
+    Numbers,
+    Quantiles,
+    Reliability,
+    RiskCoverage,
+    Scores,
+    Task,
+    Trace,
+    has_severities,
+)
+
+_MAX_POINTS = 200  # of a curve
+_NUM_BINS = 40  # of a histogram
+
+Shifts = Mapping[str, Data | Mapping[float, Data]]
+
+
+def evaluate(
+    posterior: Posterior,
+    data: Data,
+    *,
+    ood: Mapping[str, Data | Tensor] | None = None,
+    shifts: Shifts | None = None,
+    num_samples: int | None = None,
+    batch_size: int = 1024,
+    target_scale: Scale | None = None,
+    name: str | None = None,
+    generator: torch.Generator | None = None,
+) -> Evaluation:
+    """Measure the predictions of a posterior, batch by batch; only a few numbers per datum are kept in memory.
+
+    Classification gives accuracy, NLL, Brier score, ECE, MCE and AURC (error rate, ordered by the largest probability);
+    regression RMSE, NLL, CRPS, coverage and width of intervals, the calibration error of quantiles and AURC (squared
+    error, ordered by the standard deviation). Positions and outputs are scored one by one, each as a datum of its own;
+    positions without a target (`ignore_index`) are left out.
+
+    Out-of-distribution sets are told from the data by each uncertainty: one minus the largest probability, the entropy
+    and its epistemic part; for regression the standard deviation and its epistemic part.
+
+    Where `torch.distributed` is active every process predicts its own rows; sums and the numbers per datum are put
+    together, so every process returns the same result.
+
+    Args:
+        posterior: What `recipe.fit` returned.
+        data: A DataLoader, a Dataset, an `(inputs, targets)` pair or a list of batches.
+        ood: Out-of-distribution sets by name; targets are ignored, and a tensor of inputs will do.
+        shifts: Shifted versions of the data by name, or by kind and then severity, a number that grows with the shift:
+            ``{"rotation": {15: ..., 30: ...}, "other scanner": ...}``.
+        num_samples: How many samples a prediction draws; the posterior's own default if not given.
+        batch_size: How many rows are predicted at a time.
+        target_scale: ``(loc, scale)`` if targets were standardised as ``(y - loc) / scale``: regression scores are then
+            in original units, for targets that are given standardised.
+        name: What to call the posterior; its recipe if not given.
+        generator: The source of randomness; by default the same call gives the same numbers.
+    """
+    generator = default_generator(generator)
+    distributed.share_generator(generator)
+    question = Question(posterior, num_samples, batch_size, generator, target_scale)
+    main = collect(question, data, "The data")
+    outside = {
+        key: collect(question, inputs, f"The ood set '{key}'", main, labelled=False)
+        for key, inputs in (ood or {}).items()
+    }
+    shifted = {kind: _shift(question, kind, value, main) for kind, value in (shifts or {}).items()}
+    draw_seed(generator)  # moves it on, so that a second evaluation with it is another one
+    assert main.metrics is not None
+    return Evaluation(
+        name=repr(posterior.recipe) if name is None else name,
+        task=_task(main),
+        count=int(main.metrics.compute()["count"]),
+        scores=_scores(main),
+        ood={key: _detection(main, other) for key, other in outside.items()},
+        shifts=shifted,
+        curves=replace(_curves(main, outside), chains=_chains(posterior.history())),
+        seconds_per_1000=1000 * main.seconds / main.num_rows,
+    )
+
+
+def _task(done: Pass) -> Task:
+    return "classification" if isinstance(done.metrics, metrics.ClassificationMetrics) else "regression"
+
+
+def _shift(question: Question, kind: str, value: Any, main: Pass) -> Scores | dict[float, Scores]:
+    if not isinstance(value, Mapping):
+        return _scores(collect(question, value, f"The shift '{kind}'", main))
+    if not has_severities(value):
+        raise InputError(f"The shift '{kind}' must be data, or a dict from severities, which are numbers, to data.")
+    return {
+        severity: _scores(collect(question, rows, f"The shift '{kind}' of severity {severity:g}", main))
+        for severity, rows in sorted(value.items())
+    }
+
+
+def _scores(done: Pass) -> Scores:
+    assert done.metrics is not None
+    scores = done.metrics.compute()
+    del scores["count"]
+    if "pit" in done.vectors:
+        scores["quantile_error"] = float(metrics.quantile_calibration_error(done.vectors["pit"]))
+    scores["aurc"] = float(metrics.aurc(*_risks(done)))
+    return scores
+
+
+def _risks(done: Pass) -> tuple[Tensor, Tensor]:
+    return done.vectors[DOUBTS[_task(done)][0]], done.vectors["loss"]
+
+
+def _detection(main: Pass, other: Pass) -> dict[str, Scores]:
+    """Return how well each uncertainty tells the other set (the positives) from the data."""
+    found: dict[str, Scores] = {}
+    for doubt in DOUBTS[_task(main)]:
+        inside, outside = main.vectors[doubt].double(), other.vectors[doubt].double()
+        scores = torch.cat([inside, outside])
+        labels = torch.arange(len(scores)) >= len(inside)
+        functions = {"auroc": metrics.auroc, "aupr": metrics.aupr, "fpr95": metrics.fpr95}
+        found[doubt] = {name: float(function(scores, labels)) for name, function in functions.items()}
+    return found
+
+
+def _curves(main: Pass, outside: Mapping[str, Pass]) -> Curves:
+    curve = metrics.risk_coverage(*_risks(main))
+    points = _thin(len(curve.risk))
+    reliability = quantiles = None
+    if isinstance(main.metrics, metrics.ClassificationMetrics):
+        bins = main.metrics.reliability()
+        reliability = Reliability(*map(_numbers, (bins.edges, bins.counts, bins.confidence_sums, bins.correct_sums)))
+    else:
+        quantiles = Quantiles(*map(_numbers, metrics.quantile_calibration(main.vectors["pit"])))
+    histograms = {}
+    if outside:
+        histograms = {doubt: _histogram(doubt, main, outside) for doubt in DOUBTS[_task(main)]}
+    return Curves(
+        risk_coverage=RiskCoverage(_numbers(curve.coverage[points]), _numbers(curve.risk[points])),
+        reliability=reliability,
+        quantiles=quantiles,
+        band=_band(main.vectors) if "x" in main.vectors else None,
+        histograms=histograms,
+    )
+
+
+def _histogram(doubt: str, main: Pass, outside: Mapping[str, Pass]) -> Histogram:
+    """Count in equal bins from 0 to the 99.5 % point of all values, so that a few huge ones do not hide the rest."""
+    everything = torch.cat([done.vectors[doubt] for done in (main, *outside.values())]).double()
+    rank = max(round(0.995 * len(everything)), 1)
+    top = float(everything.kthvalue(rank).values) or float(everything.max()) or 1.0
+    edges = torch.linspace(0, top, _NUM_BINS + 1, dtype=torch.float64)
+
+    def count(done: Pass) -> Numbers:
+        index = torch.bucketize(done.vectors[doubt].double(), edges[1:-1], right=True)
+        return _numbers(torch.bincount(index, minlength=_NUM_BINS))
+
+    return Histogram(_numbers(edges), count(main), {key: count(done) for key, done in outside.items()})
+
+
+def _band(vectors: Vectors) -> Band:
+    order = vectors["x"].argsort(stable=True)
+    chosen = order[_thin(len(order))]
+    x, mean, low, high, target = (_numbers(vectors[key][chosen]) for key in ("x", "mean", "low", "high", "target"))
+    return Band(x, mean, low, high, target, BAND_LEVEL)
+
+
+def _chains(history: History | None) -> Chains | None:
+    return None if history is None else Chains(history.words, tuple(map(_trace, history.courses)))
+
+
+def _trace(course: Course) -> Trace:
+    shown = _thin(course.values.shape[1])
+    values, correlations = (tuple(map(_numbers, rows)) for rows in (course.values[:, shown], course.autocorrelation))
+    return Trace(course.name, _numbers(shown + 1), values, correlations)
+
+
+def _thin(size: int) -> Tensor:
+    """Return at most `_MAX_POINTS` evenly spaced positions, the first and the last among them."""
+    return torch.linspace(0, size - 1, min(size, _MAX_POINTS), dtype=torch.float64).round().long()
+
+
+def _numbers(values: Tensor) -> Numbers:
+    return tuple(values.double().tolist())

@@ -1,0 +1,127 @@
+"""`report`: one HTML page that needs nothing else. It only lays out what `sections` chose."""
+
+from __future__ import annotations
+
+import html
+import io
+import os
+import re
+from collections.abc import Mapping, Sequence
+from importlib import resources
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import dubito
+from dubito.core.errors import InputError
+from dubito.core.io import write_atomic
+from dubito.uses.reporting import plots
+from dubito.uses.reporting.evaluation import Evaluation
+from dubito.uses.reporting.sections import sections
+from dubito.uses.reporting.tables import spans
+
+if TYPE_CHECKING:
+    from markupsafe import Markup
+    from matplotlib.figure import Figure
+
+# Colours that the page redefines for light and dark.
+_VARIABLES = {
+    **{color: f"var(--series-{i})" for i, color in enumerate(plots.PALETTE)},
+    plots.INK: "var(--ink)",
+    plots.MUTED: "var(--muted)",
+    plots.GRID: "var(--grid)",
+}
+
+
+def report(
+    results: Mapping[str, Evaluation | Sequence[Evaluation]],
+    path: str | os.PathLike[str] = "report.html",
+    *,
+    title: str | None = None,
+    data_name: str | None = None,
+) -> Path:
+    """Write one self-contained HTML page that compares methods; the same results give the same bytes.
+
+    Args:
+        results: What `dubito.evaluate` returned, by the method's name; a list of them is one method over several seeds,
+            shown as mean ± standard deviation.
+        path: The file to write; an existing one is replaced at once.
+        title: The heading of the page.
+        data_name: The name of the data, for the heading.
+
+    Returns:
+        The path of the page.
+    """
+    methods = _checked(results)
+    page = _render(methods, title or "How far can it be trusted?", data_name)
+    write_atomic(path, page.encode())
+    return Path(path)
+
+
+def _checked(results: Mapping[str, Evaluation | Sequence[Evaluation]]) -> dict[str, tuple[Evaluation, ...]]:
+    if not isinstance(results, Mapping) or not results:
+        raise InputError("There is nothing to report: give evaluations by name, such as {'map': evaluate(...)}.")
+    methods: dict[str, tuple[Evaluation, ...]] = {}
+    for name, value in results.items():
+        runs = tuple(value) if isinstance(value, list | tuple) else (value,)
+        if not runs or not all(isinstance(run, Evaluation) for run in runs):
+            raise InputError(f"'{name}' must be what dubito.evaluate returned, or a list of such, one per seed.")
+        methods[str(name)] = runs
+    tasks = {run.task: name for name, runs in methods.items() for run in runs}
+    if len(tasks) > 1:
+        told = " and ".join(f"'{name}' is {task}" for task, name in tasks.items())
+        raise InputError(f"One report compares one task, but {told}: write two reports.")
+    return methods
+
+
+def _render(methods: Mapping[str, Sequence[Evaluation]], title: str, data_name: str | None) -> str:
+    from jinja2 import Environment, StrictUndefined
+
+    environment = Environment(autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True)
+    environment.filters["spans"] = spans
+    text = resources.files("dubito.uses.reporting").joinpath("template.html").read_text("utf-8")
+    template = environment.from_string(text)
+    parts = list(sections(methods))
+    drawings = {
+        id(panel): _svg(panel.figure, f"{part.key}-{row}-{column}", panel.alt)
+        for part in parts
+        for row, group in enumerate(part.groups)
+        for column, panel in enumerate(group)
+    }
+    return template.render(
+        title=title,
+        data_name=data_name,
+        task=next(iter(methods.values()))[0].task,
+        sections=parts,
+        drawing_of=lambda panel: drawings[id(panel)],
+        look_of={name: (_variable(look.color), look.dash) for name, look in plots.looks(methods).items()},
+        variable=_variable,
+        version=dubito.__version__,
+    )
+
+
+def _variable(color: str) -> str:
+    return _VARIABLES[color]
+
+
+def _svg(figure: Figure, key: str, alt: str) -> Markup:
+    """Return a figure as inline SVG: it scales, follows the page's colours, and its ids are its own."""
+    from markupsafe import Markup
+
+    buffer = io.StringIO()
+    with plots.style():
+        figure.savefig(
+            buffer,
+            format="svg",
+            facecolor="none",
+            metadata={"Date": None, "Creator": None, "Format": None, "Type": None},
+        )
+    text = buffer.getvalue()
+    head, body = re.match(r".*?<svg (.*?)>(.*)", text, re.DOTALL).groups()  # type: ignore[union-attr]
+    view_box = re.search(r'viewBox="[^"]*"', head).group()  # type: ignore[union-attr]
+    body = re.sub(r"<defs>\s*<style.*?</style>\s*</defs>", "", body, count=1, flags=re.DOTALL)
+    body = re.sub(r"(?<=: )#[0-9a-f]{6}", lambda match: _VARIABLES.get(match.group(), match.group()), body)
+    body = re.sub(r'(id="|href="#|url\(#)', rf"\g<1>{key}-", body)
+    label = html.escape(alt)
+    return Markup(  # matplotlib escapes its text, and the label is escaped above
+        f'<svg xmlns:xlink="http://www.w3.org/1999/xlink" {view_box} role="img" aria-label="{label}">{body}'
+    )

@@ -1,0 +1,327 @@
+"""What a report shows: which tables and figures, in which order. No markup and no numbers of its own."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from dubito.uses.reporting import plots
+from dubito.uses.reporting.evaluation import Evaluation, Histogram, Reliability, Trace
+from dubito.uses.reporting.plots import Look
+from dubito.uses.reporting.tables import Column, compare, describe, goal
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+Methods = Mapping[str, Sequence[Evaluation]]  # one evaluation per seed
+
+_SHIFT_SCORES = {"classification": ("accuracy", "nll", "ece"), "regression": ("rmse", "nll", "coverage@0.95")}
+_DOUBT_TITLES = {
+    "max-probability": "1 − largest probability",
+    "entropy": "Entropy (nats)",
+    "epistemic": "Epistemic uncertainty",
+    "stddev": "Standard deviation",
+}
+_DOUBT_NAMES = {
+    "max-probability": "max prob.",
+    "entropy": "entropy",
+    "epistemic": "epistemic",
+    "stddev": "stddev",
+}
+_SHOWN_DOUBTS = {"classification": ("entropy", "epistemic"), "regression": ("stddev", "epistemic")}
+
+
+@dataclass(frozen=True)
+class Table:
+    """A comparison: one row a method."""
+
+    caption: str
+    rows: tuple[str, ...]
+    columns: tuple[Column, ...]
+
+
+@dataclass(frozen=True)
+class Panel:
+    """A figure, what stands under it, and what a reader who cannot see it is told."""
+
+    figure: Figure
+    caption: str
+    alt: str
+
+
+@dataclass(frozen=True)
+class Section:
+    """A part of the page.
+
+    Attributes:
+        key: Its address.
+        title: Its heading.
+        note: How to read it.
+        tables: Its tables.
+        groups: Its figures; those of one group stand side by side.
+        legend: Whether the figures need the methods' colours named.
+        sets: The out-of-distribution sets or chains whose lines need naming, and how they are drawn.
+        words: Sentences, each on a line of its own.
+    """
+
+    key: str
+    title: str
+    note: str
+    tables: tuple[Table, ...] = ()
+    groups: tuple[tuple[Panel, ...], ...] = ()
+    legend: bool = False
+    sets: tuple[tuple[str, Look], ...] = ()
+    words: tuple[str, ...] = ()
+
+
+def sections(methods: Methods) -> Iterator[Section]:
+    """Yield the sections for which there is anything to show."""
+    look_of = plots.looks(methods)
+    first = next(iter(methods.values()))[0]
+    yield _scores(methods)
+    if first.task == "classification":
+        yield _reliability(methods, look_of)
+    else:
+        yield from _bands(methods, look_of)
+        yield _quantiles(methods, look_of)
+    yield _risk_coverage(methods, look_of, first.task)
+    yield from _shifts(methods, look_of, first.task)
+    yield from _ood(methods, look_of, first.task)
+    yield from _chains(methods)
+
+
+def _table(caption: str, methods: Methods, columns: Sequence[Column]) -> Table:
+    return Table(caption, tuple(methods), tuple(columns))
+
+
+def _column(name: str, methods: Methods, value: Callable[[Evaluation], float | None], **texts: str) -> Column:
+    """Compare `value` over methods; a method that lacks it in any seed has none."""
+    found = [[value(run) for run in runs] for runs in methods.values()]
+    return compare(name, [None if None in values else values for values in found], **texts)  # type: ignore[misc]
+
+
+def _scores(methods: Methods) -> Section:
+    names = list(dict.fromkeys(name for runs in methods.values() for run in runs for name in run.scores))
+    columns = [_score_column(name, methods) for name in names]
+    columns.append(_column("seconds", methods, lambda run: run.seconds_per_1000))
+    note = "The best value of each column is bold. Time is the wall clock of 1,000 predictions on the machine at hand."
+    seeds = {len(runs) for runs in methods.values()}
+    if max(seeds) > 1:
+        note += " Values are the mean ± standard deviation over seeds."
+    counts = {run.count for runs in methods.values() for run in runs}
+    if len(counts) > 1:
+        note += f" Not all were scored on equally many targets: {min(counts):,} to {max(counts):,}."
+    else:
+        note += f" Scored on {counts.pop():,} targets."
+    return Section("scores", "Scores", note, (_table("Scores on the evaluated data", methods, columns),))
+
+
+def _score_column(name: str, methods: Methods) -> Column:
+    """Compare one score; the coverages, and the widths, of several intervals stand under one title."""
+    stem, _, level = name.partition("@")
+    texts = {"title": f"{100 * float(level):g} %", "group": stem.capitalize()} if level else {}
+    return _column(name, methods, lambda run: run.scores.get(name), **texts)
+
+
+def _reliability(methods: Methods, look_of: Mapping[str, Look]) -> Section:
+    panels = []
+    for name, runs in methods.items():
+        curve = _pooled([run.curves.reliability for run in runs if run.curves.reliability])
+        ece = statistics.fmean(run.scores["ece"] for run in runs)
+        alt = f"Reliability diagram of {name}: expected calibration error {ece:.3g}."
+        panels.append(Panel(plots.reliability(curve, look=look_of[name]), name, alt))
+    note = (
+        "Of the predictions made with a confidence of 80 %, are 80 % right? Bars are the accuracy in each bin, pale "
+        "where there are fewer than ten predictions; lines are the mean confidence. Calibrated bars end at their line."
+    )
+    return Section("calibration", "Calibration", note, groups=(tuple(panels),))
+
+
+def _pooled(curves: Sequence[Reliability]) -> Reliability:
+    """Add the sums of all seeds."""
+    sums = zip(*((c.counts, c.confidence_sums, c.correct_sums) for c in curves), strict=True)
+    counts, confidences, corrects = (tuple(map(sum, zip(*parts, strict=True))) for parts in sums)
+    return Reliability(curves[0].edges, counts, confidences, corrects)
+
+
+def _bands(methods: Methods, look_of: Mapping[str, Look]) -> Iterator[Section]:
+    found = {name: runs[0].curves.band for name, runs in methods.items()}
+    shown = {name: curve for name, curve in found.items() if curve is not None}
+    if not shown:
+        return
+    ends = [end for curve in shown.values() for end in (*curve.low, *curve.high, *curve.targets)]
+    margin = 0.04 * (max(ends) - min(ends))
+    limits = (min(ends) - margin, max(ends) + margin)
+    panels = []
+    for name, curve in shown.items():
+        alt = f"Mean and {curve.level:.0%} interval of {name} over the input, with the targets."
+        panels.append(Panel(plots.band(curve, look=look_of[name], limits=limits), name, alt))
+    note = "The mean, the central 95 % interval and the targets (dots) along the input, as the network sees it."
+    yield Section("bands", "Predictions", note + _first_seed(methods), groups=(tuple(panels),))
+
+
+def _quantiles(methods: Methods, look_of: Mapping[str, Look]) -> Section:
+    curves = {name: [run.curves.quantiles for run in runs if run.curves.quantiles] for name, runs in methods.items()}
+    errors = _means(methods, lambda run: run.scores["quantile_error"])
+    panel = Panel(
+        plots.quantiles(curves, look_of=look_of, legend=False),
+        "Calibration of quantiles",
+        f"Observed against predicted quantiles; mean calibration error: {errors}.",
+    )
+    note = (
+        "How often does the truth fall below the predicted quantile? A calibrated method follows the diagonal; an "
+        "overconfident one is flatter in the middle, as the truth falls outside of its intervals too often."
+    )
+    return Section("calibration", "Calibration", note, groups=((panel,),), legend=True)
+
+
+def _risk_coverage(methods: Methods, look_of: Mapping[str, Look], task: str) -> Section:
+    curves = {name: [run.curves.risk_coverage for run in runs] for name, runs in methods.items()}
+    loss = "Error rate" if task == "classification" else "Squared error"
+    areas = _means(methods, lambda run: run.scores["aurc"])
+    panel = Panel(
+        plots.risk_coverage(curves, look_of=look_of, loss=loss, legend=False),
+        "Risk against coverage",
+        f"{loss} against the fraction answered; area under the curve: {areas}.",
+    )
+    note = (
+        "What remains wrong if only the surest inputs are answered and the rest is left to somebody else? Lower is "
+        "better; uncertainty that knows where the errors are makes the curve fall steeply to the left."
+    )
+    return Section("rejection", "Rejection", note, groups=((panel,),), legend=True)
+
+
+def _shifts(methods: Methods, look_of: Mapping[str, Look], task: str) -> Iterator[Section]:
+    kinds = list(dict.fromkeys(kind for runs in methods.values() for run in runs for kind in run.shifts))
+    if not kinds:
+        return
+    rows = [[_shift_panel(methods, look_of, kind, score) for score in _SHIFT_SCORES[task]] for kind in kinds]
+    groups = tuple(tuple(panel for panel in row if panel is not None) for row in rows)
+    tables = [
+        _table(
+            f"{describe(score)}, mean over severities",
+            methods,
+            [_shift_column(methods, kind, score) for kind in kinds],
+        )
+        for score in _SHIFT_SCORES[task]
+    ]
+    note = "The same scores on shifted versions of the data; severity 0 is the data itself."
+    yield Section("shift", "Under shift", note, tuple(tables), tuple(filter(None, groups)), legend=any(groups))
+
+
+def _shift_panel(methods: Methods, look_of: Mapping[str, Look], kind: str, score: str) -> Panel | None:
+    lines: dict[str, list[dict[float, float]]] = {}
+    for name, runs in methods.items():
+        found = [_by_severity(run, kind, score) for run in runs]
+        if all(found):
+            lines[name] = found
+    if not lines:
+        return None
+    best = goal(score)
+    target = best if best is not None and abs(best) < float("inf") else None
+    figure = plots.shift(lines, score=describe(score), look_of=look_of, target=target, legend=False)
+    ends = {name: statistics.fmean(run[max(run)] for run in runs) for name, runs in lines.items()}
+    told = ", ".join(f"{name} {end:.3g}" for name, end in ends.items())
+    return Panel(figure, f"{kind}: {describe(score)}", f"{describe(score)} against {kind}; at the strongest: {told}.")
+
+
+def _by_severity(run: Evaluation, kind: str, score: str) -> dict[float, float]:
+    """Return the score by severity, with the data itself as severity 0; nothing where the shift has no severities."""
+    rows = {s: scores[score] for k, s, scores in run.shift_rows() if k == kind and s is not None}
+    return {0: run.scores[score], **rows} if rows else {}
+
+
+def _shift_column(methods: Methods, kind: str, score: str) -> Column:
+    return _column(score, methods, lambda run: _shift_mean(run, kind, score), title=kind)
+
+
+def _shift_mean(run: Evaluation, kind: str, score: str) -> float | None:
+    values = [scores[score] for k, _, scores in run.shift_rows() if k == kind]
+    return statistics.fmean(values) if values else None
+
+
+def _ood(methods: Methods, look_of: Mapping[str, Look], task: str) -> Iterator[Section]:
+    sets = list(dict.fromkeys(name for runs in methods.values() for run in runs for name in run.ood))
+    if not sets:
+        return
+    tables = [_table(f"Detecting {key}", methods, _ood_columns(methods, key)) for key in sets]
+    groups = [tuple(_ood_panels(methods, look_of, doubt)) for doubt in _SHOWN_DOUBTS[task]]
+    note = (
+        "How well does each uncertainty tell foreign inputs from the data? AUROC of 0.5 is chance: an uncertainty that "
+        "is the same everywhere. In the figures the data is filled, foreign sets are lines; the axis of shares is "
+        "logarithmic."
+    )
+    lines = tuple((key, Look(plots.INK, plots.DASHES[i % len(plots.DASHES)])) for i, key in enumerate(sets))
+    yield Section(
+        "ood",
+        "Out of distribution",
+        note + _first_seed(methods),
+        tuple(tables),
+        tuple(filter(None, groups)),
+        sets=lines,
+    )
+
+
+def _ood_columns(methods: Methods, key: str) -> list[Column]:
+    doubts = list(dict.fromkeys(d for runs in methods.values() for run in runs for d in run.ood.get(key, {})))
+    return [_ood_column(methods, key, doubt, score) for score in ("auroc", "aupr", "fpr95") for doubt in doubts]
+
+
+def _ood_column(methods: Methods, key: str, doubt: str, score: str) -> Column:
+    def value(run: Evaluation) -> float | None:
+        return run.ood.get(key, {}).get(doubt, {}).get(score)
+
+    return _column(score, methods, value, title=_DOUBT_NAMES[doubt], group=describe(score))
+
+
+def _ood_panels(methods: Methods, look_of: Mapping[str, Look], doubt: str) -> Iterator[Panel]:
+    curves = {name: runs[0].curves.histograms.get(doubt) for name, runs in methods.items()}
+    shown = {name: curve for name, curve in curves.items() if curve is not None}
+    right = max(map(_reach, shown.values()), default=0.0)
+    title = _DOUBT_TITLES[doubt]
+    for name, curve in shown.items():
+        end = right if _reach(curve) else None
+        figure = plots.histogram(curve, xlabel=title, look=look_of[name], right=end, legend=False)
+        areas = ", ".join(f"{key} {by[doubt]['auroc']:.3g}" for key, by in methods[name][0].ood.items())
+        yield Panel(figure, name, f"{title} of {name} in and out of distribution; AUROC: {areas}.")
+
+
+def _chains(methods: Methods) -> Iterator[Section]:
+    """Yield one section for each method that is a sampler: what is said of its chains, and what they did."""
+    for number, (name, runs) in enumerate(methods.items()):
+        chains = runs[0].curves.chains
+        if chains is None:
+            continue
+        looks = plots.chain_looks(len(chains.traces[0].values) if chains.traces else 0)
+        named = tuple((f"chain {i + 1}", look) for i, look in enumerate(looks)) if len(looks) > 1 else ()
+        panels = tuple(_trace_panel(name, curve, looks) for curve in chains.traces)
+        note = (
+            "A chain that has mixed looks like noise around one level, the same for all chains, and soon forgets where "
+            "it was: its autocorrelation falls to zero within a few lags. Shown are what mixes worst of the outputs at "
+            "some training inputs, and of the weights."
+            + (" Of several seeds the first is shown." if len(runs) > 1 else "")
+        )
+        groups = (panels,) if panels else ()
+        yield Section(f"chains-{number}", f"Chains: {name}", note, groups=groups, sets=named, words=chains.words)
+
+
+def _trace_panel(name: str, curve: Trace, looks: Sequence[Look]) -> Panel:
+    each = ", ".join(f"{row[1]:.2f}" for row in curve.autocorrelation)
+    alt = f"Course of {curve.name} along the chains of {name}; autocorrelation at lag 1: {each}."
+    return Panel(plots.trace(curve, look_of=looks), curve.name, alt)
+
+
+def _reach(curve: Histogram) -> float:
+    """Return where the bins end, or 0 where all is in the first: no uncertainty at all has no scale to share."""
+    beyond = any(any(counts[1:]) for counts in (curve.inside, *curve.outside.values()))
+    return curve.edges[-1] if beyond else 0.0
+
+
+def _means(methods: Methods, value: Callable[[Evaluation], float]) -> str:
+    return ", ".join(f"{name} {statistics.fmean(map(value, runs)):.3g}" for name, runs in methods.items())
+
+
+def _first_seed(methods: Methods) -> str:
+    return " Of several seeds the figures show the first." if any(len(runs) > 1 for runs in methods.values()) else ""

@@ -1,0 +1,202 @@
+"""`distill`: many networks' answers in one network's pass."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator
+from typing import Any, Literal
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+from torch.utils.data import DataLoader, Dataset
+
+from dubito.beliefs.likelihoods import Bernoulli, Categorical, Gaussian, HeteroscedasticGaussian, Likelihood
+from dubito.beliefs.prediction import ClassPrediction, Prediction
+from dubito.core import batches
+from dubito.core.batches import Data, Source
+from dubito.core.errors import InputError, UnsupportedError
+from dubito.fitting.posterior import Posterior
+from dubito.fitting.training import Training
+from dubito.methods.map.posterior import PointPosterior
+from dubito.methods.map.recipe import MAP
+from dubito.uses.decisions.fixed_draws import Asker, inputs_of
+from dubito.uses.transfer.distillation_losses import (
+    Concentration,
+    Lesson,
+    Means,
+    Moments,
+    NoiseAndDoubtMoments,
+    SoftBernoulli,
+    SoftLabels,
+)
+from dubito.uses.transfer.student_likelihoods import Dirichlet, NoiseAndDoubt
+
+Keep = Literal["mean", "distribution"]
+
+# Rows that the teacher answers at a time, where all of the data is in memory.
+ROWS = 1024
+
+
+def distill(
+    posterior: Posterior,
+    student: nn.Module,
+    data: Data | Tensor,
+    keep: Keep = "mean",
+    *,
+    validation: Data | Tensor | None = None,
+    training: Training | None = None,
+    num_samples: int | None = None,
+    temperature: float = 1.0,
+    concentration_weight: float | None = None,
+    generator: torch.Generator | None = None,
+    progress: bool = True,
+) -> PointPosterior:
+    """Train a plain network to answer as a posterior does, in one pass.
+
+    ``keep="mean"`` keeps the mean predictive: the student is an ordinary network for the teacher's likelihood.
+    ``keep="distribution"`` keeps noise and doubt apart: a classifier becomes a Dirichlet (`transfer.Dirichlet`, as many
+    outputs as classes), a regression has three outputs per number (`transfer.NoiseAndDoubt`).
+
+    The targets of `data` are not looked at. Data in memory is answered once, before training; a loader's batches are
+    answered as they come, so augmentation is part of the lesson.
+
+    Args:
+        posterior: The teacher.
+        student: The network to train, from the weights it has; it is not changed.
+        data: Inputs to learn from: a tensor, or data as for `fit`. More than the teacher was trained on will help.
+        keep: ``"mean"`` or ``"distribution"``.
+        validation: Held-out inputs for early stopping.
+        training: Epochs, learning rate, checkpoints and so on.
+        num_samples: How many samples the teacher draws; its own default if not given.
+        temperature: Above 1, the mean of classes is taught softened (`transfer.SoftLabels`), which shows how a sure
+            teacher ranks the other classes.
+        concentration_weight: λ of a Dirichlet student: how much its concentration (the doubt) counts beside its mean,
+            0.02 if not given. A larger one keeps the doubt better and the mean worse.
+        generator: The source of randomness; by default the same call gives the same result.
+        progress: Show a progress bar when on a terminal.
+
+    Returns:
+        A posterior like any other, a single point whose ``.model`` is the plain network.
+    """
+    if keep not in ("mean", "distribution"):
+        raise InputError(f"keep must be 'mean' or 'distribution', not {keep!r}.")
+    if not isinstance(student, nn.Module):
+        raise InputError(f"The student must be a torch.nn.Module, not a {type(student).__name__}.")
+    teacher = Asker(posterior, num_samples, generator)
+    lesson, likelihood = _lesson(posterior, _first_answer(teacher, data), keep, temperature)
+    if concentration_weight is not None:
+        if not isinstance(lesson, Concentration):
+            raise InputError("concentration_weight is for the classes of keep='distribution': leave it out.")
+        lesson = Concentration(weight=concentration_weight)
+
+    def answer(inputs: Any) -> Tensor:
+        return lesson.answers(teacher.predict(inputs))
+
+    training = training or Training()
+    taught, num_data = _taught(data, answer, training)
+    held_out = None if validation is None else _in_memory(inputs_of(posterior, validation, "validation data"), answer)
+    point = MAP().fit(
+        student, taught, likelihood=lesson, validation=held_out, training=training, num_data=num_data,
+        generator=generator, progress=progress,
+    )  # fmt: skip
+    if isinstance(lesson, Means):
+        likelihood = Gaussian(noise=_total_noise(point, teacher, data))
+    return PointPosterior(point.model, likelihood, MAP(train=False), point.num_data)
+
+
+def lessons_from(
+    posterior: Posterior,
+    data: Data | Tensor,
+    training: Training,
+    temperature: float,
+    generator: torch.Generator | None,
+    wanted: Likelihood,
+) -> tuple[Lesson, Any, int | None]:
+    """Return the likelihood of a teacher's mean predictive, data with its answers, and the number of data if unknown.
+
+    Whoever trains a network on these distills the teacher into it. That network has the likelihood `wanted`, which must
+    be about targets of the teacher's kind.
+    """
+    teacher = Asker(posterior, None, generator)
+    lesson, likelihood = _lesson(posterior, _first_answer(teacher, data), "mean", temperature)
+    if not isinstance(wanted, type(likelihood)):
+        raise InputError(
+            f"The teacher speaks of {type(likelihood).__name__} targets, the network of {type(wanted).__name__} ones: "
+            "take a teacher of the same task."
+        )
+    return lesson, *_taught(data, lambda inputs: lesson.answers(teacher.predict(inputs)), training)
+
+
+def _lesson(posterior: Posterior, prediction: Prediction, keep: Keep, temperature: float) -> tuple[Lesson, Likelihood]:
+    """Return what the student is taught, and the likelihood it has afterwards."""
+    own = posterior.likelihood
+    classes = isinstance(prediction, ClassPrediction) and not isinstance(own, Bernoulli)
+    if temperature != 1 and not (classes and keep == "mean"):
+        raise InputError(
+            "temperature softens answers that are the mean over classes, which these are not: leave it out."
+        )
+    if isinstance(prediction, ClassPrediction):
+        if keep == "distribution":
+            return Concentration(), Dirichlet()
+        return (SoftLabels(temperature=temperature), Categorical()) if classes else (SoftBernoulli(), Bernoulli())
+    if keep == "distribution":
+        return NoiseAndDoubtMoments(), NoiseAndDoubt()
+    if isinstance(own, HeteroscedasticGaussian | NoiseAndDoubt):
+        return Moments(), HeteroscedasticGaussian()
+    if isinstance(own, Gaussian):
+        noise = float(prediction.aleatoric.mean().sqrt())  # type: ignore[attr-defined]  # a first guess, for the scale
+        return Means(noise=noise), Gaussian()
+    raise UnsupportedError(f"A teacher with the likelihood {own!r} cannot be distilled.")
+
+
+def _first_answer(teacher: Asker, data: Any) -> Prediction:
+    if isinstance(data, Tensor | np.ndarray):
+        inputs: Any = inputs_of(teacher.posterior, data, "data")[:8]
+    else:
+        place: dict[str, Any] = {"device": teacher.posterior.device, "dtype": teacher.posterior.dtype}
+        inputs = Source(data, batch_size=8, must_count=False, **place).first().inputs
+    return teacher.predict(inputs)
+
+
+def _taught(data: Any, answer: Callable[[Any], Tensor], training: Training) -> tuple[Any, int | None]:
+    """Return the data with the teacher's answers as targets, and its size where it cannot be counted."""
+    if isinstance(data, Tensor | np.ndarray):
+        return _in_memory(batches.as_tensors(data), answer), None
+    source = Source(data)
+    if source.pair is not None:
+        return _in_memory(source.pair[0], answer), None
+    if isinstance(data, Dataset):
+        data = DataLoader(data, batch_size=training.batch_size, shuffle=training.shuffle)
+    return _Lessons(data, answer), source.num_data
+
+
+def _in_memory(inputs: Any, answer: Callable[[Any], Tensor]) -> tuple[Any, Tensor]:
+    starts = range(0, batches.num_rows(inputs), ROWS)
+    return inputs, torch.cat([answer(batches.take(inputs, slice(start, start + ROWS))).cpu() for start in starts])
+
+
+class _Lessons:
+    """Batches of a loader, with the teacher's answers in place of their targets."""
+
+    def __init__(self, loader: Any, answer: Callable[[Any], Tensor]) -> None:
+        self.loader, self.answer = loader, answer
+        for name in ("generator", "sampler", "batch_sampler"):  # what a loader draws from, to be resumed exactly
+            setattr(self, name, getattr(loader, name, None))
+
+    def __iter__(self) -> Iterator[tuple[Any, Tensor]]:
+        for raw in self.loader:
+            inputs = batches.as_tensors(batches.split(raw)[0])
+            yield inputs, self.answer(inputs).cpu()
+
+
+def _total_noise(point: Any, teacher: Asker, data: Any) -> float:
+    r"""Return the noise of the Gaussian nearest to the teacher, $\sigma^2 = \mathrm{mean}(v + (\mu - m)^2)$."""
+    total, count = 0.0, 0
+    inputs = inputs_of(teacher.posterior, data, "data")
+    for start in range(0, batches.num_rows(inputs), ROWS):
+        some = batches.take(inputs, slice(start, start + ROWS))
+        mine, theirs = point.predict(some).mean, teacher.predict(some)
+        error = theirs.variance + (theirs.mean - mine).square()  # type: ignore[attr-defined]
+        total, count = total + float(error.double().sum()), count + error.numel()
+    return math.sqrt(total / count)

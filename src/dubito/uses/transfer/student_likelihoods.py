@@ -1,0 +1,157 @@
+"""What a student that keeps the teacher's doubt says about targets: one pass gives noise and doubt apart."""
+
+from __future__ import annotations
+
+import math
+
+import torch
+from torch import Tensor
+
+from dubito.beliefs.likelihoods import Categorical, HeteroscedasticGaussian, Likelihood
+from dubito.beliefs.likelihoods.base import Hyper, check_rows, check_temperature, no_link
+from dubito.beliefs.prediction import ClassPrediction, RegressionPrediction
+from dubito.core.errors import InputError
+from dubito.core.settings import setting
+
+
+@setting
+class Dirichlet(Categorical):
+    r"""Softmax classification whose logits say how much is known, $p \sim \mathrm{Dir}(\alpha)$ with $\alpha = e^f$.
+
+    Its mean is the softmax of the logits, so to labels it is a plain categorical likelihood. The level of the logits,
+    $\alpha_0 = \sum_c e^{f_c}$, is the concentration (Malinin & Gales 2018, https://arxiv.org/abs/1802.10501):
+
+    $$\underbrace{H[\bar p]}_{\text{entropy}} = \underbrace{\psi(\alpha_0 + 1) - \sum_c \bar p_c\,\psi(\alpha_c + 1)}_{
+      \text{aleatoric}} + \text{epistemic}$$
+
+    >>> known, unknown = Dirichlet().predict(torch.tensor([[5.0, 5.0], [0.0, 0.0]])).epistemic.tolist()
+    >>> round(known, 4), round(unknown, 4)
+    (0.0017, 0.1931)
+    """
+
+    setting_name = "transfer.Dirichlet"
+
+    def predict(self, outputs: Tensor, hyper: Hyper = None) -> ClassPrediction:
+        """Return the mean of the Dirichlet, and its entropies in closed form."""
+        logits = self.canonical(outputs)
+        total, aleatoric = dirichlet_entropies(logits)
+        epistemic = (total - aleatoric).clamp_min(0)
+        return ClassPrediction(logits.log_softmax(dim=-1), aleatoric.to(logits.dtype), epistemic.to(logits.dtype))
+
+    def predict_samples(
+        self,
+        outputs: Tensor,
+        hyper: Hyper = None,
+        *,
+        log_probs: Tensor | None = None,
+        keep_samples: bool = True,
+    ) -> ClassPrediction:
+        """Return the mixture of the samples' Dirichlets."""
+        logits = torch.stack([self.canonical(sample) for sample in outputs])
+        mixture = ClassPrediction.from_logit_samples(logits, log_probs, keep_samples)
+        aleatoric = dirichlet_entropies(logits)[1].mean(dim=0).to(logits.dtype)
+        epistemic = (mixture.entropy - aleatoric).clamp_min(0)
+        return ClassPrediction(mixture.log_probs, aleatoric, epistemic, mixture.samples)
+
+    def temper(self, outputs: Tensor, temperature: float) -> tuple[Tensor, Dirichlet]:
+        """Temper the mean; the concentration stays."""
+        check_temperature(temperature)
+        axis = -1 if outputs.ndim <= 3 else 1
+        level = outputs.logsumexp(dim=axis, keepdim=True)
+        return (outputs / temperature).log_softmax(dim=axis) + level, self
+
+
+def dirichlet_entropies(logits: Tensor) -> tuple[Tensor, Tensor]:
+    """Return the entropy of the mean of ``Dir(exp(logits))`` and the mean of its entropy ``[...]``, in float64."""
+    wide = logits.detach().double()
+    probs, alpha = wide.softmax(dim=-1), wide.exp()
+    total = torch.special.entr(probs).sum(dim=-1)
+    aleatoric = torch.digamma(alpha.sum(dim=-1) + 1) - (probs * torch.digamma(alpha + 1)).sum(dim=-1)
+    return total, aleatoric.clamp_min(0)
+
+
+@setting
+class NoiseAndDoubt(Likelihood):
+    r"""Regression that tells noise from doubt, $y_o \sim \mathcal N(m_o,\ e^{s_o} + e^{d_o})$.
+
+    For O targets the network has 3·O outputs ``[B, 3·O]``: the means $m$, the log-variances of the noise $s$ and those
+    of the function $d$. To targets it is a heteroscedastic Gaussian with the log-variance $\log(e^s + e^d)$, and all
+    derivatives follow from that one by the chain rule.
+
+    >>> prediction = NoiseAndDoubt().predict(torch.tensor([[3.0, 0.0, math.log(4.0)]]))
+    >>> prediction.aleatoric.item(), round(prediction.epistemic.item(), 5)
+    (1.0, 4.0)
+    """
+
+    setting_name = "transfer.NoiseAndDoubt"
+
+    def check(self, outputs: Tensor, targets: Tensor) -> None:
+        """Raise unless the targets are finite numbers, one per three outputs."""
+        canonical = self.canonical(outputs)
+        check_rows(targets, len(canonical), canonical.shape[1] // 3, "NoiseAndDoubt")
+
+    def canonical(self, outputs: Tensor) -> Tensor:
+        """Return the outputs as they are, ``[B, 3·O]``."""
+        if outputs.ndim != 2 or outputs.shape[1] % 3:
+            raise InputError(
+                "NoiseAndDoubt needs outputs [B, 3·O], a mean and the log-variances of noise and function per target, "
+                f"got shape {tuple(outputs.shape)}."
+            )
+        return outputs
+
+    def log_prob(self, outputs: Tensor, targets: Tensor, hyper: Hyper = None) -> Tensor:
+        """Return the log-density of the targets ``[B]``, summed over outputs."""
+        return HeteroscedasticGaussian().log_prob(self._total(outputs), targets)
+
+    def gradient(self, outputs: Tensor, targets: Tensor, hyper: Hyper = None) -> Tensor:
+        """Return the gradient of ``-log_prob``, ``[B, 3·O]``."""
+        return self._pulled(HeteroscedasticGaussian().gradient(self._total(outputs), targets), outputs)
+
+    def hessian(self, outputs: Tensor, targets: Tensor | None = None, hyper: Hyper = None) -> Tensor:
+        """Return the Fisher information ``[B, 3·O, 3·O]``; it does not tell noise from doubt and has rank 2·O."""
+        root = self.hessian_root(outputs)
+        return torch.einsum("rbi,rbj->bij", root, root)
+
+    def hessian_root(self, outputs: Tensor, targets: Tensor | None = None, hyper: Hyper = None) -> Tensor:
+        """Return its root, ``[2·O, B, 3·O]``."""
+        return self._pulled(HeteroscedasticGaussian().hessian_root(self._total(outputs)), outputs)
+
+    def sample(self, outputs: Tensor, hyper: Hyper = None, *, generator: torch.Generator | None = None) -> Tensor:
+        """Draw targets ``[B, O]``."""
+        return HeteroscedasticGaussian().sample(self._total(outputs), generator=generator)
+
+    def predict(self, outputs: Tensor, hyper: Hyper = None) -> RegressionPrediction:
+        """Return a Gaussian per datum with the network's own noise and doubt."""
+        return self.predict_samples(outputs.unsqueeze(0), hyper)
+
+    def predict_samples(
+        self,
+        outputs: Tensor,
+        hyper: Hyper = None,
+        *,
+        log_probs: Tensor | None = None,
+        keep_samples: bool = True,
+    ) -> RegressionPrediction:
+        """Return the equal mixture of the samples' Gaussians."""
+        no_link(log_probs)
+        means, noise, doubt = torch.stack([self.canonical(sample) for sample in outputs]).chunk(3, dim=-1)
+        return RegressionPrediction(means, noise.exp(), doubt.exp())
+
+    def temper(self, outputs: Tensor, temperature: float) -> tuple[Tensor, NoiseAndDoubt]:
+        """Multiply both standard deviations by the temperature."""
+        check_temperature(temperature)
+        means, noise, doubt = outputs.chunk(3, dim=-1)
+        shift = 2 * math.log(temperature)
+        return torch.cat([means, noise + shift, doubt + shift], dim=-1), self
+
+    def _total(self, outputs: Tensor) -> Tensor:
+        """The outputs of the heteroscedastic Gaussian that this is to targets."""
+        means, noise, doubt = self.canonical(outputs).chunk(3, dim=-1)
+        return torch.cat([means, torch.logaddexp(noise, doubt)], dim=-1)
+
+    def _pulled(self, values: Tensor, outputs: Tensor) -> Tensor:
+        """Pull ``[..., B, 2·O]`` back through `_total`, to ``[..., B, 3·O]``."""
+        _, noise, doubt = self.canonical(outputs).chunk(3, dim=-1)
+        of_mean, of_variance = values.chunk(2, dim=-1)
+        share = (noise - doubt).sigmoid()
+        return torch.cat([of_mean, of_variance * share, of_variance * (1 - share)], dim=-1)

@@ -1,6 +1,0 @@
-"""Priors of groups: weights that share a random scale, so that whole units can be removed."""
-
-from dubito.variational.groups.module import GroupModule
-from dubito.variational.groups.posterior import GroupPosterior, Groups
-
-__all__ = ["GroupModule", "GroupPosterior", "Groups"]

@@ -1,0 +1,78 @@
+"""Two processes that share the members find the ensemble that one process finds, bit by bit."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import torch
+from ensemble_cases import TRAINING, classes, dense, normalized
+from torch.utils.data import DataLoader, TensorDataset
+
+from dubito import SWAG, Ensemble, Laplace, MCDropout, Snapshot
+from dubito.core import distributed
+
+SCRIPT = """
+import sys, torch
+import torch.distributed as dist
+from test_ensembles_distributed import results
+
+store, rank, out = sys.argv[1], int(sys.argv[2]), sys.argv[3]
+dist.init_process_group("gloo", init_method=f"file://{store}", rank=rank, world_size=2)
+torch.save(results(out + "-checkpoint"), out)
+dist.destroy_process_group()
+"""
+
+
+def results(checkpoint: str | None = None) -> dict[str, Any]:
+    """Digests of ensembles, and predictions of recipes whose rows are divided."""
+    found: dict[str, Any] = {}
+    own = torch.Generator().manual_seed(3 + distributed.rank())  # that of the first process counts
+    loader = DataLoader(TensorDataset(*classes()), batch_size=16, shuffle=True, generator=own)
+    for name, recipe, data, model in (
+        ("three of two", Ensemble(members=3, together=False), classes(), dense()),
+        ("laplace", Ensemble(members=2, recipe=Laplace(prior_precision=1.0), bootstrap=True), loader, normalized()),
+        ("one of two", Ensemble(members=1, recipe=SWAG(rank=2), start="model"), classes(), normalized()),
+    ):
+        generator = torch.Generator().manual_seed(5 + distributed.rank())
+        training = TRAINING.replace(checkpoint=None if checkpoint is None else f"{checkpoint}-{name}")
+        posterior: Any = recipe.fit(model, data, training=training, generator=generator)
+        found[name] = [posterior.digest(), *(member.digest() for member in posterior.members)]
+        found[f"{name} next"] = int(torch.randint(1000, (), generator=generator))
+    x, _ = classes()
+    for recipe in (Snapshot(2), SWAG(rank=2, collect_every=1)):
+        found[repr(recipe)] = recipe.fit(dense(), classes(), training=TRAINING).predict(x, num_samples=4).log_probs
+    dropped = MCDropout(0.3, learn=True).fit(dense(), classes(), training=TRAINING)
+    found["weights are shared"] = dropped.mean()["0.weight"]
+    return found
+
+
+def test_two_processes_equal_one(tmp_path: Path) -> None:
+    here = Path(__file__).parent
+    environment = {**os.environ, "PYTHONPATH": str(here), "OMP_NUM_THREADS": "1"}
+    outputs = [tmp_path / f"{rank}.pt" for rank in range(2)]
+    workers = [
+        subprocess.Popen([sys.executable, "-c", SCRIPT, str(tmp_path / "store"), str(rank), str(out)], env=environment)
+        for rank, out in enumerate(outputs)
+    ]
+    assert [worker.wait(timeout=120) for worker in workers] == [0, 0]
+    expected, (first, second) = results(), (torch.load(output) for output in outputs)
+    for name, value in expected.items():
+        if isinstance(value, torch.Tensor):
+            torch.testing.assert_close(first[name], second[name], rtol=0.0, atol=0.0)
+            if name != "weights are shared":  # dropout noise belongs to each process's rows
+                torch.testing.assert_close(first[name], value, rtol=1e-8, atol=1e-10)
+        else:
+            assert first[name] == second[name] == value, name
+    written = {path.name.removeprefix("0.pt-checkpoint-") for path in tmp_path.glob("0.pt-checkpoint-three*")}
+    assert written == {"three of two.member-0", "three of two.member-2"}  # each process keeps files of its own members
+
+
+def test_alone_is_for_a_block() -> None:
+    with distributed.alone():
+        assert not distributed.is_active()
+        assert (distributed.rank(), distributed.world_size()) == (0, 1)
+    assert distributed.bytes_from(0, b"content") == b"content"

@@ -1,0 +1,454 @@
+"""The recipe around the numbers: tuning on validation data, saving, resuming, what is left untouched, and errors."""
+
+from __future__ import annotations
+
+import copy
+import math
+
+import pytest
+import torch
+from dubito.errors import InputError, NonFiniteError
+from dubito.likelihoods import Bernoulli, Categorical, Gaussian
+from laplace_cases import STRUCTURES, Case, case, dense
+from torch import Tensor, nn
+from torch.utils.data import DataLoader, Dataset, TensorDataset
+
+import dubito
+from dubito import Laplace, Training, select
+from dubito.curvature.engine import Tape
+from dubito.methods.laplace import tuning
+from dubito.networks.selection import Selection
+
+# ---------------------------------------------------------------------- validation
+
+
+@pytest.mark.parametrize("structure", STRUCTURES)
+@pytest.mark.parametrize("name", ["categorical", "gaussian", "bernoulli", "sequence"])
+def test_validation_picks_the_best_precision_of_the_grid(name: str, structure: str) -> None:
+    problem = case(name)
+    train, held_out = ((problem.inputs[rows], problem.targets[rows]) for rows in (slice(8), slice(8, 12)))
+    weights, ignored = select.last_layer(), getattr(problem.likelihood, "ignore_index", None)
+
+    def score(precision: float) -> float:
+        recipe = Laplace(structure=structure, weights=weights, prior_precision=precision)
+        prediction = recipe.fit(problem.model, train, likelihood=problem.likelihood).predict(held_out[0])
+        options = {} if ignored is None else {"ignore_index": ignored}
+        return prediction.log_prob(held_out[1], **options).sum().item()
+
+    recipe = Laplace(structure=structure, weights=weights, prior_precision="validation")
+    posterior = recipe.fit(problem.model, train, likelihood=problem.likelihood, validation=held_out)
+    grid = tuning.GRID[::8].tolist()
+    assert posterior.prior_precision in tuning.GRID
+    assert score(posterior.prior_precision.item()) >= max(map(score, grid)) - 1e-9
+
+
+@pytest.mark.parametrize("structure", STRUCTURES)
+def test_validation_computes_each_jacobian_once(structure: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    problem, pulls = case("categorical"), []
+    pull = Tape.pull
+    monkeypatch.setattr(Tape, "pull", lambda self, seeds: pulls.append(len(seeds)) or pull(self, seeds))
+
+    def count(settings: dict) -> int:
+        pulls.clear()
+        Laplace(structure=structure, **settings).fit(problem.model, problem.data, validation=problem.data)
+        return len(pulls)
+
+    plain = count({"prior_precision": 1.0})
+    tuned = count({"prior_precision": "validation"})
+    monkeypatch.setattr(tuning, "GRID", tuning.GRID[:1])
+    assert tuned == count({"prior_precision": "validation"})  # 41 values cost what one does
+    assert tuned - plain <= 3  # one for the batch, the others for the engine's check of itself
+
+
+def test_validation_data_decides_by_default() -> None:
+    problem = case("categorical")
+
+    def fit(validation=problem.data, **settings):
+        return Laplace(structure="diag", **settings).fit(problem.model, problem.data, validation=validation)
+
+    assert fit().prior_precision == fit(prior_precision="validation").prior_precision
+    assert fit(validation=None).prior_precision == fit(prior_precision="evidence").prior_precision
+    layers = fit(prior_groups="layer").prior_precision
+    assert torch.equal(layers, fit(prior_groups="layer", prior_precision="evidence").prior_precision)
+    assert fit().recipe == Laplace(structure="diag")  # what was typed
+
+
+def test_validation_with_noise_by_evidence() -> None:
+    problem = case("gaussian")
+    recipe = Laplace(structure="full", prior_precision="validation")
+    posterior = recipe.fit(problem.model, problem.data, likelihood="gaussian", validation=problem.data)
+    evidence = Laplace(structure="full").fit(problem.model, problem.data, likelihood="gaussian")
+    assert posterior.likelihood.noise == pytest.approx(evidence.likelihood.noise)
+
+
+# ---------------------------------------------------------------------- saving and resuming
+
+
+@pytest.mark.parametrize("structure", STRUCTURES)
+@pytest.mark.parametrize("weights", [select.all(), select.random(20), select.last_layer()])
+def test_save_and_load(structure: str, weights, tmp_path) -> None:
+    problem = case("norm")
+    posterior = problem.fit(structure=structure, weights=weights)
+    posterior.save(tmp_path / "p.safetensors")
+    blank = copy.deepcopy(problem.model)
+    for value in blank.parameters():
+        nn.init.zeros_(value)
+    loaded = dubito.load(tmp_path / "p.safetensors", blank)
+    assert loaded.recipe == posterior.recipe
+    assert loaded.selection == posterior.selection
+    torch.testing.assert_close(loaded.log_evidence(), posterior.log_evidence(), rtol=1e-12, atol=0)
+    first, second = (p.predict(problem.inputs) for p in (posterior, loaded))
+    torch.testing.assert_close(second.log_probs, first.log_probs, rtol=1e-12, atol=0)
+    torch.testing.assert_close(second.epistemic, first.epistemic, rtol=1e-10, atol=1e-12)
+    assert loaded.digest() == posterior.digest()
+
+
+def test_two_subnetworks_of_one_size_are_not_mixed_up(tmp_path) -> None:
+    """The indices are part of the file, so a posterior never lands on other weights."""
+    problem = case("categorical")
+    for seed in (0, 1):
+        recipe = Laplace(structure="full", weights=select.random(5))
+        posterior = recipe.fit(problem.model, problem.data, generator=torch.Generator().manual_seed(seed))
+        posterior.save(tmp_path / f"{seed}.safetensors")
+    one, other = (dubito.load(tmp_path / f"{seed}.safetensors", problem.model) for seed in (0, 1))
+    assert one.selection.num_weights == other.selection.num_weights == 5
+    assert one.selection != other.selection
+    assert one.marginals()[1].keys() == other.marginals()[1].keys()
+
+
+class Failing(Dataset):
+    """The data of a case; reading a row fails after a while."""
+
+    def __init__(self, problem: Case, after: int) -> None:
+        self.problem, self.left = problem, after
+
+    def __len__(self) -> int:
+        return len(self.problem.inputs)
+
+    def __getitem__(self, index: int) -> tuple[Tensor, Tensor]:
+        self.left -= 1
+        if self.left == 0:
+            raise ConnectionError("the disk is gone")
+        return self.problem.inputs[index], self.problem.targets[index]
+
+
+@pytest.mark.parametrize("settings", [{"curvature": "ggn"}, {"curvature": "fisher-mc", "fisher_samples": 2}])
+@pytest.mark.parametrize("structure", STRUCTURES)
+@pytest.mark.parametrize("after", [8, 13])
+def test_an_interrupted_fit_goes_on(structure: str, settings: dict, after: int, tmp_path) -> None:
+    problem = case("norm")
+    recipe = Laplace(structure=structure, rank=5, **settings)
+    training = Training(epochs=1, batch_size=3, checkpoint=str(tmp_path / "c.safetensors"), checkpoint_every=0.0)
+    whole = recipe.fit(problem.model, Failing(problem, 10**6), training=training.replace(checkpoint=None))
+    with pytest.raises(ConnectionError):
+        recipe.fit(problem.model, Failing(problem, after), training=training)
+    resumed = recipe.fit(problem.model, Failing(problem, 10**6), training=training)
+    assert torch.equal(resumed.log_evidence(), whole.log_evidence())
+    assert torch.equal(dense(resumed), dense(whole))
+
+
+# ---------------------------------------------------------------------- what the user gave stays as it was
+
+
+def snapshot(model: nn.Module) -> tuple:
+    hooks = [
+        (len(m._forward_hooks), len(m._forward_pre_hooks), len(m._backward_hooks), m.training, sorted(vars(m)))
+        for m in model.modules()
+    ]
+    values = [(n, v.clone(), v.requires_grad, v.grad) for n, v in [*model.named_parameters(), *model.named_buffers()]]
+    return hooks, values
+
+
+def assert_unchanged(model: nn.Module, before: tuple) -> None:
+    hooks, values = snapshot(model)
+    assert hooks == before[0]
+    for (name, value, flag, grad), (old_name, old_value, old_flag, old_grad) in zip(values, before[1], strict=True):
+        assert (name, flag, grad) == (old_name, old_flag, old_grad)
+        assert torch.equal(value, old_value)
+
+
+@pytest.mark.parametrize("structure", STRUCTURES)
+def test_the_model_is_left_alone(structure: str) -> None:
+    problem = case("norm")
+    model = problem.model.train()
+    model[0].bias.requires_grad_(False)
+    before = snapshot(model)
+    posterior = problem.fit(structure=structure)
+    assert "0.bias" not in posterior.selection.names
+    posterior.predict(problem.inputs)
+    posterior.predict(problem.inputs, method="weights", num_samples=2)
+    posterior.update(problem.data)
+    assert_unchanged(model, before)
+
+
+@pytest.mark.parametrize("error", [ConnectionError, KeyboardInterrupt])
+def test_the_model_is_left_alone_after_a_failure(error: type[BaseException]) -> None:
+    problem = case("norm")
+    before = snapshot(problem.model)
+
+    def batches():
+        yield problem.data
+        raise error
+
+    class Broken:
+        __iter__ = staticmethod(batches)
+
+    with pytest.raises(error):
+        Laplace().fit(problem.model, Broken(), num_data=24)
+    assert_unchanged(problem.model, before)
+    problem.fit()  # and can be used again
+
+
+def test_fitting_twice_gives_the_same() -> None:
+    problem = case("norm")
+    torch.manual_seed(0)
+    first = problem.fit(curvature="fisher-mc")
+    after = torch.rand(())
+    torch.manual_seed(0)
+    assert torch.equal(after, torch.rand(()))  # the global generator is not touched
+    second = problem.fit(curvature="fisher-mc")
+    assert first.digest() == second.digest()
+    other = Laplace(curvature="fisher-mc").fit(problem.model, problem.data, generator=torch.Generator().manual_seed(5))
+    assert other.digest() != first.digest()
+
+
+# ---------------------------------------------------------------------- data and precision as users have them
+
+
+def test_kinds_of_data() -> None:
+    problem = case("categorical")
+    expected = problem.fit().log_evidence()
+    split = torch.arange(12).split(5)
+    for data in (
+        DataLoader(TensorDataset(*problem.data), batch_size=5),
+        TensorDataset(*problem.data),
+        [(problem.inputs[rows], problem.targets[rows]) for rows in split],
+        [{"input": problem.inputs[rows], "labels": problem.targets[rows]} for rows in split],
+        (problem.inputs.numpy(), problem.targets.numpy()),
+    ):
+        torch.testing.assert_close(Laplace().fit(problem.model, data).log_evidence(), expected, rtol=1e-9, atol=1e-9)
+
+
+def test_batches_of_three() -> None:
+    """Everything but the last item of a batch goes to the model."""
+
+    class Two(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.left, self.right = nn.Linear(2, 3), nn.Linear(1, 3)
+
+        def forward(self, a: Tensor, b: Tensor) -> Tensor:
+            return self.left(a) + self.right(b)
+
+    torch.manual_seed(0)
+    model, a, b, y = Two(), torch.randn(20, 2), torch.randn(20, 1), torch.randint(3, (20,))
+    loader = DataLoader(TensorDataset(a, b, y), batch_size=6)
+    for structure in STRUCTURES:
+        posterior = Laplace(structure=structure).fit(model, loader)
+        assert posterior.predict((a, b)).probs.shape == (20, 3)
+        assert posterior.predict((a, b), method="weights", num_samples=3).probs.shape == (20, 3)
+        torch.testing.assert_close(posterior.predict(loader).probs, posterior.predict((a, b)).probs)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize("structure", STRUCTURES)
+def test_precision_follows_the_model(structure: str, dtype: torch.dtype) -> None:
+    problem = case("categorical")
+    posterior = Laplace(structure=structure).fit(copy.deepcopy(problem.model).to(dtype), problem.data)
+    prediction = posterior.predict(problem.inputs)
+    tensors = [prediction.log_probs, prediction.epistemic, *posterior.functional(problem.inputs)]
+    tensors += [*posterior.sample(2).values(), *posterior.marginals()[1].values(), *posterior.prior()[1].values()]
+    tensors += [*posterior.functional(problem.inputs, joint=True)]
+    assert {tensor.dtype for tensor in tensors} == {dtype}
+    exact = Laplace(structure=structure).fit(problem.model, problem.data)
+    torch.testing.assert_close(
+        prediction.log_probs.double(), exact.predict(problem.inputs).log_probs, rtol=1e-4, atol=1e-4
+    )
+
+
+def test_single_outputs() -> None:
+    """A one-output network is a Bernoulli model; as a categorical one it would be certain of everything."""
+    problem = case("bernoulli")
+    one = nn.Sequential(nn.Linear(3, 1)).double()
+    with pytest.raises(InputError, match=r"(?i)bernoulli"):
+        Laplace().fit(one, (problem.inputs, problem.targets.long()))
+    for targets in (problem.targets, problem.targets.long(), problem.targets[:, None]):
+        posterior = Laplace(structure="full").fit(one, (problem.inputs, targets), likelihood="bernoulli")
+        prediction = posterior.predict(problem.inputs)
+        assert prediction.probs.shape == (12, 2)
+        assert ((prediction.probs > 0.01) & (prediction.probs < 0.99)).all()
+        assert (prediction.epistemic > 0).all()
+
+
+@pytest.mark.parametrize("norm", [nn.BatchNorm1d(5), nn.LayerNorm(5), nn.GroupNorm(1, 5)])
+def test_normalization_layers_in_kron(norm: nn.Module) -> None:
+    """Their scales and shifts are independent weights: the block is the diagonal of the whole matrix."""
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(3, 5), copy.deepcopy(norm), nn.Tanh(), nn.Linear(5, 3)).double()
+    x, y = torch.randn(20, 3).double(), torch.randint(3, (20,))
+    model(x)
+    kron, full = (Laplace(structure=s, prior_precision=1.0).fit(model, (x, y)) for s in ("kron", "full"))
+    where = kron.selection.slices["1.weight"]
+    exact = full.matrix.diagonal()[where]
+    torch.testing.assert_close(kron.matrix.diagonal()[where], exact)
+    assert (kron.predict(x).epistemic > 0).all()
+
+
+@pytest.mark.parametrize("structure", ["full", "diag", "lowrank"])
+def test_precision_per_weight_of_a_subnetwork(structure: str) -> None:
+    problem = case("categorical")
+    precision = torch.linspace(0.5, 4.0, 9, dtype=torch.float64)
+    weights = select.random(9)
+    posterior = problem.fit(structure=structure, weights=weights, prior_precision=precision, rank=9)
+    plain = problem.fit(structure=structure, weights=weights, prior_precision=1.0, rank=9)
+    difference = torch.linalg.inv(dense(posterior)) - torch.linalg.inv(dense(plain))
+    torch.testing.assert_close(difference, torch.diag(precision - 1.0), rtol=1e-8, atol=1e-8)
+    assert (posterior.predict(problem.inputs).epistemic > 0).all()
+
+
+@pytest.mark.parametrize("structure", STRUCTURES)
+@pytest.mark.parametrize("weights", [select.all(), select.random(9)])
+def test_density_of_weights(structure: str, weights) -> None:
+    problem = case("categorical")
+    posterior = problem.fit(structure=structure, weights=weights, prior_precision=1.0)
+    draws = posterior.sample(4)
+    flat, mean = (posterior.selection.ravel(p) for p in (draws, posterior.mean()))
+    expected = torch.distributions.MultivariateNormal(mean, dense(posterior)).log_prob(flat)
+    torch.testing.assert_close(posterior.log_prob(draws), expected)
+
+
+def test_recipes_as_text() -> None:
+    recipe = Laplace(structure="full", weights=select.last_layer() | select.random(10), prior_precision=2.0)
+    assert (
+        repr(recipe)
+        == "Laplace(structure='full', weights=select.last_layer() | select.random(10), prior_precision=2.0)"
+    )
+    assert dubito.parse("laplace(structure=full, weights=random(10))") == Laplace(
+        structure="full", weights=select.random(10)
+    )
+    assert hash(recipe) == hash(Laplace(structure="full", weights=recipe.weights, prior_precision=2))
+
+
+# ---------------------------------------------------------------------- bad input: one clear sentence
+
+BAD_SETTINGS: dict[str, tuple[dict, str]] = {
+    "weights": ({"weights": "sub"}, r"weights='sub'\) must be one of dubito.select"),
+    "structure": ({"structure": "eigen"}, "structure='eigen'.* is not one of kron, full, diag, lowrank"),
+    "curvature": ({"curvature": "fisher"}, "curvature='fisher'.* is not one of ggn"),
+    "word": ({"prior_precision": "marglik"}, "a number, a dict, a tensor, 'auto', 'evidence' or 'validation'"),
+    "zero": ({"prior_precision": 0.0}, "prior_precision must be positive, got 0.0"),
+    "negative": ({"prior_precision": -1}, "prior_precision must be positive, got -1"),
+    "nan": ({"prior_precision": math.nan}, "prior_precision must be positive, got nan"),
+    "temperature": ({"temperature": 0.0}, "temperature must be positive, got 0.0"),
+    "rank": ({"rank": 0}, "rank and fisher_samples must be at least 1"),
+    "weight groups": ({"prior_groups": "weight"}, "prior_groups='weight' needs structure='diag'"),
+    "groups": (
+        {"prior_groups": "layer", "prior_precision": 1.0},
+        "prior_groups='layer' is for prior_precision='evidence'",
+    ),
+    "hessian": ({"curvature": "hessian"}, "curvature='hessian' needs structure='full'"),
+    "scaling": ({"prior_scaling": "S/D"}, "prior_scaling='S/D' is for a given prior_precision"),
+}
+
+
+@pytest.mark.parametrize("name", BAD_SETTINGS)
+def test_bad_settings(name: str) -> None:
+    settings, message = BAD_SETTINGS[name]
+    with pytest.raises(InputError, match=message):
+        Laplace(**settings)
+
+
+BAD_FITS: dict[str, tuple[dict, str]] = {
+    "validation": ({"prior_precision": "validation"}, "pass `validation=` to fit"),
+    "shape": ({"prior_precision": torch.ones(3)}, r"each of the 31 random weights, not shape \(3,\)"),
+    "sign": ({"prior_precision": torch.linspace(-1, 1, 31), "structure": "diag"}, "must be a positive number"),
+    "missing": ({"prior_precision": {"0": 1.0}}, "no entry for '2.weight'"),
+    "unused": ({"prior_precision": {"0": 1.0, "2": 1.0, "3": 1.0}}, "names '3', which decides no random weight"),
+    "named sign": ({"prior_precision": {"0": 1.0, "2": -1.0}}, "must be a positive number"),
+    "mean": ({"prior_mean": torch.zeros(4)}, r"prior_mean .* each of the 31 random weights, not shape \(4,\)"),
+    "nan mean": ({"prior_mean": math.nan}, "prior_mean holds NaN"),
+    "kron": (
+        {"prior_precision": torch.linspace(1, 2, 31)},
+        "structure='kron' needs one prior precision for all of '0.weight'",
+    ),
+    "nothing": ({"weights": ~select.all()}, "selects no weight"),
+    "too many": ({"weights": select.random(32)}, "size 32 is not possible"),
+}
+
+
+@pytest.mark.parametrize("name", BAD_FITS)
+def test_bad_fits(name: str) -> None:
+    settings, message = BAD_FITS[name]
+    with pytest.raises(InputError, match=message):
+        case("categorical").fit(**settings)
+
+
+def test_single_precisions_of_a_kronecker_block() -> None:
+    posterior = case("categorical").fit(prior_precision=1.0)
+    with pytest.raises(InputError, match=r"structure='kron' needs one prior precision for all of '0.weight'"):
+        posterior.log_evidence(torch.linspace(1, 2, 31))
+
+
+@pytest.mark.parametrize("num_data", [11, 13, 24])
+def test_several_passes_need_the_number_of_examples(num_data: int) -> None:
+    problem = case("categorical")
+    with pytest.raises(InputError, match=f"num_data is {num_data}, but the data holds another number"):
+        Laplace(structure="lowrank").fit(problem.model, [problem.data], num_data=num_data)
+    assert Laplace(structure="diag").fit(problem.model, [problem.data], num_data=num_data).num_data == num_data
+
+
+def test_a_full_matrix_over_too_many_weights() -> None:
+    model, x = nn.Linear(200, 200), torch.randn(4, 200)
+    with pytest.raises(InputError, match=r"over 40,200 weights would need 12 GB: select fewer"):
+        Laplace(structure="full").fit(model, (x, torch.zeros(4, dtype=torch.long)))
+
+
+def test_inputs_that_are_not_finite() -> None:
+    problem = case("categorical")
+    broken = problem.inputs.clone()
+    broken[7, 1] = math.inf
+    with pytest.raises(InputError, match="NaN or infinite"):
+        Laplace().fit(problem.model, (broken, problem.targets))
+
+
+class Overflow(nn.Module):
+    """Finite inputs, but one of them is too large for the network."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(3, 2)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.layer((1e30 * x.relu()).square() * 1e-30 if x.max() > 50 else x)
+
+
+@pytest.mark.parametrize("likelihood", [Categorical(), Gaussian(noise=1.0), Bernoulli()])
+def test_outputs_that_are_not_finite(likelihood) -> None:
+    inputs = torch.rand(20, 3)
+    inputs[17] = 100.0
+    targets = torch.zeros(20, dtype=torch.long) if likelihood == Categorical() else torch.zeros(20, 2)
+    data = [(inputs[rows], targets[rows]) for rows in torch.arange(20).split(5)]
+    with pytest.raises((NonFiniteError, InputError), match=r"not finite|NaN"):
+        Laplace().fit(Overflow(), data, likelihood=likelihood)
+
+
+def test_a_selection_object_of_another_model() -> None:
+    problem = case("categorical")
+    other = Selection.all_of(nn.Linear(2, 2))
+    with pytest.raises(InputError, match="no parameter 'weight'"):
+        problem.fit(weights=select.mask(other.masks()))
+
+
+def test_frozen_models() -> None:
+    problem = case("categorical")
+    frozen = copy.deepcopy(problem.model).requires_grad_(False)
+    for weights in (select.all(), select.last_layer()):
+        with pytest.raises(InputError, match=r"frozen|no layer with trainable"):
+            Laplace(weights=weights).fit(frozen, problem.data)
+
+
+def test_a_posterior_over_some_weights_says_how_many() -> None:
+    model = nn.Sequential(nn.Linear(3, 4), nn.ReLU(), nn.Linear(4, 2))
+    recipe = Laplace(structure="full", weights=select.last_layer(), prior_precision=1.0)
+    posterior = recipe.fit(model, (torch.randn(8, 3), torch.tensor([0, 1] * 4)), progress=False)
+    assert repr(posterior).startswith("<Laplace posterior over 10 of 26 weights by Laplace(")

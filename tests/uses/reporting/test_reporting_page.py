@@ -1,0 +1,268 @@
+"""`report` writes one page: complete, safe whatever the names are, the same bytes for the same results."""
+
+from __future__ import annotations
+
+import dataclasses
+import re
+from html.parser import HTMLParser
+from pathlib import Path
+from xml.etree import ElementTree
+
+import pytest
+from dubito.errors import FileFormatError, InputError
+from reporting_cases import class_data, classifier, number_data, regressor
+
+import dubito
+from dubito.uses.reporting import Evaluation, evaluate
+from dubito.uses.reporting.evaluation import Histogram
+from dubito.uses.reporting.sections import sections
+
+ATTACK = "<script>alert('x')</script>"
+VOID = {"meta", "br", "img", "input", "link", "hr", "source", "base"}
+
+
+class Page(HTMLParser):
+    """The elements of a page with their attributes and text; fails on tags that do not match."""
+
+    def __init__(self, text: str) -> None:
+        super().__init__()
+        self.elements: list[tuple[str, dict[str, str | None]]] = []
+        self.texts: list[tuple[str, str]] = []
+        self._open: list[str] = []
+        self.feed(text)
+        self.close()
+        assert self._open == []
+
+    def handle_starttag(self, tag, attrs):
+        self.elements.append((tag, dict(attrs)))
+        if tag not in VOID:
+            self._open.append(tag)
+
+    def handle_startendtag(self, tag, attrs):
+        self.elements.append((tag, dict(attrs)))
+
+    def handle_endtag(self, tag):
+        assert self._open.pop() == tag
+
+    def handle_data(self, data):
+        if data.strip():
+            self.texts.append((self._open[-1], data.strip()))
+
+    def text_of(self, tag: str) -> list[str]:
+        return [text for owner, text in self.texts if owner == tag]
+
+    def attributes(self, tag: str) -> list[dict[str, str | None]]:
+        return [attributes for name, attributes in self.elements if name == tag]
+
+
+@pytest.fixture(scope="module")
+def classes() -> Evaluation:
+    x, y = class_data()
+    shifts = {"rotation": {1: (0.9 * x, y), 2: (0.5 * x, y)}, "other scanner": (-x, y)}
+    return evaluate(classifier(), (x, y), ood={ATTACK: 3 * x, "near": x}, shifts=shifts)
+
+
+@pytest.fixture(scope="module")
+def numbers() -> Evaluation:
+    x, y = number_data(num_inputs=1)
+    return evaluate(regressor(1), (x, y), ood={"far": 5 * x}, shifts={"offset": {1: (x + 1, y)}})
+
+
+def better(result: Evaluation, **scores: float) -> Evaluation:
+    return dataclasses.replace(result, scores={**result.scores, **scores})
+
+
+def write(tmp_path: Path, results, **options) -> str:
+    path = dubito.report(results, tmp_path / "report.html", **options)
+    assert path == tmp_path / "report.html"
+    return path.read_text("utf-8")
+
+
+@pytest.fixture(scope="module")
+def text(classes: Evaluation, tmp_path_factory: pytest.TempPathFactory) -> str:
+    """The page of two methods, with everything that a classification can show."""
+    return write(tmp_path_factory.mktemp("page"), {"map": classes, "other": classes})
+
+
+@pytest.fixture(scope="module")
+def plain() -> Evaluation:
+    return evaluate(classifier(), class_data())
+
+
+def test_sections_of_a_classification(classes: Evaluation, tmp_path: Path) -> None:
+    page = Page(write(tmp_path, {"map": classes, "laplace": better(classes, nll=0.5)}, data_name="digits"))
+    assert page.text_of("h2")[:-1] == ["Scores", "Calibration", "Rejection", "Under shift", "Out of distribution"]
+    assert "digits" in page.text_of("title")[0]
+    captions = page.text_of("figcaption")
+    assert captions == [
+        "map", "laplace", "Risk against coverage",
+        "rotation: Accuracy", "rotation: NLL", "rotation: ECE", *["map", "laplace"] * 2,
+    ]  # fmt: skip
+    assert page.text_of("strong") == ["0.5000"]
+    assert "2.2411" in page.text_of("td")
+
+
+def test_sections_of_a_regression(numbers: Evaluation, tmp_path: Path) -> None:
+    page = Page(write(tmp_path, {"map": numbers}, title="Is it calibrated?"))
+    assert page.text_of("h1") == ["Is it calibrated?"]
+    headings = ["Scores", "Predictions", "Calibration", "Rejection", "Under shift", "Out of distribution"]
+    assert page.text_of("h2")[:-1] == headings
+    assert page.text_of("figcaption")[:3] == ["map", "Calibration of quantiles", "Risk against coverage"]
+    assert page.text_of("strong") == []  # the best of one is no news
+
+
+def test_only_what_was_measured_is_shown(plain: Evaluation, tmp_path: Path) -> None:
+    page = Page(write(tmp_path, {"map": plain}))
+    assert page.text_of("h2")[:-1] == ["Scores", "Calibration", "Rejection"]
+    page = Page(write(tmp_path, {"map": evaluate(regressor(), number_data())}))
+    assert page.text_of("h2")[:-1] == ["Scores", "Calibration", "Rejection"]
+
+
+def test_a_method_without_some_set_has_a_dash(classes: Evaluation, plain: Evaluation, tmp_path: Path) -> None:
+    page = Page(write(tmp_path, {"map": classes, "plain": plain}))
+    assert page.text_of("td").count("–") == 2 * 9 + 3 * 2
+    assert page.text_of("figcaption").count("map") == 1 + 2
+    assert page.text_of("figcaption").count("plain") == 1
+
+
+def test_seeds_are_mean_and_deviation(plain: Evaluation, tmp_path: Path) -> None:
+    runs = [better(plain, nll=nll) for nll in (0.1, 0.2, 0.6)]
+    text = write(tmp_path, {"map": plain, "many seeds": runs})
+    page = Page(text)
+    assert "0.3000" in page.text_of("strong")
+    assert "± 0.2646" in page.text_of("small")
+    assert "over seeds" in text
+
+
+def test_names_cannot_inject(classes: Evaluation, tmp_path: Path) -> None:
+    names = [
+        ATTACK,
+        '"><img src=x onerror=alert(1)>',
+        "{{ 7 * 7 }}",
+        "a $b$ _c",
+        "中文",
+        "</style><style>*{display:none}",
+    ]
+    text = write(tmp_path, dict.fromkeys(names, classes), title=ATTACK, data_name=ATTACK)
+    page = Page(text)
+    tags = {tag for tag, _ in page.elements}
+    assert not tags & {"script", "img", "iframe", "object", "link"}
+    assert not any(name.startswith("on") for _, attributes in page.elements for name in attributes)
+    assert sum(tag == "style" for tag, _ in page.elements) == 1
+    assert page.text_of("th").count(names[2]) == len(re.findall("<table>", text))
+    assert page.text_of("h1") == [ATTACK]
+
+
+def test_nothing_comes_from_elsewhere(text: str, numbers: Evaluation, tmp_path: Path) -> None:
+    for page in (text, write(tmp_path, {"map": numbers})):
+        assert set(re.findall(r"https?://[^\s\"'<>)]*", page)) == {"http://www.w3.org/1999/xlink"}
+        assert not re.search(r"@import|url\((?!#)|srcset|<link", page)
+        for _, attributes in Page(page).elements:
+            assert "src" not in attributes
+            for name in ("href", "xlink:href"):
+                assert (attributes.get(name) or "#").startswith("#")
+
+
+def test_references_resolve_and_ids_are_unique(text: str) -> None:
+    ids = re.findall(r'\bid="([^"]+)"', text)
+    assert len(ids) == len(set(ids))
+    references = re.findall(r'(?:href="#|url\(#|aria-labelledby=")([^")]+)', text)
+    assert references
+    assert set(references) <= set(ids)
+
+
+def test_it_can_be_read_without_seeing(classes: Evaluation, text: str) -> None:
+    page = Page(text)
+    pictures = [attributes for attributes in page.attributes("svg") if attributes.get("aria-hidden") != "true"]
+    assert len(pictures) == len(page.attributes("figure")) > 0
+    assert all(attributes["role"] == "img" and attributes["aria-label"] for attributes in pictures)
+    assert f"expected calibration error {classes.scores['ece']:.3g}" in pictures[0]["aria-label"]
+    assert all(attributes.get("scope") in ("col", "row", "colgroup") for attributes in page.attributes("th"))
+    assert len(page.attributes("caption")) == len(page.attributes("table"))
+    assert page.attributes("html") == [{"lang": "en"}]
+    assert "prefers-color-scheme: dark" in text
+    for drawing in re.findall(r"<svg xmlns:xlink.*?</svg>", text, re.DOTALL):
+        ElementTree.fromstring(drawing)
+
+
+def test_colours_follow_the_page(text: str) -> None:
+    drawings = "".join(re.findall(r"<svg.*?</svg>", text, re.DOTALL))
+    assert set(re.findall(r"#[0-9a-f]{6}\b", drawings)) == set()
+    used = set(re.findall(r"var\((--[a-z0-9-]+)\)", text))
+    assert {"--series-0", "--series-1", "--ink", "--grid"} <= used
+    light, dark = (
+        set(re.findall(r"(--[a-z0-9-]+):", block)) for block in re.findall(r":root \{(.*?)\}", text, re.DOTALL)
+    )
+    assert used <= light == dark
+
+
+def test_the_same_results_give_the_same_bytes(classes: Evaluation, tmp_path: Path) -> None:
+    results = {"map": classes, "seeds": [classes, better(classes, ece=0.5)]}
+    first = dubito.report(results, tmp_path / "a.html").read_bytes()
+    copies = {
+        name: Evaluation.from_json(classes.to_json()) if name == "map" else runs for name, runs in results.items()
+    }
+    assert dubito.report(copies, tmp_path / "b.html").read_bytes() == first
+
+
+def test_files_are_replaced_whole(plain: Evaluation, tmp_path: Path) -> None:
+    target = tmp_path / "report.html"
+    target.write_text("old")
+    dubito.report({"map": plain}, str(target))
+    assert target.read_text("utf-8").startswith("<!DOCTYPE html>")
+    assert list(tmp_path.iterdir()) == [target]
+    with pytest.raises(FileFormatError, match=r"^Cannot write"):
+        dubito.report({"map": plain}, tmp_path / "missing" / "report.html")
+
+
+def test_one_task_per_report(classes: Evaluation, numbers: Evaluation, tmp_path: Path) -> None:
+    message = "^One report compares one task, but 'map' is classification and 'gp' is regression: write two reports.$"
+    with pytest.raises(InputError, match=message):
+        dubito.report({"map": classes, "gp": numbers}, tmp_path / "report.html")
+    with pytest.raises(InputError, match="One report compares one task"):
+        dubito.report({"map": [classes, numbers]}, tmp_path / "report.html")
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_what_is_no_result(classes: Evaluation, tmp_path: Path) -> None:
+    for wrong in ({}, classes, [classes]):
+        with pytest.raises(InputError, match="nothing to report"):
+            dubito.report(wrong, tmp_path / "report.html")
+    for wrong in ([], None, 0.5, [classes, None]):
+        with pytest.raises(InputError, match=r"'map' must be what dubito\.evaluate returned"):
+            dubito.report({"map": wrong}, tmp_path / "report.html")
+
+
+def test_figures_draw_the_evaluations(classes: Evaluation) -> None:
+    bins = classes.curves.reliability
+    doubtful = dataclasses.replace(bins, correct_sums=tuple(0.0 for _ in bins.counts))
+    wrong = dataclasses.replace(classes, curves=dataclasses.replace(classes.curves, reliability=doubtful))
+    parts = {part.key: part for part in sections({"seeds": [classes, wrong]})}
+    bars = parts["calibration"].groups[0][0].figure.axes[0].patches
+    pooled = [right / (2 * count) for right, count in zip(bins.correct_sums, bins.counts, strict=True) if count]
+    assert [bar.get_height() for bar in bars] == pytest.approx(pooled)
+    ((accuracy, nll, ece),) = parts["shift"].groups
+    line = nll.figure.axes[0].lines[0].get_xydata().tolist()
+    shifted = classes.shifts["rotation"]
+    assert line == [[0, classes.scores["nll"]], [1, shifted[1]["nll"]], [2, shifted[2]["nll"]]]
+    assert [panel.caption.split(": ")[1] for panel in (accuracy, ece)] == ["Accuracy", "ECE"]
+
+
+def test_histograms_share_an_axis_except_where_all_is_zero(classes: Evaluation) -> None:
+    def cut(result: Evaluation, top: float, beyond: float) -> Evaluation:
+        edges = tuple(top * i / 2 for i in range(3))
+        histogram = Histogram(edges, (100.0, beyond), {"near": (9.0, 0.0)})
+        return dataclasses.replace(
+            result, curves=dataclasses.replace(result.curves, histograms={"epistemic": histogram})
+        )
+
+    methods = {"short": [cut(classes, 0.3, 1.0)], "long": [cut(classes, 0.8, 1.0)], "zero": [cut(classes, 1.0, 0.0)]}
+    *_, last = sections(methods)
+    (panels,) = filter(None, last.groups)
+    assert [panel.figure.axes[0].get_xlim() for panel in panels] == [(0, 0.8), (0, 0.8), (0, 1.0)]
+
+
+def test_unequal_counts_are_told(plain: Evaluation, tmp_path: Path) -> None:
+    assert "Scored on 101 targets." in write(tmp_path, {"map": plain})
+    mixed = {"map": plain, "other": dataclasses.replace(plain, count=1234)}
+    assert "not all were scored on equally many targets: 101 to 1,234." in write(tmp_path, mixed).lower()
