@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch import nn
 
-EXAMPLES = Path(__file__).parents[3] / "examples"
+EXAMPLES = Path(__file__).parents[2] / "examples"
 
 
 def example(name: str) -> Any:
@@ -81,3 +81,22 @@ def test_a_variance_layer_has_no_mean_and_learns_nonetheless() -> None:
     nothing = torch.zeros(variance.WIDTH, 64, dtype=torch.bool)
     assert variance.without(module, nothing, x, y, 3) < 0.65
     assert variance.accuracy(module, x, y, 30) > 0.8  # and the scales are back
+
+
+def test_continual_learning_forgets_little() -> None:
+    """Two tasks: fine-tuning has forgotten much of the first, the posterior little."""
+    found = example("continual_digits").main(2)
+    assert found["variational"] > found["fine-tuning"] + 0.05
+    assert found["variational"] > 0.85
+
+
+def test_the_optima_of_the_renyi_picture() -> None:
+    """At α = 1 the conditionals of the posterior, at α → 0⁺ its marginals, and narrower as α grows."""
+    renyi = example("renyi")
+    _, covariance = renyi.exact(*renyi.data())
+    scales = [renyi.optimum(alpha, covariance) for alpha in renyi.ORDERS.values()]
+    precision = covariance.inverse()
+    assert (scales[1] - precision.diagonal().rsqrt()).abs().max() < 0.01
+    assert (scales[3] - covariance.diagonal().sqrt()).abs().max() < 0.02
+    means = [float(scale.mean()) for scale in scales]
+    assert means == sorted(means)

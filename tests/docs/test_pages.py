@@ -1,0 +1,116 @@
+"""Every page of the docs shows code that runs, links that lead somewhere, and names that exist."""
+
+from __future__ import annotations
+
+import importlib
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+import dubito
+
+ROOT = Path(__file__).parents[2]
+DOCS = ROOT / "docs"
+PAGES = sorted(DOCS.rglob("*.md"))
+
+# What the examples of a page must print, as patterns; a page with examples that is not here need only run.
+PRINTS: dict[str, tuple[str, ...]] = {
+    "compression.md": (r"^by rules.PosteriorDamage\(target=0.7\)", "Plan: "),
+    "decisions.md": ("flagged: ", "<Rejector: answers ", "classes a set"),
+    "distillation.md": (r"transfer\.\w+\(\)",),
+    "ensembles.md": ("3 samples", "3 networks from one run"),
+    "groups.md": (r"1\.inputs \d+ of 64 are needed\n3\.inputs \d+ of 30 are needed",),
+    "samplers.md": (r"^2 chain\(s\) of 60 samples\.", "Subspace of 5 directions"),
+    "subnetworks.md": ("^Selection of 300 of 2,260 weights", "recommended size", "There is no sweep over sizes"),
+}
+# What must hold of the variables of a page's examples when they have run.
+HOLDS: dict[str, str] = {
+    "compression.md": "Path('digits.dubito').stat().st_size < 10_000",
+    "groups.md": "codes['1.weight'].bits == 3",
+    "rank1.md": "mixture.components == 4",
+    "results/subnetworks.md": "posterior.selection.num_weights == 1000 and point.temperature != 1.0",
+    "subnetworks.md": "union.sizes[0] == 310",
+}
+
+
+def name_of(page: Path) -> str:
+    return page.relative_to(DOCS).as_posix()
+
+
+def examples(page: Path) -> list[str]:
+    return re.findall(r"^```python\n(.*?)^```$", page.read_text(), flags=re.DOTALL | re.MULTILINE)
+
+
+@pytest.mark.parametrize("page", [page for page in PAGES if examples(page)], ids=name_of)
+def test_the_examples_run(
+    page: Path, capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    names: dict[str, Any] = {"__name__": "page"}
+    with torch.random.fork_rng():
+        torch.manual_seed(0)  # a page may draw its network from the global generator
+        exec("\n".join(examples(page)), names)
+    printed = capsys.readouterr().out
+    for pattern in PRINTS.get(name_of(page), ()):
+        assert re.search(pattern, printed), pattern
+    assert eval(HOLDS.get(name_of(page), "True"), {**names, "Path": Path})
+
+
+def test_every_expectation_belongs_to_a_page() -> None:
+    with_examples = {name_of(page) for page in PAGES if examples(page)}
+    assert {*PRINTS, *HOLDS} <= with_examples
+    assert len(with_examples) >= 11
+
+
+def test_links_and_files_exist() -> None:
+    missing = []
+    for page in PAGES:
+        text = page.read_text()
+        links = [link for link in re.findall(r"\]\(([^)#\s]+)[^)]*\)", text) if "://" not in link]
+        missing += [(name_of(page), link) for link in links if not (page.parent / link).exists()]
+        files = re.findall(r"\b((?:benchmarks|examples)/[a-z0-9_]+\.py)", text)
+        missing += [(name_of(page), file) for file in files if not (ROOT / file).is_file()]
+    assert not missing
+
+
+def test_names_exist() -> None:
+    unknown = []
+    public = "|".join(name for name in dubito.__all__ if dubito._PUBLIC[name][1] is None)
+    for page in PAGES:
+        for name in set(re.findall(rf"`((?:dubito|{public})\.[A-Za-z_.0-9]*\w)[`(]", page.read_text())):
+            if not exists(name if name.startswith("dubito.") else f"dubito.{name}"):
+                unknown.append((name_of(page), name))
+    assert not unknown
+
+
+def exists(name: str) -> bool:
+    """Whether a dotted name is a module, or an attribute of one (of a class of one, and so on)."""
+    parts = name.split(".")
+    for cut in range(len(parts), 0, -1):
+        try:
+            found: Any = importlib.import_module(".".join(parts[:cut]))
+        except ModuleNotFoundError:
+            continue
+        for part in parts[cut:]:
+            if not hasattr(found, part) and part not in getattr(found, "__dataclass_fields__", {}):
+                return False
+            found = getattr(found, part, None)
+        return True
+    return False
+
+
+def test_the_rules_of_pruning_exist() -> None:
+    page = (DOCS / "compression.md").read_text()
+    table = page[page.index("## Which weights go") : page.index("Without a rule")]
+    named = re.findall(r"^\| `(\w+)\(", table, flags=re.MULTILINE)
+    assert len(named) >= 5
+    assert all(issubclass(getattr(dubito.rules, name), dubito.rules.Rule) for name in named)
+
+
+def test_the_settings_of_mixtures_exist() -> None:
+    named = set(re.findall(r"`(\w+)=", (DOCS / "rank1.md").read_text()))
+    assert named
+    assert named <= {*dubito.Rank1().fields(), *dubito.BatchEnsemble().fields()}
