@@ -76,9 +76,9 @@ def main() -> None:
     variance = (2 * scales(module).detach()).exp().reshape(WIDTH, 64)
     mean = torch.zeros_like(variance)
     prior = ({LAYER: mean}, {LAYER: torch.ones_like(mean)})
-    belief = rules.Belief({LAYER: mean}, {LAYER: variance}, {LAYER: 1 / variance}, prior)
+    statistics = rules.WeightStatistics({LAYER: mean}, {LAYER: variance}, {LAYER: 1 / variance}, prior)
     for rule in (rules.SignalToNoise(1.0), rules.LogAlpha(3.0), rules.ModelReduction()):
-        keep = rule.keep(rule.relevance(belief))[LAYER]
+        keep = rule.keep(rule.relevance(statistics))[LAYER]
         left = without(module, keep, images, labels, 100)
         print(f"{rule!r} keeps {float(keep.double().mean()):.0%} of the layer: {left:.1%}")
     power = mean.square() + variance

@@ -267,6 +267,33 @@ class TestWeights:
                 assert bool((variance <= prior[1][name] * (1 + 1e-4) + 1e-9).all())
 
 
+class TestConditioning:
+    def masks(self, case: Case) -> dict[str, Tensor]:
+        return {"0.weight": torch.arange(24).reshape(6, 4) % 3 > 0}
+
+    def test_a_weight_given_all_others_is_at_least_as_certain(self, case: Case) -> None:
+        precision, marginals = answer(case.posterior.precision_diagonal), answer(case.posterior.marginals)
+        if precision is not None:
+            for name, variance in marginals[1].items():
+                assert precision[name].shape == variance.shape
+                assert bool(((precision[name] == 0) == (variance == 0)).all())
+                assert bool((precision[name] * variance >= (variance > 0) * (1 - 1e-4)).all())
+
+    def test_nothing_moves_where_nothing_is_removed(self, case: Case) -> None:
+        mean = answer(lambda: case.posterior.conditional_mean({}))
+        if mean is not None:
+            for name, value in case.posterior.mean().items():
+                torch.testing.assert_close(mean[name], value, rtol=1e-4, atol=1e-6)
+
+    def test_removed_weights_are_zero_in_the_conditional_mean(self, case: Case) -> None:
+        keep, marginals = self.masks(case), answer(case.posterior.marginals)
+        mean = answer(lambda: case.posterior.conditional_mean(keep))
+        if mean is not None:
+            gone = ~keep["0.weight"] & (marginals[1]["0.weight"] > 0)
+            assert bool((mean["0.weight"][gone] == 0).all())
+            assert all(bool(value.isfinite().all()) for value in mean.values())
+
+
 class TestEvidence:
     def test_a_finite_number_or_one_sentence(self, case: Case) -> None:
         evidence = answer(case.posterior.log_evidence)

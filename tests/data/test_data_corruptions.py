@@ -6,10 +6,10 @@ import numpy as np
 import pytest
 import scipy.ndimage
 import torch
+from dubito.errors import InputError
 
 from dubito import data
 from dubito.data import KINDS, SEVERITIES, corrupt, rotate, shifts, shuffle_labels
-from dubito.errors import InputError
 
 
 def seeded(seed: int = 0) -> torch.Generator:

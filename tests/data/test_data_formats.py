@@ -7,10 +7,10 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from dubito.errors import FileFormatError
 from tiny_files import write_idx, write_npz
 
 from dubito.data import formats
-from dubito.errors import FileFormatError
 
 
 @pytest.mark.parametrize("shape", [(5,), (3, 4), (2, 3, 4)])

@@ -4,10 +4,10 @@ import os
 from pathlib import Path
 
 import pytest
+from dubito.errors import InputError, MissingDataError
 
 from dubito import data
 from dubito.data.locate import cache_folder, find_root
-from dubito.errors import InputError, MissingDataError
 
 
 def touch(root: Path, *files: str) -> Path:

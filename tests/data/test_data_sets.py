@@ -10,6 +10,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from dubito.errors import FileFormatError, InputError, MissingDataError
 from sklearn.datasets import load_diabetes, load_digits
 from sklearn.preprocessing import StandardScaler
 from tiny_files import write_idx, write_npz
@@ -17,7 +18,6 @@ from tiny_files import write_idx, write_npz
 import dubito.data
 from dubito import data
 from dubito.data.source import carve, fold_numbers
-from dubito.errors import FileFormatError, InputError, MissingDataError
 
 
 @pytest.mark.parametrize("module", [module.name for module in pkgutil.iter_modules(dubito.data.__path__)])

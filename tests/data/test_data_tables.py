@@ -9,11 +9,11 @@ import numpy as np
 import pandas as pd
 import pytest
 import torch
+from dubito.errors import FileFormatError, InputError, MissingDataError, UnsupportedError
 from sklearn.preprocessing import OneHotEncoder, StandardScaler
 
 from dubito import data
 from dubito.data import TableTransform
-from dubito.errors import FileFormatError, InputError, MissingDataError, UnsupportedError
 
 
 def frame(num: int = 60) -> pd.DataFrame:

@@ -4,11 +4,11 @@ from pathlib import Path
 
 import pytest
 import torch
+from dubito.errors import FileFormatError, InputError
 from tiny_files import write_text
 
 from dubito import data
 from dubito.data import Vocabulary, tokenize
-from dubito.errors import FileFormatError, InputError
 
 
 def test_tokens():

@@ -5,10 +5,10 @@ from pathlib import Path
 
 import pytest
 import torch
+from dubito.errors import InputError
 
 from dubito import data
 from dubito.data import toys
-from dubito.errors import InputError
 
 
 def seeded(seed: int = 0) -> torch.Generator:

@@ -8,18 +8,17 @@ from collections.abc import Iterator
 
 import pytest
 import torch
+from dubito.likelihoods import Gaussian
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, TensorDataset
 
 from dubito import Laplace, select
-from dubito.likelihoods import Gaussian
 
 try:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        from laplace.curvature import CurvlinopsEF
-
         from laplace import Laplace as Peer
+        from laplace.curvature import CurvlinopsEF
 except ImportError:
     pytest.skip("laplace-torch is not installed: pip install laplace-torch", allow_module_level=True)
 

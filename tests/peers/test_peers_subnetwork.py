@@ -7,19 +7,18 @@ from collections.abc import Iterator
 
 import pytest
 import torch
+from dubito.likelihoods import Categorical, Gaussian
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, TensorDataset
 
 from dubito import Laplace, select
-from dubito.likelihoods import Categorical, Gaussian
 
 try:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        from laplace.utils import LargestVarianceDiagLaplaceSubnetMask
-
         from laplace import DiagLaplace
         from laplace import Laplace as Peer
+        from laplace.utils import LargestVarianceDiagLaplaceSubnetMask
 except ImportError:
     pytest.skip("laplace-torch is not installed: pip install laplace-torch", allow_module_level=True)
 

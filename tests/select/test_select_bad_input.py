@@ -6,11 +6,11 @@ import warnings
 
 import pytest
 import torch
+from dubito.errors import InputError
 from subnetwork_cases import brute_greedy, case, centred, curvature, jacobian
 from torch import nn
 
 from dubito import select
-from dubito.errors import InputError
 
 PRIOR = 0.7
 

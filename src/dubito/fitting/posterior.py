@@ -119,6 +119,18 @@ class Posterior(ABC):
         """Return the log marginal likelihood of the data, where the family defines one."""
         raise UnsupportedError(f"A {self.family} posterior defines no evidence; Laplace(...) does.")
 
+    def precision_diagonal(self) -> Params:
+        """Return the diagonal of the precision matrix, where the family has one; 0 where a weight is not random."""
+        raise UnsupportedError(f"A {self.family} posterior has no precision matrix; Laplace(...) has one.")
+
+    def conditional_mean(self, keep: Mapping[str, Tensor]) -> Params:
+        """Return the mean of the weights where `keep` is true, given that the others are zero.
+
+        Args:
+            keep: Boolean masks by parameter name; parameters without a mask are kept whole.
+        """
+        raise UnsupportedError(f"A {self.family} posterior cannot be conditioned on its weights; Laplace(...) can.")
+
     def history(self) -> History | None:
         """Return what a report should show of how this posterior was found; nothing, unless it is a chain's."""
         return None

@@ -19,8 +19,8 @@ from torch.utils.data import DataLoader, TensorDataset
 import dubito
 from dubito import MAP, Laplace, Training, Variational, priors, rules, select
 from dubito.methods.map.posterior import PointPosterior
-from dubito.uses.compression.belief import adapted, default_rule, prunable
 from dubito.uses.compression.search import score_of
+from dubito.uses.compression.weight_statistics import default_rule, prunable
 
 HELD_OUT = table(1)
 
@@ -195,7 +195,7 @@ def test_the_update_of_optimal_brain_surgeon() -> None:
     unit[i] = 1.0
     column = posterior.covariance.solve(unit)
     expected = flat - flat[i] / column[i] * column
-    found = posterior.selection.ravel(adapted(posterior, keep)).double()
+    found = posterior.selection.ravel(posterior.conditional_mean(keep)).double()
     assert (found - expected).abs().max() < 1e-5
     assert found[i] == 0.0
 
@@ -211,19 +211,17 @@ def test_updated_weights_have_the_smallest_loss_of_the_quadratic() -> None:
 def test_model_reduction_moves_what_stays_to_its_conditional_mean() -> None:
     made = compress(fit("kron"), rules.ModelReduction(target=0.5))
     plain = compress(fit("kron"), rules.SignalToNoise(target=0.5)).model
-    expected = adapted(fit("kron"), made.plan.keep)
+    expected = fit("kron").conditional_mean(made.plan.keep)
     for name, value in made.model.named_parameters():
         assert torch.equal(value, expected[name] * made.plan.keep.get(name, torch.ones(())))
     assert not all(torch.equal(a, b) for a, b in zip(made.model.parameters(), plain.parameters(), strict=True))
 
 
 def test_damage_uses_the_precision_of_the_structure() -> None:
-    from dubito.uses.compression.belief import precision_of
-
     posterior = fit("full")
     size = posterior.selection.num_weights
     whole = posterior.precision_matmul(torch.eye(size, dtype=torch.float64))
-    found = precision_of(posterior, list(posterior.mean()))
+    found = posterior.precision_diagonal()
     assert torch.allclose(posterior.selection.ravel(found).double(), whole.diagonal(), rtol=1e-8)
 
 

@@ -11,12 +11,12 @@ import torch
 from compression_cases import fit, table
 from dubito.compression import compress
 from dubito.errors import InputError, UnsupportedError
-from dubito.rules import Belief, GroupRelevance
+from dubito.rules import GroupRelevance, WeightStatistics
 from scipy import integrate
 from torch import nn
 
 from dubito import MAP, Training, Variational, priors
-from dubito.uses.compression.belief import default_rule
+from dubito.uses.compression.weight_statistics import default_rule
 
 
 def kind(parameter: str, axis: int, relevance: list[float], threshold: float = 0.0, gain: Any = None) -> Any:
@@ -31,11 +31,11 @@ MEAN = {"0.weight": torch.ones(3, 2), "2.weight": torch.ones(2, 3)}
 
 def test_a_weight_has_the_score_of_its_group() -> None:
     groups = (kind("0.weight", 1, [1.0, -2.0], 0.5), kind("0.weight", 0, [5.0, 0.2, 5.0]))
-    belief = Belief(MEAN, MEAN, {}, None, "", groups)
-    scores = GroupRelevance().scores(belief)
+    statistics = WeightStatistics(MEAN, MEAN, {}, None, "", groups)
+    scores = GroupRelevance().scores(statistics)
     assert torch.allclose(scores["0.weight"], torch.tensor([[0.5, -2.5], [0.2, -2.5], [0.5, -2.5]]).double())
     assert scores["2.weight"].isinf().all()
-    keep = GroupRelevance().keep(GroupRelevance().relevance(belief))
+    keep = GroupRelevance().keep(GroupRelevance().relevance(statistics))
     assert keep["0.weight"].tolist() == [[True, False]] * 3
     assert keep["2.weight"].all()
 
@@ -43,10 +43,10 @@ def test_a_weight_has_the_score_of_its_group() -> None:
 def test_gates_by_their_evidence() -> None:
     groups = (kind("0.weight", 0, [9.0, 9.0, 9.0], gain=torch.tensor([-1.0, 2.0, -3.0])),)
     rule = GroupRelevance(by="evidence")
-    keep = rule.keep(rule.relevance(Belief(MEAN, MEAN, {}, None, "", groups)))
+    keep = rule.keep(rule.relevance(WeightStatistics(MEAN, MEAN, {}, None, "", groups)))
     assert keep["0.weight"][:, 0].tolist() == [True, False, True]
     with pytest.raises(UnsupportedError, match="Only gates"):
-        rule.relevance(Belief(MEAN, MEAN, {}, None, "", (kind("0.weight", 0, [1.0, 1.0, 1.0]),)))
+        rule.relevance(WeightStatistics(MEAN, MEAN, {}, None, "", (kind("0.weight", 0, [1.0, 1.0, 1.0]),)))
 
 
 def evidence(likelihood: Any, low: float, high: float) -> float:
@@ -75,7 +75,7 @@ def test_gates_close_where_brute_force_finds_the_smaller_network_as_probable(nat
     weights = {"0.weight": torch.ones(len(grid), 2)}
     rule = GroupRelevance(nats, by="evidence")
     groups = (kind("0.weight", 0, [9.0] * len(grid), gain=gain),)
-    keep = rule.keep(rule.relevance(Belief(weights, weights, {}, None, "", groups)))
+    keep = rule.keep(rule.relevance(WeightStatistics(weights, weights, {}, None, "", groups)))
     assert keep["0.weight"].tolist() == [[stays] * 2 for stays in wanted]
     assert 0 < sum(wanted) < len(grid)
 
@@ -83,10 +83,12 @@ def test_gates_close_where_brute_force_finds_the_smaller_network_as_probable(nat
 def test_a_gate_whose_removal_changes_no_evidence_goes() -> None:
     groups = (kind("0.weight", 0, [9.0, 9.0, 9.0], gain=torch.tensor([0.0, -1e-6, 1e-6])),)
     rule = GroupRelevance(by="evidence")
-    keep = rule.keep(rule.relevance(Belief(MEAN, MEAN, {}, None, "", groups)))
+    keep = rule.keep(rule.relevance(WeightStatistics(MEAN, MEAN, {}, None, "", groups)))
     assert keep["0.weight"][:, 0].tolist() == [False, True, False]
     level = GroupRelevance()  # a relevance at its threshold stays
-    keep = level.keep(level.relevance(Belief(MEAN, MEAN, {}, None, "", (kind("0.weight", 0, [0.0, -1.0, 1.0]),))))
+    keep = level.keep(
+        level.relevance(WeightStatistics(MEAN, MEAN, {}, None, "", (kind("0.weight", 0, [0.0, -1.0, 1.0]),)))
+    )
     assert keep["0.weight"][:, 0].tolist() == [True, False, True]
 
 

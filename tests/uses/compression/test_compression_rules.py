@@ -8,13 +8,13 @@ import pytest
 import torch
 from dubito.errors import InputError, UnsupportedError
 from dubito.rules import (
-    Belief,
     LogAlpha,
     Magnitude,
     ModelReduction,
     PosteriorDamage,
     Random,
     SignalToNoise,
+    WeightStatistics,
     ZeroDensity,
 )
 from scipy import stats
@@ -26,7 +26,7 @@ MEAN = {"a.weight": torch.tensor([[0.5, -0.01], [2.0, 0.3]]), "b.weight": torch.
 SCALE = {"a.weight": torch.tensor([[0.1, 0.2], [1.0, 0.3]]), "b.weight": torch.tensor([[0.5, 0.4]])}
 VARIANCE = {name: value.square() for name, value in SCALE.items()}
 PRIOR = ({n: torch.full_like(m, 0.1) for n, m in MEAN.items()}, {n: torch.full_like(m, 0.49) for n, m in MEAN.items()})
-BELIEF = Belief(MEAN, VARIANCE, {n: 1 / v for n, v in VARIANCE.items()}, PRIOR)
+STATISTICS = WeightStatistics(MEAN, VARIANCE, {n: 1 / v for n, v in VARIANCE.items()}, PRIOR)
 
 
 def flat(values: dict[str, torch.Tensor]) -> torch.Tensor:
@@ -34,45 +34,45 @@ def flat(values: dict[str, torch.Tensor]) -> torch.Tensor:
 
 
 def test_the_signal_to_noise_is_mean_over_standard_deviation() -> None:
-    assert torch.allclose(flat(SignalToNoise().scores(BELIEF)), flat(MEAN).abs() / flat(SCALE), rtol=1e-6)
+    assert torch.allclose(flat(SignalToNoise().scores(STATISTICS)), flat(MEAN).abs() / flat(SCALE), rtol=1e-6)
 
 
 def test_the_signal_to_noise_uses_no_variance_for_a_deviation() -> None:
     """The seed's rule, log|μ| − log σ², keeps this weight although its mean is 18 times smaller than its deviation."""
     mean, scale = torch.tensor([1e-3]), torch.tensor([0.0183])
     assert mean.log() - scale.square().log() > 0  # "keep", by variance
-    belief = Belief({"w": mean}, {"w": scale.square()}, {})
-    assert not SignalToNoise(1.0).keep(SignalToNoise(1.0).relevance(belief))["w"].any()
+    statistics = WeightStatistics({"w": mean}, {"w": scale.square()}, {})
+    assert not SignalToNoise(1.0).keep(SignalToNoise(1.0).relevance(statistics))["w"].any()
 
 
 @pytest.mark.parametrize("rule", [SignalToNoise(1.0), LogAlpha(1.0), ModelReduction(), PosteriorDamage(0.5)])
 def test_rules_do_not_depend_on_the_unit_of_the_weights(rule: rules.Rule) -> None:
     unit = 1000.0
-    scaled = Belief(
+    scaled = WeightStatistics(
         {n: unit * v for n, v in MEAN.items()},
         {n: unit**2 * v for n, v in VARIANCE.items()},
-        {n: v / unit**2 for n, v in BELIEF.precision.items()},
+        {n: v / unit**2 for n, v in STATISTICS.precision.items()},
         ({n: unit * v for n, v in PRIOR[0].items()}, {n: unit**2 * v for n, v in PRIOR[1].items()}),
     )
-    expected, found = (rule.keep(rule.relevance(belief)) for belief in (BELIEF, scaled))
+    expected, found = (rule.keep(rule.relevance(statistics)) for statistics in (STATISTICS, scaled))
     assert all(torch.equal(expected[name], found[name]) for name in MEAN)
 
 
 def test_zero_density_is_the_log_density_at_zero() -> None:
     expected = stats.norm.logpdf(0.0, flat(MEAN).numpy(), flat(SCALE).numpy())
-    assert torch.allclose(flat(ZeroDensity().scores(BELIEF)), torch.from_numpy(expected), rtol=1e-5)
+    assert torch.allclose(flat(ZeroDensity().scores(STATISTICS)), torch.from_numpy(expected), rtol=1e-5)
 
 
 def test_log_alpha() -> None:
-    assert torch.allclose(flat(LogAlpha().scores(BELIEF)), 2 * (flat(SCALE) / flat(MEAN).abs()).log(), atol=1e-6)
-    zero = Belief({"w": torch.zeros(1)}, {"w": torch.ones(1)}, {})
+    assert torch.allclose(flat(LogAlpha().scores(STATISTICS)), 2 * (flat(SCALE) / flat(MEAN).abs()).log(), atol=1e-6)
+    zero = WeightStatistics({"w": torch.zeros(1)}, {"w": torch.ones(1)}, {})
     assert not LogAlpha(3).keep(LogAlpha(3).relevance(zero))["w"].any()  # a mean of zero has an infinite α
 
 
 def test_model_reduction_is_the_savage_dickey_ratio() -> None:
     posterior = stats.norm.logpdf(0.0, flat(MEAN).numpy(), flat(SCALE).numpy())
     prior = stats.norm.logpdf(0.0, 0.1, 0.7)
-    found = flat(ModelReduction().scores(BELIEF)).numpy()
+    found = flat(ModelReduction().scores(STATISTICS)).numpy()
     clear = (flat(VARIANCE) < 0.49).numpy()
     assert abs(found - (posterior - prior))[clear].max() < 1e-5
 
@@ -86,36 +86,40 @@ def test_model_reduction_is_the_change_of_the_exact_evidence() -> None:
         torch.zeros(3).double(), torch.eye(3).double() + 4 * torch.outer(x, x)
     )
     without = torch.distributions.Normal(0.0, 1.0).log_prob(y).sum()
-    belief = Belief({"w": mean[None]}, {"w": variance[None]}, {}, ({"w": torch.zeros(1)}, {"w": torch.tensor([4.0])}))
-    assert float(ModelReduction().scores(belief)["w"]) == pytest.approx(float(without - whole.log_prob(y)), abs=1e-12)
+    statistics = WeightStatistics(
+        {"w": mean[None]}, {"w": variance[None]}, {}, ({"w": torch.zeros(1)}, {"w": torch.tensor([4.0])})
+    )
+    assert float(ModelReduction().scores(statistics)["w"]) == pytest.approx(
+        float(without - whole.log_prob(y)), abs=1e-12
+    )
 
 
 def test_model_reduction_removes_weights_without_curvature() -> None:
     """Their posterior is the prior; a mean left over from the start of training is no evidence."""
     prior = ({"w": torch.zeros(2)}, {"w": torch.ones(2)})
-    belief = Belief({"w": torch.tensor([0.5, 0.5])}, {"w": torch.tensor([1.0, 0.01])}, {}, prior)
-    assert ModelReduction().keep(ModelReduction().relevance(belief))["w"].tolist() == [False, True]
+    statistics = WeightStatistics({"w": torch.tensor([0.5, 0.5])}, {"w": torch.tensor([1.0, 0.01])}, {}, prior)
+    assert ModelReduction().keep(ModelReduction().relevance(statistics))["w"].tolist() == [False, True]
 
 
 def test_model_reduction_says_that_it_needs_a_proper_prior() -> None:
-    belief = Belief(MEAN, VARIANCE, {}, None, "A log-uniform prior is improper and has no mean.")
+    statistics = WeightStatistics(MEAN, VARIANCE, {}, None, "A log-uniform prior is improper and has no mean.")
     with pytest.raises(UnsupportedError, match=r"proper prior.*improper.*LogAlpha"):
-        ModelReduction().relevance(belief)
+        ModelReduction().relevance(statistics)
 
 
 def test_the_three_damages() -> None:
-    mean, precision = flat(MEAN), flat(BELIEF.precision)
-    assert torch.allclose(flat(PosteriorDamage(0.5).scores(BELIEF)), precision * mean**2, rtol=1e-5)
+    mean, precision = flat(MEAN), flat(STATISTICS.precision)
+    assert torch.allclose(flat(PosteriorDamage(0.5).scores(STATISTICS)), precision * mean**2, rtol=1e-5)
     assert torch.allclose(
-        flat(PosteriorDamage(0.5, kind="obs").scores(BELIEF)), mean**2 / flat(VARIANCE) / 2, rtol=1e-5
+        flat(PosteriorDamage(0.5, kind="obs").scores(STATISTICS)), mean**2 / flat(VARIANCE) / 2, rtol=1e-5
     )
     data = (precision - 1 / 0.49).clamp_min(0)
-    assert torch.allclose(flat(PosteriorDamage(0.5, kind="obd").scores(BELIEF)), data * mean**2 / 2, rtol=1e-4)
+    assert torch.allclose(flat(PosteriorDamage(0.5, kind="obd").scores(STATISTICS)), data * mean**2 / 2, rtol=1e-4)
 
 
 def test_magnitude_and_random() -> None:
-    assert torch.equal(flat(Magnitude(0.5).scores(BELIEF)), flat(MEAN).abs())
-    draws = [flat(Random(0.5).scores(BELIEF, generator=torch.Generator().manual_seed(s))) for s in (0, 0, 1)]
+    assert torch.equal(flat(Magnitude(0.5).scores(STATISTICS)), flat(MEAN).abs())
+    draws = [flat(Random(0.5).scores(STATISTICS, generator=torch.Generator().manual_seed(s))) for s in (0, 0, 1)]
     assert torch.equal(draws[0], draws[1])
     assert not torch.equal(draws[0], draws[2])
 
@@ -140,16 +144,16 @@ def test_a_target_by_layer() -> None:
 
 
 def test_weights_that_are_not_random_stay() -> None:
-    belief = Belief({"w": torch.tensor([1e-9, 1e-9])}, {"w": torch.tensor([0.0, 1.0])}, {})
+    statistics = WeightStatistics({"w": torch.tensor([1e-9, 1e-9])}, {"w": torch.tensor([0.0, 1.0])}, {})
     for rule in (SignalToNoise(1.0), LogAlpha(3), SignalToNoise(target=1.0)):
-        assert rule.keep(rule.relevance(belief))["w"].tolist() == [True, False]
+        assert rule.keep(rule.relevance(statistics))["w"].tolist() == [True, False]
 
 
 def test_a_point_has_no_signal_to_noise() -> None:
-    belief = Belief(MEAN, {n: torch.zeros_like(v) for n, v in MEAN.items()}, {})
+    statistics = WeightStatistics(MEAN, {n: torch.zeros_like(v) for n, v in MEAN.items()}, {})
     with pytest.raises(UnsupportedError, match="needs a posterior with a spread"):
-        SignalToNoise(1.0).relevance(belief)
-    assert Magnitude(0.5).relevance(belief)
+        SignalToNoise(1.0).relevance(statistics)
+    assert Magnitude(0.5).relevance(statistics)
 
 
 def test_groups_are_reduced() -> None:
@@ -197,3 +201,8 @@ def test_rules_travel(rule: rules.Rule) -> None:
 def test_rules_are_read_from_text() -> None:
     assert parse("rules.LogAlpha(3)") == LogAlpha(3)
     assert parse("rules.magnitude(0.9)") == Magnitude(0.9)
+
+
+def test_the_old_name_of_weight_statistics_is_deprecated() -> None:
+    with pytest.warns(DeprecationWarning, match=r"rules\.WeightStatistics"):
+        assert rules.Belief is rules.WeightStatistics

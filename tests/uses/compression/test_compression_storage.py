@@ -18,8 +18,8 @@ from torch import nn
 
 from dubito import Laplace, rules
 from dubito.uses.compression import coding, quantize, storage
-from dubito.uses.compression.belief import precision_of
 from dubito.uses.compression.csr import SparseLinear, break_even, faster_layers
+from dubito.uses.compression.weight_statistics import precision_diagonal
 
 
 @settings(deadline=None, max_examples=50)
@@ -119,7 +119,7 @@ def test_a_network_can_be_compressed_twice() -> None:
     first = compress(fit("diag"), rules.SignalToNoise(target=0.5))
     again = compress(first.posterior(Laplace(structure="diag", prior_precision=1.0), table()), rules.Magnitude(0.0))
     assert again.plan.num_kept == again.plan.num_weights
-    precision = precision_of(again.source, ["0.weight"])["0.weight"]
+    precision = precision_diagonal(again.source, ["0.weight"])["0.weight"]
     assert again.steps(rounding=100.0)["0.weight"] == pytest.approx(
         float(precision[precision > 0].mean().rsqrt()), rel=1e-4
     )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, Literal, Self
 
@@ -21,6 +22,7 @@ from dubito.curvature.engine import Engine
 from dubito.curvature.structures import make_accumulator
 from dubito.fitting.monte_carlo import weight_predictor
 from dubito.fitting.posterior import Posterior, Predictor
+from dubito.methods.laplace.conditional_mean import conditional_mean
 from dubito.methods.laplace.evidence import DataFit, Evidence, as_precision
 from dubito.methods.laplace.linearized import Linearized
 from dubito.networks.selection import Selection
@@ -109,6 +111,10 @@ class LaplacePosterior(Posterior):
         diagonal = scale * self.matrix.diagonal().double() + self.prior_precision
         zeros = {name: torch.zeros_like(value, dtype=torch.float64) for name, value in self.mean().items()}
         return self.selection.merge(zeros, diagonal)
+
+    def conditional_mean(self, keep: Mapping[str, Tensor]) -> Params:
+        """Return the mean of the weights where `keep` is true, given that the others are zero."""
+        return conditional_mean(self, keep)
 
     @property
     def noise(self) -> Tensor:

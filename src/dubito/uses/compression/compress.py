@@ -13,23 +13,23 @@ from torch import nn
 from dubito.beliefs.likelihoods import Likelihood
 from dubito.core import batches, params
 from dubito.core.batches import Data, Source
-from dubito.core.errors import InputError, MissingDataError
+from dubito.core.errors import InputError, MissingDataError, UnsupportedError
 from dubito.core.params import Params
 from dubito.fitting.checks import outputs_of
 from dubito.fitting.posterior import Posterior
 from dubito.fitting.training import Training
-from dubito.uses.compression.belief import adapted, belief_of, default_rule, prunable
 from dubito.uses.compression.features import first_matrix, live_features
 from dubito.uses.compression.finetune import finetune as train_on
 from dubito.uses.compression.plan import Plan, both
 from dubito.uses.compression.result import Compression
-from dubito.uses.compression.rules import Masks, PosteriorDamage, Rule
+from dubito.uses.compression.rules import Masks, Rule
 from dubito.uses.compression.search import Score, largest_within, score_of
 from dubito.uses.compression.shrink import shrink, silenced
 from dubito.uses.compression.units import feature_plan, removable, unit_plan, unit_relevance
 from dubito.uses.compression.units_by_fx import Units, trace
 from dubito.uses.compression.units_by_torch_pruning import depend
 from dubito.uses.compression.verify import require_same, varied
+from dubito.uses.compression.weight_statistics import default_rule, prunable, statistics_of
 from dubito.uses.transfer.distillation import lessons_from
 
 # Rows of the data on which smaller and masked networks are compared and latencies measured.
@@ -142,7 +142,7 @@ class Pruner:
         generator: torch.Generator | None,
     ) -> Pruner:
         """Look at a posterior."""
-        relevance = rule.relevance(belief_of(posterior, rule), generator=generator)
+        relevance = rule.relevance(statistics_of(posterior, rule), generator=generator)
         center = params.load_(copy.deepcopy(posterior.model).eval(), posterior.marginals()[0])
         groups: list[Units] = []
         columns: Params = {}
@@ -176,9 +176,13 @@ class Pruner:
         return replace(plan, inputs=live_features(small, self.example), silent=silent), small
 
     def _adapted(self, model: nn.Module, keep: Masks) -> nn.Module:
-        if self.rule.adapts or (isinstance(self.rule, PosteriorDamage) and self.rule.update):
-            return params.load_(model, adapted(self.posterior, keep))
-        return model
+        """Move the weights that stay to their conditional mean, if the rule wants it and the posterior has one."""
+        if not self.rule.adapts:
+            return model
+        try:
+            return params.load_(model, self.posterior.conditional_mean(keep))
+        except UnsupportedError:
+            return model  # its weights are treated as independent, so the others do not move
 
 
 def _question(score: Score, dense: nn.Module, model: nn.Module, plan: Plan) -> None:

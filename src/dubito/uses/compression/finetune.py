@@ -21,8 +21,8 @@ from dubito.fitting.recipe import Recipe
 from dubito.fitting.training import Training
 from dubito.methods.map.posterior import PointPosterior
 from dubito.methods.map.recipe import MAP
-from dubito.uses.compression.belief import prunable
 from dubito.uses.compression.rules import Masks, lowest_removed
+from dubito.uses.compression.weight_statistics import prunable
 
 
 @setting

@@ -18,11 +18,11 @@ from dubito.fitting.posterior import Posterior
 from dubito.fitting.recipe import Recipe
 from dubito.fitting.training import Training
 from dubito.uses.compression import export, quantize, storage
-from dubito.uses.compression.belief import precision_of
 from dubito.uses.compression.plan import Plan
 from dubito.uses.compression.report import Report, make_report
 from dubito.uses.compression.rules import Rule
 from dubito.uses.compression.search import Sweep, score_of, sweep
+from dubito.uses.compression.weight_statistics import precision_diagonal
 
 if TYPE_CHECKING:
     from dubito.uses.compression.compress import Pruner
@@ -102,7 +102,7 @@ class Compression:
         weights = params.of(self.model)
         layers = {name: value for name, value in weights.items() if not _is_norm(self.model, name)}
         dense = params.of(self.dense)
-        precision = precision_of(self.source, list(dense))
+        precision = precision_diagonal(self.source, list(dense))
         # zeros of the network before, such as those of an earlier compression, cost nothing and say nothing
         left = {name: (value != 0) & self.plan.keep.get(name, torch.tensor(True)) for name, value in dense.items()}
         return quantize.steps(layers, precision, left, self.source.num_data, rounding)

@@ -8,6 +8,7 @@ of the classes stays. Of numbers the spread around the mean is multiplied by T.
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any, Self
 
@@ -114,6 +115,14 @@ class TemperedPosterior(Posterior):
     def log_evidence(self) -> Tensor:
         """Return the evidence of the posterior inside."""
         return self.posterior.log_evidence()
+
+    def precision_diagonal(self) -> Params:
+        """Return the precision of the posterior inside."""
+        return self.posterior.precision_diagonal()
+
+    def conditional_mean(self, keep: Mapping[str, Tensor]) -> Params:
+        """Return the conditional mean of the posterior inside."""
+        return self.posterior.conditional_mean(keep)
 
     def history(self) -> History | None:
         """Return that of the posterior inside."""

@@ -1,0 +1,57 @@
+"""Condition a Gaussian on some weights being zero."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor
+
+from dubito.core.params import Params
+
+if TYPE_CHECKING:
+    from dubito.methods.laplace.posterior import LaplacePosterior
+
+# Conjugate gradients stop at this residual, relative to the right-hand side.
+TOLERANCE, MAX_STEPS = 1e-6, 200
+
+
+def conditional_mean(posterior: LaplacePosterior, keep: Mapping[str, Tensor]) -> Params:
+    r"""Return the mean of the weights in `keep`, given that the others are zero.
+
+    For the Gaussian $\mathcal N(\mu, P^{-1})$ this solves $P_{SS}\,w_S = (P\mu)_S$ by conjugate gradients: the weight
+    update of optimal brain surgeon for all removed weights at once.
+    """
+    selection, mean = posterior.selection, posterior.mean()
+    stays = selection.ravel({n: keep.get(n, torch.ones_like(v, dtype=torch.bool)) for n, v in mean.items()}).double()
+    center = selection.ravel(mean).double()
+
+    def matmul(vector: Tensor) -> Tensor:
+        return stays * posterior.precision_matmul(stays * vector)
+
+    def precondition(vector: Tensor) -> Tensor:
+        return stays * posterior.covariance.solve(stays * vector)
+
+    solution = conjugate_gradients(matmul, precondition, stays * posterior.precision_matmul(center), stays * center)
+    return selection.merge(mean, solution.to(posterior.dtype))
+
+
+def conjugate_gradients(
+    matmul: Callable[[Tensor], Tensor], precondition: Callable[[Tensor], Tensor], right: Tensor, start: Tensor
+) -> Tensor:
+    """Solve ``A x = right`` for a positive semi-definite A and a `precondition` near its inverse."""
+    solution = start
+    residual = right - matmul(solution)
+    direction = precondition(residual)
+    inner, goal = residual.dot(direction), TOLERANCE * right.norm()
+    for _ in range(MAX_STEPS):
+        if residual.norm() <= goal:
+            break
+        product = matmul(direction)
+        step = inner / direction.dot(product)
+        solution, residual = solution + step * direction, residual - step * product
+        turned = precondition(residual)
+        inner, before = residual.dot(turned), inner
+        direction = turned + inner / before * direction
+    return solution

@@ -1,0 +1,23 @@
+"""Rank weights by their absolute value."""
+
+from __future__ import annotations
+
+import torch
+
+from dubito.core.params import Params
+from dubito.core.settings import setting
+from dubito.uses.compression.rules.base import Amount, Rule, WeightStatistics
+
+
+@setting
+class Magnitude(Rule):
+    r"""Remove the smallest $|\mu|$: the baseline that every other rule must beat."""
+
+    setting_name = "rules.Magnitude"
+    target: Amount | None = None
+    needs_variance = False
+    default_reduction = "norm"
+
+    def scores(self, statistics: WeightStatistics, *, generator: torch.Generator | None = None) -> Params:
+        r"""Return $|\mu|$."""
+        return statistics.map(torch.abs, statistics.mean)
