@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any, NamedTuple
 
@@ -52,7 +53,10 @@ class Source:
         num_data: The number of examples in one pass, 0 where it is not known.
         num_batches: The number of batches in one pass, or None.
         in_memory: The batches that are at hand without asking a loader (a pair is one), or None.
+        joins_single_rows: Whether a batch of one row becomes part of a neighbour; see `join_single_rows`.
     """
+
+    joins_single_rows = _has_said_joined = False
 
     def __init__(
         self,
@@ -70,6 +74,7 @@ class Source:
         self.pair = _as_pair(data)
         self.in_memory = [self.pair] if self.pair is not None else data if isinstance(data, list) else None
         self.generators: list[torch.Generator] = []
+        self.batch_size: int | None = batch_size
         if self.pair is not None:
             rows: int | None = num_rows(self.pair)
             self._start: Callable[[], Iterator[Any]] = lambda: _pair_batches(self.pair, batch_size, shuffle)
@@ -79,6 +84,7 @@ class Source:
             self._start = lambda: iter(loader)
             self.num_batches = _length(loader)
             self.generators = _generators_of(loader)
+            self.batch_size = getattr(loader, "batch_size", None)
         if rows is None and num_data is None and must_count:
             raise InputError("The number of examples cannot be counted from this data: say it with `num_data=`.")
         self.num_data = (rows or 0) if num_data is None else num_data
@@ -100,9 +106,45 @@ class Source:
 
     def epoch(self, stream: Stream | None = None, skip: int = 0) -> Iterator[Batch]:
         """Yield the batches of one pass, without the first `skip`; the loader's global randomness is `stream`."""
-        for index, raw in enumerate(self._raw(stream)):
+        pieces = self._joined(self._raw(stream)) if self.joins_single_rows else self._raw(stream)
+        for index, raw in enumerate(pieces):
             if index >= skip:
                 yield self._batch(raw, self.shard and distributed.is_active())
+
+    def join_single_rows(self) -> None:
+        """From now on join a batch of one row to the batch before it, for networks that cannot train on one row."""
+        if not self.joins_single_rows and self.num_batches is not None and self._leaves_one_row():
+            self.num_batches -= 1
+        self.joins_single_rows = True
+
+    def _leaves_one_row(self) -> bool:
+        """Whether the last batch is known to have one row, and not to be the only one."""
+        if self.pair is None and self.in_memory:
+            return len(self.in_memory) > 1 and num_rows(as_tensors(split(self.in_memory[-1])[0])) == 1
+        size = self.batch_size or 1
+        return size > 1 and self.num_data % size == 1 and self.num_batches == self.num_data // size + 1 > 1
+
+    def _joined(self, pieces: Iterator[Any]) -> Iterator[Any]:
+        """Hold each batch back until the next is seen, and join the two if one of them has a single row."""
+        held = next(pieces, None)
+        for raw in pieces:
+            pair = [as_tensors(split(held)), as_tensors(split(raw))]
+            if 1 in (num_rows(inputs) for inputs, _ in pair) and _same_width(*pair):
+                self._say_joined()
+                held = concatenate(pair)
+            else:
+                yield held
+                held = raw
+        if held is not None:
+            yield held
+
+    def _say_joined(self) -> None:
+        if not self._has_said_joined:
+            self._has_said_joined = True
+            warnings.warn(
+                "A batch of one row is joined to the batch before it: batch normalization needs two rows to train.",
+                stacklevel=2,
+            )
 
     def replay(self) -> Iterator[Batch]:
         """Yield the batches of a pass that is the same each time and leaves the loader's generators as they were."""
@@ -238,6 +280,12 @@ def is_finite(tree: Any) -> bool:
     """Whether every floating tensor of a nest is free of NaN and infinities."""
     return all(bool(torch.isfinite(tensor.sum())) or bool(tensor.isfinite().all())
                for tensor in leaves(tree) if tensor.is_floating_point())  # fmt: skip
+
+
+def _same_width(first: Any, second: Any) -> bool:
+    """Whether two batches agree in the shape of every tensor but for the rows."""
+    shapes = [[tensor.shape[1:] for tensor in leaves(tree)] for tree in (first, second)]
+    return shapes[0] == shapes[1]
 
 
 def _as_pair(data: Any) -> tuple[Any, Any] | None:

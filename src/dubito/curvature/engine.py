@@ -102,7 +102,9 @@ class Tape:
         engine = self.engine
         if self.workspace is not None:
             self.workspace.rewind()
-        factors = {name: Factor(engine.shapes[name], len(seeds), len(self.outputs), seeds) for name in engine.names}
+        factors = {
+            name: Factor(engine.shapes[name] or (1,), len(seeds), len(self.outputs), seeds) for name in engine.names
+        }
         if not self.outputs.requires_grad:  # no selected parameter is used
             return factors
         for call, grad in zip(self.calls, self._gradients(seeds), strict=True):
@@ -112,7 +114,7 @@ class Tape:
                 rows = call.rows if role == "weight" else None
                 factors[name].parts.append(Part(call.rule, call.layer, role, rows, grad))
         for name, explicit in engine.explicit_gradients(self.inputs, seeds).items():
-            factors[name].explicit = explicit
+            factors[name].explicit = explicit.reshape(*explicit.shape[:2], *factors[name].shape)  # at least one axis
         return factors
 
     def _gradients(self, seeds: Tensor) -> list[Tensor | None]:

@@ -274,7 +274,7 @@ class Factor:
         if (tokens := self.tokens) is not None:
             each = torch.einsum("vkd,ukd->vku", tokens.grads, directions.reshape(-1, *self.shape)[:, tokens.token])
             return self.like.new_zeros(self.columns, self.size, len(directions)).index_add(1, tokens.example, each)
-        flat = directions.flatten(1).mT
+        flat = directions.reshape(len(directions), -1).mT
         return self._map(lambda chunk: chunk @ flat, len(directions))
 
     def backward_dot(self, weights: Tensor) -> Tensor:

@@ -29,7 +29,9 @@ def by_vmap(model: nn.Module, names: list[str], inputs: Any, seeds: Tensor) -> d
         return torch.func.vmap(pull)(columns.unsqueeze(1))[0]
 
     numbers = torch.arange(seeds.shape[1], device=seeds.device)
-    with warnings.catch_warnings():
+    # Without no_grad autograd would record the products too, for parameters with rules that also ask for gradients:
+    # some operators have no second derivative, and the results would not be plain numbers.
+    with torch.no_grad(), warnings.catch_warnings():
         # vmap announces operators that it loops over; the loop is what we would do ourselves
         warnings.filterwarnings("ignore", message=".*performance drop.*")
         found = torch.func.vmap(one, in_dims=(0, 1), chunk_size=SIDE_BY_SIDE)(numbers, seeds)

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import copy
 import math
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
+from torch.nn.modules.batchnorm import _BatchNorm
 
 from dubito.core import batches, params
 from dubito.core.batches import Batch, Source
@@ -58,6 +60,8 @@ def _check_source(problem: Problem, source: Source) -> Template:
     if source.num_batches is None:
         source.num_batches = math.ceil(source.num_data / first.size)
     _check_finite(first.inputs)
+    if source is problem.source and _needs_two_rows(problem.model, first.inputs):
+        source.join_single_rows()
     rows = batches.num_rows(first.inputs)
     outputs = outputs_of(problem.model, batches.take(first.inputs, slice(0, TRIED)))
     if outputs.ndim and len(outputs) == min(TRIED, rows):  # else they are not one per example, which is said below
@@ -68,6 +72,19 @@ def _check_source(problem: Problem, source: Source) -> Template:
         inputs, targets = batches.split(raw)
         check_batch(problem, Batch(source.place(inputs), source.place(targets), batches.num_rows(targets)), template)
     return template
+
+
+def _needs_two_rows(model: nn.Module, inputs: Any) -> bool:
+    """Whether the network cannot be trained on one row, because it normalizes by the statistics of a batch."""
+    if not any(isinstance(module, _BatchNorm) for module in model.modules()):
+        return False
+    row = batches.map_leaves(torch.clone, batches.take(inputs, slice(0, 1)))
+    try:
+        with torch.no_grad(), Stream(0, next(model.parameters()).device).active():
+            params.call(copy.deepcopy(model).train(), row)
+    except (RuntimeError, TypeError, ValueError, LookupError) as error:  # other ones are said where they matter
+        return "more than 1 value per channel" in str(error)
+    return False
 
 
 def _check_finite(inputs: Any) -> None:

@@ -78,8 +78,10 @@ class Optimizer:
         slopes = list(grads.values())
         norm = torch.stack([norm.double() for norm in torch._foreach_norm(slopes)]).norm()
         factor = (self.training.clip / norm.clamp_min(1e-12)).clamp_max(1.0)
-        # Not in place: autograd may give one tensor, or a view without memory of its own, as two gradients.
-        return dict(zip(grads, torch._foreach_mul(slopes, factor), strict=True))
+        # Not in place: autograd may give one tensor, or a view without memory of its own, as two gradients. A gradient
+        # without axes takes the precision of the factor, so each goes back to its own.
+        clipped = zip(grads, slopes, torch._foreach_mul(slopes, factor), strict=True)
+        return {name: scaled.to(slope.dtype) for name, slope, scaled in clipped}
 
 
 def _can_fuse(values: list[Tensor]) -> bool:

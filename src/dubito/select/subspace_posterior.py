@@ -62,10 +62,13 @@ def lifted_inference(recipe: Recipe, problem: Problem, subspace: Subspace) -> In
         changes["structure"] = "full"
     inner = recipe.replace(**changes).build(dataclasses.replace(problem, model=lifted))
 
+    def init(initial: Params, buffers: Params, generator: torch.Generator) -> State:
+        return inner.init(params.of(lifted), params.buffers_of(lifted), generator)  # not those of the network
+
     def posterior(state: State) -> SubspacePosterior:
         return lift_posterior(inner.posterior(state), recipe, problem.model, subspace)
 
-    return inner._replace(posterior=posterior)
+    return inner._replace(init=init, posterior=posterior)
 
 
 def lift_posterior(found: Posterior, recipe: Any, model: nn.Module, subspace: Subspace) -> SubspacePosterior:

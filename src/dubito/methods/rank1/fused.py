@@ -33,7 +33,9 @@ class BlockDense(torch.autograd.Function):
         middle = torch.mm(scaled, weight.t())
         ctx.by_blocks = len(x) >= MANY_ROWS * len(s) and ctx.needs_input_grad[:2] == (False, True)
         ctx.save_for_backward(x, weight, s, r, None if ctx.by_blocks else scaled, middle)
-        return torch.addcmul(bias.unsqueeze(1), middle.view(len(s), -1, len(weight)), r.unsqueeze(1)).view(middle.shape)
+        outputs = torch.addcmul(bias.unsqueeze(1), middle.view(len(s), -1, len(weight)), r.unsqueeze(1))
+        # not a view of `outputs`, which autograd would not let a later layer change in place
+        return torch.ops.aten._unsafe_view.default(outputs, middle.shape)
 
     @staticmethod
     @once_differentiable

@@ -137,7 +137,8 @@ class DenseOutput(torch.autograd.Function):
         mean = torch.mm(rows, weight.t()) if bias is None else torch.addmm(bias, rows, weight.t())
         drawn, ratio = _drawn(mean, torch.mm(squares, variance.t()))
         ctx.save_for_backward(rows, squares, weight, variance, ratio)
-        return drawn.view(*x.shape[:-1], -1)
+        # not a view of `drawn`, which autograd would not let a later layer change in place
+        return torch.ops.aten._unsafe_view.default(drawn, (*x.shape[:-1], len(weight)))
 
     @staticmethod
     @once_differentiable
