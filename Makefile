@@ -3,7 +3,14 @@ PYTHON ?= python3
 BIN := .venv/bin
 STAMP := .venv/.installed
 
-.PHONY: demo test lint format clean
+EXTRAS := .venv-extras/bin
+EXTRAS_STAMP := .venv-extras/.installed
+PEERS := laplace-torch curvlinops-for-pytorch asdfghjkl asdl backpack-for-pytorch ivon-opt linear-operator jaxtyping \
+	wadler-lindig mpmath einops einconv opt-einsum unfoldNd
+# Tests of what the extras and the peers add; laplace-torch and the like are installed without their dependencies.
+WITH_EXTRAS := tests/peers tests/uses/compression tests/methods/mcmc
+
+.PHONY: demo test test-fast test-extras lint format clean
 
 $(STAMP): pyproject.toml constraints.txt
 	$(PYTHON) -m venv .venv
@@ -11,11 +18,24 @@ $(STAMP): pyproject.toml constraints.txt
 	$(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt -e ".[dev]"
 	touch $(STAMP)
 
+$(EXTRAS_STAMP): pyproject.toml constraints.txt
+	$(PYTHON) -m venv .venv-extras
+	$(EXTRAS)/pip install --quiet --disable-pip-version-check -c constraints.txt torch
+	$(EXTRAS)/pip install --quiet --disable-pip-version-check -c constraints.txt -e ".[dev,export,samplers]"
+	$(EXTRAS)/pip install --quiet --disable-pip-version-check -c constraints.txt --no-deps $(PEERS)
+	touch $(EXTRAS_STAMP)
+
 demo: $(STAMP)
 	$(BIN)/dubito demo
 
 test: $(STAMP)
 	OMP_NUM_THREADS=1 $(BIN)/pytest -n 2
+
+test-fast: $(STAMP)  # for the edit loop: everything that is not marked slow
+	OMP_NUM_THREADS=1 $(BIN)/pytest -n 2 -m "not slow"
+
+test-extras: $(EXTRAS_STAMP)
+	DUBITO_TEST_EXTRAS=1 OMP_NUM_THREADS=1 $(EXTRAS)/pytest -n 2 $(WITH_EXTRAS)
 
 lint: $(STAMP)
 	$(BIN)/ruff check .
@@ -27,4 +47,4 @@ format: $(STAMP)
 	$(BIN)/ruff format .
 
 clean:
-	rm -rf .venv .mypy_cache .ruff_cache .pytest_cache
+	rm -rf .venv .venv-extras .mypy_cache .ruff_cache .pytest_cache

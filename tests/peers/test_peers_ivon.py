@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import pytest
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
@@ -10,8 +9,9 @@ from torch.nn import functional as F
 from dubito import Training, Variational, likelihoods, priors
 from dubito.methods.variational import convert
 from dubito.methods.variational.natural import MOMENTUM, Step, Weights
+from extras import needs
 
-ivon = pytest.importorskip("ivon", reason="ivon-opt is not installed: pip install ivon-opt")
+ivon = needs("ivon")
 NOISE, NUM_DATA = 0.5, 200
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import warnings
 from collections.abc import Iterator
 
 import pytest
@@ -13,14 +12,9 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader, TensorDataset
 
 from dubito import Laplace, select
+from extras import needs
 
-try:
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        from laplace import Laplace as Peer
-        from laplace.curvature import CurvlinopsEF
-except ImportError:
-    pytest.skip("laplace-torch is not installed: pip install laplace-torch", allow_module_level=True)
+Peer, CurvlinopsEF = needs("laplace").Laplace, needs("laplace.curvature").CurvlinopsEF
 
 pytestmark = pytest.mark.filterwarnings("ignore")  # those of the peer
 CLOSE = {"rtol": 1e-5, "atol": 1e-5}

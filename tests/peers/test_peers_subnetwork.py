@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Iterator
 
 import pytest
@@ -12,15 +11,10 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader, TensorDataset
 
 from dubito import Laplace, select
+from extras import needs
 
-try:
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        from laplace import DiagLaplace
-        from laplace import Laplace as Peer
-        from laplace.utils import LargestVarianceDiagLaplaceSubnetMask
-except ImportError:
-    pytest.skip("laplace-torch is not installed: pip install laplace-torch", allow_module_level=True)
+Peer, DiagLaplace = needs("laplace").Laplace, needs("laplace").DiagLaplace
+LargestVarianceDiagLaplaceSubnetMask = needs("laplace.utils").LargestVarianceDiagLaplaceSubnetMask
 
 pytestmark = pytest.mark.filterwarnings("ignore")  # those of the peer
 CLOSE = {"rtol": 1e-6, "atol": 1e-8}

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 from typing import Any
 
 import pytest
@@ -19,6 +18,7 @@ from dubito.methods.mcmc.prior_energy import Quadratic, from_particles, make_bel
 from dubito.methods.mcmc.sampling import Setup
 from dubito.methods.mcmc.schedule import Schedule
 from dubito.networks.selection import Selection
+from extras import needs
 
 RULES = [select.all(), select.last_layer(), select.random(0.3), select.layers("2") | select.layers("4.bias")]
 PRIORS = [
@@ -255,11 +255,10 @@ class TestDiagnostics:
         assert [float(value) for value in ours] == pytest.approx(sizes, rel=1e-10)
         assert float(diagnostics.rhat(draws)) == pytest.approx(rhat, rel=1e-10)
 
-    @pytest.mark.skipif(importlib.util.find_spec("arviz") is None, reason="arviz is not installed")
     @pytest.mark.parametrize("shape", [(4, 250), (2, 101), (3, 20), (2, 8)])
     @pytest.mark.parametrize("rho", [-0.6, 0.0, 0.9])
     def test_against_arviz(self, shape: tuple[int, int], rho: float) -> None:
-        import arviz
+        arviz = needs("arviz")
 
         draws = chain(rho, shape)
         data = arviz.convert_to_dataset(draws.numpy())

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-import pytest
 import torch
 from dubito.likelihoods import Categorical
 from torch import Tensor, nn
@@ -13,6 +12,7 @@ from torch import Tensor, nn
 from dubito import MAP, Laplace, Training, Variational, priors
 from dubito.fitting.posterior import Posterior
 from dubito.methods.map.posterior import PointPosterior
+from extras import needs
 
 
 class Functional(nn.Module):
@@ -113,7 +113,7 @@ GRAPHS: dict[str, tuple[Callable[[], nn.Module], tuple[int, ...]]] = {
 def needs_graph(kind: str) -> None:
     """Skip a test of networks that are no chains where torch-pruning is not installed."""
     if kind in GRAPHS:
-        pytest.importorskip("torch_pruning")
+        needs("torch_pruning")
 
 
 def build(kind: str, seed: int = 0) -> tuple[nn.Module, Tensor]:

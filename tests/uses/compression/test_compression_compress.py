@@ -21,6 +21,7 @@ from dubito import MAP, Laplace, Training, Variational, priors, rules, select
 from dubito.methods.map.posterior import PointPosterior
 from dubito.uses.compression.search import score_of
 from dubito.uses.compression.weight_statistics import default_rule, prunable
+from extras import needs
 
 HELD_OUT = table(1)
 
@@ -409,8 +410,8 @@ def test_exports_compute_the_same(structure: Any, tmp_path: Path) -> None:
 
 @pytest.mark.filterwarnings("ignore")
 def test_onnx_is_checked_in_onnxruntime(tmp_path: Path) -> None:
-    onnxruntime = pytest.importorskip("onnxruntime")
-    pytest.importorskip("onnxscript")
+    onnxruntime = needs("onnxruntime")
+    needs("onnxscript")
     made = compress(fit("diag"), rules.Magnitude(0.4, scope="layer"), structure="units", data=HELD_OUT)
     assert made.export(tmp_path / "net.onnx").difference < 1e-5
     session = onnxruntime.InferenceSession(str(tmp_path / "net.onnx"), providers=["CPUExecutionProvider"])

@@ -20,6 +20,7 @@ from dubito import Laplace, rules
 from dubito.uses.compression import coding, quantize, storage
 from dubito.uses.compression.csr import SparseLinear, break_even, faster_layers
 from dubito.uses.compression.weight_statistics import precision_diagonal
+from extras import needs
 
 
 @settings(deadline=None, max_examples=50)
@@ -179,7 +180,7 @@ def test_the_break_even_is_measured() -> None:
 
 
 def test_int8() -> None:
-    pytest.importorskip("torchao")
+    needs("torchao")
     made = compress(fit("diag"), rules.SignalToNoise(target=0.2))
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")

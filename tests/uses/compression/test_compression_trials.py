@@ -18,6 +18,7 @@ from dubito import MAP, Ensemble, Laplace, Training, compression, rules
 from dubito.core import params
 from dubito.methods.map.posterior import PointPosterior
 from dubito.uses.compression.report import num_macs
+from extras import needs
 
 HELD_OUT = table(1)
 HALF = rules.Magnitude(0.4, scope="layer")
@@ -131,7 +132,7 @@ def test_one_row_is_not_believed() -> None:
     """On one row every unit looks like a constant."""
     torch.manual_seed(0)
     posterior, x = point(Gated().eval()), torch.randn(50, 5)
-    pytest.importorskip("torch_pruning")
+    needs("torch_pruning")
     made = compress(posterior, HALF, structure="units", example=x[:1])
     torch.testing.assert_close(made.plan.masked(made.dense)(x), made.model(x), rtol=0, atol=1e-5)
 
