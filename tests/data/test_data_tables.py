@@ -314,3 +314,63 @@ def test_a_missing_package_is_one_clear_sentence(tmp_path: Path, monkeypatch, mo
     monkeypatch.setattr(builtins, "__import__", refuse)
     with pytest.raises(UnsupportedError, match=f"needs .*{module}; install them with"):
         data.read_table(path)
+
+
+# ---------------------------------------------------------------------- stray cells
+
+
+def _with_stray(value: object = "n/k", rows: int = 60, at: int = 7) -> pd.DataFrame:
+    frame = pd.DataFrame({"size": np.arange(rows) / 4, "day": pd.date_range("2024-01-01", periods=rows).strftime("%F")})
+    frame["price"] = frame["size"] * 2.5
+    frame["size"] = frame["size"].astype(object)
+    frame.loc[at, "size"] = value
+    return frame
+
+
+@pytest.mark.parametrize("value", ["n/k", "1.2.3", "4\x00", "\x00", [1.0], 1j])
+def test_a_stray_cell_is_missing_and_said(value: object):
+    frame = _with_stray()
+    frame.at[7, "size"] = value
+    with pytest.warns(UserWarning, match="column 'size' holds numbers but for row 7, which holds .*counted as missing"):
+        transform = TableTransform.fit(frame, "price")
+    clean = frame.assign(size=pd.to_numeric(frame["size"].where(frame.index != 7)))
+    assert transform == TableTransform.fit(clean, "price")
+    with pytest.warns(UserWarning, match="row 7"):
+        encoded = transform.encode(frame)
+    assert torch.equal(encoded, transform.encode(clean))
+
+
+@pytest.mark.parametrize("at", range(0, 60, 7))
+def test_a_stray_cell_in_any_part_of_a_file_leaves_the_column_numeric(tmp_path: Path, at: int):
+    path = tmp_path / "table.csv"
+    _with_stray("4\x00", at=at).to_csv(path, index=False)
+    with pytest.warns(UserWarning, match=f"'size' holds numbers but for row {at}, which holds '4.x00'") as said:
+        found = data.load_table(path, "price")
+    assert len(said) == 1
+    assert found.feature_names[0] == "size"
+    assert not any("=" in name for name in found.feature_names)
+
+
+def test_a_stray_date_is_missing_and_said():
+    frame = _with_stray(0.5)
+    frame.loc[3, "day"] = "yesterday"
+    with pytest.warns(UserWarning, match="column 'day' holds dates but for row 3, which holds 'yesterday'"):
+        transform = TableTransform.fit(frame.assign(size=frame["size"].astype(float)), "price")
+    assert "day.days" in transform.feature_names
+
+
+def test_many_strays_are_text_or_an_error():
+    frame = _with_stray()
+    frame.loc[:10, "size"] = "unknown"
+    assert any(name.startswith("size=") for name in TableTransform.fit(frame, "price").feature_names)
+    numeric = TableTransform.fit(_with_stray(0.5).astype({"size": float}), "price")
+    with pytest.raises(InputError, match="column 'size' must hold numbers, but row 0 holds 'unknown'"):
+        numeric.encode(frame)
+
+
+def test_a_stray_target_is_an_error_and_categories_can_be_kept():
+    frame = _with_stray()
+    with pytest.raises(InputError, match="target column 'size' holds numbers but for row 7, which holds 'n/k'"):
+        TableTransform.fit(frame, "size")
+    kept = TableTransform.fit(frame, "price", categorical=("size",), max_levels=60)
+    assert "size=n/k" in kept.feature_names

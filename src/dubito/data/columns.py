@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -11,11 +11,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dubito.core.errors import InputError
+from dubito.data.cells import STRAY, Floats, drop_strays, is_mostly, numbers_of
 
 if TYPE_CHECKING:
     import pandas as pd
 
-Floats = NDArray[np.float64]
 ISO_DATE = "ISO8601"
 _ISO_PATTERN = r"\d{4}-\d{2}-\d{2}([T ]\d{2}:\d{2}.*)?"
 
@@ -98,11 +98,11 @@ def fit_column(
     if missing.all():
         raise InputError(f"column {name!r} has no value in the training rows; leave it out with ignore=({name!r},).")
     indicator = bool(missing.any())
-    kind = "category" if categorical else "date" if date_format else _kind(series[~missing], name)
+    kind = "category" if categorical else "date" if date_format else kind_of(series[~missing], name)
     if kind in ("number", "boolean"):
-        return _fit_numbers(series, name, indicator, kind == "boolean")
+        return _fit_numbers(series, name, kind == "boolean")
     if kind == "date":
-        return _fit_dates(series, name, date_format or ISO_DATE, indicator)
+        return _fit_dates(series, name, date_format or ISO_DATE)
     counts = Counter(as_label(value) for value in series[~missing])
     if len(counts) == 1 and not indicator:
         return None
@@ -110,8 +110,8 @@ def fit_column(
     return CategoryColumn(name, tuple(sorted(frequent)), frequent[0], indicator)
 
 
-def _kind(values: pd.Series[Any], name: str) -> str:
-    """What the present values of a column are: number, boolean, date or category."""
+def kind_of(values: pd.Series[Any], name: str) -> str:
+    """What the present values of a column are, but for a few stray cells: number, boolean, date or category."""
     import pandas as pd
 
     inferred = pd.api.types.infer_dtype(values, skipna=True)
@@ -125,14 +125,35 @@ def _kind(values: pd.Series[Any], name: str) -> str:
         raise InputError(
             f"column {name!r} holds {inferred} values; turn them into numbers, or leave it out with ignore=."
         )
-    if inferred == "string" and values.str.fullmatch(_ISO_PATTERN).all():
+    if inferred in ("string", "mixed", "mixed-integer") and is_mostly(numbers_of(values)):
+        return "number"
+    if inferred == "string" and values.str.fullmatch(_ISO_PATTERN).mean() >= 1 - STRAY:
         return "date"
     return "category"
 
 
-def _fit_numbers(series: pd.Series[Any], name: str, indicator: bool, boolean: bool) -> NumberColumn | None:
+def without_strays(frame: pd.DataFrame, keep: Sequence[str]) -> pd.DataFrame:
+    """The frame with numbers and dates in the columns that hold them but for stray cells, except in those to `keep`.
+
+    This looks at all rows: those of one part of the data alone may have no stray cell, and would be text.
+    """
+    changes: dict[str, Any] = {}
+    for name in frame.columns:
+        present = frame[name].dropna()
+        if name in keep or len(present) == 0 or frame[name].dtype.kind in "biufM":
+            continue
+        kind = kind_of(present, name)
+        if kind == "number" and is_mostly(numbers_of(present)):
+            changes[name] = as_numbers(frame[name], name)
+        elif kind == "date" and np.isnan(days := as_days(frame[name], name, ISO_DATE)).any():
+            changes[name] = frame[name].where(~np.isnan(days))
+    return frame.assign(**changes)
+
+
+def _fit_numbers(series: pd.Series[Any], name: str, boolean: bool) -> NumberColumn | None:
     values = as_numbers(series, name)
     present = values[~np.isnan(values)]
+    indicator = len(present) < len(values)
     fill = float(present.mean() >= 0.5) if boolean else float(np.median(present))
     if present.min() == present.max() and not indicator:
         return None
@@ -140,8 +161,9 @@ def _fit_numbers(series: pd.Series[Any], name: str, indicator: bool, boolean: bo
     return NumberColumn(name, fill, *_moments(filled), indicator)
 
 
-def _fit_dates(series: pd.Series[Any], name: str, date_format: str, indicator: bool) -> DateColumn | None:
+def _fit_dates(series: pd.Series[Any], name: str, date_format: str) -> DateColumn | None:
     days = as_days(series, name, date_format)
+    indicator = bool(np.isnan(days).any())
     fill = float(np.nanmedian(days))
     filled, _ = _filled(days, fill)
     values = {part: function(filled) for part, function in _DATE_PARTS.items()}
@@ -150,11 +172,11 @@ def _fit_dates(series: pd.Series[Any], name: str, date_format: str, indicator: b
 
 
 def as_numbers(series: pd.Series[Any], name: str) -> Floats:
-    """The values as float64, missing ones as NaN; anything that is not a finite number is an `InputError`."""
-    try:
+    """The values as float64, missing and stray ones as NaN; an infinite value is an `InputError`."""
+    if series.dtype.kind in "biuf":
         values = series.to_numpy(dtype=np.float64, na_value=np.nan)
-    except (TypeError, ValueError) as error:
-        raise InputError(f"column {name!r} must hold numbers ({error}).") from error
+    else:  # not by pandas, which reads text only up to a NUL
+        values = drop_strays(series, numbers_of(series), name, "numbers")
     if np.isinf(values).any():
         raise InputError(f"column {name!r} holds an infinite value; replace it or mark it as missing.")
     return values
@@ -168,15 +190,16 @@ def as_label(value: Any) -> str:
 
 
 def as_days(series: pd.Series[Any], name: str, date_format: str) -> Floats:
-    """Dates as days since 1970-01-01 UTC, with fractions; missing ones as NaN."""
+    """Dates as days since 1970-01-01 UTC, with fractions; missing and stray ones as NaN."""
     import pandas as pd
 
     try:
-        stamps = pd.to_datetime(series, format=date_format, utc=True)
+        stamps = pd.to_datetime(series, format=date_format, utc=True, errors="coerce")
     except (TypeError, ValueError) as error:
         raise InputError(f"column {name!r} must hold dates in the format {date_format!r} ({error}).") from error
     elapsed = stamps.dt.tz_localize(None).to_numpy() - np.datetime64("1970-01-01")
-    return elapsed / np.timedelta64(1, "D")
+    what = "dates" if date_format == ISO_DATE else f"dates in the format {date_format!r}"
+    return drop_strays(series, elapsed / np.timedelta64(1, "D"), name, what)
 
 
 def _calendar(days: Floats, unit: str) -> Floats:

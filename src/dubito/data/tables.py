@@ -12,6 +12,7 @@ import torch
 
 from dubito.core.errors import FileFormatError, InputError, MissingDataError, UnsupportedError
 from dubito.data.dataset import DataSet, Pair, Standardizer, Task
+from dubito.data.columns import without_strays
 from dubito.data.source import carve
 from dubito.data.transform import TableTransform, checked_frame, class_levels, infer_task
 
@@ -59,7 +60,7 @@ def load_table(
 ) -> DataSet:
     """Make a data set of a table; its `encoder` is the `TableTransform` that later tables go through.
 
-    Rows without a target are left out, with a warning. The parts are drawn at random; everything is learnt from the
+    Rows without a target are left out, with a warning; for stray cells see `TableTransform`. The parts are drawn at random; everything is learnt from the
     rows that remain for training.
 
     Args:
@@ -75,6 +76,7 @@ def load_table(
         generator: Draws the rows; by default the same ones on every call.
     """
     frame = _frame(table, target)
+    frame = without_strays(frame, keep=(target, *categorical, *(dates or ()), *ignore))
     task = task or infer_task(frame[target])
     class_names = class_levels(frame[target]) if task == "classification" else ()
     if isinstance(test, float | int):

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from dubito.core.errors import FileFormatError, InputError
+from dubito.data.cells import first_stray, is_mostly, numbers_of
 from dubito.data.columns import CategoryColumn, Column, DateColumn, NumberColumn, as_label, as_numbers, fit_column
 from dubito.data.dataset import Standardizer, Task
 
@@ -32,6 +33,8 @@ class TableTransform:
     - Categories become one 0/1 feature per level; a missing one becomes the most frequent level; a level that the
       training rows did not have becomes all zeros.
     - Dates become days, year, month and weekday, each standardised; a missing one becomes the median date.
+    - A column of numbers or dates but for at most one cell in ten is one of numbers or dates; the stray cells count as
+      missing, with a warning that names the column, the row and the value. Name it in `categorical` to keep its levels.
     - A column that has missing values in the training rows gets one more feature that says where.
     - Columns that never vary in the training rows are dropped.
 
@@ -171,6 +174,12 @@ def infer_task(targets: pd.Series[Any]) -> Task:
 
     inferred = pd.api.types.infer_dtype(targets)
     if inferred not in ("integer", "floating", "mixed-integer-float", "decimal"):
+        if is_mostly(found := numbers_of(targets)):
+            row, value = first_stray(targets, found)
+            raise InputError(
+                f"the target column {targets.name!r} holds numbers but for row {row!r}, which holds {value}: correct it, or "
+                "say task='classification'."
+            )
         return "classification"
     values = targets.to_numpy(dtype=np.float64)
     many = len(np.unique(values)) > _MANY or bool((values != np.round(values)).any())
