@@ -58,9 +58,7 @@ def first_stray(series: pd.Series[Any], found: Floats) -> tuple[Any, str]:
 
 
 def _number(value: Any) -> float:
-    if not isinstance(value, str | int | float | np.number | np.bool_ | Decimal) or isinstance(
-        value, np.complexfloating
-    ):
+    if not isinstance(value, str | int | float | np.integer | np.floating | np.bool_ | Decimal):
         return np.nan
     try:
         return float(value)

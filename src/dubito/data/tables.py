@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING
 import torch
 
 from dubito.core.errors import FileFormatError, InputError, MissingDataError, UnsupportedError
-from dubito.data.dataset import DataSet, Pair, Standardizer, Task
 from dubito.data.columns import without_strays
+from dubito.data.dataset import DataSet, Pair, Standardizer, Task
 from dubito.data.source import carve
 from dubito.data.transform import TableTransform, checked_frame, class_levels, infer_task
 
@@ -60,8 +60,8 @@ def load_table(
 ) -> DataSet:
     """Make a data set of a table; its `encoder` is the `TableTransform` that later tables go through.
 
-    Rows without a target are left out, with a warning; for stray cells see `TableTransform`. The parts are drawn at random; everything is learnt from the
-    rows that remain for training.
+    Rows without a target are left out, with a warning; for stray cells see `TableTransform`. The parts are drawn at
+    random; everything is learnt from the rows that remain for training.
 
     Args:
         table: A frame, or the path of a CSV or Parquet file.

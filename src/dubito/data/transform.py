@@ -177,8 +177,8 @@ def infer_task(targets: pd.Series[Any]) -> Task:
         if is_mostly(found := numbers_of(targets)):
             row, value = first_stray(targets, found)
             raise InputError(
-                f"the target column {targets.name!r} holds numbers but for row {row!r}, which holds {value}: correct it, or "
-                "say task='classification'."
+                f"the target column {targets.name!r} holds numbers but for row {row!r}, which holds {value}: correct "
+                "it, or say task='classification'."
             )
         return "classification"
     values = targets.to_numpy(dtype=np.float64)
