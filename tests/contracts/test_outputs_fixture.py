@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -38,6 +40,13 @@ def test_files_of_the_first_version_load(file: Path) -> None:
     posterior = dubito.load(file, network(task, torch.float32))
     prediction = posterior.predict(problem(task, torch.float32)[0])
     assert all(bool(value.isfinite().all()) for value in quantities(prediction).values())
+
+
+def test_a_new_process_knows_every_family() -> None:
+    families = {file.stem.rpartition("-")[0] for file in FILES.glob("*.safetensors")}
+    code = "import dubito; from dubito.core.settings import load_all; load_all(); print(*dubito.Posterior._families)"
+    found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert families <= set(found.stdout.split())
 
 
 def test_there_is_a_file_of_every_family() -> None:

@@ -321,3 +321,14 @@ class TestFull:
         assert Source((X, Y)).in_memory == [(X, Y)]
         assert len(Source([(X, Y), (X, Y)]).in_memory or []) == 2
         assert Source(DataLoader(PAIRS)).in_memory is None
+
+
+@pytest.mark.parametrize("num_data", [3.5, float("nan"), True, "10", 0, -1, None, 10.0])
+def test_num_data_is_a_whole_number_of_at_least_1(num_data: Any) -> None:
+    x, y = torch.randn(6, 2), torch.zeros(6)
+    if num_data is None:
+        assert Source((x, y), num_data=None).num_data == 6
+        return
+    with pytest.raises(InputError, match=r"num_data must be a whole number of at least 1, not "):
+        Source((x, y), num_data=num_data)
+    assert type(Source((x, y), num_data=np.int64(7)).num_data) is int

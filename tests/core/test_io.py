@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import errno
+import fcntl
 import json
 import os
 import stat
 import struct
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +23,8 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from dubito.core import io
+from dubito.core.atomic import reserve, write_atomic
+from dubito.core.settings import digest
 
 DTYPES = [torch.float32, torch.float64, torch.float16, torch.bfloat16, torch.int64, torch.uint8, torch.bool]
 
@@ -68,6 +74,14 @@ class TestRoundTrip:
         assert same(tree, again)
         again["whole"].zero_()
         assert again["column"].tolist() == [1.0, 5.0, 9.0]
+
+    def test_one_entry_at_any_stride(self, tmp_path: Path) -> None:
+        one = torch.arange(10.0)[3::4][:1]
+        tree = {"row": one, "matrix": torch.arange(6.0).reshape(2, 3).t()[1:2, 1:2], "short": one.half()[::1]}
+        assert one.stride() == (4,)
+        io.save(tmp_path / "file", "tree", tree)
+        assert same(tree, io.load(tmp_path / "file", "tree"))
+        assert digest(one) == digest(one.clone(memory_format=torch.contiguous_format)) != digest(one + 1)
 
     def test_what_was_loaded_outlives_the_file(self, tmp_path: Path) -> None:
         path = tmp_path / "file"
@@ -156,8 +170,69 @@ class TestDamage:
             io.load(saved, "tree")
 
 
+def forge(path: Path, header: Any, stored: dict[str, Tensor] | None = None) -> None:
+    """Write a file with a valid checksum around any header, as somebody who knows the format could."""
+    text, stored = header if isinstance(header, str) else json.dumps(header), stored or {}
+    metadata = {"dubito": text, "sha256": io._checksum(text, stored)}
+    path.write_bytes(safetensors_bytes(stored, metadata))
+
+
+class TestForged:
+    def test_whatever_the_header_holds(self, tmp_path: Path) -> None:
+        good = {"format": 1, "kind": "tree"}
+        headers = [
+            "", "null", "[]", "1", "{", "[" * 10_000, "{" * 10_000, "9" * 10_000, {}, {"format": 1}, {"kind": "tree"},
+            {"format": "1", "kind": "tree", "tree": None}, {"format": None}, good, {**good, "tree": {}},
+            {**good, "tree": {"$tensor": "x"}}, {**good, "tree": {"$tensor": ["x"]}}, {**good, "tree": {"$dict": 3}},
+            {**good, "tree": {"$dict": [["a"]]}}, {**good, "tree": {"$dict": [[1, 2]]}},
+            {**good, "tree": {"$dict": [["a", 1, 2]]}}, {**good, "tree": {"$dict": {"a": 1}}},
+        ]  # fmt: skip
+        for header in headers:
+            forge(tmp_path / "file", header)
+            with pytest.raises(FileFormatError) as caught:
+                io.load(tmp_path / "file", "tree")
+            assert "\n" not in str(caught.value)
+
+    def test_too_deep(self, tmp_path: Path) -> None:
+        tree: Any = 1
+        for _ in range(400):
+            tree = [tree]
+        forge(tmp_path / "file", {"format": 1, "kind": "tree", "tree": tree})
+        with pytest.raises(FileFormatError, match="not nested more than 100 levels"):
+            io.load(tmp_path / "file", "tree")
+
+    def test_one_tensor_in_many_places_and_in_none(self, tmp_path: Path) -> None:
+        place = {"$tensor": "x"}
+        for tree in ([place] * 1000, []):
+            forge(tmp_path / "file", {"format": 1, "kind": "tree", "tree": tree}, {"x": torch.zeros(1000)})
+            with pytest.raises(FileFormatError, match=r"KeyError|nothing refers to"):
+                io.load(tmp_path / "file", "tree")
+
+
+class TestReserve:
+    def test_the_content_stays_and_the_space_is_there(self, tmp_path: Path) -> None:
+        path = tmp_path / "file"
+        path.write_bytes(b"content")
+        for size in (2**16, 2**16, 3):
+            with path.open("r+b") as stream:
+                reserve(stream.fileno(), size)
+            assert path.stat().st_size == 2**16
+            assert path.stat().st_blocks * 512 >= 2**16
+            assert path.read_bytes()[:7] == b"content"
+
+    @pytest.mark.parametrize("error", [OSError(errno.EOPNOTSUPP, "not supported"), AttributeError()])
+    def test_by_zeros_where_the_system_has_no_call_for_it(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, error: Exception
+    ) -> None:
+        def fail(*_: Any) -> None:
+            raise error
+
+        monkeypatch.setattr(os, "posix_fallocate", fail)
+        self.test_the_content_stays_and_the_space_is_there(tmp_path)
+
+
 class TestAtomic:
-    @pytest.mark.parametrize("function", ["fsync", "replace", "chmod"])
+    @pytest.mark.parametrize("function", ["fsync", "replace", "chmod", "open"])
     def test_a_failed_write_leaves_the_old_file_and_nothing_else(
         self, saved: Path, monkeypatch: pytest.MonkeyPatch, function: str
     ) -> None:
@@ -194,8 +269,62 @@ class TestAtomic:
             io.save(tmp_path / "file", "tree", {})
         assert os.listdir(tmp_path) == ["file"]
 
+    def test_the_permissions_of_the_old_file_are_kept(self, saved: Path) -> None:
+        for mode in (0o600, 0o640, 0o444):
+            saved.chmod(mode)
+            io.save(saved, "tree", {"x": 2})
+            assert stat.S_IMODE(saved.stat().st_mode) == mode
+
+    def test_a_link_is_followed(self, saved: Path, tmp_path: Path) -> None:
+        (tmp_path / "elsewhere").mkdir()
+        link, dangling = tmp_path / "link", tmp_path / "dangling"
+        link.symlink_to(saved)
+        dangling.symlink_to(tmp_path / "elsewhere" / "new")
+        for path in (link, dangling):
+            io.save(path, "tree", {"x": 7})
+            assert path.is_symlink()
+            assert io.load(path, "tree") == {"x": 7}
+        assert io.load(saved, "tree") == {"x": 7}
+        assert (tmp_path / "elsewhere" / "new").is_file()
+
+    def test_links_in_a_circle(self, tmp_path: Path) -> None:
+        (tmp_path / "a").symlink_to(tmp_path / "b")
+        (tmp_path / "b").symlink_to(tmp_path / "a")
+        with pytest.raises(FileFormatError, match="Cannot write"):
+            io.save(tmp_path / "a", "tree", {})
+
+    def test_a_pipe_a_device_and_a_folder_are_refused(self, tmp_path: Path) -> None:
+        os.mkfifo(tmp_path / "pipe")
+        for path, what in ((tmp_path / "pipe", "a pipe"), (Path("/dev/null"), "a device"), (tmp_path, "a folder")):
+            before = stat.S_IFMT(path.stat().st_mode)
+            with pytest.raises(FileFormatError, match=f"Cannot write '{path}': it is {what}.*choose another name"):
+                write_atomic(path, b"content")
+            assert stat.S_IFMT(path.stat().st_mode) == before
+
+    def test_orphans_of_killed_writers_go_and_others_stay(self, saved: Path) -> None:
+        gone = subprocess.run([sys.executable, "-c", "import os; print(os.getpid())"], capture_output=True, check=True)
+        dead, alive = int(gone.stdout), os.getpid()
+        orphan, fresh, aged, locked, foreign = (
+            saved.with_name(name)
+            for name in (f".saved.dubito-{dead}.0", f".saved.dubito-{alive}.1", f".saved.dubito-{alive}.2",
+                         f".saved.dubito-{dead}.3", ".other.dubito-1.x")
+        )  # fmt: skip
+        for path in (orphan, fresh, aged, locked, foreign):
+            path.write_bytes(b"part")
+        os.utime(aged, (0, 0))
+        os.utime(locked, (0, 0))
+        with locked.open("rb") as stream:  # a living writer on another machine, say
+            fcntl.flock(stream, fcntl.LOCK_EX)
+            io.save(saved, "tree", {"x": 2})
+        assert {path.name for path in saved.parent.iterdir()} == {p.name for p in (saved, fresh, locked, foreign)}
+
+    def test_a_long_name(self, tmp_path: Path) -> None:
+        path = tmp_path / ("n" * 250)
+        io.save(path, "tree", {"x": 2})
+        assert io.load(path, "tree") == {"x": 2}
+
     def test_the_usual_permissions(self, tmp_path: Path) -> None:
-        io.write_atomic(tmp_path / "file", b"content")
+        write_atomic(tmp_path / "file", b"content")
         (tmp_path / "plain").touch()
         assert stat.S_IMODE((tmp_path / "file").stat().st_mode) == stat.S_IMODE((tmp_path / "plain").stat().st_mode)
         assert (tmp_path / "file").read_bytes() == b"content"

@@ -151,7 +151,10 @@ class TestSets:
     @given(selections())
     def test_masks_and_states_come_back(self, selection: Selection) -> None:
         assert Selection.from_masks(selection.shapes, selection.masks()) == selection
-        again = Selection.from_state(selection.to_state())
+        model = nn.Module()
+        for name, shape in selection.shapes.items():
+            model.register_parameter(name, nn.Parameter(torch.zeros(shape)))
+        again = Selection.from_state(selection.to_state(), model)
         assert again == selection
         assert list(again.indices) == list(selection.indices)
         assert again.slices == selection.slices

@@ -15,6 +15,7 @@ from torch.utils.data import BatchSampler, DataLoader, Dataset, DistributedSampl
 from dubito.core import distributed
 from dubito.core.errors import InputError
 from dubito.core.randomness import Stream
+from dubito.core.settings import is_whole
 
 Data = DataLoader[Any] | Dataset[Any] | tuple[Any, Any] | Iterable[Any]
 
@@ -85,9 +86,11 @@ class Source:
             self.num_batches = _length(loader)
             self.generators = _generators_of(loader)
             self.batch_size = getattr(loader, "batch_size", None)
+        if num_data is not None and not is_whole(num_data, 1):
+            raise InputError(f"num_data must be a whole number of at least 1, not {num_data!r}.")
         if rows is None and num_data is None and must_count:
             raise InputError("The number of examples cannot be counted from this data: say it with `num_data=`.")
-        self.num_data = (rows or 0) if num_data is None else num_data
+        self.num_data = (rows or 0) if num_data is None else int(num_data)
         if self.num_data <= 0 and (must_count or rows is not None):
             raise InputError("The data is empty.")
 

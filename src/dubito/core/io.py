@@ -5,8 +5,8 @@ from __future__ import annotations
 import hashlib
 import json
 import os
-import tempfile
 from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -15,29 +15,13 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save as safetensors_bytes
 from torch import Tensor
 
-from dubito.core.errors import FileFormatError, InputError
+from dubito.core.atomic import write_atomic
+from dubito.core.errors import DubitoError, FileFormatError, InputError
+from dubito.core.settings import bytes_of
 
 FORMAT_VERSION = 1
-
-
-def write_atomic(path: str | os.PathLike[str], content: bytes) -> None:
-    """Write a file so that a reader sees either the old content or the new one, never a part."""
-    target = Path(path)
-    temporary = None
-    try:
-        handle, temporary = tempfile.mkstemp(prefix=f".{target.name}.", dir=target.parent)
-        with os.fdopen(handle, "wb") as stream:
-            stream.write(content)
-            stream.flush()
-            os.fsync(stream.fileno())
-        os.chmod(temporary, 0o666 & ~_umask())
-        os.replace(temporary, target)
-    except BaseException as error:
-        if temporary is not None:
-            Path(temporary).unlink(missing_ok=True)
-        if isinstance(error, OSError):
-            raise FileFormatError(f"Cannot write '{target}': {error.strerror or error}.") from error
-        raise
+# Levels of dicts and lists within each other; the deepest file that we write, an ensemble of subspaces, has about ten.
+MAX_DEPTH = 100
 
 
 def save(path: str | os.PathLike[str], kind: str, tree: Any) -> None:
@@ -64,12 +48,37 @@ def load(path: str | os.PathLike[str], kind: str) -> Any:
         raise FileFormatError(f"'{target}' was not written by Dubito.")
     if metadata.get("sha256") != _checksum(metadata["dubito"], stored):
         raise FileFormatError(f"'{target}' was altered or damaged after it was written: its checksum does not match.")
-    header = json.loads(metadata["dubito"])
-    if header["format"] > FORMAT_VERSION:
-        raise FileFormatError(f"'{target}' was written by a newer Dubito (format {header['format']}): please upgrade.")
-    if header["kind"] != kind:
-        raise FileFormatError(f"'{target}' holds a {header['kind']}, not a {kind}.")
-    return _restore(header["tree"], stored)
+    with reading(target):
+        header = json.loads(metadata["dubito"])
+        if header["format"] > FORMAT_VERSION:
+            raise FileFormatError(f"'{target}' needs a newer Dubito (format {header['format']}): please upgrade.")
+        if header["kind"] != kind:
+            raise FileFormatError(f"'{target}' holds a {header['kind']}, not a {kind}.")
+        tree = _restore(header["tree"], stored)
+        if stored:
+            raise FileFormatError(f"'{target}' holds a tensor '{min(stored)}' that nothing refers to.")
+    return tree
+
+
+@contextmanager
+def reading(path: str | os.PathLike[str]) -> Iterator[None]:
+    """Turn what goes wrong while a file's content is made into objects into one sentence about the file.
+
+    The checksum says only that the content is as it was written, not that we wrote it: any entry can be missing, or be
+    of another type, size or depth than ours.
+    """
+    try:
+        yield
+    except FileFormatError:
+        raise
+    except DubitoError as error:
+        raise FileFormatError(f"'{path}' cannot be read: {error}") from error
+    except (ArithmeticError, AssertionError, AttributeError, LookupError, MemoryError, RuntimeError, TypeError,
+            ValueError) as error:  # fmt: skip
+        why = next(iter(str(error).strip().splitlines()), "")[:200]
+        raise FileFormatError(
+            f"'{path}' does not hold what a file of its kind must hold ({type(error).__name__}: {why})."
+        ) from error
 
 
 def copy_into(target: Any, source: Any) -> Any:
@@ -114,7 +123,7 @@ def tensors(tree: Any) -> Iterator[Tensor]:
 def _strip(tree: Any, stored: dict[str, Tensor], path: str) -> Any:
     """Move the tensors of `tree` into `stored` and leave markers in their place."""
     if isinstance(tree, Tensor):
-        stored[path] = tree.detach().cpu().contiguous().clone()
+        stored[path] = tree.detach().cpu().clone(memory_format=torch.contiguous_format)
         return {"$tensor": path}
     if isinstance(tree, Mapping):
         wrong = [key for key in tree if not isinstance(key, str)]
@@ -133,14 +142,23 @@ def _escape(key: str) -> str:
     return key.replace("~", "~0").replace("/", "~1")
 
 
-def _restore(skeleton: Any, stored: Mapping[str, Tensor]) -> Any:
+def _restore(skeleton: Any, stored: dict[str, Tensor], depth: int = 0) -> Any:
+    """Put the tensors back into their places; each is taken out of `stored`, so that none can be multiplied."""
+    if depth > MAX_DEPTH:
+        raise FileFormatError(f"A file of Dubito is not nested more than {MAX_DEPTH} levels deep.")
     if isinstance(skeleton, dict):
         if "$tensor" in skeleton:
-            return stored[skeleton["$tensor"]]
-        return {key: _restore(value, stored) for key, value in skeleton["$dict"]}
+            return stored.pop(skeleton["$tensor"])
+        return {_text(key): _restore(value, stored, depth + 1) for key, value in skeleton["$dict"]}
     if isinstance(skeleton, list):
-        return [_restore(value, stored) for value in skeleton]
+        return [_restore(value, stored, depth + 1) for value in skeleton]
     return skeleton
+
+
+def _text(key: Any) -> str:
+    if not isinstance(key, str):
+        raise TypeError(f"the key {key!r} is not text")
+    return key
 
 
 def _checksum(header: str, stored: Mapping[str, Tensor]) -> str:
@@ -148,12 +166,5 @@ def _checksum(header: str, stored: Mapping[str, Tensor]) -> str:
     for name in sorted(stored):
         value = stored[name]
         total.update(f"{name}{value.dtype}{tuple(value.shape)}".encode())
-        if value.numel():
-            total.update(value.reshape(-1).view(torch.uint8).numpy().data)
+        total.update(bytes_of(value))
     return total.hexdigest()
-
-
-def _umask() -> int:
-    current = os.umask(0)
-    os.umask(current)
-    return current

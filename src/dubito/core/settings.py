@@ -30,10 +30,19 @@ _REGISTRY: dict[str, type[Setting]] = {}
 
 def digest(tensor: Tensor) -> str:
     """Return a short digest of a tensor's type, shape and bytes."""
-    value = tensor.detach().cpu().contiguous()
-    head = f"{value.dtype}{tuple(value.shape)}".encode()
-    body = value.reshape(-1).view(torch.uint8).numpy().tobytes() if value.numel() else b""
-    return hashlib.sha256(head + body).hexdigest()[:16]
+    value = tensor.detach().cpu()
+    total = hashlib.sha256(f"{value.dtype}{tuple(value.shape)}".encode())
+    total.update(bytes_of(value))
+    return total.hexdigest()[:16]
+
+
+def bytes_of(tensor: Tensor) -> memoryview:
+    """Return the bytes of a tensor on the CPU in the order of its entries, without a copy where they lie like that."""
+    value = tensor.detach().contiguous()
+    if not value.numel():
+        return memoryview(b"")
+    # one entry is contiguous at any stride, but only at a stride of 1 it can be seen as bytes
+    return value.as_strided((value.numel(),), (1,)).view(torch.uint8).numpy().data
 
 
 class Setting:
@@ -242,7 +251,7 @@ def _decode_type(text: str) -> type[Any]:
     module, _, name = text.partition(":")
     found: Any = sys.modules.get(module)
     for part in name.split("."):
-        found = getattr(found, part, None)
+        found = getattr(found, "__dict__", {}).get(part)  # not getattr, which runs a module's own look-up
     if not isinstance(found, type):
         raise InputError(f"A saved setting names the type '{text}': import the module that defines it first.")
     return found

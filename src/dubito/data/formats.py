@@ -6,8 +6,6 @@ import contextlib
 import gzip
 import hashlib
 import io
-import os
-import tempfile
 import zipfile
 import zlib
 from pathlib import Path
@@ -16,6 +14,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from dubito.core.atomic import write_atomic
 from dubito.core.errors import FileFormatError
 from dubito.data.locate import cache_folder
 
@@ -75,20 +74,9 @@ def _unpack_cached(archive: zipfile.ZipFile, info: zipfile.ZipInfo) -> bytes:
             return content
     content = archive.read(info)
     with contextlib.suppress(OSError):  # a read-only or full disk costs time at the next call, not the data
-        _write_atomically(cached, content)
+        cached.parent.mkdir(parents=True, exist_ok=True)
+        write_atomic(cached, content)
     return content
-
-
-def _write_atomically(path: Path, content: bytes) -> None:
-    path.parent.mkdir(parents=True, exist_ok=True)
-    handle, temporary = tempfile.mkstemp(dir=path.parent)
-    try:
-        with os.fdopen(handle, "wb") as file:
-            file.write(content)
-        os.replace(temporary, path)
-    except BaseException:
-        os.unlink(temporary)
-        raise
 
 
 def wrong_checksums(root: Path, files: tuple[str, ...]) -> list[str]:

@@ -272,27 +272,40 @@ def load(path: str | os.PathLike[str], model: nn.Module) -> Posterior:
         path: The file.
         model: The network; only its architecture matters, its weights come from the file. It is not changed.
     """
+    if not isinstance(model, nn.Module):
+        raise InputError(f"load(path, model) needs the network as a torch.nn.Module, not {model!r}.")
     tree = io.load(path, "posterior")
-    private = copy.deepcopy(model)
-    own = _tensors(private)
-    saved = {**tree["params"], **tree["buffers"]}
-    for name in {**own, **saved}:
-        there, here = (tuple(side[name].shape) if name in side else "missing" for side in (saved, own))
-        if there != here:
-            raise FileFormatError(
-                f"'{path}' was saved for another network: '{name}' is {there} in the file and {here} in the model."
-            )
-    for name, value in saved.items():
-        own[name].data = value.to(own[name].device)  # not a copy into it: the precision is that of the file
+    with io.reading(path):
+        own, saved = _tensors(model), {**tree["params"], **tree["buffers"]}
+        for name in {**own, **saved}:
+            there, here = (tuple(side[name].shape) if name in side else "missing" for side in (saved, own))
+            if there != here:
+                raise FileFormatError(
+                    f"'{path}' was saved for another network: '{name}' is {there} in the file and {here} in the model."
+                )
+        return restored({**tree, "state": io.clone(tree["state"], _first(model).device)}, model)
+
+
+def restored(tree: Mapping[str, Any], model: nn.Module) -> Posterior:
+    """Return a posterior that was saved as a tree; weights that are not in its tree are those of `model`."""
+    from dubito.beliefs.likelihoods import Likelihood
+    from dubito.fitting.recipe import Recipe
+
     load_all()
     if tree["family"] not in Posterior._families:
-        raise FileFormatError(f"'{path}' holds a '{tree['family']}' posterior, which this version does not know.")
+        raise FileFormatError(f"The file holds a '{tree['family']}' posterior, which this version does not know.")
+    private = copy.deepcopy(model)
+    own = _tensors(private)
+    for name, value in {**tree["params"], **tree["buffers"]}.items():
+        if value.shape != own[name].shape or value.is_floating_point() != own[name].is_floating_point():
+            raise FileFormatError(f"The weight '{name}' in the file does not fit that of the model.")
+        own[name].data = value.to(own[name].device)  # not a copy into it: the precision is that of the file
     recipe, likelihood = (
         Setting.from_json(json.loads(tree["settings"][name]), tree["tensors"]) for name in ("recipe", "likelihood")
     )
-    family = Posterior._families[tree["family"]]
-    state = io.clone(tree["state"], _first(private).device)
-    return family.from_state(private, likelihood, recipe, tree["num_data"], state)
+    if not (isinstance(recipe, Recipe) and isinstance(likelihood, Likelihood) and is_whole(tree["num_data"], 0)):
+        raise FileFormatError("The file holds something else in the place of a recipe, a likelihood or `num_data`.")
+    return Posterior._families[tree["family"]].from_state(private, likelihood, recipe, tree["num_data"], tree["state"])
 
 
 def _tensors(model: nn.Module) -> dict[str, Tensor]:

@@ -148,9 +148,12 @@ class Selection:
         return {"shapes": {n: list(s) for n, s in self.shapes.items()}, "whole": whole, "partial": partial}
 
     @classmethod
-    def from_state(cls, state: Mapping[str, Any]) -> Selection:
-        """Undo `to_state`."""
+    def from_state(cls, state: Mapping[str, Any], model: nn.Module) -> Selection:
+        """Undo `to_state`; a selection of another network than `model` is refused."""
         shapes = {name: tuple(shape) for name, shape in state["shapes"].items()}
+        own = {name: tuple(value.shape) for name, value in model.named_parameters()}
+        if list(shapes.items()) != list(own.items()):
+            raise InputError("A saved selection belongs to another network than this one: its parameters differ.")
         return cls(shapes, {**dict.fromkeys(state["whole"]), **state["partial"]})
 
     def _combine(self, other: Selection, join: Any) -> Selection:

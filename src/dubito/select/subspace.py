@@ -68,9 +68,9 @@ class Subspace(Selection):
         return {"weights": self.weights.to_state(), "offset": self.offset, "basis": self.basis}
 
     @classmethod
-    def from_state(cls, state: Mapping[str, Any]) -> Subspace:
+    def from_state(cls, state: Mapping[str, Any], model: nn.Module) -> Subspace:
         """Undo `to_state`."""
-        return cls(Selection.from_state(state["weights"]), state["offset"], state["basis"])
+        return cls(Selection.from_state(state["weights"], model), state["offset"], state["basis"])
 
     def masks(self) -> NoReturn:
         """A subspace has directions, not single weights."""

@@ -190,7 +190,7 @@ class SubspacePosterior(Posterior):
     @classmethod
     def from_state(cls, model: nn.Module, likelihood: Likelihood, recipe: Any, num_data: int, state: Any) -> Self:
         """Undo `state`."""
-        subspace = Subspace.from_state(state["subspace"])
+        subspace = Subspace.from_state(state["subspace"], model)
         lifted = Lifted(model, subspace, state["coordinates"])
         own = Setting.from_json(json.loads(state["recipe"]), state["recipe_tensors"])
         family = Posterior._families[state["family"]]

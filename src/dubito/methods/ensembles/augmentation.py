@@ -17,11 +17,10 @@ from dubito.core.params import Params
 from dubito.core.randomness import derive_seed, draw_seed
 from dubito.core.settings import is_number, is_whole, setting
 from dubito.fitting.inference import Inference, Problem
-from dubito.fitting.posterior import Posterior, Predictor
+from dubito.fitting.posterior import Posterior, Predictor, restored
 from dubito.fitting.recipe import Recipe
 from dubito.fitting.training import Training
 from dubito.methods.ensembles.mixture import mixture
-from dubito.methods.ensembles.posterior import restored
 from dubito.methods.map.recipe import MAP
 
 if TYPE_CHECKING:

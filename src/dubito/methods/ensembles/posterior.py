@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import copy
-import json
 from typing import TYPE_CHECKING, Any, Self
 
 import torch
@@ -12,11 +10,10 @@ from torch import Tensor, nn
 from dubito.beliefs.likelihoods import Likelihood
 from dubito.beliefs.prediction import Prediction
 from dubito.core import params
-from dubito.core.errors import UnsupportedError
+from dubito.core.errors import InputError, UnsupportedError
 from dubito.core.params import Params
 from dubito.core.randomness import default_generator, derive_seed, draw_seed
-from dubito.core.settings import Setting
-from dubito.fitting.posterior import Posterior, Predictor
+from dubito.fitting.posterior import Posterior, Predictor, restored
 from dubito.methods.ensembles.mixture import mixture
 
 if TYPE_CHECKING:
@@ -133,6 +130,10 @@ class EnsemblePosterior(Posterior):
     @classmethod
     def from_state(cls, model: nn.Module, likelihood: Likelihood, recipe: Any, num_data: int, state: Any) -> Self:
         """Undo `state`."""
+        names = {*params.of(model), *params.buffers_of(model)}
+        for tree in state["members"][1:]:  # else a small file could ask for any number of copies of the model
+            if {*tree["params"], *tree["buffers"]} != names:
+                raise InputError("The weights of a member of the ensemble are not complete.")
         return cls([restored(tree, model) for tree in state["members"]], recipe)
 
     def __repr__(self) -> str:
@@ -145,16 +146,3 @@ def training_of_member(training: Training | None, k: int) -> Training | None:
     if training is None or training.checkpoint is None:
         return training
     return training.replace(checkpoint=f"{training.checkpoint}.member-{k}")
-
-
-def restored(tree: dict[str, Any], model: nn.Module) -> Posterior:
-    """Return a posterior that was saved within another; weights that are not in its tree are those of `model`."""
-    private = copy.deepcopy(model)
-    own: dict[str, Tensor] = {**dict(private.named_parameters()), **dict(private.named_buffers())}
-    for name, value in {**tree["params"], **tree["buffers"]}.items():
-        own[name].data = value.to(own[name].device)
-    recipe, likelihood = (
-        Setting.from_json(json.loads(tree["settings"][name]), tree["tensors"]) for name in ("recipe", "likelihood")
-    )
-    family = Posterior._families[tree["family"]]
-    return family.from_state(private, likelihood, recipe, tree["num_data"], tree["state"])

@@ -149,4 +149,4 @@ class SWAGPosterior(Posterior):
     def from_state(cls, model: nn.Module, likelihood: Likelihood, recipe: Any, num_data: int, state: Any) -> Self:
         """Undo `state`."""
         rest = {name: value for name, value in state.items() if name != "selection"}
-        return cls(model, likelihood, recipe, num_data, Selection.from_state(state["selection"]), **rest)
+        return cls(model, likelihood, recipe, num_data, Selection.from_state(state["selection"], model), **rest)

@@ -333,6 +333,6 @@ class LaplacePosterior(Posterior):
     def from_state(cls, model: nn.Module, likelihood: Likelihood, recipe: Any, num_data: int, state: Any) -> Self:
         """Undo `state`."""
         state = io.clone(state, torch.device("cpu"))  # where sums are kept, wherever the model is
-        selection, fit = Selection.from_state(state["selection"]), DataFit(**state["fit"])
+        selection, fit = Selection.from_state(state["selection"], model), DataFit(**state["fit"])
         settings = (state["prior_precision"], state["known_evidence"])
         return cls(model, likelihood, recipe, num_data, selection, state["sums"], fit, *settings).owning()

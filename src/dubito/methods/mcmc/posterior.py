@@ -217,7 +217,7 @@ class ParticlePosterior(Posterior):
     @classmethod
     def from_state(cls, model: nn.Module, likelihood: Likelihood, recipe: Any, num_data: int, state: Any) -> Self:
         """Undo `state`."""
-        selection, moments = Selection.from_state(state["selection"]), state["prior_moments"]
+        selection, moments = Selection.from_state(state["selection"], model), state["prior_moments"]
         rest = [state[name] for name in ("statistics", "trace", "buffers", "settings")]
         pair = None if moments is None else (moments[0], moments[1])
         return cls(model, likelihood, recipe, num_data, selection, state["samples"], pair, *rest)

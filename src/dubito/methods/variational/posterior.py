@@ -292,6 +292,6 @@ class VariationalPosterior(Posterior):
         """Undo `state`."""
         tensors = state["prior_tensors"]
         priors = {name: Setting.from_json(json.loads(text), tensors) for name, text in state["priors"].items()}
-        selection, record = Selection.from_state(state["selection"]), Record(**state["record"])
+        selection, record = Selection.from_state(state["selection"], model), Record(**state["record"])
         found = (selection, state["scale"], priors, record, state.get("factor"))
         return cls(model, likelihood, recipe, num_data, *found)

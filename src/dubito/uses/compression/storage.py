@@ -17,7 +17,9 @@ import torch
 from torch import Tensor, nn
 
 from dubito.core import io
+from dubito.core.atomic import write_atomic
 from dubito.core.errors import FileFormatError, InputError
+from dubito.core.settings import bytes_of
 from dubito.networks.layers import rule_for
 from dubito.uses.compression import coding
 from dubito.uses.compression.quantize import rounded
@@ -49,7 +51,7 @@ def save(
     """
     tensors = _tensors(model)
     if format == "coded":
-        io.write_atomic(path, _coded(tensors, steps or {}))
+        write_atomic(path, _coded(tensors, steps or {}))
     elif format == "csr":
         io.save(path, KIND, {name: _rows(value) for name, value in tensors.items()})
     elif format == "dense":
@@ -148,7 +150,7 @@ def _coded(tensors: Mapping[str, Tensor], steps: Mapping[str, float]) -> bytes:
             gaps.append(gap)
             values.append(number)
         else:
-            content = value.contiguous().reshape(-1).view(torch.uint8).numpy().tobytes() if value.numel() else b""
+            content = bytes(bytes_of(value))
             header.append([name, list(value.shape), str(value.dtype)[6:], len(content)])
             plain.append(content)
     streams = (json.dumps(header, separators=(",", ":")).encode(), *(b"".join(s) for s in (gaps, values, plain)))

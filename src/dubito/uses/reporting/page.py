@@ -12,8 +12,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import dubito
+from dubito.core.atomic import write_atomic
 from dubito.core.errors import InputError
-from dubito.core.io import write_atomic
 from dubito.uses.reporting import plots
 from dubito.uses.reporting.evaluation import Evaluation
 from dubito.uses.reporting.sections import sections

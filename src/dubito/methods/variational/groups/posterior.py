@@ -148,7 +148,7 @@ class GroupPosterior(VariationalPosterior):
     @classmethod
     def from_state(cls, model: nn.Module, likelihood: Likelihood, recipe: Any, num_data: int, state: Any) -> Self:
         """Undo `state`."""
-        selection, record = Selection.from_state(state["selection"]), Record(**state["record"])
+        selection, record = Selection.from_state(state["selection"], model), Record(**state["record"])
         return cls(model, likelihood, recipe, num_data, selection, state["factors"], record)
 
     def _spread(self) -> Params:
