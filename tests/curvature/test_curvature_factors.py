@@ -11,6 +11,7 @@ from torch import Tensor
 from curvature.curvature_cases import CASES, build, close, engine_of, normal
 from dubito.core import params
 from dubito.curvature import Factor, factors
+from dubito.curvature.factors import CallsFactor, ConvolutionFactor
 from dubito.curvature.groups import group
 from dubito.curvature.one_layer import one_layer
 from dubito.networks.layers.rows import Elementwise
@@ -60,7 +61,7 @@ def test_gather(name: str) -> None:
 def test_few_entries_are_gathered_before_the_sum_over_positions(case: str, monkeypatch: pytest.MonkeyPatch) -> None:
     factor = pulled(case, shared=False)["0.weight"]
     expected = factor.per_sample().flatten(2)[..., [5]]
-    monkeypatch.setattr(Factor, "chunks", lambda self: pytest.fail("the whole gradient was formed"))
+    monkeypatch.setattr(ConvolutionFactor, "chunks", lambda self: pytest.fail("the whole gradient was formed"))
     close(factor.gather(torch.tensor([5])), expected)
     with pytest.raises(pytest.fail.Exception, match="the whole gradient"):
         factor.gather(torch.arange(18))
@@ -89,16 +90,18 @@ def test_dots(name: str) -> None:
 
 def test_rotations(name: str) -> None:
     for factor, _ in each(name):
-        if not factor.parts or any(isinstance(part.rows, Elementwise) for part in factor.parts):
+        if not isinstance(factor, CallsFactor) or not factor.calls:
             continue
-        kinds = {(type(part.rule), type(part.rows)) for part in factor.parts}
+        if any(isinstance(call.rows, Elementwise) for call in factor.calls):
+            continue
+        kinds = {(type(call.rule), type(call.rows)) for call in factor.calls}
         if len(kinds) > 1:
             continue
         matrices = torch.stack([as_matrix(factor, one) for one in factor.per_sample().flatten(0, 1)])
         over_outputs, over_inputs = (normal(*matrices.shape[1:-2], size, size) for size in matrices.shape[-2:])
         if factor.is_embedding:
-            left, right, turned = over_inputs, None, matrices @ over_inputs
-        elif factor.parts[0].rows is None:
+            left, right, turned = None, over_inputs, matrices @ over_inputs
+        elif factor.calls[0].rows is None:
             left, right, turned = over_outputs, None, over_outputs.mT @ matrices
         else:
             left, right, turned = over_outputs, over_inputs, over_outputs.mT @ matrices @ over_inputs
@@ -111,12 +114,12 @@ def test_rotations(name: str) -> None:
         close(found.weighted_gram(weight), torch.einsum("vbd,d,ubd->bvu", explicit, weight.flatten(), explicit))
 
 
-def as_matrix(factor: Factor, gradient: Tensor) -> Tensor:
+def as_matrix(factor: CallsFactor, gradient: Tensor) -> Tensor:
     """``[O, I]`` or ``[Gr, O, I]``; a bias is one column, an embedding's gradient dimensions are its last axis."""
-    part = factor.parts[0]
-    if part.rows is None:
+    call = factor.calls[0]
+    if call.rows is None:
         return gradient.reshape(-1, 1)
-    return part.rule.to_matrix(part.layer, gradient)
+    return call.rule.to_matrix(call.layer, gradient)
 
 
 def test_groups_put_a_weight_and_its_bias_together(name: str) -> None:

@@ -23,7 +23,7 @@ from curvature.curvature_cases import (
 from dubito.curvature import Engine, FallbackWarning
 from dubito.curvature import matrices as linalg
 from dubito.curvature import output_columns as seeds
-from dubito.curvature.factors import Factor
+from dubito.curvature.factors import ExplicitFactor, Factor
 from dubito.curvature.functional import FunctionalTerms, joint_covariance
 from dubito.curvature.matrices.kronecker import kronecker_block
 from dubito.networks.selection import Selection
@@ -200,7 +200,7 @@ def test_a_parameter_that_has_factors_but_no_rows_any_more() -> None:
     with pytest.warns(FallbackWarning, match="not used as"):
         tape = engine.run(inputs)
     factors = tape.pull(next(seeds.identity(case.likelihood, tape.outputs, 9)))
-    assert factors["conv.weight"].explicit is not None
+    assert isinstance(factors["conv.weight"], ExplicitFactor)
     close(FunctionalTerms(matrix, selection, factors).gram(matrix.covariance(prior, SCALE)), expected)
 
 

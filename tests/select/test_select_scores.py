@@ -12,7 +12,6 @@ from torch import nn
 
 from dubito.core.batches import Source
 from dubito.curvature import FallbackWarning, products
-from dubito.select import quadratic_scores as forms
 from dubito.select import scores
 from dubito.select.scores import Scores, measure
 
@@ -49,7 +48,6 @@ def test_context_replaces_the_inputs_of_the_slopes_only(name: str) -> None:
 def test_parts_of_any_size_change_nothing(name: str, cached: int, monkeypatch: pytest.MonkeyPatch) -> None:
     one = case(name)
     expected = scored(one)
-    monkeypatch.setattr(forms, "CACHED", cached)
     monkeypatch.setattr(products, "CACHED", cached)
     found = scored(one)
     torch.testing.assert_close(found.curvature, expected.curvature, atol=1e-12, rtol=1e-10)

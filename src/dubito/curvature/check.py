@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from dubito.core import batches, params
-from dubito.curvature.factors import Factor
+from dubito.curvature.factors import CallsFactor, Factor
 from dubito.networks.layers.rows import Index
 
 if TYPE_CHECKING:
@@ -82,11 +82,12 @@ def _fits(factor: Factor, examples: list[int], truth: list[Tensor | None]) -> bo
 
 def _bound(factor: Factor) -> float:
     """The largest norm that the sums over rows can have; where they cancel, what is left is rounding at this scale."""
+    assert isinstance(factor, CallsFactor)
     bound = 0.0
-    for part in factor.parts:
-        ones = part.rows is None or isinstance(part.rows, Index)
-        rows = math.sqrt(part.grad[0].numel()) if ones else float(part.rows.a.norm())  # type: ignore[union-attr]
-        bound += rows * float(part.grad.norm())
+    for call in factor.calls:
+        ones = call.rows is None or isinstance(call.rows, Index)
+        rows = math.sqrt(call.grad[0].numel()) if ones else float(call.rows.a.norm())  # type: ignore[union-attr]
+        bound += rows * float(call.grad.norm())
     return bound
 
 

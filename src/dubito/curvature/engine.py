@@ -25,8 +25,9 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from dubito.core import batches, params
 from dubito.core.errors import InputError, UnsupportedError
 from dubito.curvature import backward, per_example
+from dubito.curvature.call_gradients import CallGradient
 from dubito.curvature.check import is_independent, misfits
-from dubito.curvature.factors import Factor, Part
+from dubito.curvature.factors import ExplicitFactor, Factor, make_factor
 from dubito.curvature.workspace import Workspace
 from dubito.networks.layers import require_rule, rule_for
 from dubito.networks.layers.base import LayerRule
@@ -102,19 +103,24 @@ class Tape:
         engine = self.engine
         if self.workspace is not None:
             self.workspace.rewind()
-        factors = {
-            name: Factor(engine.shapes[name] or (1,), len(seeds), len(self.outputs), seeds) for name in engine.names
-        }
-        if not self.outputs.requires_grad:  # no selected parameter is used
-            return factors
-        for call, grad in zip(self.calls, self._gradients(seeds), strict=True):
-            if grad is None:
-                continue
-            for role, name in engine.roles[call.layer].items():
-                rows = call.rows if role == "weight" else None
-                factors[name].parts.append(Part(call.rule, call.layer, role, rows, grad))
-        for name, explicit in engine.explicit_gradients(self.inputs, seeds).items():
-            factors[name].explicit = explicit.reshape(*explicit.shape[:2], *factors[name].shape)  # at least one axis
+        found: dict[str, list[CallGradient]] = {name: [] for name in engine.names}
+        explicit: dict[str, Tensor] = {}
+        if self.outputs.requires_grad:  # else no selected parameter is used
+            for call, grad in zip(self.calls, self._gradients(seeds), strict=True):
+                if grad is None:
+                    continue
+                for role, name in engine.roles[call.layer].items():
+                    rows = call.rows if role == "weight" else None
+                    found[name].append(CallGradient(call.rule, call.layer, rows, grad))
+            explicit = engine.explicit_gradients(self.inputs, seeds)
+        factors: dict[str, Factor] = {}
+        for name, calls in found.items():
+            shape = engine.shapes[name] or (1,)  # at least one axis
+            about = shape, len(seeds), len(self.outputs), seeds
+            if name in explicit:
+                factors[name] = ExplicitFactor(*about, explicit[name].reshape(*explicit[name].shape[:2], *shape))
+            else:
+                factors[name] = make_factor(*about, calls)
         return factors
 
     def _gradients(self, seeds: Tensor) -> list[Tensor | None]:

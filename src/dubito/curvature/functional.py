@@ -6,15 +6,15 @@ prior precision that is tried costs only a weighted sum of squares after that.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
-from typing import Any
+from abc import ABC, abstractmethod
+from collections.abc import Iterable
 
 import torch
 from torch import Tensor
 
 from dubito.core.errors import UnsupportedError
 from dubito.curvature import matrices as linalg
-from dubito.curvature.factors import Factor
+from dubito.curvature.factors import CallsFactor, ExplicitFactor, Factor
 from dubito.curvature.groups import Group, group, pairs, with_ones
 from dubito.curvature.one_layer import OneLayer, one_layer
 from dubito.curvature.products import closed
@@ -22,8 +22,77 @@ from dubito.curvature.structures import jacobian
 from dubito.curvature.workspace import Workspace
 from dubito.networks.selection import Selection
 
-# From a factor and numbers per weight to their sum of squares [V, B], or of products [B, V, V].
-Weighted = Callable[[Factor, Tensor], Tensor]
+
+class _Product(ABC):
+    """Which entries of ``J Σ Jᵀ`` are computed, from each form in which `J` and `Σ` come."""
+
+    @abstractmethod
+    def weighted(self, factor: Factor, weight: Tensor) -> Tensor:
+        """Return the entries for a diagonal Σ, given the variances `weight` of one factor's weights."""
+
+    @abstractmethod
+    def of_rows(self, rows: Tensor) -> Tensor:
+        """Return the entries for rows ``[V, B, D]`` of ``J R``, where ``Σ = R Rᵀ``."""
+
+    @abstractmethod
+    def of_layer(self, layer: OneLayer, covariance: linalg.DenseCovariance) -> Tensor:
+        """Return the entries where one linear layer is all that is random."""
+
+    @abstractmethod
+    def under(self, covariance: linalg.DenseCovariance, rows: Tensor) -> Tensor:
+        """Return the entries for rows ``[V, B, D]`` of `J`."""
+
+    @abstractmethod
+    def shrunk(self, along: Tensor, shrink: Tensor) -> Tensor:
+        """Return the entries for rows ``[V, B, K]`` of ``J R`` and a diagonal Σ between the columns of `R`."""
+
+
+class _Variance(_Product):
+    """The diagonal, ``[V, B]``."""
+
+    def weighted(self, factor: Factor, weight: Tensor) -> Tensor:
+        return factor.weighted_square(weight)
+
+    def of_rows(self, rows: Tensor) -> Tensor:
+        return rows.square().sum(-1)
+
+    def of_layer(self, layer: OneLayer, covariance: linalg.DenseCovariance) -> Tensor:
+        return layer.variance(covariance)
+
+    def under(self, covariance: linalg.DenseCovariance, rows: Tensor) -> Tensor:
+        return covariance.variance_along(rows)
+
+    def shrunk(self, along: Tensor, shrink: Tensor) -> Tensor:
+        return along.square() @ shrink
+
+
+class _ClosedVariance(_Variance):
+    """The diagonal with one more column, ``[V + 1, B]``, for a Σ that is diagonal or in blocks."""
+
+    def weighted(self, factor: Factor, weight: Tensor) -> Tensor:
+        return factor.weighted_square(weight, closing=True)
+
+    def of_rows(self, rows: Tensor) -> Tensor:
+        return super().of_rows(closed(rows, closing=True))
+
+
+class _Gram(_Product):
+    """The block of each example, ``[B, V, V]``."""
+
+    def weighted(self, factor: Factor, weight: Tensor) -> Tensor:
+        return factor.weighted_gram(weight)
+
+    def of_rows(self, rows: Tensor) -> Tensor:
+        return torch.einsum("vbd,ubd->bvu", rows, rows)
+
+    def of_layer(self, layer: OneLayer, covariance: linalg.DenseCovariance) -> Tensor:
+        return layer.gram(covariance)
+
+    def under(self, covariance: linalg.DenseCovariance, rows: Tensor) -> Tensor:
+        return self.of_rows(covariance.times_root(rows))
+
+    def shrunk(self, along: Tensor, shrink: Tensor) -> Tensor:
+        return torch.einsum("vbk,k,ubk->bvu", along, shrink, along)
 
 
 class FunctionalTerms:
@@ -77,13 +146,10 @@ class FunctionalTerms:
 
     def _turned(self, name: str, block: linalg.Block) -> Factor:
         factor = self.factors[name]
-        if factor.explicit is not None:
-            explicit = block.rotate(block.to_matrix(factor.explicit.flatten(2))).flatten(2)
-            return Factor(factor.shape, factor.columns, factor.size, factor.like, explicit=explicit)
-        left, right = block.left, block.right
-        if factor.is_embedding:  # its matrix has the dimensions of the gradient on the right
-            left, right = right, None
-        return factor.rotated(_without_group(left), _without_group(right), self.workspace)
+        if isinstance(factor, CallsFactor):
+            return factor.rotated(_without_group(block.left), _without_group(block.right), self.workspace)
+        gradient = block.rotate(block.to_matrix(factor.per_sample().flatten(2))).flatten(2)
+        return ExplicitFactor(factor.shape, factor.columns, factor.size, factor.like, gradient)
 
     def variance(self, covariance: linalg.Covariance, *, closing: bool = False) -> Tensor:
         """The variance of each column and example, ``[V, B]``.
@@ -92,59 +158,57 @@ class FunctionalTerms:
         makes all of them add up to zero, as centred outputs do.
         """
         if closing:
-            return self._contract(covariance, _weighted_closed, _closed_square, None)
+            return self._contract(covariance, _ClosedVariance())
         # of a low-rank covariance it is a difference, which rounding may make negative
-        return self._contract(covariance, Factor.weighted_square, _square, _minus_square).clamp_min(0.0)
+        return self._contract(covariance, _Variance()).clamp_min(0.0)
 
     def gram(self, covariance: linalg.Covariance) -> Tensor:
         """The covariance between columns for each example, ``[B, V, V]``."""
-        return self._contract(covariance, Factor.weighted_gram, _gram, _minus_gram)
+        return self._contract(covariance, _Gram())
 
-    def _contract(self, covariance: linalg.Covariance, weighted: Weighted, plain: Any, minus: Any) -> Tensor:
+    def _contract(self, covariance: linalg.Covariance, product: _Product) -> Tensor:
         match covariance:
             case linalg.DenseCovariance():
-                if self.layer is not None and covariance.scales is None:  # else a Jacobian serves many covariances
-                    return self.layer.variance(covariance) if plain is _square else self.layer.gram(covariance)
-                if covariance.scales is None and plain is _square:
-                    return covariance.variance_along(self._jacobian())
-                return plain(self._rows_under(covariance))
+                if covariance.scales is not None:  # one rotated Jacobian serves many covariances
+                    return product.of_rows(self._rotated_jacobian(covariance) * covariance.scales.to(self.dtype))
+                if self.layer is not None:
+                    return product.of_layer(self.layer, covariance)
+                return product.under(covariance, self._jacobian())
             case linalg.DiagonalCovariance():
-                return self._weighted(self._by_name(covariance.values), weighted)
+                return self._weighted(self._by_name(covariance.values), product)
             case linalg.KroneckerCovariance():
-                return self._kronecker(covariance, weighted, plain)
+                return self._kronecker(covariance, product)
             case linalg.LowRankCovariance():
-                whole, along = self._low_rank(covariance, weighted)
-                return whole - minus(along, covariance.shrink.to(self.dtype))
+                whole, along = self._low_rank(covariance, product)
+                return whole - product.shrunk(along, covariance.shrink.to(self.dtype))
         raise UnsupportedError(f"No functional covariance is known for {type(covariance).__name__}.")
 
-    def _rows_under(self, covariance: linalg.DenseCovariance) -> Tensor:
-        """The Jacobian times a square root of the covariance; the part that covariances share is computed once."""
-        if covariance.scales is None:
-            return covariance.times_root(self._jacobian())
+    def _rotated_jacobian(self, covariance: linalg.DenseCovariance) -> Tensor:
+        """Return the Jacobian in the basis that several covariances share; it is computed once."""
         basis = covariance.basis
         assert isinstance(basis, Tensor)  # scales have one
         key = (id(basis), "rows")
         if key not in self.shared:
             self.shared[key] = basis, self._jacobian() @ basis.to(self.dtype)
-        return self.shared[key][1] * covariance.scales.to(self.dtype)
+        return self.shared[key][1]
 
     def _jacobian(self) -> Tensor:
         if self.rows is None:
             self.rows = jacobian(self.factors, self.selection)
         return self.rows
 
-    def _weighted(self, values: dict[str, Tensor], weighted: Weighted) -> Tensor:
-        return _total(weighted(each.factor, each.join(values)) for each in self.groups)
+    def _weighted(self, values: dict[str, Tensor], product: _Product) -> Tensor:
+        return _total(product.weighted(each.factor, each.join(values)) for each in self.groups)
 
-    def _kronecker(self, covariance: linalg.KroneckerCovariance, weighted: Weighted, plain: Any) -> Tensor:
-        terms = [weighted(each.factor, self._weights(each, covariance)) for each in self.groups]
+    def _kronecker(self, covariance: linalg.KroneckerCovariance, product: _Product) -> Tensor:
+        terms = [product.weighted(each.factor, self._weights(each, covariance)) for each in self.groups]
         for position, columns in self.gathered.items():
             part = covariance.parts[position]
             if isinstance(part, linalg.DenseCovariance):
-                terms.append(plain(columns @ part.root.to(self.dtype)))
+                terms.append(product.of_rows(columns @ part.root.to(self.dtype)))
             else:
                 assert isinstance(part, linalg.DiagonalCovariance)
-                terms.append(plain(columns * part.values.sqrt().to(self.dtype)))
+                terms.append(product.of_rows(columns * part.values.sqrt().to(self.dtype)))
         return _total(terms)
 
     def _weights(self, each: Group, covariance: linalg.KroneckerCovariance) -> Tensor:
@@ -166,15 +230,15 @@ class FunctionalTerms:
         """Weights ``[D]`` in the shapes of the parameters, zero where a weight is not random."""
         return self.selection.fill(flat.to(self.dtype))
 
-    def _low_rank(self, covariance: linalg.LowRankCovariance, weighted: Weighted) -> tuple[Tensor, Tensor]:
+    def _low_rank(self, covariance: linalg.LowRankCovariance, product: _Product) -> tuple[Tensor, Tensor]:
         """The squares under ``Λ⁻¹`` and the Jacobian along ``Λ^{-1/2} V``; of one λ they are known but for a factor."""
-        spread, key = covariance.spread, (id(covariance.basis), weighted.__name__)
+        spread, key = covariance.spread, (id(covariance.basis), type(product).__name__)
         if not covariance.is_uniform:
-            whole = self._weighted(self._by_name(spread.square()), weighted)
+            whole = self._weighted(self._by_name(spread.square()), product)
             return whole, self._along(covariance.basis * spread[:, None])
         if key not in self.shared:
             ones = self._by_name(torch.ones_like(spread))
-            self.shared[key] = covariance.basis, self._weighted(ones, weighted), self._along(covariance.basis)
+            self.shared[key] = covariance.basis, self._weighted(ones, product), self._along(covariance.basis)
         _, whole, along = self.shared[key]
         return whole * spread[0].square().to(self.dtype), along * spread[0].to(self.dtype)
 
@@ -192,30 +256,6 @@ def joint_covariance(covariance: linalg.Covariance, selection: Selection, factor
 def _without_group(basis: Tensor | None) -> Tensor | None:
     """One group is no group axis."""
     return basis[0] if basis is not None and len(basis) == 1 else basis
-
-
-def _weighted_closed(factor: Factor, weight: Tensor) -> Tensor:
-    return factor.weighted_square(weight, closing=True)
-
-
-def _square(rows: Tensor) -> Tensor:
-    return rows.square().sum(-1)
-
-
-def _closed_square(rows: Tensor) -> Tensor:
-    return _square(closed(rows, closing=True))
-
-
-def _gram(rows: Tensor) -> Tensor:
-    return torch.einsum("vbd,ubd->bvu", rows, rows)
-
-
-def _minus_square(along: Tensor, shrink: Tensor) -> Tensor:
-    return along.square() @ shrink
-
-
-def _minus_gram(along: Tensor, shrink: Tensor) -> Tensor:
-    return torch.einsum("vbk,k,ubk->bvu", along, shrink, along)
 
 
 def _total(parts: Iterable[Tensor]) -> Tensor:

@@ -10,7 +10,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from dubito.curvature.factors import Factor, Turned
+from dubito.curvature.call_gradients import RotatedGradient
+from dubito.curvature.factors import BiasFactor, CallsFactor, ConvolutionFactor, Factor, OuterFactor, make_factor
 from dubito.networks.layers.rows import Dense
 from dubito.networks.selection import Selection
 
@@ -39,13 +40,14 @@ class Group:
 
 def pairs(factors: dict[str, Factor], selection: Selection) -> list[tuple[str, ...]]:
     """Pair each whole weight with the whole bias of the same layer where they share rows; the rest stay alone."""
-    biases = (name for name, factor in factors.items() if factor.is_bias and selection.is_whole(name))
-    layers = {id(factors[name].parts[0].layer): name for name in biases}
+    whole = {name: factor for name, factor in factors.items() if selection.is_whole(name)}
+    biases = {f.calls[0].layer: name for name, f in whole.items() if isinstance(f, BiasFactor)}
     found: list[tuple[str, ...]] = []
-    for name, factor in factors.items():
-        bias = layers.get(id(factor.parts[0].layer)) if _can_pair(factor) and selection.is_whole(name) else None
-        if bias is not None:
-            found.append((name, bias))
+    for name, factor in whole.items():
+        if isinstance(factor, OuterFactor | ConvolutionFactor):
+            call = factor.calls[0]
+            if call.layer in biases and call.rule.bias_shares_rows(call.layer):
+                found.append((name, biases[call.layer]))
     taken = {name for pair in found for name in pair}
     return found + [(name,) for name in factors if name not in taken]
 
@@ -58,18 +60,12 @@ def group(factors: dict[str, Factor], selection: Selection) -> list[Group]:
     ]
 
 
-def _can_pair(factor: Factor) -> bool:
-    if factor.explicit is not None or len(factor.parts) != 1 or factor.is_bias:
-        return False
-    part = factor.parts[0]
-    return isinstance(part.rows, Dense) and part.rule.bias_shares_rows(part.layer)
-
-
-def with_ones(factor: Factor) -> Factor:
-    """The factor of weight and bias together, ``[O, I + 1]``."""
-    part = factor.parts[0]
-    assert isinstance(part.rows, Dense)
-    rows, grads = part.rows.a, part.grads_as_rows()
+def with_ones(factor: Factor) -> CallsFactor:
+    """Return the factor of weight and bias together, ``[O, I + 1]``."""
+    assert isinstance(factor, CallsFactor)
+    call = factor.calls[0]
+    assert isinstance(call.rows, Dense)
+    rows, grads = call.rows.a, call.grads_as_rows()
     padded = Dense(torch.cat([rows, rows.new_ones(*rows.shape[:2], 1)], dim=2))
-    both = Turned(part.rule, part.layer, "weight", padded, grads, part.later if isinstance(part, Turned) else None)
-    return Factor((grads.shape[-1], rows.shape[-1] + 1), factor.columns, factor.size, factor.like, [both])
+    both = RotatedGradient(call.rule, call.layer, padded, grads, call.later)
+    return make_factor((grads.shape[-1], rows.shape[-1] + 1), factor.columns, factor.size, factor.like, [both])

@@ -12,8 +12,9 @@ from torch import Tensor
 from dubito.core.errors import InputError, UnsupportedError
 from dubito.curvature import matrices as linalg
 from dubito.curvature.accumulator import LARGEST_FULL, Accumulator, Sums
+from dubito.curvature.call_gradients import CallGradient
 from dubito.curvature.engine import Engine, Tape
-from dubito.curvature.factors import Factor, Part
+from dubito.curvature.factors import CallsFactor, Factor
 from dubito.curvature.matrices.kronecker import kronecker_block
 from dubito.curvature.products import gram
 from dubito.networks.layers import rule_for
@@ -71,8 +72,8 @@ class KroneckerAccumulator(Accumulator):
         return found
 
     def _add_factor(self, name: str, sums: Sums, factor: Factor, first: bool) -> None:
-        parts = factor.parts if factor.explicit is None else []
-        kinds = {_kind(part) for part in parts}
+        calls = factor.calls if isinstance(factor, CallsFactor) else None
+        kinds = {_kind(call) for call in calls or ()}
         factored = len(kinds) == 1 and None not in kinds
         if not factored and "left" in sums:
             raise UnsupportedError(
@@ -80,19 +81,19 @@ class KroneckerAccumulator(Accumulator):
                 "factors: use structure='diag', or leave it out of the selection."
             )
         if factored:
-            for part in parts:
-                self._add_part(sums, part, first)
-        elif factor.explicit is not None or parts:
+            for call in calls or ():
+                self._add_call(sums, call, first)
+        elif calls is None or calls:
             _accumulate(sums, "diagonal", factor.square_sum())
 
-    def _add_part(self, sums: Sums, part: Part, first: bool) -> None:
+    def _add_call(self, sums: Sums, call: CallGradient, first: bool) -> None:
         reduce = self.mode == "reduce"
-        inputs = part.rows
+        inputs = call.rows
         if inputs is None:
-            rows = part.bias_grads() if reduce else _bias_rows(part)
+            rows = call.bias_grads() if reduce else _bias_rows(call)
             _accumulate(sums, "left", gram(rows.flatten(0, -2))[None])
             return
-        grads = part.grads_as_rows()
+        grads = call.grads_as_rows()
         assert not isinstance(inputs, Elementwise)
         if isinstance(inputs, Index):
             real = torch.ones_like(inputs.ids, dtype=torch.bool)
@@ -138,13 +139,13 @@ class KroneckerAccumulator(Accumulator):
         return block
 
 
-def _kind(part: Part) -> Any:
-    """What parts must have in common to share factors; None where they have none."""
-    if isinstance(part.rows, Elementwise) or isinstance(part.rule, NormRule):
+def _kind(call: CallGradient) -> Any:
+    """Return what calls must have in common to share factors; None where they have none."""
+    if isinstance(call.rows, Elementwise) or isinstance(call.rule, NormRule):
         return None
-    if isinstance(part.rows, Dense | Grouped):
-        return type(part.rule), *part.rows.a.shape[2:]
-    return type(part.rule), type(part.rows)
+    if isinstance(call.rows, Dense | Grouped):
+        return type(call.rule), *call.rows.a.shape[2:]
+    return type(call.rule), type(call.rows)
 
 
 def _accumulate(sums: Sums, key: str, value: Tensor) -> None:
@@ -156,10 +157,10 @@ def _accumulate(sums: Sums, key: str, value: Tensor) -> None:
         sums[key] = value
 
 
-def _bias_rows(part: Part) -> Tensor:
+def _bias_rows(call: CallGradient) -> Tensor:
     """The gradient of the bias at each position on its own, as `expand` sees it: ``[V, B, T, O]``."""
-    axis = part.rule.channel_axis(part.layer, part.grad.ndim - 1) + 1
-    return part.grad.movedim(axis, -1).flatten(2, -2) if part.grad.ndim > 3 else part.bias_grads()[:, :, None]
+    axis = call.rule.channel_axis(call.layer, call.grad.ndim - 1) + 1
+    return call.grad.movedim(axis, -1).flatten(2, -2) if call.grad.ndim > 3 else call.bias_grads()[:, :, None]
 
 
 def _grouped_gram(grads: Tensor, grouped: bool) -> Tensor:

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from dubito.curvature import matrices as linalg
-from dubito.curvature.factors import Factor
+from dubito.curvature.factors import Factor, OuterFactor
 from dubito.curvature.groups import group
 from dubito.curvature.products import gram
 from dubito.networks.selection import Selection
@@ -105,5 +105,6 @@ def one_layer(factors: dict[str, Factor], selection: Selection) -> OneLayer | No
     groups = group({name: factors[name] for name in selection.names}, selection)
     if len(groups) != 1 or groups[0].names != tuple(selection.names) or not selection.is_whole(selection.names[0]):
         return None
-    outer = groups[0].factor.outer
-    return None if outer is None else OneLayer(*outer, has_bias=len(groups[0].names) == 2)
+    if not isinstance(factor := groups[0].factor, OuterFactor):
+        return None
+    return OneLayer(factor.grads, factor.inputs, has_bias=len(groups[0].names) == 2)

@@ -49,7 +49,7 @@ class DiagonalAccumulator(Accumulator):
         for seeds in columns:
             for each in group(tape.pull(seeds), self.selection):
                 chosen = self.selection.indices[each.names[0]]
-                squares = each.factor.square_sum() if chosen is None else _chosen_squares(each.factor, chosen)
+                squares = each.factor.square_sum() if chosen is None else each.factor.square_sum_at(chosen)
                 for name, values in each.split(squares).items():
                     sums["diagonal"][self.selection.slices[name]] += values.double().cpu()
 
@@ -219,13 +219,6 @@ def jacobian_width(engine: Engine, selection: Selection) -> int:
 def jacobian(factors: dict[str, Factor], selection: Selection) -> Tensor:
     """The Jacobian of the selected weights, ``[V, B, D]``, by gathering."""
     return torch.cat([factors[name].gather(selection.indices[name]) for name in selection.names], dim=-1)
-
-
-def _chosen_squares(factor: Factor, chosen: Tensor) -> Tensor:
-    """Squares of a few entries: gather them where that is cheaper than squaring everything."""
-    if factor.outer is not None or len(chosen) * 16 > torch.Size(factor.shape).numel():
-        return factor.square_sum()[chosen]
-    return factor.gather(chosen).square().sum((0, 1))
 
 
 def _positive_part(matrix: Tensor) -> Tensor:

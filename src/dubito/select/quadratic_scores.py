@@ -15,7 +15,6 @@ in the place of $c^*$ both terms of the curvature would be nearly equal where th
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -23,8 +22,6 @@ import torch
 from torch import Tensor
 
 from dubito.beliefs.likelihoods import Categorical, Likelihood
-from dubito.curvature import Factor
-from dubito.curvature.products import CACHED, slices
 from dubito.select.directions import at_each_position, direction_seeds
 
 
@@ -93,24 +90,3 @@ class Forms:
             return ()
         weights = self.sums[examples]
         return (weights @ grads.unflatten(1, (weights.shape[1], -1))).unbind(1)
-
-
-def added_up(factor: Factor, forms: Forms) -> Tensor:
-    """Both forms of every weight, added up over examples: ``[2, size]``."""
-    if factor.is_bias:
-        return forms(factor.parts[0].bias_grads().transpose(0, 1)).sum(0)
-    if (tokens := factor.tokens) is not None:
-        each = forms(tokens.grads.transpose(0, 1), tokens.example).transpose(0, 1)
-        return factor.like.new_zeros(2, *factor.shape).index_add(1, tokens.token, each).flatten(1)
-    total = factor.like.new_zeros(2, math.prod(factor.shape))
-    for examples, entries, grads in factor.products() if factor.is_convolution else _explicit(factor):
-        total[:, entries] += forms.added_up(grads, examples)
-    if factor.is_convolution:
-        return torch.stack([factor.parts[0].from_matrix(values, factor.shape) for values in total])
-    return total
-
-
-def _explicit(factor: Factor) -> Iterator[tuple[slice, slice, Tensor]]:
-    """Yield the explicit gradients ``[b, V, size]`` of some examples, and which; the caller may change them."""
-    for examples in slices(factor.size, CACHED // max(factor.columns * math.prod(factor.shape), 1)):
-        yield examples, slice(None), factor.per_sample(examples).flatten(2).transpose(0, 1).clone()

@@ -5,9 +5,10 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from dubito.curvature.factors import OuterFactor
 from dubito.curvature.groups import Group
 from dubito.networks.selection import Selection
-from dubito.select.quadratic_scores import Forms, added_up
+from dubito.select.quadratic_scores import Forms
 
 # Numbers that wait to be multiplied.
 WAITING = 2**22
@@ -37,17 +38,17 @@ class Sums:
 
     def add(self, each: Group, forms: Forms) -> None:
         """Add both numbers."""
-        if (outer := each.factor.outer) is None:
-            self._add(0, each.names, added_up(each.factor, forms).reshape(2, *each.factor.shape))
+        if isinstance(factor := each.factor, OuterFactor):
+            self._wait(0, each.names, forms(factor.grads.transpose(0, 1)), factor.inputs)
         else:
-            self._wait(0, each.names, forms(outer[0].transpose(0, 1)), outer[1])
+            self._add(0, each.names, factor.form_sum(forms).reshape(2, *factor.shape))
 
     def add_squares(self, which: int, each: Group) -> None:
         """Add the squares of gradients to one of the two numbers."""
-        if (outer := each.factor.outer) is None:
-            self._add(which, each.names, each.factor.square_sum().reshape(1, *each.factor.shape))
+        if isinstance(factor := each.factor, OuterFactor):
+            self._wait(which, each.names, factor.grads.square().sum(0).unsqueeze(1), factor.inputs)
         else:
-            self._wait(which, each.names, outer[0].square().sum(0).unsqueeze(1), outer[1])
+            self._add(which, each.names, factor.square_sum().reshape(1, *factor.shape))
 
     def _wait(self, first: int, names: tuple[str, ...], rows: Tensor, inputs: Tensor) -> None:
         """Add ``Σ_n rows_n inputs_n²ᵀ`` of rows ``[B, k, O]`` later."""

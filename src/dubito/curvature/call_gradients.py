@@ -1,0 +1,139 @@
+"""The gradient that one call of a layer gives to one of its parameters, as rows of inputs and of output gradients."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from dubito.curvature.products import fits, is_shared
+from dubito.curvature.workspace import Workspace
+from dubito.networks.layers.base import LayerRule
+from dubito.networks.layers.rows import Dense, Grouped, Index, Rows, per_sample_gradient, summed_gradient
+
+
+@dataclass
+class CallGradient:
+    """The gradient of one parameter through one call of its layer."""
+
+    rule: LayerRule[Any]
+    layer: nn.Module
+    rows: Rows | None  # the layer's input as rows; None for a bias
+    grad: Tensor  # [V, *output]
+    later: Tensor | None = None  # [O, O], a basis into which the matrices are rotated after the sum over positions
+
+    def take(self, rows: slice, columns: slice = slice(None)) -> CallGradient:
+        """Return the gradient of some examples and columns."""
+        inputs: Rows | None = None
+        if isinstance(self.rows, Index):
+            inputs = self.rows._replace(ids=self.rows.ids[rows])
+        elif self.rows is not None:
+            inputs = type(self.rows)(self.rows.a[rows])
+        return replace(self, rows=inputs, grad=self.grad[columns, rows])
+
+    def grads_as_rows(self) -> Tensor:
+        """Return the output gradients as rows, ``[V, B, T, O]``, grouped ``[V, B, T, Gr, O]``."""
+        return self.rule.grads_as_rows(self.layer, self.grad)
+
+    def bias_grads(self) -> Tensor:
+        """Return the gradients of the bias, ``[V, B, O]``."""
+        return self.rule.bias_grads(self.layer, self.grad)
+
+    def is_its_matrix(self, shape: tuple[int, ...]) -> bool:
+        """Return whether the parameter is stored as the matrix ``[O, I]`` that multiplies the rows."""
+        weight = self.layer.get_parameter("weight")
+        return len(shape) == 2 and self.rule.to_matrix(self.layer, weight).stride() == weight.stride()
+
+    def to_matrix(self, weight: Tensor) -> Tensor:
+        """Return numbers in the shape of the parameter, flat in the order of the matrix ``[O, I]``."""
+        stored = weight.reshape(self.layer.get_parameter("weight").shape)
+        return self.rule.to_matrix(self.layer, stored).flatten()
+
+    def from_matrix(self, flat: Tensor) -> Tensor:
+        """Undo `to_matrix`: return the numbers flat in the order of the parameter."""
+        matrix = self.rule.to_matrix(self.layer, self.layer.get_parameter("weight"))
+        return self.rule.from_matrix(self.layer, flat.reshape(matrix.shape)).flatten()
+
+    def in_matrix(self, positions: Tensor) -> Tensor:
+        """Return where flat positions of the stored weight are in the flat matrix ``[O, I]``."""
+        weight = self.layer.get_parameter("weight")
+        if self.rule.to_matrix(self.layer, weight).is_contiguous():
+            return positions
+        order = torch.arange(weight.numel(), device=positions.device).reshape(weight.shape)
+        return self.rule.to_matrix(self.layer, order).flatten().argsort()[positions]
+
+    def per_sample(self, shape: tuple[int, ...]) -> Tensor:
+        """Return the explicit gradient, ``[V, B, *shape]``."""
+        if self.rows is None:
+            total = self.bias_grads()
+        else:
+            total = self.rule.from_matrix(self.layer, per_sample_gradient(self.rows, self.grads_as_rows()))
+        return total.reshape(*total.shape[:2], *shape)
+
+    def summed(self, shape: tuple[int, ...]) -> Tensor:
+        """Return the sum over examples, ``[V, *shape]``, without forming per-example gradients."""
+        if self.rows is None:
+            return self.bias_grads().sum(1).reshape(-1, *shape)
+        total = self.rule.from_matrix(self.layer, summed_gradient(self.rows, self.grads_as_rows()))
+        return total.reshape(-1, *shape)
+
+    def rotated(self, left: Tensor | None, right: Tensor | None, workspace: Workspace | None = None) -> RotatedGradient:
+        """Return ``leftᵀ M right``.
+
+        Where a layer has more positions than inputs, its few matrices are rotated `later`, not its many gradients.
+        """
+        if self.rows is None:
+            grads = self.bias_grads()[:, :, None]
+            return RotatedGradient(self.rule, self.layer, None, _times(grads, left, workspace))
+        rows: Rows = self.rows
+        if right is not None:
+            assert isinstance(rows, Dense | Grouped)
+            rows = type(rows)(_times(rows.a, right, workspace))
+        grads = self.grads_as_rows()
+        if isinstance(rows, Dense) and rows.a.shape[1] > rows.a.shape[2] and fits(grads, rows.a):
+            return RotatedGradient(self.rule, self.layer, rows, grads, later=left)
+        return RotatedGradient(self.rule, self.layer, rows, _times(grads, left, workspace))
+
+
+@dataclass
+class RotatedGradient(CallGradient):
+    """A gradient whose `grad` holds rows already, in another basis or with another input; its matrix is its weight."""
+
+    def is_its_matrix(self, shape: tuple[int, ...]) -> bool:
+        """Return whether there is one matrix, not one per group."""
+        return isinstance(self.rows, Dense)
+
+    def to_matrix(self, weight: Tensor) -> Tensor:
+        """Return the numbers as they are: they are in the order of the matrix."""
+        return weight.flatten()
+
+    def from_matrix(self, flat: Tensor) -> Tensor:
+        """Return the numbers as they are."""
+        return flat
+
+    def grads_as_rows(self) -> Tensor:
+        """Return the rows as they are."""
+        return self.grad
+
+    def bias_grads(self) -> Tensor:
+        """Return the gradients of a bias, which have been summed over positions."""
+        return self.grad[:, :, 0]
+
+    def per_sample(self, shape: tuple[int, ...]) -> Tensor:
+        """Return ``[V, B, size]`` in the order of the matrix, not of the stored weight."""
+        if self.rows is None:
+            return self.bias_grads()
+        found = per_sample_gradient(self.rows, self.grad)
+        return (found if self.later is None else self.later.mT @ found).flatten(2)
+
+
+def _times(rows: Tensor, basis: Tensor | None, workspace: Workspace | None = None) -> Tensor:
+    if basis is None:
+        return rows
+    if is_shared(rows):
+        return _times(rows[:, :1], basis).expand(-1, rows.shape[1], *[-1] * (rows.ndim - 2))
+    if basis.ndim == 2:
+        return rows @ basis if workspace is None else workspace.times(rows, basis)
+    return torch.einsum("...gi,gij->...gj", rows, basis)
