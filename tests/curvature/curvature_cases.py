@@ -166,6 +166,15 @@ def norms2d() -> Case:
     return classes(model, normal(BATCH, 2, 2, 2))
 
 
+def instance_and_rms_norms() -> Case:
+    model = nn.Sequential(
+        nn.Conv1d(2, 3, 2), nn.InstanceNorm1d(3, affine=True), nn.Tanh(), nn.Conv1d(3, 2, 1),
+        nn.InstanceNorm1d(2, affine=True, track_running_stats=True), nn.RMSNorm([2, 3]), nn.Tanh(), nn.Flatten(),
+        nn.Linear(6, 3), nn.RMSNorm(3),
+    )  # fmt: skip
+    return classes(model, normal(BATCH, 2, 4))
+
+
 # ------------------------------------------------------------------ how layers are used
 
 
@@ -347,8 +356,8 @@ CASES: dict[str, Callable[[], Case]] = {
     make.__name__: make
     for make in (
         mlp, mlp_without_bias, linear_alone, conv1d, conv2d, conv3d, conv_over_everything, depthwise, conv_transpose,
-        conv_transpose2d, embedding, embedding_sparse, embedding_called_twice, norms, norms2d, skip, in_place,
-        overwritten_input, overwritten_data, called_often, conv_called_often, tied_linear, tied_embedding,
+        conv_transpose2d, embedding, embedding_sparse, embedding_called_twice, norms, norms2d,
+        instance_and_rms_norms, skip, in_place, overwritten_input, overwritten_data, called_often, conv_called_often, tied_linear, tied_embedding,
         tied_autoencoder, sequence, output_per_position, output_map, attention, unused, frozen, several_inputs,
         named_inputs, regression, regression_of_one, labels, noise_too,
     )

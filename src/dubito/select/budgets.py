@@ -11,18 +11,12 @@ import torch
 from torch import Tensor, nn
 
 from dubito.core.errors import InputError
+from dubito.networks.layers import is_norm
 from dubito.networks.selection import Selection
 from dubito.select.names import all as all_weights
 from dubito.select.names import layers
 from dubito.select.rule import SelectionRule
 from dubito.select.weights import count_of
-
-_NORMS = (
-    nn.modules.batchnorm._NormBase,
-    nn.LayerNorm,
-    nn.GroupNorm,
-    nn.RMSNorm,
-)
 
 
 def candidates_of(setting: Any, model: nn.Module, *args: Any, **kwargs: Any) -> Selection:
@@ -46,7 +40,7 @@ def _weights_only(model: nn.Module, names: list[str]) -> list[str]:
     kept = []
     for name in names:
         path, _, leaf = name.rpartition(".")
-        norm = isinstance(model.get_submodule(path), _NORMS)
+        norm = is_norm(model.get_submodule(path))
         if model.get_parameter(name).ndim > 1 and "bias" not in leaf and not norm:
             kept.append(name)
     return kept

@@ -75,6 +75,9 @@ def case(name: str) -> Case:
             )
             model, x, likelihood = nn.Sequential(*layers), image, Categorical()
             layers[1](image.float()[:, :, 1:, :2])  # statistics that are not 0 and 1
+        case "instance and rms norm":
+            layers = (nn.Conv2d(2, 2, 2), nn.InstanceNorm2d(2, affine=True), nn.Flatten(), nn.RMSNorm(12))
+            model, x, likelihood = nn.Sequential(*layers, nn.Linear(12, 3)), image, Categorical()
         case _:
             raise ValueError(name)
     model = model.double().eval()
@@ -85,7 +88,8 @@ def case(name: str) -> Case:
 
 
 CASES = (
-    "categorical", "bernoulli", "labels", "gaussian", "gaussian [B]", "heteroscedastic", "sequence", "image", "norm"
+    "categorical", "bernoulli", "labels", "gaussian", "gaussian [B]", "heteroscedastic", "sequence", "image", "norm",
+    "instance and rms norm",
 )  # fmt: skip
 STRUCTURES = ("kron", "full", "diag", "lowrank")
 SELECTIONS: dict[str, SelectionRule] = {

@@ -280,7 +280,7 @@ def test_single_outputs() -> None:
         assert (prediction.epistemic > 0).all()
 
 
-@pytest.mark.parametrize("norm", [nn.BatchNorm1d(5), nn.LayerNorm(5), nn.GroupNorm(1, 5)])
+@pytest.mark.parametrize("norm", [nn.BatchNorm1d(5), nn.LayerNorm(5), nn.RMSNorm(5), nn.GroupNorm(1, 5)])
 def test_normalization_layers_in_kron(norm: nn.Module) -> None:
     """Their scales and shifts are independent weights: the block is the diagonal of the whole matrix."""
     torch.manual_seed(0)

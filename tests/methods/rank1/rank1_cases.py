@@ -96,6 +96,12 @@ CASES: dict[str, tuple[Callable[[], nn.Module], Callable[[], Tensor]]] = {
                               nn.Linear(16, 3), nn.LayerNorm(3)),
         normal(2, 4, 4),
     ),
+    "instance and rms norms": (
+        lambda: nn.Sequential(nn.Conv2d(2, 4, 3), nn.InstanceNorm2d(4, affine=True, track_running_stats=True),
+                              nn.ReLU(), nn.InstanceNorm2d(4, affine=True), nn.Flatten(), nn.Linear(16, 3),
+                              nn.RMSNorm(3)),
+        normal(2, 4, 4),
+    ),
     "attention": (Attention, normal(4, 6)),
     "attention, sequence first": (lambda: Attention(batch_first=False), normal(4, 6)),
     "attention, other keys": (lambda: Attention(kdim=4, vdim=4, add_bias_kv=True), normal(4, 6)),
@@ -115,7 +121,7 @@ def network(name: str) -> tuple[nn.Module, Tensor]:
         make, inputs = CASES[name]
         model = make().double().eval()
         for module in model.modules():
-            if isinstance(module, nn.BatchNorm2d):
+            if getattr(module, "running_mean", None) is not None:
                 module.running_mean.normal_()
                 module.running_var.uniform_(0.5, 2.0)
         return model, inputs()

@@ -115,7 +115,7 @@ def test_a_layer_called_twice_has_one_draw_for_a_pass() -> None:
     assert torch.equal(first, second)
 
 
-@pytest.mark.parametrize("name", ["conv2d", "attention", "lstm, deep", "embedding", "norms"])
+@pytest.mark.parametrize("name", ["conv2d", "attention", "lstm, deep", "embedding", "norms", "instance and rms norms"])
 def test_gradients_are_those_of_finite_differences(name: str) -> None:
     model, x = network(name)
     module = convert(model, Rank1(components=2), inputs=x)

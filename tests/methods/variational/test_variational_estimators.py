@@ -10,7 +10,7 @@ import torch
 from dubito.variational import VariationalModule
 from scipy import stats
 from torch import Tensor, nn
-from variational_cases import LAYERS, mlp, normal, seeded
+from variational_cases import LAYERS, NORMS, mlp, normal, seeded
 
 from dubito import priors
 from dubito.core import params
@@ -26,7 +26,7 @@ each_estimator = pytest.mark.parametrize("estimator", ["local", "flipout", "weig
 
 
 def converted(name: str, estimator: Any) -> tuple[nn.Module, VariationalModule, Tensor]:
-    make, x = LAYERS[name]
+    make, x = {**LAYERS, **NORMS}[name]
     layer = seeded(make)
     module = convert(layer, estimator=estimator, biases="random")
     with torch.no_grad():
@@ -53,7 +53,7 @@ def drawn(module: nn.Module, x: Tensor, num: int = DRAWS) -> Tensor:
     return torch.stack([module(x) for _ in range(num)])
 
 
-@each_layer
+@pytest.mark.parametrize("name", [*LAYERS, *NORMS])
 @each_estimator
 def test_means_and_variances(name: str, estimator: str) -> None:
     layer, module, x = converted(name, estimator)
@@ -73,7 +73,7 @@ def test_local_moments_are_exact(name: str, monkeypatch: pytest.MonkeyPatch) -> 
     torch.testing.assert_close(module(x), expected, rtol=1e-10, atol=1e-12)
 
 
-@each_layer
+@pytest.mark.parametrize("name", [*LAYERS, *NORMS])
 def test_weight_samples_are_joint(name: str) -> None:
     layer, module, x = converted(name, "weight")
     samples = drawn(module, x).flatten(1)

@@ -38,6 +38,12 @@ LAYERS: dict[str, tuple[Any, Tensor]] = {
     "embedding": (lambda: nn.Embedding(5, 3), torch.tensor([[0, 4, 4], [2, 1, 0]])),
     "embedding_padding": (lambda: nn.Embedding(5, 3, padding_idx=0), torch.tensor([[0, 4, 4], [2, 1, 0]])),
 }
+# Their gains are sampled as weights under every estimator.
+NORMS: dict[str, tuple[Any, Tensor]] = {
+    "layer_norm": (lambda: nn.LayerNorm((2, 3)), normal(2, 2, 3)),
+    "rms_norm": (lambda: nn.RMSNorm(3), normal(2, 4, 3)),
+    "instance_norm": (lambda: nn.InstanceNorm2d(2, affine=True), normal(2, 2, 3, 2)),
+}
 
 
 class Tied(nn.Module):

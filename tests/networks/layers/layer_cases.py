@@ -133,6 +133,22 @@ def batch_norm(draw: st.DrawFn) -> Case:
     return Case(layer, torch.randn(draw(small(1, 3)), channels, *[draw(small(1, 3)) for _ in range(dims)]), 1)
 
 
+@st.composite
+def rms_norm(draw: st.DrawFn) -> Case:
+    shape = draw(st.lists(small(2, 3), min_size=1, max_size=2))
+    layer = nn.RMSNorm(shape, eps=draw(st.sampled_from([None, 1e-3])))
+    lead = draw(st.lists(small(1, 3), max_size=3))
+    return Case(layer, torch.randn(*lead, *shape), len(lead), batch_axis=len(lead) > 0)
+
+
+@st.composite
+def instance_norm(draw: st.DrawFn) -> Case:
+    dims, channels = draw(small(1, 3)), draw(small(1, 4))
+    kind = [nn.InstanceNorm1d, nn.InstanceNorm2d, nn.InstanceNorm3d][dims - 1]
+    layer = kind(channels, affine=True, track_running_stats=draw(st.booleans()))
+    return channels_first(draw, layer, channels, [draw(small(2, 3)) for _ in range(dims)])
+
+
 FAMILIES: dict[str, st.SearchStrategy[Case]] = {
     "linear": linear(),
     "conv_zeros": conv("number", "zeros"),
@@ -147,6 +163,8 @@ FAMILIES: dict[str, st.SearchStrategy[Case]] = {
     "layer_norm": layer_norm(),
     "group_norm": group_norm(),
     "batch_norm": batch_norm(),
+    "rms_norm": rms_norm(),
+    "instance_norm": instance_norm(),
 }
 
 

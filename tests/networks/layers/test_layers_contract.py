@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import math
 
 import pytest
 import torch
@@ -14,11 +13,19 @@ from layer_cases import FAMILIES, cases
 from torch import Tensor, nn
 from torch.func import functional_call, jacrev, vmap
 
-from dubito.networks.layers import Cost, LayerRule, per_sample_gradient, require_rule, summed_gradient
+from dubito.networks.layers import (
+    LayerRule,
+    is_norm,
+    per_sample_gradient,
+    require_rule,
+    summed_gradient,
+    weight_axis,
+)
 
 pytestmark = pytest.mark.filterwarnings("ignore:Using padding='same' with even kernel")  # torch's own, for forward
 every_family = pytest.mark.parametrize("family", FAMILIES)
-every_shrinkable_family = pytest.mark.parametrize("family", [f for f in FAMILIES if f != "layer_norm"])
+FIXED_WIDTH = ("layer_norm", "rms_norm")
+every_shrinkable_family = pytest.mark.parametrize("family", [f for f in FAMILIES if f not in FIXED_WIDTH])
 drawn = settings(max_examples=25, deadline=None, derandomize=True, suppress_health_check=[HealthCheck.filter_too_much])
 COLUMNS = 2
 
@@ -224,8 +231,9 @@ def rebuilt(layer: nn.Module) -> nn.Module:
         return nn.Embedding(*weight.shape, padding_idx=layer.padding_idx, sparse=layer.sparse)
     if isinstance(layer, nn.GroupNorm):
         return nn.GroupNorm(layer.num_groups, len(weight), layer.eps)
-    if isinstance(layer, nn.BatchNorm1d | nn.BatchNorm2d | nn.BatchNorm3d):
-        return type(layer)(len(weight), layer.eps, layer.momentum)
+    if hasattr(layer, "num_features"):
+        tracks = layer.track_running_stats
+        return type(layer)(len(weight), layer.eps, layer.momentum, affine=True, track_running_stats=tracks)
     sides = (weight.shape[0], weight.shape[1] * layer.groups)
     inputs, outputs = sides if layer.transposed else reversed(sides)
     names = ("stride", "padding", "dilation", "groups", "padding_mode", *["output_padding"] * layer.transposed)
@@ -236,35 +244,35 @@ def rebuilt(layer: nn.Module) -> nn.Module:
 @every_family
 @drawn
 @given(st.data())
-def test_cost_counts_the_products(family: str, data: st.DataObject) -> None:
+def test_factors_on_the_weight_are_factors_on_the_channels(family: str, data: st.DataObject) -> None:
     layer, x, *_ = data.draw(cases(family))
+    rule, weight = require_rule(layer), layer.weight.detach()
+    sizes = {"input": rule.num_inputs(layer), "output": rule.num_outputs(layer)}
+    for side in ("input", "output") if rule.linear_in_input else ("output",):
+        v = torch.randn(2, sizes[side], dtype=torch.float64)
+        if family in FIXED_WIDTH:
+            with pytest.raises(UnsupportedError, match="weight_factors"):
+                rule.weight_factors(layer, v, side)
+            continue
+        scaled = [rule.apply(layer, x, each, None) for each in weight * rule.weight_factors(layer, v, side)]
+        for y, factors in zip(scaled, v, strict=True):
+            if side == "input":
+                expected = rule.apply(layer, x * rule.scale_channels(layer, factors, side, x.ndim), weight, None)
+            else:
+                plain = rule.apply(layer, x, weight, None)
+                expected = plain * rule.scale_channels(layer, factors, side, plain.ndim)
+            assert_equal(y, expected, 1e-12)
+
+
+@every_family
+@drawn
+@given(st.data())
+def test_the_axes_of_the_weight_have_one_entry_per_channel(family: str, data: st.DataObject) -> None:
+    layer = data.draw(cases(family)).layer
     rule = require_rule(layer)
-    cost = rule.cost(layer, x.shape)
-    assert cost.parameters == sum(math.prod(p.shape) for p in layer.parameters())
-    if rule.linear_in_input:
-        whole = copy.deepcopy(layer)  # one that multiplies no zeros and crops nothing: its ones add up to all products
-        if hasattr(layer, "transposed"):
-            whole.padding_mode = "zeros" if layer.transposed else "replicate"
-            whole.padding = (0,) * len(layer.padding) if layer.transposed else layer.padding
-        products = rule.apply(whole, torch.ones_like(x), torch.ones_like(layer.weight), None).sum()
-        assert cost.macs == products
-    else:
-        assert cost.macs == (0 if family == "embedding" else x.numel())
-
-
-@pytest.mark.parametrize(
-    ("layer", "shape", "expected"),
-    [
-        (nn.Linear(300, 100), (1, 300), Cost(30_100, 30_000)),
-        (nn.Linear(3, 2, bias=False), (4, 5, 3), Cost(6, 120)),
-        (nn.Conv2d(1, 20, 5), (1, 1, 28, 28), Cost(520, 20 * 24 * 24 * 25)),
-        (nn.Conv2d(8, 8, 3, padding=1, groups=8, stride=2), (2, 8, 7, 7), Cost(80, 2 * 8 * 4 * 4 * 9)),
-        (nn.ConvTranspose1d(4, 6, 3, stride=2), (1, 4, 10), Cost(78, 4 * 10 * 6 * 3)),
-        (nn.Embedding(10, 4), (2, 7), Cost(40, 0)),
-        (nn.LayerNorm(6), (2, 5, 6), Cost(12, 60)),
-        (nn.BatchNorm2d(3, affine=False), (2, 3, 4, 4), Cost(0, 0)),
-    ],
-    ids=lambda value: type(value).__name__,
-)
-def test_cost_by_hand(layer: nn.Module, shape: tuple[int, ...], expected: Cost) -> None:
-    assert require_rule(layer).cost(layer, shape) == expected
+    sizes = {"input": rule.num_inputs(layer), "output": rule.num_outputs(layer)}
+    for side, size in sizes.items():
+        axis = rule.weight_axis(layer, side)
+        assert axis is None or layer.weight.shape[axis] == size
+        assert weight_axis(layer, side) == axis
+    assert is_norm(layer) == family.endswith("norm")

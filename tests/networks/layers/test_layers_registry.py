@@ -55,7 +55,7 @@ def test_a_subclass_with_the_same_forward_has_the_rule(layer: nn.Module) -> None
     [
         (
             lambda: LowRankAdapted(2, 2),
-            r"forward is not that of Linear; add a rule in dubito/layers/low_rank_adapted.py",
+            r"forward is not that of Linear; add a rule in dubito/networks/layers/low_rank_adapted.py",
         ),
         (lambda: StandardisedConv(2, 2, 1), "_conv_forward is overridden; add a rule"),
         (patched, "forward is not that of Linear"),
@@ -68,8 +68,8 @@ def test_a_subclass_with_the_same_forward_has_the_rule(layer: nn.Module) -> None
         (lambda: nn.Embedding(3, 2, max_norm=1.0), "max_norm"),
         (lambda: nn.Embedding(3, 2, scale_grad_by_freq=True), "scale_grad_by_freq"),
         (lambda: nn.LazyLinear(2), "run one batch"),
-        (lambda: nn.LSTM(2, 2), r"needs a layer rule for LSTM.*dubito/layers/lstm.py.*@register\(LSTM\)"),
-        (lambda: nn.SyncBatchNorm(2), "none is registered"),
+        (lambda: nn.LSTM(2, 2), r"needs a layer rule for LSTM.*dubito/networks/layers/lstm.py.*@register\(LSTM\)"),
+        (lambda: nn.SyncBatchNorm(2), "over several processes"),
         (nn.ReLU, "none is registered"),
     ],
 )
@@ -119,9 +119,9 @@ def test_what_a_rule_leaves_out_names_the_rule_and_the_method() -> None:
         "num_inputs": (),
         "num_outputs": (),
         "channel_axis": (1,),
+        "weight_factors": (x, "input"),
         "keep_inputs": (x,),
         "keep_outputs": (x,),
-        "cost": ((1,),),
     }
     for method, arguments in calls.items():
         with pytest.raises(

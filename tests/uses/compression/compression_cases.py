@@ -87,6 +87,18 @@ CHAINS: dict[str, tuple[Callable[[], nn.Module], tuple[int, ...]]] = {
         ),
         (1, 8, 8),
     ),
+    "instance norm": (
+        lambda: nn.Sequential(
+            nn.Conv2d(1, 6, 3),
+            nn.InstanceNorm2d(6, affine=True),
+            nn.ReLU(),
+            nn.Conv2d(6, 5, 3),
+            nn.InstanceNorm2d(5, affine=True, track_running_stats=True),
+            nn.Flatten(),
+            nn.Linear(80, 3),
+        ),
+        (1, 8, 8),
+    ),
     "circular": (
         lambda: nn.Sequential(
             nn.Conv1d(2, 6, 3),
@@ -124,7 +136,7 @@ def build(kind: str, seed: int = 0) -> tuple[nn.Module, Tensor]:
     for module in model.modules():
         if getattr(module, "bias", None) is not None:
             nn.init.normal_(module.bias)
-        if isinstance(module, nn.BatchNorm1d | nn.BatchNorm2d):
+        if getattr(module, "running_mean", None) is not None:
             module.running_mean.normal_()
             module.running_var.uniform_(0.5, 2)
             nn.init.normal_(module.weight)

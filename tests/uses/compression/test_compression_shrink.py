@@ -162,8 +162,9 @@ def test_layers_of_which_nothing_goes_are_untouched() -> None:
     assert all(torch.equal(a, b) for a, b in zip(model.parameters(), same.parameters(), strict=True))
 
 
-def test_norms_over_channels_keep_the_width_before_them() -> None:
-    model = nn.Sequential(nn.Linear(4, 6), nn.LayerNorm(6), nn.ReLU(), nn.Linear(6, 5), nn.ReLU(), nn.Linear(5, 2))
+@pytest.mark.parametrize("norm", [nn.LayerNorm, nn.RMSNorm])
+def test_norms_over_channels_keep_the_width_before_them(norm: type[nn.Module]) -> None:
+    model = nn.Sequential(nn.Linear(4, 6), norm(6), nn.ReLU(), nn.Linear(6, 5), nn.ReLU(), nn.Linear(5, 2))
     groups = trace(model.eval(), torch.randn(2, 4))
     assert groups is not None
     assert [group.name for group in groups] == ["3"]

@@ -62,6 +62,14 @@ def test_a_file_loads_into_the_original_architecture(kind: str, format: storage.
     assert all(torch.equal(a, b) for a, b in zip(found.buffers(), made.model.buffers(), strict=True))
 
 
+def test_layers_of_unchanged_size_load_as_they_are(tmp_path: Path) -> None:
+    """The weight of a LayerNorm over two axes, and of a grouped transposed convolution, has no axis of all outputs."""
+    model = nn.Sequential(nn.ConvTranspose1d(4, 4, 2, groups=2), nn.LayerNorm((4, 5)), nn.Flatten(), nn.Linear(20, 3))
+    save(tmp_path / "net", model)
+    found = load(tmp_path / "net", model)
+    assert all(torch.equal(a, b) for a, b in zip(found.parameters(), model.parameters(), strict=True))
+
+
 def test_sparse_files_are_smaller(tmp_path: Path) -> None:
     torch.manual_seed(0)
     made = compress(point(nn.Sequential(nn.Linear(400, 300), nn.ReLU(), nn.Linear(300, 10))), rules.Magnitude(0.98))

@@ -13,7 +13,7 @@ from dubito.core.errors import InputError, UnsupportedError
 from dubito.core.params import Params
 from dubito.core.randomness import default_generator, draw_seed
 from dubito.fitting.posterior import Posterior, Predictor
-from dubito.methods.ensembles.masks import OWN, bernoulli, dropping, on_weight
+from dubito.methods.ensembles.masks import OWN, bernoulli, dropping
 from dubito.networks.layers import require_rule
 
 if TYPE_CHECKING:
@@ -49,8 +49,9 @@ class DropoutPosterior(Posterior):
             draw, weights = bernoulli(self.rates, draw_seed(generator)), dict(mean)
             for site, name in names.items():
                 layer = self.model.get_submodule(site)
-                mask = draw(site, (require_rule(layer).num_inputs(layer),), mean[name])
-                weights[name] = mean[name] * on_weight(layer, mask)
+                rule = require_rule(layer, "sampling weights of MCDropout")
+                mask = draw(site, (rule.num_inputs(layer),), mean[name])
+                weights[name] = mean[name] * rule.weight_factors(layer, mask, "input")
             drawn.append(weights)
         return params.stack(drawn)
 

@@ -15,7 +15,6 @@ import torch
 from torch import Tensor, nn
 
 from dubito.core import params
-from dubito.core.errors import UnsupportedError
 from dubito.core.randomness import derive_seed
 from dubito.networks.layers import rule_for
 
@@ -127,16 +126,3 @@ def concrete(logits: dict[str, Tensor], temperature: float = 0.1) -> Draw:
         return (1 - dropped) / torch.sigmoid(-logit)
 
     return draw
-
-
-def on_weight(layer: nn.Module, channels: Tensor) -> Tensor:
-    """Return a vector over the input channels of a layer as factors that broadcast over its weight."""
-    if isinstance(layer, nn.Linear):
-        return channels
-    if not isinstance(layer, nn.modules.conv._ConvNd):
-        raise UnsupportedError(f"The randomness before a {type(layer).__name__} cannot be written as one of weights.")
-    ones, groups = (1,) * len(layer.kernel_size), layer.groups
-    if layer.transposed:
-        return channels.reshape(-1, 1, *ones)
-    rows = channels.reshape(groups, 1, -1).expand(-1, layer.out_channels // groups, -1)
-    return rows.reshape(layer.out_channels, -1, *ones)

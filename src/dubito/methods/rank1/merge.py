@@ -10,17 +10,16 @@ from collections.abc import Mapping
 
 import torch
 from torch import Tensor, nn
-from torch.nn.modules.conv import _ConvNd
 
 from dubito.core.params import Params
 from dubito.methods.rank1.sites import Layout, Map
+from dubito.networks.layers import rule_for, weight_axis
 
 
 def can_merge(network: nn.Module, layout: Layout) -> bool:
-    """Whether every site is of a type whose weight this file knows how to scale."""
-    modules = dict(network.named_modules())
-    known = (nn.Linear, nn.Embedding, _ConvNd)
-    return all(site.kind != "layer" or isinstance(modules[site.name], known) for site in layout.sites)
+    """Whether the layer rules know where the channels of every site lie on its weight."""
+    layers = [network.get_submodule(site.name) for site in layout.sites if site.kind == "layer"]
+    return all(weight_axis(layer, "output") is not None or weight_axis(layer, "input") is not None for layer in layers)
 
 
 @torch.no_grad()
@@ -44,11 +43,10 @@ def merge(network: nn.Module, layout: Layout, values: Mapping[str, Tensor], fact
 
 
 def _scaled(module: nn.Module, weight: Tensor, map_: Map, s: Tensor | None, r: Tensor | None) -> Tensor:
-    if isinstance(module, nn.Embedding):
-        return weight if r is None else weight * r.unsqueeze(-2)
-    if isinstance(module, _ConvNd):
-        s, r = _over_kernels(module, s, r)
-        return _times(weight, s, r)
+    rule = rule_for(module)
+    if rule is not None:
+        s = None if s is None else rule.weight_factors(module, s, "input")
+        return _times(weight, s, None if r is None else rule.weight_factors(module, r, "output"))
     s, r = None if s is None else s.unsqueeze(-2), None if r is None else r.unsqueeze(-1)
     if map_.rows is None:
         return _times(weight, s, r)
@@ -61,16 +59,3 @@ def _scaled(module: nn.Module, weight: Tensor, map_: Map, s: Tensor | None, r: T
 def _times(weight: Tensor, s: Tensor | None, r: Tensor | None) -> Tensor:
     weight = weight if s is None else weight * s
     return weight if r is None else weight * r
-
-
-def _over_kernels(module: _ConvNd, s: Tensor | None, r: Tensor | None) -> tuple[Tensor | None, Tensor | None]:
-    """Shape factors to meet a weight ``[outer, inner / groups, *kernel]``."""
-    window = [1] * len(module.kernel_size)
-    outer, inner = (s, r) if module.transposed else (r, s)
-    if outer is not None:
-        outer = outer.reshape(*outer.shape, 1, *window)
-    if inner is not None:
-        groups, rows = module.groups, module.weight.shape[0]
-        by_group = inner.unflatten(-1, (groups, 1, -1)).expand(*inner.shape[:-1], groups, rows // groups, -1)
-        inner = by_group.reshape(*inner.shape[:-1], rows, -1, *window)
-    return (outer, inner) if module.transposed else (inner, outer)

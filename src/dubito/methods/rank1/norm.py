@@ -5,7 +5,6 @@ from __future__ import annotations
 from typing import Any
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 
 from dubito.core import distributed
@@ -14,6 +13,7 @@ from dubito.core.errors import UnsupportedError
 from dubito.networks.layers import rule_for
 from dubito.networks.layers.norm import NormRule
 
+STACKED = ("weight", "bias", "running_mean", "running_var")
 BATCH_NORMS = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d)
 _CLASSES: dict[type[nn.Module], type[nn.Module]] = {}
 
@@ -26,6 +26,7 @@ class ComponentNorm(nn.Module):
     """
 
     blocks: list[tuple[int, int]]
+    rule: NormRule[Any]
 
     def forward(self, x: Tensor) -> Tensor:
         """Normalize the rows of each component by themselves."""
@@ -42,17 +43,9 @@ class ComponentNorm(nn.Module):
         return torch.cat([self._one(part, k) for part, (k, _) in zip(parts, self.blocks, strict=True)])
 
     def _one(self, x: Tensor, component: int) -> Tensor:
-        layer: Any = self
-        own = {**self._parameters, **self._buffers}
-        weight, bias, mean, variance = (
-            None if own.get(name) is None else own[name][component]  # type: ignore[index]
-            for name in ("weight", "bias", "running_mean", "running_var")
-        )
-        if not isinstance(self, BATCH_NORMS):
-            return layer.rule.apply(self, x, weight, bias)
-        by_batch = mean is None or (self.training and x.numel() > x.shape[1])  # one value has no variance
-        momentum = 1 / int(layer.num_batches_tracked or 1) if layer.momentum is None else layer.momentum
-        return F.batch_norm(x, mean, variance, weight, bias, by_batch, momentum, layer.eps)
+        stacked = {name: value for name, value in {**self._parameters, **self._buffers}.items() if name in STACKED}
+        own = {name: None if value is None else value[component] for name, value in stacked.items()}
+        return self.rule.forward_with(self, x, own)
 
 
 def make_component_norms(network: nn.Module, components: int) -> dict[str, ComponentNorm]:

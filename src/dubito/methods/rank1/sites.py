@@ -19,7 +19,6 @@ from torch import Tensor, nn
 from dubito.core import batches, params
 from dubito.core.errors import InputError
 from dubito.networks.layers import LayerRule, rule_for
-from dubito.networks.layers.norm import NormRule
 
 Sides = Literal["both", "input", "output"]
 Kind = Literal["layer", "attention", "lstm"]
@@ -132,7 +131,7 @@ def find_layout(network: nn.Module, sides: Sides, leave_out: tuple[str, ...] = (
 def scalable_rule(module: nn.Module) -> LayerRule[Any] | None:
     """The rule of a layer whose channels can be scaled; normalization layers have gains of their own."""
     rule = rule_for(module)
-    if rule is None or isinstance(rule, NormRule) or module._parameters.get("weight") is None:
+    if rule is None or rule.normalizes or module._parameters.get("weight") is None:
         return None
     knows_channels = type(rule).num_outputs is not LayerRule.num_outputs
     return rule if knows_channels and type(rule).channel_axis is not LayerRule.channel_axis else None

@@ -19,8 +19,7 @@ from dubito.methods.variational.joint import JointModule
 from dubito.methods.variational.layer import StochasticLayer, make_stochastic
 from dubito.methods.variational.mean_field import MeanField
 from dubito.methods.variational.module import VariationalModule
-from dubito.networks.layers import rule_for
-from dubito.networks.layers.norm import NormRule
+from dubito.networks.layers import is_norm, rule_for
 from dubito.networks.selection import Selection
 from dubito.select import SelectionWarning
 from dubito.select import all as all_weights
@@ -143,7 +142,7 @@ def random_weights(network: nn.Module, chosen: Selection, biases: str) -> Select
         constant = None if rule is None else rule.constant_weights(module)
         if constant is not None:  # the row of an embedding's padding
             masks[names[id(module.weight)]] &= ~constant.cpu()
-        if isinstance(rule, NormRule):
+        if is_norm(module):
             points |= {names[id(value)] for value in module.parameters(recurse=False)}
     kept = {name: mask for name, mask in masks.items() if biases == "random" or name not in points}
     selection = Selection.from_masks(chosen.shapes, kept)
@@ -176,7 +175,7 @@ def _put_noise_on_outputs(network: nn.Module, posterior: dict[str, MeanField], e
         own = {n: value for n, value in module.named_parameters(recurse=False) if names[id(value)] in posterior}
         tied = any(owners[id(value)] > 1 for value in own.values())
         # the gain of a normalization layer is sampled: it is small, and the layer's own forward keeps its statistics
-        if "weight" in own and own["weight"].ndim >= 2 and not tied and not isinstance(rule, NormRule):
+        if "weight" in own and own["weight"].ndim >= 2 and not tied and not rule.normalizes:
             make_stochastic(module, rule, estimator, {n: posterior[names[id(value)]] for n, value in own.items()})
 
 

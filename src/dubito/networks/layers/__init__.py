@@ -5,13 +5,20 @@
 
 from __future__ import annotations
 
-from dubito.networks.layers import conv, conv_transpose, embedding, linear, norm  # noqa: F401 - they register their rules
-from dubito.networks.layers.base import Cost, LayerRule, Side
-from dubito.networks.layers.registry import register, require_rule, rule_for
+from dubito.networks.layers import (  # noqa: F401 - they register their rules
+    conv,
+    conv_transpose,
+    embedding,
+    instance_norm,
+    linear,
+    norm,
+    rms_norm,
+)
+from dubito.networks.layers.base import LayerRule, Side
+from dubito.networks.layers.registry import is_norm, register, require_rule, rule_for, weight_axis
 from dubito.networks.layers.rows import Dense, Elementwise, Grouped, Index, Rows, per_sample_gradient, summed_gradient
 
 __all__ = [
-    "Cost",
     "Dense",
     "Elementwise",
     "Grouped",
@@ -19,9 +26,11 @@ __all__ = [
     "LayerRule",
     "Rows",
     "Side",
+    "is_norm",
     "per_sample_gradient",
     "register",
     "require_rule",
     "rule_for",
     "summed_gradient",
+    "weight_axis",
 ]

@@ -10,8 +10,6 @@ import copy
 import math
 import re
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Any, ClassVar, Generic, Literal, TypeVar
 
 import torch
@@ -22,21 +20,6 @@ from dubito.networks.layers.rows import Rows
 
 M = TypeVar("M", bound=nn.Module)
 Side = Literal["input", "output"]
-
-
-@dataclass(frozen=True)
-class Cost:
-    """What a layer costs: numbers held, and multiply-accumulates for one input of a given shape.
-
-    >>> Cost(parameters=6, macs=6) + Cost(parameters=2, macs=4)
-    Cost(parameters=8, macs=10)
-    """
-
-    parameters: int = 0
-    macs: int = 0
-
-    def __add__(self, other: Cost) -> Cost:
-        return Cost(self.parameters + other.parameters, self.macs + other.macs)
 
 
 class LayerRule(ABC, Generic[M]):
@@ -52,6 +35,9 @@ class LayerRule(ABC, Generic[M]):
 
     linear_in_input: ClassVar[bool] = True
     """Whether $y$ is also linear in $x$, so that signs or factors may be put on the input channels."""
+
+    normalizes: ClassVar[bool] = False
+    """Whether the layer is a normalization; see `dubito.networks.layers.norm`."""
 
     def obstacle(self, layer: M) -> str | None:
         """Why this rule does not describe this particular layer, and what to do; None where it does."""
@@ -130,6 +116,20 @@ class LayerRule(ABC, Generic[M]):
             raise InputError(f"factors of shape {tuple(v.shape)} have too many axes for an activation of {ndim} axes")
         return v.reshape(*lead, *[1] * (axis - len(lead)), size, *[1] * (ndim - axis - 1))
 
+    def weight_axis(self, layer: M, side: Side) -> int | None:
+        """The axis of the weight with one entry per channel of that side; None where the weight has no such axis."""
+        return None
+
+    def weight_factors(self, layer: M, v: Tensor, side: Side) -> Tensor:
+        """Factors `v [..., C]` of the channels of one side, reshaped to multiply the weight: `[..., *weight]`.
+
+        Scaling the weight by them gives the same outputs as scaling the channels (without the bias).
+        """
+        axis = self.weight_axis(layer, side)
+        if axis is None:
+            raise self._lacks("weight_factors", layer)
+        return v.reshape(*v.shape[:-1], *[1] * axis, v.shape[-1], *[1] * (layer.weight.ndim - axis - 1))  # type: ignore[operator]
+
     def channelwise(self, layer: M) -> bool:
         """Whether output channel i belongs to input channel i, so that both are removed together.
 
@@ -145,13 +145,6 @@ class LayerRule(ABC, Generic[M]):
         """A new, smaller layer that takes only the inputs named by `index`: as if the others were zero."""
         raise self._lacks("keep_inputs", layer)
 
-    def cost(self, layer: M, input_shape: Sequence[int]) -> Cost:
-        """Parameters, and multiply-accumulates for an input of this shape, batch axis included (1 for one example).
-
-        Products with padded zeros count, as in the usual tables; adding a bias and computing statistics do not.
-        """
-        raise self._lacks("cost", layer)
-
     def _lacks(self, method: str, layer: M) -> UnsupportedError:
         rule = type(self)
         return UnsupportedError(
@@ -163,12 +156,7 @@ def how_to_add(layer: nn.Module) -> str:
     """Which file to write for a layer that no rule describes, as a clause."""
     name = type(layer).__name__
     file = re.sub(r"(?<=[a-z0-9])(?=[A-Z])", "_", name).lower()
-    return f"add a rule in dubito/layers/{file}.py and register it with @register({name})"
-
-
-def count_parameters(layer: nn.Module) -> int:
-    """The number of weights and biases that a layer holds itself."""
-    return sum(p.numel() for p in layer.parameters(recurse=False))
+    return f"add a rule in dubito/networks/layers/{file}.py and register it with @register({name})"
 
 
 def check_kept(index: Tensor, size: int) -> Tensor:

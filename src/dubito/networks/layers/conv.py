@@ -12,15 +12,7 @@ from torch import Tensor, nn
 from torch.nn.modules.conv import _ConvNd
 
 from dubito.core.errors import UnsupportedError
-from dubito.networks.layers.base import (
-    Cost,
-    LayerRule,
-    channels_first_rows,
-    check_kept,
-    count_parameters,
-    how_to_add,
-    resized,
-)
+from dubito.networks.layers.base import LayerRule, Side, channels_first_rows, check_kept, how_to_add, resized
 from dubito.networks.layers.registry import register
 from dubito.networks.layers.rows import Dense, Grouped
 
@@ -80,6 +72,20 @@ class ChannelsFirstRule(LayerRule[_ConvNd]):
         """1, or 0 without a batch axis."""
         return ndim - spatial_dims(layer) - 1
 
+    def weight_axis(self, layer: _ConvNd, side: Side) -> int | None:
+        """0 for the outer channels; 1 for the inner ones, which each group has for itself: no axis has them all."""
+        if _is_outer(layer, side):
+            return 0
+        return 1 if layer.groups == 1 else None
+
+    def weight_factors(self, layer: _ConvNd, v: Tensor, side: Side) -> Tensor:
+        """Inner channels of a grouped convolution meet the rows of their own group."""
+        if _is_outer(layer, side) or layer.groups == 1:
+            return super().weight_factors(layer, v, side)
+        lead, rows, window = v.shape[:-1], layer.weight.shape[0], [1] * spatial_dims(layer)
+        by_group = v.unflatten(-1, (layer.groups, 1, -1)).expand(*lead, layer.groups, rows // layer.groups, -1)
+        return by_group.reshape(*lead, rows, -1, *window)
+
     def channelwise(self, layer: _ConvNd) -> bool:
         """True of a depthwise convolution with as many outputs as inputs."""
         return layer.groups > 1 and layer.groups == layer.in_channels == layer.out_channels
@@ -92,7 +98,7 @@ class ChannelsFirstRule(LayerRule[_ConvNd]):
         if self.channelwise(layer):
             tensors = {"weight": layer.weight[index], **bias}
             return resized(layer, tensors, in_channels=size, out_channels=size, groups=size)
-        weight = _keep(layer, index, outer=not layer.transposed)
+        weight = _keep(layer, index, outer=_is_outer(layer, "output"))
         return resized(layer, {"weight": weight, **bias}, out_channels=size)
 
     def keep_inputs(self, layer: _ConvNd, index: Tensor) -> _ConvNd:
@@ -100,8 +106,12 @@ class ChannelsFirstRule(LayerRule[_ConvNd]):
         index = check_kept(index, layer.in_channels)
         if self.channelwise(layer):
             return self.keep_outputs(layer, index)
-        weight = _keep(layer, index, outer=layer.transposed)
+        weight = _keep(layer, index, outer=_is_outer(layer, "input"))
         return resized(layer, {"weight": weight}, in_channels=len(index))
+
+
+def _is_outer(layer: _ConvNd, side: Side) -> bool:
+    return (side == "output") != layer.transposed
 
 
 def _keep(layer: _ConvNd, index: Tensor, outer: bool) -> Tensor:
@@ -165,14 +175,6 @@ class ConvRule(ChannelsFirstRule):
         """The inverse of `to_matrix`."""
         matrix = matrix if layer.groups == 1 else matrix.flatten(-3, -2)
         return matrix.unflatten(-1, layer.weight.shape[1:])
-
-    def cost(self, layer: _ConvNd, input_shape: Sequence[int]) -> Cost:
-        """The fan-in for each output element."""
-        dims, fan_in = spatial_dims(layer), math.prod(layer.weight.shape[1:])
-        sizes = zip(input_shape[-dims:], _pads(layer), layer.kernel_size, layer.stride, layer.dilation, strict=True)
-        positions = math.prod((n + sum(p) - d * (k - 1) - 1) // s + 1 for n, p, k, s, d in sizes)
-        batch = math.prod(input_shape[: -dims - 1])
-        return Cost(count_parameters(layer), batch * positions * layer.out_channels * fan_in)
 
 
 def _pads(layer: _ConvNd) -> list[tuple[int, int]]:

@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import math
-from collections.abc import Sequence
 from typing import Any
 
 import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.nn.modules.conv import _ConvNd
 
-from dubito.networks.layers.base import Cost, channels_first_rows, count_parameters
+from dubito.networks.layers.base import channels_first_rows
 from dubito.networks.layers.conv import ChannelsFirstRule, batched, pad, spatial_dims, window_rows, windows
 from dubito.networks.layers.registry import register
 from dubito.networks.layers.rows import Dense, Grouped
@@ -56,7 +54,3 @@ class ConvTransposeRule(ChannelsFirstRule):
         """The inverse of `to_matrix`."""
         grouped = matrix.transpose(-1, -2)
         return (grouped if layer.groups == 1 else grouped.flatten(-3, -2)).unflatten(-1, layer.weight.shape[1:])
-
-    def cost(self, layer: _ConvNd, input_shape: Sequence[int]) -> Cost:
-        """The fan-out of its group for each input element."""
-        return Cost(count_parameters(layer), math.prod(input_shape) * math.prod(layer.weight.shape[1:]))

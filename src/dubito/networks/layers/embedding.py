@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from dubito.networks.layers.base import Cost, LayerRule, channels_last_rows, check_kept, count_parameters, resized
+from dubito.networks.layers.base import LayerRule, Side, channels_last_rows, check_kept, resized
 from dubito.networks.layers.registry import register
 from dubito.networks.layers.rows import Index
 
@@ -75,6 +73,10 @@ class EmbeddingRule(LayerRule[nn.Embedding]):
         """The last axis of the output."""
         return ndim - 1
 
+    def weight_axis(self, layer: nn.Embedding, side: Side) -> int:
+        """`[num_embeddings, D]`: inputs first."""
+        return 1 if side == "output" else 0
+
     def keep_outputs(self, layer: nn.Embedding, index: Tensor) -> nn.Embedding:
         """Columns of the weight."""
         index = check_kept(index, layer.embedding_dim)
@@ -90,7 +92,3 @@ class EmbeddingRule(LayerRule[nn.Embedding]):
             num_embeddings=len(index),
             padding_idx=padding[0] if padding else None,
         )
-
-    def cost(self, layer: nn.Embedding, input_shape: Sequence[int]) -> Cost:
-        """A lookup multiplies nothing."""
-        return Cost(count_parameters(layer), 0)

@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-import math
-from collections.abc import Sequence
-
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from dubito.networks.layers.base import Cost, LayerRule, channels_last_rows, check_kept, count_parameters, resized
+from dubito.networks.layers.base import LayerRule, Side, channels_last_rows, check_kept, resized
 from dubito.networks.layers.registry import register
 from dubito.networks.layers.rows import Dense
 
@@ -49,6 +46,10 @@ class LinearRule(LayerRule[nn.Linear]):
         """The last."""
         return ndim - 1
 
+    def weight_axis(self, layer: nn.Linear, side: Side) -> int:
+        """`[O, I]`."""
+        return 0 if side == "output" else 1
+
     def keep_outputs(self, layer: nn.Linear, index: Tensor) -> nn.Linear:
         """Rows of the weight and entries of the bias."""
         index = check_kept(index, layer.out_features)
@@ -59,7 +60,3 @@ class LinearRule(LayerRule[nn.Linear]):
         """Columns of the weight."""
         index = check_kept(index, layer.in_features)
         return resized(layer, {"weight": layer.weight[:, index]}, in_features=len(index))
-
-    def cost(self, layer: nn.Linear, input_shape: Sequence[int]) -> Cost:
-        """I · O multiply-accumulates per position."""
-        return Cost(count_parameters(layer), math.prod(input_shape) * layer.out_features)

@@ -10,7 +10,7 @@ from torch.nn.parameter import is_lazy
 from torch.nn.utils import parametrize
 
 from dubito.core.errors import UnsupportedError
-from dubito.networks.layers.base import LayerRule, how_to_add
+from dubito.networks.layers.base import LayerRule, Side, how_to_add
 
 _RULES: dict[type[nn.Module], LayerRule[Any]] = {}
 
@@ -67,6 +67,27 @@ def require_rule(module: nn.Module, purpose: str = "this method") -> LayerRule[A
     if rule is not None and obstacle is None:
         return rule
     raise UnsupportedError(f"{purpose} needs a layer rule for {type(module).__name__}, but {obstacle}")
+
+
+def is_norm(module: nn.Module) -> bool:
+    """Whether a module is a normalization layer, by its class."""
+    rule = _class_rule(module)
+    return rule is not None and rule.normalizes
+
+
+def weight_axis(module: nn.Module, side: Side) -> int | None:
+    """`LayerRule.weight_axis` by the module's class; a class without a rule has its outputs first, then its inputs.
+
+    >>> weight_axis(nn.Linear(3, 2), "input"), weight_axis(nn.Embedding(3, 2), "input")
+    (1, 0)
+    """
+    rule = _class_rule(module)
+    return ("output", "input").index(side) if rule is None else rule.weight_axis(module, side)
+
+
+def _class_rule(module: nn.Module) -> LayerRule[Any] | None:
+    """The rule of the module's class, also where it does not describe this module's `forward`."""
+    return next((_RULES[cls] for cls in type(module).__mro__ if cls in _RULES), None)
 
 
 def _find(module: nn.Module) -> tuple[LayerRule[Any] | None, str | None]:

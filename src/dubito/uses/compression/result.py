@@ -17,6 +17,7 @@ from dubito.core.errors import InputError, MissingDataError, UnsupportedError
 from dubito.fitting.posterior import Posterior
 from dubito.fitting.recipe import Recipe
 from dubito.fitting.training import Training
+from dubito.networks.layers import is_norm
 from dubito.uses.compression import export, quantize, storage
 from dubito.uses.compression.plan import Plan
 from dubito.uses.compression.report import Report, make_report
@@ -100,7 +101,8 @@ class Compression:
     def steps(self, rounding: float = ROUNDING) -> dict[str, float]:
         """Return the step in which each parameter is stored; see `dubito.compression.quantize`."""
         weights = params.of(self.model)
-        layers = {name: value for name, value in weights.items() if not _is_norm(self.model, name)}
+        owners = {name: self.model.get_submodule(name.rpartition(".")[0]) for name in weights}
+        layers = {name: value for name, value in weights.items() if not is_norm(owners[name])}
         dense = params.of(self.dense)
         precision = precision_diagonal(self.source, list(dense))
         # zeros of the network before, such as those of an earlier compression, cost nothing and say nothing
@@ -175,8 +177,3 @@ class Compression:
 
     def __repr__(self) -> str:
         return f"<Compression of {self.source!r} by {self.rule!r}: {self.plan.sparsity:.2%} of the weights are gone>"
-
-
-def _is_norm(model: nn.Module, name: str) -> bool:
-    layer = model.get_submodule(name.rpartition(".")[0])
-    return isinstance(layer, nn.modules.batchnorm._BatchNorm | nn.LayerNorm | nn.GroupNorm)

@@ -219,16 +219,12 @@ def _resize(model: nn.Module, name: str, module: nn.Module, tensors: Mapping[str
     given = own["weight"] if own["weight"] is not None else own["running_mean"]
     if rule is None or given is None:  # no sizes: a layer without tensors, or one whose weight is written elsewhere
         return
-    transposed = bool(getattr(module, "transposed", False)) or isinstance(module, nn.Embedding)
-    inputs_first = transposed and given.ndim > 1
-    sizes = {"outputs": given.shape[1 if inputs_first else 0], "inputs": given.shape[0 if inputs_first else -1]}
-    if given.ndim > 2 and not inputs_first:
-        sizes["inputs"] = given.shape[1]
+    outputs, inputs = rule.weight_axis(module, "output"), rule.weight_axis(module, "input")
     smaller: Any = module
-    if rule.num_outputs(module) > sizes["outputs"]:
-        smaller = rule.keep_outputs(smaller, torch.arange(sizes["outputs"], device=given.device))
-    if given.ndim > 1 and getattr(module, "groups", 1) == 1 and rule.num_inputs(module) > sizes["inputs"]:
-        smaller = rule.keep_inputs(smaller, torch.arange(sizes["inputs"], device=given.device))
+    if outputs is not None and rule.num_outputs(module) > given.shape[outputs]:
+        smaller = rule.keep_outputs(smaller, torch.arange(given.shape[outputs], device=given.device))
+    if inputs is not None and rule.num_inputs(module) > given.shape[inputs]:
+        smaller = rule.keep_inputs(smaller, torch.arange(given.shape[inputs], device=given.device))
     if own["bias"] is not None and getattr(smaller, "bias", None) is None:
         smaller = copy.deepcopy(smaller) if smaller is module else smaller
         smaller.bias = nn.Parameter(own["bias"].clone())

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import math
 from dataclasses import replace
-from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from dubito.core.errors import UnsupportedError
 from dubito.core.params import Params
+from dubito.networks.layers import weight_axis
 from dubito.uses.compression.plan import Plan
 from dubito.uses.compression.rules import Masks, Rule
 from dubito.uses.compression.units_by_fx import Part, Units
@@ -119,12 +119,12 @@ def weight(layer: str) -> str:
 
 def by_output(model: nn.Module, layer: str, tensor: Tensor) -> Tensor:
     """A tensor shaped as the weight of a layer with the outputs first, ``[outputs, ...]``; a view."""
-    return _first_axis(model, layer, tensor, outputs=True)
+    return tensor.movedim(weight_axis(model.get_submodule(layer), "output") or 0, 0)
 
 
 def by_input(model: nn.Module, layer: str, tensor: Tensor) -> Tensor:
     """The same as ``[inputs, ...]``; a view."""
-    return _first_axis(model, layer, tensor, outputs=False)
+    return tensor.movedim(weight_axis(model.get_submodule(layer), "input") or 0, 0)
 
 
 def gone_of(part: Part, stays: Tensor) -> Tensor:
@@ -136,11 +136,3 @@ def _by_unit(channels: Tensor, part: Part, group: Units) -> Tensor:
     """A tensor ``[channels, ...]`` as ``[units, ...]``: each unit owns equally many channels."""
     order = part.index[torch.argsort(part.unit, stable=True)]
     return channels[order.to(channels.device)].reshape(group.size, -1)
-
-
-def _first_axis(model: nn.Module, layer: str, tensor: Tensor, outputs: bool) -> Tensor:
-    module: Any = model.get_submodule(layer)
-    # a transposed convolution and an embedding have their inputs first
-    inputs_first = bool(getattr(module, "transposed", False)) or isinstance(module, nn.Embedding)
-    axis = 0 if outputs != inputs_first else 1
-    return tensor.movedim(axis, 0)

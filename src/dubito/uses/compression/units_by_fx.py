@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, fx, nn
 
 from dubito.networks.layers import rule_for
-from dubito.networks.layers.norm import BatchNormRule, NormRule
+from dubito.networks.layers.norm import NormRule
 
 # Modules, functions and methods that work on each channel by itself.
 _POINTWISE = (
@@ -136,7 +136,7 @@ def _walk(traced: fx.GraphModule, nodes: list[fx.Node], shapes: dict[fx.Node, tu
             if in_one:
                 axis = rule.channel_axis(module, len(shapes[node]))
                 current = _Open(str(node.target), rule.num_outputs(module), axis)
-        elif isinstance(rule, BatchNormRule):
+        elif isinstance(rule, NormRule) and not rule.mixes_channels:
             if current is not None:
                 owner = torch.arange(current.size) if current.owner is None else current.owner
                 current.passers.append(Part.whole(str(node.target), owner))

@@ -8,7 +8,7 @@ from typing import Literal
 
 from torch import nn
 
-from dubito.networks.layers import rule_for
+from dubito.networks.layers import rule_for, weight_axis
 
 Side = Literal["inputs", "outputs"]
 
@@ -68,14 +68,14 @@ def find_groups(network: nn.Module, names: list[str], groups: str) -> list[Kind]
 def _plain(path: str, module: nn.Module, attribute: str, name: str, groups: str) -> Kind:
     """One group per input or output of a parameter; of an unknown one the rows are outputs."""
     value = getattr(module, attribute)
-    transposed = isinstance(module, nn.Embedding) or getattr(module, "transposed", False)
-    outputs, inputs = (1, 0) if transposed else (0, 1)
     is_convolution = rule_for(module) is not None and value.ndim > 2
     side: Side = groups if groups != "auto" else "outputs" if is_convolution else "inputs"  # type: ignore[assignment]
-    # each group of a grouped convolution has inputs (of a transposed one: outputs) of its own, which share no axis
-    if getattr(module, "groups", 1) > 1:
-        side = "inputs" if transposed else "outputs"
-    axis = outputs if side == "outputs" else inputs
+    axes = {"inputs": weight_axis(module, "input"), "outputs": weight_axis(module, "output")}
+    if axes[side] is None:  # a grouped convolution has one axis for all outputs, or (transposed) for all inputs
+        side = "outputs" if side == "inputs" else "inputs"
+    axis = axes[side]
+    if axis is None:  # neither: the weight of a LayerNorm over several axes
+        axis = 0 if side == "outputs" else 1
     label = side if attribute == "weight" else f"{attribute}.{side}"
     return Kind(".".join(filter(None, (path, label))), (Member(name, axis, side),), value.shape[axis])
 
