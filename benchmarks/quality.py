@@ -20,6 +20,9 @@ from torch import Tensor, nn
 import dubito
 from dubito import MAP, Training
 from dubito.data import DataSet
+from dubito.fitting.recipe import Recipe
+from dubito.uses.comparison import Failure
+from dubito.uses.reporting import Evaluation
 
 RESULTS = Path(__file__).parent / "results"
 
@@ -54,8 +57,15 @@ def outside(name: str, data: DataSet, number: int | None) -> Tensor:
     return data.encoder.encode(pixels)
 
 
-def run(folder: str, tasks: dict[str, Task], methods: dict[str, Any], seeds: int, kinds: tuple[str, ...]) -> None:
-    """Fill in every cell that is missing."""
+def run(
+    folder: str,
+    tasks: dict[str, Task],
+    methods: dict[str, Recipe],
+    seeds: int,
+    kinds: tuple[str, ...],
+    training: Any = None,
+) -> None:
+    """Fill in every cell that is missing; `training` is that of `dubito.compare`."""
     for task_name, task in tasks.items():
         for seed in range(seeds):
             missing = [name for name in methods if not cell(folder, task_name, name, seed).is_file()]
@@ -63,13 +73,20 @@ def run(folder: str, tasks: dict[str, Task], methods: dict[str, Any], seeds: int
                 continue
             data = dubito.data.load(task.data, limit=task.limit, limit_test=task.limit_test)
             ood = {name: dubito.data.load(name, like=data, limit_test=task.limit_test).test for name in task.ood}
-            trained = trained_network(folder, task_name, task, data, seed)
-            for name in missing:
-                posterior = methods[name].fit(trained, data.train, validation=data.validation, progress=False)
-                shifts = dubito.data.shifts(data, kinds=kinds)
-                result = dubito.evaluate(posterior, data.test, ood=ood, shifts=shifts, name=name)
-                cell(folder, task_name, name, seed).write_text(json.dumps(result.to_json()))
-                print(f"{task_name} seed {seed} {name}: NLL {result.scores['nll']:.4f}", flush=True)
+
+            def keep(run: Any, task_name: str = task_name) -> None:
+                if isinstance(run, Failure):
+                    raise run.error
+                cell(folder, task_name, run.name, run.seed).write_text(json.dumps(run.evaluation.to_json()))
+                nll = run.evaluation.scores["nll"]
+                print(f"{task_name} seed {run.seed} {run.name}: NLL {nll:.4f}", flush=True)
+
+            dubito.compare(
+                trained_network(folder, task_name, task, data, seed), data.train, {m: methods[m] for m in missing},
+                test=data.test, seeds=[seed], validation=data.validation, ood=ood,
+                shifts=dubito.data.shifts(data, kinds=kinds), base=MAP(train=False),
+                training=training, progress=keep,
+            )  # fmt: skip
 
 
 def trained_network(folder: str, task_name: str, task: Task, data: Any, seed: int) -> nn.Module:
@@ -97,7 +114,7 @@ def table(folder: str, task_name: str, methods: dict[str, Any], seeds: int) -> s
     lines: list[str] = []
     for method in methods:
         paths = [cell(folder, task_name, method, seed) for seed in range(seeds)]
-        found = [dubito.uses.reporting.Evaluation.from_json(json.loads(p.read_text())) for p in paths if p.is_file()]
+        found = [Evaluation.from_json(json.loads(p.read_text())) for p in paths if p.is_file()]
         if not found:
             continue
         rows = [_columns(result) for result in found]

@@ -37,6 +37,7 @@ _PUBLIC: dict[str, tuple[str, str | None]] = {
     "Prediction": ("dubito.beliefs.prediction", "Prediction"),
     "Selection": ("dubito.networks.selection", "Selection"),
     "acquire": ("dubito.uses.decisions", "acquire"),
+    "compare": ("dubito.uses.comparison", "compare"),
     "compress": ("dubito.uses.compression", "compress"),
     "distill": ("dubito.uses.transfer", "distill"),
     "load": ("dubito.fitting.posterior", "load"),
@@ -82,6 +83,7 @@ if TYPE_CHECKING:
     from dubito.networks import models
     from dubito.networks.selection import Selection
     from dubito.uses import compression, decisions, metrics, transfer
+    from dubito.uses.comparison.compare import compare
     from dubito.uses.compression import rules
     from dubito.uses.compression.compress import compress
     from dubito.uses.compression.sharing import share_weights

@@ -15,9 +15,10 @@ from typer.testing import CliRunner, Result
 
 import dubito
 from dubito.cli.app import app
-from dubito.cli.comparison import Comparison
+from dubito.cli.experiment import Experiment
 from dubito.cli.methods import METHODS
 from dubito.fitting.recipe import Recipe
+from dubito.uses.comparison.fits import FitsOfSeed
 
 FEW = ["--method", "map()", "--method", "laplace()", "--method", "variational()"]
 TINY = ["--data", "digits", "--limit", "60", "--epochs", "1", "--seeds", "1"]
@@ -233,21 +234,21 @@ class TestBadInput:
         def fail(*_: object, **__: object) -> None:
             raise RuntimeError("out of\nluck")
 
-        monkeypatch.setattr(Comparison, "network", fail)
+        monkeypatch.setattr(Experiment, "network", fail)
         assert "RuntimeError: out of luck (run again with --debug" in failed(run("compare", *TINY), 1)
 
 
 class TestWhatWasFinishedIsKept:
     def test_when_interrupted(self, run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-        fit, calls = Comparison.fit, []
+        fit, calls = FitsOfSeed._fit, []
 
-        def interrupted(self: Comparison, *words: object) -> object:
+        def interrupted(self: FitsOfSeed, *words: object) -> object:
             calls.append(words)
             if len(calls) == 2:
                 raise KeyboardInterrupt
             return fit(self, *words)  # type: ignore[arg-type]
 
-        monkeypatch.setattr(Comparison, "fit", interrupted)
+        monkeypatch.setattr(FitsOfSeed, "_fit", interrupted)
         result = run("compare", *TINY, "--json")
         assert result.exit_code == 130
         found = json.loads(result.stdout)
@@ -259,7 +260,7 @@ class TestWhatWasFinishedIsKept:
         def interrupted(*_: object) -> None:
             raise KeyboardInterrupt
 
-        monkeypatch.setattr(Comparison, "fit", interrupted)
+        monkeypatch.setattr(FitsOfSeed, "_fit", interrupted)
         result = run("compare", *TINY)
         assert (result.exit_code, result.stdout) == (130, "")
         assert "nothing was finished" in result.stderr

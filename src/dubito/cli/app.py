@@ -67,11 +67,11 @@ def demo(
     import torch
 
     from dubito.cli.delivery import deliver
-    from dubito.cli.options import check_writable, demo_comparison
+    from dubito.cli.options import check_writable, demo_experiment
 
     check_writable(out)
     torch.set_num_threads(1)  # for networks this small, sharing the work costs more than the work
-    deliver(demo_comparison(fast), out, json)
+    deliver(demo_experiment(fast), out, json)
 
 
 @app.command(help=manual.COMPARE, short_help="Compare methods on a data set or a table.")
@@ -109,14 +109,14 @@ def compare(
     """Compare methods on a data set."""
     from dubito import data as datasets
     from dubito.cli import options
-    from dubito.cli.comparison import Comparison
     from dubito.cli.delivery import deliver
+    from dubito.cli.experiment import Experiment
 
     options.check_writable(out)
     recipes = options.read_methods(method or METHODS)
     chosen = options.read_training(training, epochs=epochs, lr=lr, batch_size=batch_size)
     dataset = options.read_data(data, target, split=split, gap=gap, limit=limit, limit_test=limit_test)
-    comparison = Comparison(
+    experiment = Experiment(
         dataset,
         model=model,
         recipes=recipes,
@@ -126,8 +126,8 @@ def compare(
         ood=options.foreign(ood or (), dataset, limit_test),
         shifts=datasets.shifts(dataset) if shifts else {},
     )
-    comparison.check()
-    deliver(comparison, out, json)
+    experiment.check()
+    deliver(experiment, out, json)
 
 
 @app.command("compress", help=manual.COMPRESS, short_help="Train a network and make it small.")

@@ -1,4 +1,4 @@
-"""From the words of `dubito compress` to a smaller network."""
+"""Fit and compress a network as `dubito compress` describes."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from typing import Any
 
 import torch
 
-from dubito.cli.comparison import Comparison, needs_trained_model
+from dubito.cli.experiment import Experiment
 from dubito.cli.options import read_likelihood, read_methods
 from dubito.core import grammar
 from dubito.core.errors import InputError
@@ -39,14 +39,11 @@ def fit_and_compress(
 ) -> Compression:
     """Train a network, find its posterior, and compress it; amounts are judged on the validation part."""
     (recipe,) = read_methods([method])
-    comparison = Comparison(
+    experiment = Experiment(
         dataset, model=model, recipes=(recipe,), likelihood=read_likelihood(None, dataset), training=training
     )
-    comparison.check()
-    network = comparison.network(seed)
-    if needs_trained_model(recipe):
-        network = comparison.fit(comparison.base_recipe(), network, seed).model
-    posterior = comparison.fit(recipe, network, seed)
+    experiment.check()
+    posterior = experiment.posterior(recipe, seed)
     options: dict[str, Any] = {"data": dataset.validation or dataset.test, "structure": structure}
     if finetune:
         options |= {"finetune": dataset.train, "training": Training(epochs=finetune, lr=1e-3, schedule="linear")}

@@ -1,4 +1,4 @@
-"""From the words of the command line to a `Comparison`."""
+"""Read the options of the command line."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import torch
 from dubito import data
 from dubito.beliefs import likelihoods
 from dubito.beliefs.likelihoods import Bernoulli, Categorical, Likelihood
-from dubito.cli.comparison import Comparison
+from dubito.cli.experiment import Experiment
 from dubito.cli.methods import METHODS
 from dubito.core import grammar
 from dubito.core.errors import InputError
@@ -22,10 +22,10 @@ from dubito.fitting.training import Training
 _TABLE_SUFFIXES = (".csv", ".tsv", ".parquet", ".gz")
 
 
-def demo_comparison(fast: bool = False) -> Comparison:
-    """Return the comparison of `dubito demo`: every method on a few hundred digits."""
+def demo_experiment(fast: bool = False) -> Experiment:
+    """Return the experiment of `dubito demo`: every method on a few hundred digits."""
     dataset = data.load("digits", limit=800, validation=0.25)
-    return Comparison(
+    return Experiment(
         dataset,
         model="mlp(hidden=[100, 100])",
         recipes=read_methods(METHODS),

@@ -11,7 +11,7 @@ from dubito.errors import FileFormatError
 from reporting_cases import class_data, classifier, number_data, regressor
 
 from dubito.uses.reporting import Evaluation, evaluate
-from dubito.uses.reporting.tables import align, column_texts, compare, describe, goal, spans
+from dubito.uses.reporting.tables import align, column_texts, describe, goal, score_column, spans
 
 
 @pytest.fixture(scope="module")
@@ -91,7 +91,7 @@ def test_it_prints_as_an_aligned_table(result: Evaluation) -> None:
 
 
 def marks(name: str, *runs: list[float] | None) -> list[bool]:
-    return [cell.best for cell in compare(name, runs).cells]
+    return [cell.best for cell in score_column(name, runs).cells]
 
 
 def test_the_best_of_each_column() -> None:
@@ -110,15 +110,15 @@ def test_what_reads_the_same_is_equally_good() -> None:
 
 
 def test_columns_say_which_way_is_better() -> None:
-    hints = {name: compare(name, [[0.1], [0.2]]).hint for name in ("accuracy", "ece", "coverage@0.9", "width@0.9")}
+    hints = {name: score_column(name, [[0.1], [0.2]]).hint for name in ("accuracy", "ece", "coverage@0.9", "width@0.9")}
     assert hints == {"accuracy": "↑", "ece": "↓", "coverage@0.9": "", "width@0.9": ""}
     assert (goal("coverage@0.9"), goal("width@0.9"), describe("width@0.9")) == (0.9, None, "90 % width")
 
 
 def test_mean_and_deviation_over_seeds() -> None:
-    cell = compare("nll", [[0.1, 0.2, 0.6], [0.5]]).cells[0]
+    cell = score_column("nll", [[0.1, 0.2, 0.6], [0.5]]).cells[0]
     assert (cell.text, cell.spread) == ("0.3000", "0.2646")  # √(((0.2)² + (0.1)² + (0.3)²) / 2)
-    assert compare("nll", [[0.1, math.inf], [0.5]]).cells[0].text == "inf"
+    assert score_column("nll", [[0.1, math.inf], [0.5]]).cells[0].text == "inf"
 
 
 @pytest.mark.parametrize(
@@ -137,7 +137,7 @@ def test_one_number_of_decimals_per_column(values: list[float], texts: list[str]
 
 
 def test_groups_over_neighbouring_columns() -> None:
-    columns = [compare("nll", [[1.0]], group=group) for group in ("", "", "A", "A", "B", "")]
+    columns = [score_column("nll", [[1.0]], group=group) for group in ("", "", "A", "A", "B", "")]
     assert spans(columns) == [("", 2), ("A", 2), ("B", 1), ("", 1)]
 
 

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from dubito.uses.reporting import plots
 from dubito.uses.reporting.evaluation import Evaluation, Histogram, Reliability, Trace
 from dubito.uses.reporting.plots import Look
-from dubito.uses.reporting.tables import Column, compare, describe, goal
+from dubito.uses.reporting.tables import Column, describe, goal, score_column
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -99,7 +99,7 @@ def _table(caption: str, methods: Methods, columns: Sequence[Column]) -> Table:
 def _column(name: str, methods: Methods, value: Callable[[Evaluation], float | None], **texts: str) -> Column:
     """Compare `value` over methods; a method that lacks it in any seed has none."""
     found = [[value(run) for run in runs] for runs in methods.values()]
-    return compare(name, [None if None in values else values for values in found], **texts)  # type: ignore[misc]
+    return score_column(name, [None if None in values else values for values in found], **texts)  # type: ignore[misc]
 
 
 def _scores(methods: Methods) -> Section:

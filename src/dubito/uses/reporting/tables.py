@@ -36,6 +36,11 @@ class Cell:
     spread: str
     best: bool
 
+    @property
+    def whole(self) -> str:
+        """The number with its deviation."""
+        return f"{self.text} ± {self.spread}" if self.spread else self.text
+
 
 @dataclass(frozen=True)
 class Column:
@@ -75,7 +80,7 @@ def goal(name: str) -> float | None:
     return float(level) if stem == "coverage" else None
 
 
-def compare(name: str, runs: Sequence[Runs | None], *, title: str | None = None, group: str = "") -> Column:
+def score_column(name: str, runs: Sequence[Runs | None], *, title: str | None = None, group: str = "") -> Column:
     """Return the column of one score: mean (± standard deviation over seeds) of each method, the best ones marked.
 
     Two means that read the same are equally good. Where all do, or only one method has a value, none is best.

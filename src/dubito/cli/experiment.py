@@ -1,0 +1,87 @@
+"""The experiment that a command line describes: a data set, a network by name, recipes, and how they are trained."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import nn
+
+from dubito.beliefs.likelihoods import Bernoulli, HeteroscedasticGaussian, Likelihood
+from dubito.data import DataSet, Vocabulary
+from dubito.fitting.posterior import Posterior
+from dubito.fitting.recipe import Recipe
+from dubito.fitting.training import Training
+from dubito.networks.models import build
+from dubito.uses.comparison import Failure, Run, compare
+from dubito.uses.comparison.fits import Fits
+
+MIN_STEPS = 2000  # a few epochs of a small data set would leave every method untrained
+
+
+@dataclass(frozen=True, eq=False)
+class Experiment:
+    """What to compare, and on what.
+
+    Attributes:
+        dataset: The data; methods are fitted on its training part and evaluated on its test part.
+        model: The network, as `dubito.models.build` reads it.
+        recipes: The methods.
+        likelihood: The likelihood.
+        training: The training settings that were chosen; the others are each recipe's own.
+        num_seeds: How often everything is repeated, with other initial weights and other randomness.
+        ood: Out-of-distribution data by name.
+        shifts: Shifted versions of the test part, as `dubito.data.shifts` makes them.
+    """
+
+    dataset: DataSet
+    model: str
+    recipes: tuple[Recipe, ...]
+    likelihood: Likelihood
+    training: Mapping[str, Any] = field(default_factory=dict)
+    num_seeds: int = 1
+    ood: Mapping[str, Any] = field(default_factory=dict)
+    shifts: Mapping[str, Any] = field(default_factory=dict)
+
+    def run(self, progress: Callable[[Run | Failure], None]) -> None:
+        """Compare the methods; `progress` is called with every outcome."""
+        data = self.dataset
+        compare(
+            self.network, data.train, {repr(recipe): recipe for recipe in self.recipes}, test=data.test,
+            seeds=self.num_seeds, likelihood=self.likelihood, validation=data.validation, training=self.training_of,
+            ood=self.ood, shifts=self.shifts, target_scale=data.target_scale, progress=progress,
+        )  # fmt: skip
+
+    def posterior(self, recipe: Recipe, seed: int) -> Posterior:
+        """Fit one method; a network that it needs trained is trained first."""
+        data = self.dataset
+        fits = Fits(self.network, data.train, self.likelihood, data.validation, self.training_of)
+        return fits.of_seed(seed).fit(recipe)[0]
+
+    def check(self) -> None:
+        """Raise, before any work is done, if data, network and likelihood do not fit together."""
+        inputs, targets = self.dataset.train
+        with torch.no_grad():
+            outputs = self.network(seed=0).eval()(inputs[:2])
+        self.likelihood.check(outputs, targets[:2])
+
+    def network(self, seed: int) -> nn.Module:
+        """Return the network with new initial weights; the caller seeds the global generators."""
+        encoder, outputs = self.dataset.encoder, self.dataset.num_outputs
+        vocabulary = len(encoder) if isinstance(encoder, Vocabulary) else None
+        if isinstance(self.likelihood, HeteroscedasticGaussian):
+            outputs = 2 * outputs
+        elif isinstance(self.likelihood, Bernoulli) and outputs == 2:
+            outputs = 1
+        return build(self.model, self.dataset.input_shape, outputs, vocabulary=vocabulary)
+
+    def training_of(self, recipe: Recipe) -> Training:
+        """Return the training settings of a recipe: what was chosen, else its own, but at least `MIN_STEPS` steps."""
+        training = recipe.default_training().replace(**self.training)
+        if "epochs" in self.training or training.epochs == 0:
+            return training
+        steps_per_epoch = math.ceil(len(self.dataset.train[1]) / training.batch_size)
+        return training.replace(epochs=max(training.epochs, math.ceil(MIN_STEPS / steps_per_epoch)))
