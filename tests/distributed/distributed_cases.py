@@ -8,9 +8,8 @@ from typing import Any
 
 import pytest
 import torch
-from dubito.errors import InputError
 from torch import Tensor, nn
-from torch.utils.data import DataLoader, DistributedSampler, TensorDataset
+from torch.utils.data import DataLoader, TensorDataset
 
 import dubito
 from dubito import MAP, Posterior, Training, Variational
@@ -194,17 +193,6 @@ def primitives() -> dict[str, Any]:
     }
 
 
-def refused() -> str:
-    """Return what is said to a loader that shares out the data itself."""
-    data = TensorDataset(*classes())
-    sampler: Any = DistributedSampler(data, num_replicas=2, rank=distributed.rank())
-    try:
-        fit(MAP(), DataLoader(data, batch_size=8, sampler=sampler), training={"epochs": 1})
-    except InputError as error:
-        return str(error)
-    return ""
-
-
 def everything(folder: Path) -> dict[str, Any]:
     """Run all cases."""
     torch.set_num_threads(1)
@@ -214,7 +202,6 @@ def everything(folder: Path) -> dict[str, Any]:
         "noisy": noisy(),
         "resumed": resumed(folder),
         "primitives": primitives(),
-        "refused": refused(),
     }
 
 

@@ -110,9 +110,3 @@ def test_primitives(results: Any) -> None:
     assert torch.equal(first["shared"], second["shared"])
     assert torch.equal(first["shared"], alone["shared"])
     assert not torch.equal(first["local"], second["local"])
-
-
-def test_a_loader_that_shares_out_the_data_itself_is_refused(results: Any) -> None:
-    alone, first, second = (each["refused"] for each in results)
-    assert alone == ""
-    assert first == second == "Dubito gives each process its own rows: use a loader without a DistributedSampler."

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -10,10 +11,18 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 from torch import Tensor
-from torch.utils.data import BatchSampler, DataLoader, Dataset, DistributedSampler, IterableDataset, TensorDataset
+from torch.utils.data import BatchSampler, DataLoader, Dataset, IterableDataset, TensorDataset
 
-from dubito.core import distributed
-from dubito.core.errors import InputError
+from dubito.core import distributed, shards
+from dubito.core.errors import InputError, UnsupportedError
+from dubito.core.nests import as_tensors as as_tensors  # the nests that batches are belong to this module's names
+from dubito.core.nests import concatenate as concatenate
+from dubito.core.nests import is_finite as is_finite
+from dubito.core.nests import leaves as leaves
+from dubito.core.nests import map_leaves as map_leaves
+from dubito.core.nests import num_rows as num_rows
+from dubito.core.nests import place as place
+from dubito.core.nests import take as take
 from dubito.core.randomness import Stream
 from dubito.core.settings import is_whole
 
@@ -21,6 +30,9 @@ Data = DataLoader[Any] | Dataset[Any] | tuple[Any, Any] | Iterable[Any]
 
 # The names under which a dict batch carries its targets, as Hugging Face and common datasets spell them.
 TARGET_NAMES = ("labels", "label", "targets", "target", "y")
+
+
+_END: Any = object()  # after the last batch
 
 
 class Batch(NamedTuple):
@@ -46,13 +58,15 @@ class Source:
         shuffle: For data that is not batched yet.
         num_data: The number of examples where the data cannot be counted (an `IterableDataset`).
         must_count: Raise where the number of examples is unknown; predicting does not need it.
-        shard: Give each process its own rows of every batch, where there are several.
+        shard: Where there are several processes, give each its own rows of every batch; those that hold different data
+            keep all of theirs (`agree`).
         device: Where the model is; tensors are moved there.
         dtype: The model's dtype; floating tensors are cast to it.
 
     Attributes:
-        num_data: The number of examples in one pass, 0 where it is not known.
+        num_data: The number of examples in one pass, 0 where it is not known; after `agree` that of all processes.
         num_batches: The number of batches in one pass, or None.
+        is_part: Whether this process holds one part of the data, and others the rest; None before `agree`.
         in_memory: The batches that are at hand without asking a loader (a pair is one), or None.
         joins_single_rows: Whether a batch of one row becomes part of a neighbour; see `join_single_rows`.
     """
@@ -76,6 +90,8 @@ class Source:
         self.in_memory = [self.pair] if self.pair is not None else data if isinstance(data, list) else None
         self.generators: list[torch.Generator] = []
         self.batch_size: int | None = batch_size
+        self.is_part: bool | None = None
+        self._sampler = shards.declared_sampler(data) if shard else None
         if self.pair is not None:
             rows: int | None = num_rows(self.pair)
             self._start: Callable[[], Iterator[Any]] = lambda: _pair_batches(self.pair, batch_size, shuffle)
@@ -94,6 +110,35 @@ class Source:
         if self.num_data <= 0 and (must_count or rows is not None):
             raise InputError("The data is empty.")
 
+    def agree(self) -> None:
+        """Find out with the other processes whether all hold the same data or each a part; count the whole.
+
+        The first pass does it, too; who needs `num_data` earlier must ask for it.
+        """
+        if self.is_part is not None or not (self.shard and distributed.is_active()):
+            return
+        for generator in self.generators:
+            distributed.share_generator(generator, self.device)
+        self.is_part, everyone = shards.are_parts(self._evidence(), self._evidence)
+        if self.is_part:
+            self.num_data = sum(each.examples for each in everyone)
+            known = [each.batches for each in everyone if each.batches is not None]
+            self.num_batches = max(known) if len(known) == len(everyone) else None
+        shards.say(self.is_part, self.num_data)
+
+    def keep_whole(self, who: str) -> None:
+        """Let every process see all rows of all batches."""
+        self.refuse_parts(who)
+        self.shard = False
+
+    def refuse_parts(self, who: str) -> None:
+        """Raise where each process holds only a part of the data."""
+        if self.is_part:
+            raise UnsupportedError(
+                f"{who} needs all the data in every process, but each was given another part: give all of them the "
+                "same data."
+            )
+
     def generator_states(self) -> list[Tensor]:
         """Return the states of the generators that the user's own loader draws from."""
         return [generator.get_state() for generator in self.generators]
@@ -109,14 +154,23 @@ class Source:
 
     def epoch(self, stream: Stream | None = None, skip: int = 0) -> Iterator[Batch]:
         """Yield the batches of one pass, without the first `skip`; the loader's global randomness is `stream`."""
-        pieces = self._joined(self._raw(stream)) if self.joins_single_rows else self._raw(stream)
-        for index, raw in enumerate(pieces):
+        self.agree()
+        if self.is_part and self.shard:
+            yield from self._joint(stream, skip)
+            return
+        for index, raw in enumerate(self._pieces(stream)):
             if index >= skip:
                 yield self._batch(raw, self.shard and distributed.is_active())
 
+    def _pieces(self, stream: Stream | None) -> Iterator[Any]:
+        return self._joined(self._raw(stream)) if self.joins_single_rows else self._raw(stream)
+
     def join_single_rows(self) -> None:
         """From now on join a batch of one row to the batch before it, for networks that cannot train on one row."""
-        if not self.joins_single_rows and self.num_batches is not None and self._leaves_one_row():
+        shorter = (
+            not self.joins_single_rows and not self.is_part and self._leaves_one_row()
+        )  # of parts the longest counts
+        if shorter and self.num_batches is not None:
             self.num_batches -= 1
         self.joins_single_rows = True
 
@@ -165,7 +219,15 @@ class Source:
         return Batch(inputs, targets, sum(part.size for part in parts))
 
     def first(self) -> Batch:
-        """Return the whole first batch, for a look at the data that moves no generator."""
+        """Return the whole first batch, for a look at the data that moves no generator; the same in all processes."""
+        batch = self._first()
+        if not (self.is_part and self.shard):
+            return batch
+        values = iter(distributed.tensors_from_first(list(leaves((batch.inputs, batch.targets)))))
+        inputs, targets = map_leaves(lambda _: next(values), (batch.inputs, batch.targets))
+        return Batch(inputs, targets, num_rows(inputs))
+
+    def _first(self) -> Batch:
         states = self.generator_states()
         raw = next(self._raw(), None)
         self.set_generator_states(states)
@@ -173,21 +235,47 @@ class Source:
             raise InputError("The data is empty.")
         return self._batch(raw, shard=False)
 
+    def _evidence(self) -> shards.Evidence:
+        """What the other processes must know of this one's data."""
+        if self.in_memory is None:
+            first = self._first()
+            inputs, targets = list(leaves(first.inputs)), list(leaves(first.targets))
+        else:
+            parts = [as_tensors(split(raw)) for raw in self.in_memory]
+            inputs, targets = ([leaf for part in parts for leaf in leaves(part[i])] for i in range(2))
+        return shards.evidence(inputs, targets, self.num_data, self.num_batches, self._sampler is not None)
+
     def place(self, tree: Any) -> Any:
         """Move a nest of tensors to the model's device, floating ones to its dtype."""
         return place(tree, self.device, self.dtype)
 
     def _raw(self, stream: Stream | None = None) -> Iterator[Any]:
         stream = stream or self.stream(0)
-        with stream.active():
+        with stream.active(), shards.at_epoch(self._sampler, _small_number(self._sampler)):
             iterator = self._start()
-        while True:
-            with stream.active():
-                try:
-                    raw = next(iterator)
-                except StopIteration:
-                    return
+            raw = next(iterator, _END)
+        while raw is not _END:
             yield raw
+            with stream.active():
+                raw = next(iterator, _END)
+
+    def _joint(self, stream: Stream | None, skip: int) -> Iterator[Batch]:
+        """Yield own batches as shares of joint ones; a process whose data has ended has no rows in the rest."""
+        own, batch = self._pieces(stream), None
+        for index in itertools.count():
+            raw = next(own, _END)
+            batch = batch if raw is _END else self._batch(raw, shard=False)
+            if index < skip:
+                continue
+            if batch is None:
+                raise InputError("The data is empty.")
+            counts = torch.tensor([0.0, 0.0] if raw is _END else [batch.size, 1.0], dtype=torch.float64)
+            distributed.sum_([counts])
+            size, going_on = counts.tolist()
+            if not going_on:
+                return
+            rows = slice(0, None if raw is not _END else 0)
+            yield Batch(take(batch.inputs, rows), take(batch.targets, rows), int(size))
 
     def _batch(self, raw: Any, shard: bool) -> Batch:
         inputs, targets = as_tensors(split(raw))
@@ -216,79 +304,15 @@ def split(raw: Any) -> tuple[Any, Any]:
     return raw, None
 
 
-def leaves(tree: Any) -> Iterator[Tensor]:
-    """Yield the tensors of a nest of tuples, lists and mappings."""
-    if isinstance(tree, Tensor):
-        yield tree
-    elif isinstance(tree, Mapping):
-        for value in tree.values():
-            yield from leaves(value)
-    elif isinstance(tree, tuple | list):
-        for value in tree:
-            yield from leaves(value)
-
-
-def map_leaves(function: Callable[[Tensor], Tensor], tree: Any) -> Any:
-    """Apply `function` to every tensor of a nest; what is not a tensor passes through."""
-    if isinstance(tree, Tensor):
-        return function(tree)
-    if isinstance(tree, np.ndarray):
-        shareable = tree.flags.writeable and min(tree.strides, default=0) >= 0  # else torch warns or refuses
-        return function(torch.as_tensor(tree if shareable else tree.copy()))
-    if isinstance(tree, Mapping):
-        return {key: map_leaves(function, value) for key, value in tree.items()}
-    if isinstance(tree, tuple | list):
-        return tuple(map_leaves(function, value) for value in tree)
-    return tree
-
-
-def as_tensors(tree: Any) -> Any:
-    """Turn the arrays of a nest into tensors that share their memory."""
-    return map_leaves(lambda tensor: tensor, tree)
-
-
-def num_rows(tree: Any) -> int:
-    """Return the common length of the first axis of every tensor in a nest."""
-    sizes = {tensor.shape[0] if tensor.ndim else 1 for tensor in leaves(tree)}
-    if len(sizes) > 1:
-        raise InputError(f"The tensors of one batch differ in their number of rows: {sorted(sizes)}.")
-    if not sizes:
-        raise InputError("A batch holds no tensor: inputs must be tensors, arrays, or tuples and dicts of them.")
-    return sizes.pop()
-
-
-def take(tree: Any, index: Any) -> Any:
-    """Index every tensor of a nest along its rows."""
-    return map_leaves(lambda tensor: tensor[index], tree)
-
-
-def place(tree: Any, device: torch.device | None, dtype: torch.dtype | None) -> Any:
-    """Move a nest of tensors to `device`, floating ones to `dtype`."""
-    return map_leaves(lambda t: t.to(device=device, dtype=dtype if t.is_floating_point() else None), tree)
-
-
-def concatenate(trees: list[Any]) -> Any:
-    """Concatenate nests of the same structure along their rows."""
-    first = trees[0]
-    if isinstance(first, Tensor):
-        return torch.cat(trees)
-    if isinstance(first, Mapping):
-        return {key: concatenate([tree[key] for tree in trees]) for key in first}
-    if isinstance(first, tuple | list):
-        return tuple(concatenate([tree[i] for tree in trees]) for i in range(len(first)))
-    return first
-
-
-def is_finite(tree: Any) -> bool:
-    """Whether every floating tensor of a nest is free of NaN and infinities."""
-    return all(bool(torch.isfinite(tensor.sum())) or bool(tensor.isfinite().all())
-               for tensor in leaves(tree) if tensor.is_floating_point())  # fmt: skip
-
-
 def _same_width(first: Any, second: Any) -> bool:
     """Whether two batches agree in the shape of every tensor but for the rows."""
     shapes = [[tensor.shape[1:] for tensor in leaves(tree)] for tree in (first, second)]
     return shapes[0] == shapes[1]
+
+
+def _small_number(sampler: Any) -> int:
+    """Draw the number of an epoch from the stream that is active, where there is a sampler that asks for one."""
+    return 0 if sampler is None else int(torch.randint(2**31, ()))
 
 
 def _as_pair(data: Any) -> tuple[Any, Any] | None:
@@ -340,8 +364,6 @@ def _as_loader(data: Any, batch_size: int, shuffle: bool) -> tuple[Any, int | No
 def _count_loader(loader: DataLoader[Any]) -> int | None:
     """Count the examples of one pass; a loader whose dataset makes the batches itself cannot be counted."""
     sampler = loader.batch_sampler
-    if isinstance(getattr(sampler, "sampler", loader.sampler), DistributedSampler) and distributed.is_active():
-        raise InputError("Dubito gives each process its own rows: use a loader without a DistributedSampler.")
     if isinstance(loader.dataset, IterableDataset) or sampler is None:
         return None
     if not isinstance(sampler, BatchSampler):

@@ -3,21 +3,72 @@
 Every process iterates over the same batches (their order comes from one shared seed) and works on its own rows of each,
 so the result is that of one process up to rounding, whatever the number of processes. No row is padded or counted
 twice.
+
+Every exchange begins with one small message of the same form, in which each process says whether it has failed and what
+it is about to send. So an error in one process ends the work of all with that error, instead of leaving the others to
+wait, and processes that do different things are told so. Small sums ride on that message.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+import builtins
+import hashlib
+import json
+import sys
+import zlib
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager, suppress
 from contextvars import ContextVar
+from dataclasses import dataclass
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from dubito.core import errors
 from dubito.core.randomness import derive_seed, draw_seed
 
+# Numbers (float64) of the message with which every exchange begins: three of its own, the rest are a small sum.
+BLOCK = 64
+ROOM = BLOCK - 3
+# Numbers that are summed in one message, and bytes that are copied to all in one.
+MESSAGE = 2**24
+# What processes say they are about to do, as a number below this.
+KEYS = 2**20
+# Characters of an error that the other processes are told.
+LONGEST = 4000
+
 _alone: ContextVar[bool] = ContextVar("alone", default=False)
+_inside: ContextVar[bool] = ContextVar("inside", default=False)
+
+
+@dataclass
+class Traffic:
+    """What this process has given to collective operations since the start, for `docs/many-machines.md`.
+
+    A ring sends ``2 (P - 1) / P`` times the bytes of a sum; a copy from one process to all costs each receiver its
+    bytes.
+    """
+
+    messages: int = 0
+    bytes: int = 0
+
+    def add(self, tensor: Tensor) -> None:
+        """Count one message."""
+        self.messages += 1
+        self.bytes += tensor.numel() * tensor.element_size()
+
+
+@dataclass
+class _Talk:
+    """Where the conversation of the processes stands."""
+
+    unfinished: bool = False  # a message was not answered: this group cannot be used for another
+    told: bool = False  # the last exchange told every process of an error
+
+
+traffic = Traffic()
+_talk = _Talk()
 
 
 def is_active() -> bool:
@@ -33,6 +84,35 @@ def alone() -> Iterator[None]:
         yield
     finally:
         _alone.reset(token)
+
+
+@contextmanager
+def together() -> Iterator[None]:
+    """Let the processes end a piece of work together: where one of them raises an error, all of them raise it.
+
+    Every public function that exchanges anything is wrapped in it; inner ones leave it to the outermost.
+    """
+    if not is_active() or _inside.get():
+        yield
+        return
+    token = _inside.set(True)
+    _talk.unfinished = _talk.told = False
+    try:
+        yield
+        _announce("end")
+    except BaseException as error:
+        if not (_talk.told or _talk.unfinished):
+            with suppress(RuntimeError):  # the others may be gone
+                _tell(error)
+        raise
+    finally:
+        _inside.reset(token)
+
+
+def is_sharded(tensors: Iterable[Tensor]) -> bool:
+    """Whether some tensor is spread over processes, of which each holds a part."""
+    module = sys.modules.get("torch.distributed.tensor")  # slow to import; where it was not, there is no such tensor
+    return module is not None and any(isinstance(tensor, module.DTensor) for tensor in tensors)
 
 
 def rank() -> int:
@@ -51,14 +131,19 @@ def rows(size: int) -> slice:
 
 
 def sum_(tensors: Sequence[Tensor]) -> None:
-    """Replace each tensor by its sum over all processes, added in float64, in one message."""
+    """Replace each tensor by its sum over all processes, added in float64."""
     if not is_active() or not tensors:
         return
-    flat = torch.cat([tensor.detach().reshape(-1).double() for tensor in tensors])
-    dist.all_reduce(flat)
+    total = sum(tensor.numel() for tensor in tensors)
     with torch.no_grad():
-        for tensor, total in zip(tensors, flat.split([tensor.numel() for tensor in tensors]), strict=True):
-            tensor.copy_(total.reshape(tensor.shape))
+        if total <= ROOM:
+            flat = torch.cat([tensor.detach().reshape(-1).double() for tensor in tensors])
+            _give_back(tensors, _announce(f"sum {total}", flat)[:total].to(flat.device))
+            return
+        _announce(f"sum {total}")
+        with _exchange():
+            for group in _groups(tensors, MESSAGE):
+                _sum_group(group)
 
 
 def mean_(tensors: Sequence[Tensor]) -> None:
@@ -69,6 +154,31 @@ def mean_(tensors: Sequence[Tensor]) -> None:
             tensor.div_(world_size())
 
 
+def agree_(buffers: Sequence[Tensor]) -> None:
+    """Let the buffers of one module agree after a step: running statistics by their mean, counters by the largest."""
+    if not is_active():
+        return
+    counters = [buffer for buffer in buffers if buffer.ndim == 0 and not buffer.is_floating_point()]
+    counts = [counter.double() for counter in counters]
+    mean_([*(buffer for buffer in buffers if buffer.is_floating_point()), *counts])
+    for counter, count in zip(counters, counts, strict=True):
+        counter.copy_(count.ceil())  # they were equal before the step, and some are one higher now
+
+
+def share_(tensors: Sequence[Tensor]) -> None:
+    """Give every process the values that the first one's tensors have, in place."""
+    if not is_active() or not tensors:
+        return
+    check_same(str([(tuple(tensor.shape), str(tensor.dtype)) for tensor in tensors]), "networks or tensors")
+    with torch.no_grad(), _exchange():
+        for group in _groups(tensors, MESSAGE // 8):
+            parts = [view.reshape(-1).contiguous().view(torch.uint8) for view in group]
+            message = _on_wire(torch.cat(parts))
+            _broadcast(message, 0)
+            for view, part in zip(group, message.split([len(part) for part in parts]), strict=True):
+                view.copy_(part.clone().to(view.device).view(view.dtype).reshape(view.shape))
+
+
 def share_generator(generator: torch.Generator, device: torch.device | None = None) -> None:
     """Give every process the generator state of the first one: the source of all weight noise.
 
@@ -77,9 +187,7 @@ def share_generator(generator: torch.Generator, device: torch.device | None = No
         device: Where the messages of the process group travel; by default the CPU.
     """
     if is_active():
-        state = generator.get_state().to(device)
-        dist.broadcast(state, src=0)
-        generator.set_state(state.cpu())
+        generator.set_state(_bytes_of(0, generator.get_state().to(device)).cpu())
 
 
 def from_first(value: bool, device: torch.device | None = None) -> bool:
@@ -98,10 +206,182 @@ def bytes_from(owner: int, content: bytes, device: torch.device | None = None) -
     """Return in every process the bytes that the process `owner` gives; those of the others are ignored."""
     if not is_active():
         return content
-    mine = rank() == owner
-    size = torch.tensor([len(content)], device=device)
-    dist.broadcast(size, src=owner)
-    message = bytearray(content) if mine else bytearray(int(size))
-    data = torch.frombuffer(message, dtype=torch.uint8).to(device)
-    dist.broadcast(data, src=owner)
-    return data.cpu().numpy().tobytes()
+    data = torch.frombuffer(bytearray(content or b"\0"), dtype=torch.uint8)[: len(content)].to(device)
+    return _bytes_of(owner, data).cpu().numpy().tobytes()
+
+
+def texts(own: str) -> list[str]:
+    """Return what every process says, in the order of their numbers."""
+    if not is_active():
+        return [own]
+    _announce("texts")
+    with _exchange():
+        return _texts(own)
+
+
+def one_text(own: str) -> str:
+    """Return the text that all processes say; where they differ, as digests of parts do, a digest of all."""
+    said = texts(own)
+    return own if len(set(said)) == 1 else hashlib.sha256(" ".join(said).encode()).hexdigest()[: len(own)]
+
+
+def check_same(own: str, what: str) -> None:
+    """Raise unless all processes say the same of `what` they were given."""
+    if len(set(texts(hashlib.sha256(own.encode()).hexdigest()))) > 1:
+        raise errors.InputError(
+            f"The processes were given different {what}: make the call with the same arguments in every process."
+        )
+
+
+def tensors_from_first(tensors: Sequence[Tensor]) -> list[Tensor]:
+    """Return in every process the first one's tensors; those of the others may have other sizes, not other types."""
+    shapes = json.loads(texts(json.dumps([list(tensor.shape) for tensor in tensors]))[0])
+    own = rank() == 0
+    found = [t.detach().clone() if own else t.new_empty(shape) for t, shape in zip(tensors, shapes, strict=True)]
+    share_(found)
+    return found
+
+
+# ---------------------------------------------------------------------- the conversation
+
+
+def _announce(what: str, head: Tensor | None = None) -> Tensor:
+    """Begin an exchange; return the sum of the heads, or raise what another process failed with.
+
+    Args:
+        what: What this process is about to send; it must be the same in all of them.
+        head: At most `ROOM` numbers, which are summed on the way.
+    """
+    key = zlib.crc32(what.encode()) % KEYS
+    block = torch.zeros(BLOCK, dtype=torch.float64)
+    block[1], block[2] = key, key * key
+    if head is not None:
+        block[3 : 3 + len(head)] = head
+    block = _on_wire(block)
+    with _exchange():
+        _all_reduce(block)
+        failed, keys, squares = (int(number) for number in block[:3].tolist())
+        said = _texts("") if failed else []
+    if failed:
+        _talk.told = True
+        raise _error_of(said)
+    if squares * world_size() != keys * keys:  # by Cauchy and Schwarz they are equal where all keys are
+        _talk.told = True
+        raise errors.InputError(
+            f"The processes do different work (this one: {what[:60]}): call the same functions in the same order, on "
+            "networks of the same shape, in every process."
+        )
+    return block[3:]
+
+
+def _tell(error: BaseException) -> None:
+    """Let the other processes know of an error, at the place where they wait for this one."""
+    code = error.code if isinstance(error, SystemExit) else None
+    content = {"type": type(error).__name__, "message": str(error)[:LONGEST], "code": code}
+    block = torch.zeros(BLOCK, dtype=torch.float64)
+    block[0] = 1.0
+    with _exchange():
+        _all_reduce(_on_wire(block))
+        _texts(json.dumps(content, default=str))
+    _talk.told = True
+
+
+def _error_of(said: list[str]) -> BaseException:
+    """The error that the first of the failed processes told of."""
+    number, content = next((k, json.loads(text)) for k, text in enumerate(said) if text)
+    name, message, code = content["type"], content["message"], content["code"]
+    kind = getattr(errors, name, None) or getattr(builtins, name, None)
+    found: BaseException = RuntimeError(f"{name}: {message}")
+    if name == "SystemExit":
+        found = SystemExit(code)
+    elif isinstance(kind, type) and issubclass(kind, Exception | KeyboardInterrupt):
+        with suppress(TypeError):  # some need more than a message
+            found = kind(message)
+    found.add_note(f"This error was raised by process {number} of {world_size()} (rank {number}).")
+    return found
+
+
+def _texts(own: str) -> list[str]:
+    """Every process's text; called where all are known to take part."""
+    content = torch.tensor(list(own.encode()), dtype=torch.float64)
+    lengths = torch.zeros(dist.get_world_size(), dtype=torch.float64)
+    lengths[dist.get_rank()] = len(content)
+    lengths = _on_wire(lengths)
+    _all_reduce(lengths)
+    ends = [int(end) for end in lengths.cumsum(0)]
+    message = torch.zeros(ends[-1], dtype=torch.float64)
+    start = ends[dist.get_rank()] - len(content)
+    message[start : start + len(content)] = content
+    message = _on_wire(message)
+    if ends[-1]:
+        _all_reduce(message)
+    whole = bytes(int(letter) for letter in message.tolist())
+    return [whole[begin:end].decode() for begin, end in zip([0, *ends], ends, strict=False)]
+
+
+@contextmanager
+def _exchange() -> Iterator[None]:
+    """Mark the conversation as unfinished until the block is done; an error inside leaves it so."""
+    _talk.unfinished, _talk.told = True, False
+    yield
+    _talk.unfinished = False
+
+
+# ---------------------------------------------------------------------- messages
+
+
+def _bytes_of(owner: int, data: Tensor) -> Tensor:
+    """Return the owner's bytes in every process."""
+    mine = dist.get_rank() == owner
+    size = int(_announce(f"bytes of {owner}", torch.tensor([float(len(data) if mine else 0)]))[0])
+    message = _on_wire(data if mine else torch.empty(size, dtype=torch.uint8, device=data.device))
+    with _exchange():
+        if size:
+            _broadcast(message, owner)
+    return message
+
+
+def _groups(tensors: Sequence[Tensor], most: int) -> Iterator[list[Tensor]]:
+    """Yield views of the tensors, in groups of at most `most` numbers of one type; a large tensor is cut."""
+    group: list[Tensor] = []
+    for tensor in tensors:
+        value = tensor.detach()
+        cut = value.numel() > most and value.is_contiguous()
+        for view in value.view(-1).split(most) if cut else (value,):
+            full = sum(part.numel() for part in group) + view.numel() > most
+            if group and (full or view.device != group[0].device):
+                yield group
+                group = []
+            group.append(view)
+    if group:
+        yield group
+
+
+def _sum_group(group: list[Tensor]) -> None:
+    flat = group[0].reshape(-1).double() if len(group) == 1 else torch.cat([v.reshape(-1).double() for v in group])
+    message = _on_wire(flat)
+    _all_reduce(message)
+    if len(group) > 1 or message.data_ptr() != group[0].data_ptr():
+        _give_back(group, message)
+
+
+def _give_back(tensors: Sequence[Tensor], flat: Tensor) -> None:
+    for tensor, total in zip(tensors, flat.split([tensor.numel() for tensor in tensors]), strict=True):
+        tensor.copy_(total.reshape(tensor.shape))
+
+
+def _on_wire(tensor: Tensor) -> Tensor:
+    """The tensor where the messages of the process group travel: NCCL takes none from the CPU."""
+    if dist.get_backend() == "nccl" and tensor.device.type == "cpu":
+        return tensor.cuda()
+    return tensor
+
+
+def _all_reduce(tensor: Tensor) -> None:
+    traffic.add(tensor)
+    dist.all_reduce(tensor)
+
+
+def _broadcast(tensor: Tensor, owner: int) -> None:
+    traffic.add(tensor)
+    dist.broadcast(tensor, src=owner)

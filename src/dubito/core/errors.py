@@ -35,3 +35,7 @@ class NonFiniteError(DubitoError, ArithmeticError):
     def __init__(self, message: str, posterior: Any = None) -> None:
         super().__init__(message)
         self.posterior = posterior
+
+
+class ShardsWarning(UserWarning):
+    """Each process was given other data, which is taken for one part of the whole."""

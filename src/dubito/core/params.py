@@ -28,6 +28,13 @@ def buffers_of(model: nn.Module) -> Buffers:
     return {name: value.detach().clone() for name, value in model.named_buffers()}
 
 
+def unwrapped(model: nn.Module) -> nn.Module:
+    """Return the network inside of `DistributedDataParallel` or `DataParallel`, whose names are the user's own."""
+    while isinstance(model, nn.parallel.DistributedDataParallel | nn.DataParallel):
+        model = model.module
+    return model
+
+
 def trainable(model: nn.Module) -> list[str]:
     """Return the names of the parameters that ask for gradients."""
     return [name for name, value in model.named_parameters() if value.requires_grad]

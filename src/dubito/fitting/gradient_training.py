@@ -81,8 +81,7 @@ class Descent:
             raise NonFinite(f"The loss became {float(loss)}")
         lr = self.problem.training.rate(self.problem.progress_at(state["step"], self.epochs))
         self.optimizer.step(self.moving, grads, state["optimizer"], lr)
-        if distributed.is_active():
-            distributed.mean_([buffer for buffer in self.module.buffers() if buffer.is_floating_point()])
+        distributed.agree_(list(self.module.buffers()))
         state["step"] += 1
         return state, {"loss": loss, "lr": lr}
 

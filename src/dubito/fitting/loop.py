@@ -20,7 +20,7 @@ from dubito.beliefs import likelihoods
 from dubito.beliefs.likelihoods import Likelihood
 from dubito.core import batches, distributed, io, params
 from dubito.core.batches import Batch, Data, Source
-from dubito.core.errors import FileFormatError, InputError, NonFiniteError
+from dubito.core.errors import FileFormatError, InputError, NonFiniteError, UnsupportedError
 from dubito.core.randomness import Stream, default_generator, derive_seed, draw_seed
 from dubito.core.settings import canonical, digest
 from dubito.fitting.checks import Template, check, check_batch
@@ -32,6 +32,7 @@ if TYPE_CHECKING:
     from dubito.fitting.recipe import Recipe
 
 
+@distributed.together()
 @torch.inference_mode(False)
 @torch.enable_grad()  # whatever the caller has turned off
 def fit(
@@ -51,7 +52,7 @@ def fit(
     training = recipe.default_training() if training is None else training
     if not isinstance(training, Training):
         raise InputError(f"training must be a Training(...), not {training!r}.")
-    private = private_copy(model)
+    private = shared_copy(model)
     weight = next(private.parameters())
     place: dict[str, Any] = {"device": weight.device, "dtype": weight.dtype}
     problem = Problem(
@@ -63,11 +64,14 @@ def fit(
         generator=generator,
         progress=progress,
     )
-    sources = [problem.source] if problem.validation is None else [problem.source, problem.validation]
-    for shared in (generator, *(own for source in sources for own in source.generators)):
-        distributed.share_generator(shared, weight.device)
+    distributed.share_generator(generator, weight.device)
+    if distributed.is_active():
+        distributed.check_same(repr(_settings(recipe, problem)), "recipes, training settings or likelihoods")
+    for source in (problem.source, problem.validation):
+        if source is not None:
+            source.agree()
     template = check(problem)
-    fingerprint = _fingerprint(recipe, problem) if training.checkpoint else ""
+    fingerprint = distributed.one_text(_fingerprint(recipe, problem)) if training.checkpoint else ""
     start = generator.get_state()
     seed = draw_seed(generator)
     try:
@@ -86,6 +90,13 @@ def private_copy(model: nn.Module) -> nn.Module:
     """Return a copy of the user's network that we may change."""
     if not isinstance(model, nn.Module):
         raise InputError(f"The model must be a torch.nn.Module, not {type(model).__name__}.")
+    model = params.unwrapped(model)
+    if distributed.is_sharded(model.parameters()):
+        raise UnsupportedError(
+            "The parameters of the model are sharded over processes (FSDP, DTensor), and Dubito needs whole ones: load "
+            "its full state dict (torch.distributed.checkpoint.state_dict, full_state_dict=True) into a plain copy of "
+            "the network, and choose weights that fit one process, such as weights=select.last_layer()."
+        )
     if any(isinstance(p, nn.UninitializedParameter) for p in model.parameters()):
         raise InputError("The model has lazy layers: call it once on a batch, so that they know their shapes.")
     try:
@@ -99,6 +110,13 @@ def private_copy(model: nn.Module) -> nn.Module:
     for module in private.modules():
         if isinstance(module, nn.Embedding | nn.EmbeddingBag):
             module.sparse = False  # divergences and penalties have a slope at every entry
+    return private
+
+
+def shared_copy(model: nn.Module) -> nn.Module:
+    """Return a copy of the user's network that has the first process's weights and buffers in every process."""
+    private = private_copy(model)
+    distributed.share_([*private.parameters(), *private.buffers()])
     return private
 
 
@@ -318,6 +336,10 @@ def reset_parameters(model: nn.Module) -> None:
             raise InputError(f"start='fresh' cannot redraw '{name}': its module has no reset_parameters(); add one.")
 
 
+def _settings(recipe: Recipe, problem: Problem) -> list[str]:
+    return [canonical(part) for part in (recipe, problem.training.identity(), problem.likelihood)]
+
+
 def _fingerprint(recipe: Recipe, problem: Problem) -> str:
     """Return a digest of all that a run must share with a checkpoint to go on from it."""
     training = problem.training
@@ -326,8 +348,7 @@ def _fingerprint(recipe: Recipe, problem: Problem) -> str:
         raise InputError(f"The folder '{folder}' of the checkpoint does not exist.")
     weights = [(n, tuple(p.shape), str(p.dtype), p.requires_grad) for n, p in problem.model.named_parameters()]
     content = [digest(tensor) for tensor in batches.leaves(problem.source.pair)]
-    settings = [canonical(part) for part in (recipe, training.identity(), problem.likelihood)]
-    parts = (settings, weights, problem.num_data, content, digest(problem.generator.get_state()))
+    parts = (_settings(recipe, problem), weights, problem.num_data, content, digest(problem.generator.get_state()))
     return hashlib.sha256(repr(parts).encode()).hexdigest()[:32]
 
 

@@ -274,7 +274,7 @@ def load(path: str | os.PathLike[str], model: nn.Module) -> Posterior:
     """
     if not isinstance(model, nn.Module):
         raise InputError(f"load(path, model) needs the network as a torch.nn.Module, not {model!r}.")
-    tree = io.load(path, "posterior")
+    model, tree = params.unwrapped(model), io.load(path, "posterior")
     with io.reading(path):
         own, saved = _tensors(model), {**tree["params"], **tree["buffers"]}
         for name in {**own, **saved}:

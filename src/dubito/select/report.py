@@ -22,7 +22,7 @@ from torch import Tensor, nn
 
 from dubito.beliefs import likelihoods
 from dubito.beliefs.likelihoods import Categorical, Likelihood
-from dubito.core import batches
+from dubito.core import batches, distributed
 from dubito.core.batches import Data
 from dubito.core.errors import InputError, UnsupportedError
 from dubito.core.randomness import default_generator
@@ -135,6 +135,7 @@ class SubnetworkReport:
         return figure
 
 
+@distributed.together()
 def report(
     rule: SelectionRule,
     model: nn.Module,

@@ -21,7 +21,7 @@ from torch import nn
 
 from dubito.beliefs import likelihoods
 from dubito.beliefs.likelihoods import Likelihood
-from dubito.core import batches
+from dubito.core import batches, distributed
 from dubito.core.batches import Data, Source
 from dubito.core.errors import InputError
 from dubito.core.randomness import default_generator
@@ -97,6 +97,7 @@ class subnetwork(SelectionRule):
         if not _is_count(self.prefilter):
             raise InputError(f"prefilter={self.prefilter!r} must be a whole number from 1 on.")
 
+    @distributed.together()
     def resolve(
         self,
         model: nn.Module,

@@ -111,6 +111,7 @@ class subspace(SelectionRule):
         if not isinstance(self.lr, int | float) or not 0 < self.lr < math.inf:
             raise InputError(f"select.subspace(lr={self.lr!r}) must be a positive number.")
 
+    @distributed.together()
     def resolve(
         self,
         model: nn.Module,

@@ -65,6 +65,7 @@ class BatchNormNoise(Recipe):
         """Return the steps of training."""
         if not norm_layers(problem.model):
             raise InputError("There is nothing random: the network has no BatchNorm layer with running statistics.")
+        problem.source.refuse_parts("BatchNormNoise")
         plain = self._point().build(problem)
 
         def posterior(state: State) -> BatchNormPosterior:

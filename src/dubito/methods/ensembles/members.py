@@ -14,7 +14,7 @@ from dubito.core.batches import Source
 from dubito.core.errors import InputError
 from dubito.core.randomness import Stream, default_generator, derive_seed, draw_seed
 from dubito.core.settings import digest
-from dubito.fitting.loop import private_copy, reset_parameters
+from dubito.fitting.loop import private_copy, reset_parameters, shared_copy
 from dubito.fitting.posterior import Posterior, load
 from dubito.fitting.recipe import Recipe
 from dubito.fitting.training import Training
@@ -51,12 +51,13 @@ class Members:
         progress: bool,
         options: dict[str, Any],
     ) -> None:
-        self.ensemble, self.model, self.data, self.training = ensemble, model, data, training
+        self.model = shared_copy(model) if distributed.is_active() else model
+        self.ensemble, self.data, self.training = ensemble, data, training
         self.generator, self.progress, self.options = default_generator(generator), progress, options
         self.source = Source(data, batch_size=training.batch_size, num_data=options["num_data"])
         device = next((value.device for value in model.parameters()), None)
-        for shared in (self.generator, *self.source.generators):
-            distributed.share_generator(shared, device)
+        distributed.share_generator(self.generator, device)
+        self.in_parts = _in_parts(self.source, options["validation"])
         self.device = device
         self.start = self.generator.get_state()
         self.loader_states = self.source.generator_states()
@@ -71,7 +72,8 @@ class Members:
             options: dict[str, Any] = {"training": self.training, "progress": self.progress, **self.options}
             return plan.fit(self.model, self.data, generator=self.generator, **options)
         try:
-            members = self._divided() if distributed.is_active() else [self._fit(k) for k in self._numbers]
+            divided = distributed.is_active() and not self.in_parts  # else no process has all the data
+            members = self._divided() if divided else [self._fit(k) for k in self._numbers]
         except KeyboardInterrupt:
             self.generator.set_state(self.start)  # so that the same call goes on from the checkpoints
             self.source.set_generator_states(self.loader_states)
@@ -129,6 +131,14 @@ class Members:
         if self.source.pair is None:
             return "each member has its own order of the data, which must be in memory as an (inputs, targets) pair"
         return obstacle(self.ensemble, self.training, self.model, self.source)
+
+
+def _in_parts(source: Source, validation: Any) -> bool:
+    """Whether each process holds only a part of the data or of the validation data."""
+    sources = [source] if validation is None else [source, Source(validation, must_count=False)]
+    for each in sources:
+        each.agree()
+    return any(each.is_part for each in sources)
 
 
 def start_of_member(ensemble: Ensemble, recipe: Recipe, model: nn.Module, seed: int, k: int) -> nn.Module:

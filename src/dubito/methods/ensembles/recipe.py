@@ -104,8 +104,10 @@ class Ensemble(Recipe):
         With ``Training(checkpoint="run")`` the members that are trained one after another have the files
         ``run.member-0`` and so on: a killed run goes on with the member, and within it the step, at which it was.
         """
+        from dubito.core import distributed
         from dubito.methods.ensembles.members import Members
 
         options: dict[str, Any] = {"likelihood": likelihood, "validation": validation, "num_data": num_data}
         training = training or self.default_training()
-        return Members(self, model, data, training, generator, progress, options).fit()
+        with distributed.together():
+            return Members(self, model, data, training, generator, progress, options).fit()

@@ -33,6 +33,7 @@ MOST_STEPS = 20
 MOST_HALVINGS = 10
 
 
+@distributed.together()
 def update(
     posterior: LaplacePosterior,
     data: Data,
@@ -47,6 +48,8 @@ def update(
     for linear models, and a few are a sensible correction for networks. With `training` the random weights are trained
     on the new data under the quadratic penalty of the old posterior, which is what a new task needs.
     """
+    if distributed.is_active():
+        distributed.check_same(posterior.digest(), "posteriors")
     moved = copy.deepcopy(posterior.model)
     if training is None:
         params.load_(moved, _gauss_newton(posterior, data, generator))

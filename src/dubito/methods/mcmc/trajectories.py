@@ -46,7 +46,7 @@ class Trajectories:
             )
         self.plan = Schedule("constant", recipe.burn_in, recipe.thinning, recipe.num_samples, 1)
         self.setup = Setup(recipe, problem, before)
-        problem.source.shard = False
+        problem.source.keep_whole("HMC")
         self.target = self.setup.target(self.setup.tail)
         self.step, self.masses, self.windows = StepSize(recipe.acceptance), Masses(), windows(recipe.burn_in)
         size = len(self.setup.start)

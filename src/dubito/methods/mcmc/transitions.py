@@ -42,7 +42,7 @@ class Transitions:
     def __init__(self, recipe: SGMCMC, problem: Problem, before: ParticlePosterior | None = None) -> None:
         self.recipe, self.problem, self.plan = recipe, problem, recipe.plan
         self.setup = Setup(recipe, problem, before)
-        problem.source.shard = False
+        problem.source.keep_whole("SGMCMC")
         self.norms = running_norms(self.setup.model) if recipe.starts_fresh and before is None else {}
         tail = None if self.norms else self.setup.tail
         cached = tail is not None and cache_features(tail, problem.source)

@@ -228,8 +228,7 @@ class NaturalDescent:
         for name, each in weights.items():
             each.move(each.part.chosen(slopes[name]), step, products.get(name))
         self._move_points(state, slopes, lr)
-        if distributed.is_active():
-            distributed.mean_([buffer for buffer in self.module.buffers() if buffer.is_floating_point()])
+        distributed.agree_(list(self.module.buffers()))
         state["step"] += 1
         return state, {"loss": loss, "lr": lr}
 

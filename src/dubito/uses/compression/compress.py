@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import warnings
+from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from typing import Any, Literal
 
@@ -11,7 +12,7 @@ import torch
 from torch import nn
 
 from dubito.beliefs.likelihoods import Likelihood
-from dubito.core import batches, params
+from dubito.core import batches, distributed, params
 from dubito.core.batches import Data, Source
 from dubito.core.errors import InputError, MissingDataError, UnsupportedError
 from dubito.core.params import Params
@@ -80,31 +81,32 @@ def compress(
     >>> small.plan.num_kept
     1110
     """
-    _check(posterior, structure, rule)
-    _check_training(finetune, training, teacher, temperature)
-    by_default = rule is None
-    rule = default_rule(posterior) if rule is None else rule
-    example = _example(posterior, data, example, structure)
-    if example is not None:
-        outputs_of(posterior.model, example)
-    pruner = Pruner.of(posterior, rule, structure, example, allow_empty, generator)
-    if rule.max_drop is not None:
-        if data is None:
-            raise MissingDataError(f"{rule!r} decides by held-out data: give `data=`.")
-        rule = largest_within(pruner, rule, score_of(posterior, data))
-    plan, model = pruner.at(rule)
-    if finetune is not None:
-        how = training or Training(epochs=3, lr=1e-4, schedule="linear")
-        held = _columns(plan, model, example) if plan.units else plan.keep
-        lesson: tuple[Likelihood, Any, int | None] = (posterior.likelihood, finetune, None)
-        if teacher is not None:
-            lesson = lessons_from(teacher, finetune, how, temperature, generator, posterior.likelihood)
-        likelihood, examples, num_data = lesson
-        model = train_on(model, held, examples, likelihood, how, num_data=num_data, generator=generator)
-        plan = replace(plan, inputs=live_features(model, example))
-    elif by_default and data is not None:
-        _question(score_of(posterior, data), pruner.center, model, plan)
-    return Compression(posterior, rule, plan, model, pruner, data, example)
+    with distributed.together() if finetune is not None else nullcontext():  # else nothing is exchanged
+        _check(posterior, structure, rule)
+        _check_training(finetune, training, teacher, temperature)
+        by_default = rule is None
+        rule = default_rule(posterior) if rule is None else rule
+        example = _example(posterior, data, example, structure)
+        if example is not None:
+            outputs_of(posterior.model, example)
+        pruner = Pruner.of(posterior, rule, structure, example, allow_empty, generator)
+        if rule.max_drop is not None:
+            if data is None:
+                raise MissingDataError(f"{rule!r} decides by held-out data: give `data=`.")
+            rule = largest_within(pruner, rule, score_of(posterior, data))
+        plan, model = pruner.at(rule)
+        if finetune is not None:
+            how = training or Training(epochs=3, lr=1e-4, schedule="linear")
+            held = _columns(plan, model, example) if plan.units else plan.keep
+            lesson: tuple[Likelihood, Any, int | None] = (posterior.likelihood, finetune, None)
+            if teacher is not None:
+                lesson = lessons_from(teacher, finetune, how, temperature, generator, posterior.likelihood)
+            likelihood, examples, num_data = lesson
+            model = train_on(model, held, examples, likelihood, how, num_data=num_data, generator=generator)
+            plan = replace(plan, inputs=live_features(model, example))
+        elif by_default and data is not None:
+            _question(score_of(posterior, data), pruner.center, model, plan)
+        return Compression(posterior, rule, plan, model, pruner, data, example)
 
 
 @dataclass(frozen=True)

@@ -38,6 +38,7 @@ _NUM_BINS = 40  # of a histogram
 Shifts = Mapping[str, Data | Mapping[float, Data]]
 
 
+@distributed.together()
 def evaluate(
     posterior: Posterior,
     data: Data,

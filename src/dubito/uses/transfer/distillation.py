@@ -13,7 +13,7 @@ from torch.utils.data import DataLoader, Dataset
 
 from dubito.beliefs.likelihoods import Bernoulli, Categorical, Gaussian, HeteroscedasticGaussian, Likelihood
 from dubito.beliefs.prediction import ClassPrediction, Prediction
-from dubito.core import batches
+from dubito.core import batches, distributed
 from dubito.core.batches import Data, Source
 from dubito.core.errors import InputError, UnsupportedError
 from dubito.fitting.posterior import Posterior
@@ -38,6 +38,7 @@ Keep = Literal["mean", "distribution"]
 ROWS = 1024
 
 
+@distributed.together()
 def distill(
     posterior: Posterior,
     student: nn.Module,
@@ -83,7 +84,7 @@ def distill(
         raise InputError(f"keep must be 'mean' or 'distribution', not {keep!r}.")
     if not isinstance(student, nn.Module):
         raise InputError(f"The student must be a torch.nn.Module, not a {type(student).__name__}.")
-    teacher = Asker(posterior, num_samples, generator)
+    teacher = _teacher(posterior, num_samples, generator)
     lesson, likelihood = _lesson(posterior, _first_answer(teacher, data), keep, temperature)
     if concentration_weight is not None:
         if not isinstance(lesson, Concentration):
@@ -118,7 +119,7 @@ def lessons_from(
     Whoever trains a network on these distills the teacher into it. That network has the likelihood `wanted`, which must
     be about targets of the teacher's kind.
     """
-    teacher = Asker(posterior, None, generator)
+    teacher = _teacher(posterior, None, generator)
     lesson, likelihood = _lesson(posterior, _first_answer(teacher, data), "mean", temperature)
     if not isinstance(wanted, type(likelihood)):
         raise InputError(
@@ -126,6 +127,13 @@ def lessons_from(
             "take a teacher of the same task."
         )
     return lesson, *_taught(data, lambda inputs: lesson.answers(teacher.predict(inputs)), training)
+
+
+def _teacher(posterior: Posterior, num_samples: int | None, generator: torch.Generator | None) -> Asker:
+    """Return the teacher, which gives the same answers in every process."""
+    if generator is not None:
+        distributed.share_generator(generator)
+    return Asker(posterior, num_samples, generator)
 
 
 def _lesson(posterior: Posterior, prediction: Prediction, keep: Keep, temperature: float) -> tuple[Lesson, Likelihood]:
@@ -145,8 +153,9 @@ def _lesson(posterior: Posterior, prediction: Prediction, keep: Keep, temperatur
     if isinstance(own, HeteroscedasticGaussian | NoiseAndDoubt):
         return Moments(), HeteroscedasticGaussian()
     if isinstance(own, Gaussian):
-        noise = float(prediction.aleatoric.mean().sqrt())  # type: ignore[attr-defined]  # a first guess, for the scale
-        return Means(noise=noise), Gaussian()
+        noise = prediction.aleatoric.mean().sqrt()  # type: ignore[attr-defined]  # a first guess, for the scale
+        distributed.share_([noise])
+        return Means(noise=float(noise)), Gaussian()
     raise UnsupportedError(f"A teacher with the likelihood {own!r} cannot be distilled.")
 
 
@@ -192,11 +201,12 @@ class _Lessons:
 
 def _total_noise(point: Any, teacher: Asker, data: Any) -> float:
     r"""Return the noise of the Gaussian nearest to the teacher, $\sigma^2 = \mathrm{mean}(v + (\mu - m)^2)$."""
-    total, count = 0.0, 0
+    sums = torch.zeros(2, dtype=torch.float64)
     inputs = inputs_of(teacher.posterior, data, "data")
     for start in range(0, batches.num_rows(inputs), ROWS):
         some = batches.take(inputs, slice(start, start + ROWS))
         mine, theirs = point.predict(some).mean, teacher.predict(some)
         error = theirs.variance + (theirs.mean - mine).square()  # type: ignore[attr-defined]
-        total, count = total + float(error.double().sum()), count + error.numel()
-    return math.sqrt(total / count)
+        sums += torch.tensor([float(error.double().sum()), error.numel()], dtype=torch.float64)
+    distributed.sum_([sums])
+    return math.sqrt(sums[0] / sums[1])

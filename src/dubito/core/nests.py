@@ -1,0 +1,81 @@
+"""Nests of tensors: what one batch is made of, as tuples, lists and mappings, and how all of them are treated alike."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from dubito.core.errors import InputError
+
+
+def leaves(tree: Any) -> Iterator[Tensor]:
+    """Yield the tensors of a nest of tuples, lists and mappings."""
+    if isinstance(tree, Tensor):
+        yield tree
+    elif isinstance(tree, Mapping):
+        for value in tree.values():
+            yield from leaves(value)
+    elif isinstance(tree, tuple | list):
+        for value in tree:
+            yield from leaves(value)
+
+
+def map_leaves(function: Callable[[Tensor], Tensor], tree: Any) -> Any:
+    """Apply `function` to every tensor of a nest; what is not a tensor passes through."""
+    if isinstance(tree, Tensor):
+        return function(tree)
+    if isinstance(tree, np.ndarray):
+        shareable = tree.flags.writeable and min(tree.strides, default=0) >= 0  # else torch warns or refuses
+        return function(torch.as_tensor(tree if shareable else tree.copy()))
+    if isinstance(tree, Mapping):
+        return {key: map_leaves(function, value) for key, value in tree.items()}
+    if isinstance(tree, tuple | list):
+        return tuple(map_leaves(function, value) for value in tree)
+    return tree
+
+
+def as_tensors(tree: Any) -> Any:
+    """Turn the arrays of a nest into tensors that share their memory."""
+    return map_leaves(lambda tensor: tensor, tree)
+
+
+def num_rows(tree: Any) -> int:
+    """Return the common length of the first axis of every tensor in a nest."""
+    sizes = {tensor.shape[0] if tensor.ndim else 1 for tensor in leaves(tree)}
+    if len(sizes) > 1:
+        raise InputError(f"The tensors of one batch differ in their number of rows: {sorted(sizes)}.")
+    if not sizes:
+        raise InputError("A batch holds no tensor: inputs must be tensors, arrays, or tuples and dicts of them.")
+    return sizes.pop()
+
+
+def take(tree: Any, index: Any) -> Any:
+    """Index every tensor of a nest along its rows."""
+    return map_leaves(lambda tensor: tensor[index], tree)
+
+
+def place(tree: Any, device: torch.device | None, dtype: torch.dtype | None) -> Any:
+    """Move a nest of tensors to `device`, floating ones to `dtype`."""
+    return map_leaves(lambda t: t.to(device=device, dtype=dtype if t.is_floating_point() else None), tree)
+
+
+def concatenate(trees: list[Any]) -> Any:
+    """Concatenate nests of the same structure along their rows."""
+    first = trees[0]
+    if isinstance(first, Tensor):
+        return torch.cat(trees)
+    if isinstance(first, Mapping):
+        return {key: concatenate([tree[key] for tree in trees]) for key in first}
+    if isinstance(first, tuple | list):
+        return tuple(concatenate([tree[i] for tree in trees]) for i in range(len(first)))
+    return first
+
+
+def is_finite(tree: Any) -> bool:
+    """Whether every floating tensor of a nest is free of NaN and infinities."""
+    return all(bool(torch.isfinite(tensor.sum())) or bool(tensor.isfinite().all())
+               for tensor in leaves(tree) if tensor.is_floating_point())  # fmt: skip

@@ -1,0 +1,132 @@
+"""Find out whether several processes hold the same data or each a part of it, by digests of the content.
+
+Data in memory is compared as a whole, a loader by its counts and its first batch, which every process draws from the
+same seed. A loader with a `DistributedSampler` says by itself that it gives a part.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import logging
+import warnings
+from collections.abc import Callable
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from torch import Tensor
+from torch.utils.data import DataLoader, DistributedSampler
+
+from dubito.core import distributed
+from dubito.core.errors import InputError, ShardsWarning
+from dubito.core.settings import digest
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+_log = logging.getLogger("dubito")
+
+
+class Evidence(NamedTuple):
+    """What one process knows of its data.
+
+    Args:
+        inputs: A digest of the inputs.
+        targets: A digest of the targets.
+        varied: Whether the targets differ among themselves; equal digests of constant ones say nothing.
+        examples: The number of examples, 0 where it is not known.
+        batches: The number of batches, or None.
+        declared: Whether a sampler says that this is one part of the data.
+    """
+
+    inputs: str
+    targets: str
+    varied: bool
+    examples: int
+    batches: int | None
+    declared: bool
+
+
+def evidence(inputs: list[Tensor], targets: list[Tensor], count: int, batches: int | None, declared: bool) -> Evidence:
+    """Describe the data that one process holds, or its first batch."""
+    varied = any(len(value) > 1 and bool((value != value[:1]).any()) for value in targets if value.ndim)
+    return Evidence(_digest(inputs), _digest(targets), varied, count, batches, declared)
+
+
+def are_parts(own: Evidence, again: Callable[[], Evidence]) -> tuple[bool, list[Evidence]]:
+    """Return whether each process holds a part of the data, the same answer in all, and what each knows.
+
+    Args:
+        own: What this process knows.
+        again: Looks at the data once more; a loader that differs then has randomness of its own.
+    """
+    everyone = _everyone(own)
+    if any(each.declared for each in everyone):
+        return True, everyone
+    different = len({each._replace(varied=True) for each in everyone})
+    if different == 1:
+        return False, everyone
+    if len({(each.inputs, each.examples) for each in everyone}) == 1:
+        raise InputError("The processes hold the same inputs with different targets: give all of them the same data.")
+    repeatable = all(text == "yes" for text in distributed.texts("yes" if again() == own else "no"))
+    if not repeatable:
+        same_order = len({(each.targets, each.examples) for each in everyone}) == 1 and own.varied
+        if same_order:  # only the inputs are random: augmentation
+            return False, everyone
+        raise InputError(
+            "The loaders of the processes give different batches, and other ones each time: let their randomness come "
+            "from torch's, numpy's or random's global generators, or use a DistributedSampler where each gives a part."
+        )
+    if different < len(everyone):
+        raise InputError(
+            f"Of {len(everyone)} processes some hold the same data and some do not: give every process the same data, "
+            "or each one a part of its own."
+        )
+    return True, everyone
+
+
+def say(parts: bool, num_data: int) -> None:
+    """Let the first process say which of the two was assumed."""
+    if distributed.rank() > 0:
+        return
+    processes = distributed.world_size()
+    if parts:
+        warnings.warn(
+            f"Each of the {processes} processes holds other data: it is taken for one part of the whole, which has "
+            f"{num_data:,} examples; give all of them the same data if it should be divided instead.",
+            ShardsWarning, stacklevel=2,
+        )  # fmt: skip
+    else:
+        _log.info("All %d processes hold the same data; each works on every %dth row.", processes, processes)
+
+
+def declared_sampler(loader: Any) -> DistributedSampler[Any] | None:
+    """The sampler by which a loader gives each process a part of the data, or None."""
+    if not isinstance(loader, DataLoader) or not distributed.is_active():
+        return None
+    sampler: Any = getattr(loader.batch_sampler, "sampler", loader.sampler)
+    if isinstance(sampler, DistributedSampler) and sampler.num_replicas == distributed.world_size():
+        return sampler
+    return None
+
+
+@contextmanager
+def at_epoch(sampler: DistributedSampler[Any] | None, number: int) -> Iterator[None]:
+    """Let a sampler draw the order of some epoch, and put it back: without it every epoch has the same order."""
+    if sampler is None:
+        yield
+        return
+    before = sampler.epoch
+    sampler.set_epoch(number)
+    try:
+        yield
+    finally:
+        sampler.set_epoch(before)
+
+
+def _everyone(own: Evidence) -> list[Evidence]:
+    return [Evidence(*json.loads(text)) for text in distributed.texts(json.dumps(own))]
+
+
+def _digest(tensors: list[Tensor]) -> str:
+    return hashlib.sha256(" ".join(digest(tensor) for tensor in tensors).encode()).hexdigest()[:16]

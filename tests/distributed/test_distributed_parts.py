@@ -1,0 +1,75 @@
+"""Data that is cut among processes counts in full; networks that differ become the first process's."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import parts_cases
+import pytest
+import torch
+from two_processes import run
+
+from dubito.core import distributed
+
+
+@pytest.fixture(scope="module")
+def results(tmp_path_factory: pytest.TempPathFactory) -> Any:
+    first, second = run(parts_cases.__file__, "everything", tmp_path_factory.mktemp("parts"))
+    return lambda case: (first[case], second[case])
+
+
+def compare(found: Any, expected: Any, tolerance: float) -> None:
+    torch.testing.assert_close(found, expected, rtol=tolerance, atol=tolerance)
+
+
+def test_parts_are_what_one_process_finds_on_the_whole(results: Any, tmp_path: Path) -> None:
+    first, second = results("shards")
+    alone = parts_cases.shards(tmp_path)
+    assert not distributed.is_active()
+    assert first["num_data"] == second["num_data"] == alone["num_data"] == [parts_cases.ROWS] * 9
+    for name in set(alone) - {"num_data", "said"}:
+        compare(first[name], alone[name], 1e-8)
+        compare(second[name], first[name], 0.0)
+    compare(first["resumed"], first["checkpoint"], 0.0)
+    assert second["said"] == alone["said"] == []
+    assert set(first["said"]) == {
+        f"Each of the 2 processes holds other data: it is taken for one part of the whole, which has {count} examples; "
+        "give all of them the same data if it should be divided instead."
+        for count in (12, 36)
+    }
+
+
+def test_parts_of_different_lengths_end_together(results: Any) -> None:
+    first, second = results("unequal")
+    compare(second, first, 0.0)
+    assert first["counts"] == [36, 36, 36]
+    assert int(first["normal"]["2.num_batches_tracked"]) == 3 * 5
+
+
+def test_what_is_divided_and_what_is_refused(results: Any) -> None:
+    first, second = results("recognised")
+    assert first["counts"] == second["counts"] == {
+        "jittered": 36, "augmented": 36, "dataset": 36, "stream": 36, "stream of parts": 36, "batches": 46,
+    }  # fmt: skip
+    assert first["refused"] == second["refused"]
+    begins = {
+        "same inputs": "InputError: The processes hold the same inputs with different targets",
+        "random parts": "InputError: The loaders of the processes give different batches, and other ones each time",
+        "constant targets": "InputError: The loaders of the processes give different batches, and other ones each time",
+        "chains": "UnsupportedError: SGMCMC needs all the data in every process",
+        "statistics": "UnsupportedError: BatchNormNoise needs all the data in every process",
+        "settings": "InputError: The processes were given different recipes, training settings or likelihoods",
+        "shapes": "InputError: The processes were given different networks",
+        "warning as an error": "ShardsWarning: Each of the 2 processes holds other data",
+    }
+    assert {name: text[: len(begins[name])] for name, text in first["refused"].items()} == begins
+
+
+def test_networks_are_the_first_process_s(results: Any, tmp_path: Path) -> None:
+    first, second = results("networks")
+    alone = parts_cases.networks(tmp_path)
+    compare(second, first, 0.0)
+    for name in ("laplace", "distilled", "wrapped", "loaded"):
+        compare(first[name], alone[name], 1e-8)
+    assert list(first["wrapped"]) == list(alone["wrapped"])

@@ -1,0 +1,55 @@
+"""Run one function of a file of cases in two processes: `two_processes.py FILE CASE STORE RANK OUTPUT FOLDER`."""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from dubito.core import io
+
+TIMEOUT = 200
+
+
+def run(file: str, case: str, folder: Path) -> tuple[Any, Any]:
+    """Return what the function `case(folder)` of `file` returns in each of two processes, which meet in a file."""
+    outputs = [folder / f"{case}-{rank}" for rank in range(2)]
+    environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONWARNINGS": "error"}
+    workers = [
+        subprocess.Popen(
+            [sys.executable, __file__, file, case, str(folder / f"{case}-store"), str(rank), str(output), str(folder)],
+            env=environment,
+        )
+        for rank, output in enumerate(outputs)
+    ]
+    try:
+        assert [worker.wait(timeout=TIMEOUT) for worker in workers] == [0, 0]
+    finally:
+        for worker in workers:
+            worker.kill()
+    first, second = (io.load(output, "results") for output in outputs)
+    return first, second
+
+
+def _main(file: str, case: str, store: str, rank: str, output: str, folder: str) -> None:
+    import torch.distributed as dist
+
+    torch.set_num_threads(1)
+    dist.init_process_group("gloo", init_method=f"file://{store}", rank=int(rank), world_size=2)
+    spec = importlib.util.spec_from_file_location("cases", file)
+    assert spec is not None
+    assert spec.loader is not None
+    cases = importlib.util.module_from_spec(spec)
+    sys.modules["cases"] = cases
+    spec.loader.exec_module(cases)
+    io.save(output, "results", getattr(cases, case)(Path(folder)))
+    dist.destroy_process_group()
+
+
+if __name__ == "__main__":
+    _main(*sys.argv[1:])
