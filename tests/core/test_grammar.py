@@ -147,7 +147,7 @@ class TestBad:
             ("map(train=false, train=true)", "give each argument once"),
             ("mop", "no setting called 'mop'"),
             ("box(nothing(1))", "no setting called 'nothing'"),
-            ("map(temperature=hot)", "temperature must be a positive number or 'validation', got 'hot'"),
+            ("map(temperature=hot)", "`temperature` must be a positive number or 'validation', got 'hot'"),
             ("box(some(1) | kron)", "join selections, each written as a call"),
             ("box(map() | map())", "join selections, each written as a call"),
             ("box(~1)", "join selections, each written as a call"),

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import dataclasses
+import inspect
 import json
-from collections.abc import Mapping
+import math
+from collections.abc import Iterator, Mapping
 from dataclasses import FrozenInstanceError, field
-from typing import Any
+from typing import Any, ClassVar, Literal
 
 import numpy as np
 import pytest
@@ -16,7 +19,20 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor, nn
 
-from dubito.core.settings import Absent, Setting, canonical, digest, find, setting
+from dubito import priors
+from dubito.core.constraints import (
+    Count,
+    OpenProbability,
+    Positive,
+    PositiveValue,
+    Probability,
+    Share,
+    Start,
+    check,
+    kinds_of,
+)
+from dubito.core.grammar import parse
+from dubito.core.settings import Absent, Setting, canonical, digest, find, load_all, setting
 from dubito.fitting.training import Training
 from dubito.methods.map.recipe import MAP
 
@@ -248,3 +264,106 @@ def test_canonical_text_is_stable() -> None:
         "inner": None,
         "kind": None,
     }
+
+
+class TestChecks:
+    """Every field is checked against its annotation, and the error says what is allowed and what was given."""
+
+    @pytest.mark.parametrize(
+        ("kind", "value", "message"),
+        [
+            (Count, 0, "`x` must be a whole number of at least 1, got 0."),
+            (Count, True, "`x` must be a whole number of at least 1, got True."),
+            (Count, 3.0, "`x` must be a whole number of at least 1, got 3.0."),
+            (Positive, math.nan, "`x` must be a positive number, got nan."),
+            (Positive, math.inf, "`x` must be a positive number, got inf."),
+            (float, math.nan, "`x` must be a number, got nan."),
+            (Probability | None, 1.5, "`x` must be a number from 0 to 1 or None, got 1.5."),
+            (Share, 1, "`x` must be a number of at least 0 and below 1, got 1."),
+            (OpenProbability, 0, "`x` must be a number above 0 and below 1, got 0."),
+            (Start, "frehs", "`x` must be 'model' or 'fresh', got 'frehs'. Did you mean 'fresh'?"),
+            (Positive | Literal["auto"], -1, "`x` must be a positive number or 'auto', got -1."),
+            (bool | Literal["auto"], 1, "`x` must be True, False or 'auto', got 1."),
+            (tuple[Positive, Positive], (1, -1), "`x` must be a tuple of 2, each a positive number, got (1, -1)."),
+            (Mapping[str, Positive], {"a": 0}, "`x` must be a dict, each value a positive number, got {'a': 0}."),
+            (
+                PositiveValue,
+                torch.tensor([1.0, -2.0]),
+                "`x` must be a positive number or a positive tensor, got a tensor of shape (2,), values from -2 to 1.",
+            ),
+        ],
+    )
+    def test_the_error_says_what_is_allowed_and_given(self, kind: Any, value: Any, message: str) -> None:
+        with pytest.raises(InputError) as caught:
+            check("x", kind, value)
+        assert str(caught.value) == message
+
+    @pytest.mark.parametrize(
+        ("kind", "value"),
+        [
+            (Count, np.int64(3)), (Positive, np.float32(0.5)), (Positive, 2), (float, math.inf), (bool, np.bool_(True)),
+            (Positive | Literal["auto"], "auto"), (tuple[float, ...], ()), (Mapping[str, Positive], {"a": 1}),
+        ],
+    )  # fmt: skip
+    def test_what_is_accepted(self, kind: Any, value: Any) -> None:
+        check("x", kind, value)
+
+    def test_every_annotation_of_ours_can_be_evaluated(self) -> None:
+        """A name that only type checkers see would leave its field unchecked."""
+        load_all()
+        for cls in subclasses(Setting):
+            for name, kind in kinds_of(cls).items() if cls.__module__.startswith("dubito") else ():
+                home = next(base for base in cls.__mro__ if name in inspect.get_annotations(base))
+                assert kind is not Any or inspect.get_annotations(home)[name] == "Any", f"{cls.__name__}.{name}"
+
+    def test_defaults_are_allowed(self) -> None:
+        for cls in subclasses(Setting):
+            for one in dataclasses.fields(cls) if cls.__module__.startswith("dubito") else ():
+                if one.default is not dataclasses.MISSING:
+                    check(one.name, kinds_of(cls)[one.name], one.default)
+
+    def test_a_list_becomes_a_tuple(self) -> None:
+        assert priors.ScaleMixture([1.0, 0.1]).scales == (1.0, 0.1)
+
+
+def subclasses(cls: type) -> Iterator[type]:
+    for sub in cls.__subclasses__():
+        yield sub
+        yield from subclasses(sub)
+
+
+@setting
+class Renamed(Setting):
+    setting_name = "testing.Renamed"
+    old_fields: ClassVar[Mapping[str, str]] = {"samples": "num_samples"}
+    old_values: ClassVar[Mapping[str, Mapping[str, str]]] = {"shape": {"lowrank": "low-rank"}}
+    num_samples: Count = 8
+    shape: Literal["full", "low-rank"] = "full"
+
+
+class TestOldSpellings:
+    def test_they_work_and_name_the_new_one(self) -> None:
+        with pytest.warns(
+            DeprecationWarning, match=r"Renamed\(samples=...\) is the old spelling: write num_samples="
+        ) as one:
+            found = Renamed(samples=3)  # type: ignore[call-arg]
+        assert found == Renamed(num_samples=3)
+        assert one[0].filename == __file__
+        with pytest.warns(DeprecationWarning, match="'lowrank'.* write shape='low-rank'"):
+            assert Renamed(shape="lowrank").shape == "low-rank"  # type: ignore[arg-type]
+        with pytest.warns(DeprecationWarning, match="write num_samples="):
+            assert Renamed().replace(samples=2) == Renamed(2)
+        with pytest.warns(DeprecationWarning, match="write num_samples="):
+            assert Renamed(5).samples == 5  # type: ignore[attr-defined]
+        with pytest.warns(DeprecationWarning, match="write num_samples="):
+            assert parse("testing.renamed(samples=4)") == Renamed(4)
+
+    def test_old_files_are_read_in_silence(self) -> None:
+        saved = {"$setting": "testing.Renamed", "samples": 3, "shape": "lowrank"}
+        assert Setting.from_json(saved) == Renamed(3, "low-rank")
+
+    def test_other_names_are_still_wrong(self) -> None:
+        with pytest.raises(AttributeError, match="no attribute 'sample'"):
+            _ = Renamed().sample  # type: ignore[attr-defined]
+        with pytest.raises(TypeError, match="sample"):
+            Renamed(sample=3)  # type: ignore[call-arg]

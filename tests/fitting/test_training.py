@@ -32,7 +32,7 @@ from dubito import Training
 )
 def test_a_setting_out_of_range(wrong: dict[str, Any]) -> None:
     (name,) = wrong
-    with pytest.raises(InputError, match=rf"^Training\({name}=.*\) is out of range"):
+    with pytest.raises(InputError, match=rf"^`{name}` must be .*, got "):
         Training(**wrong)
 
 

@@ -82,7 +82,7 @@ class TestSelection:
     @pytest.mark.parametrize(("rule", "words"), [
         (lambda: select.subspace(0), "whole number"), (lambda: select.subspace(2, epochs=0.5), "whole number"),
         (lambda: select.subspace(2, lr=0.0), "positive number"),
-        (lambda: select.subspace(2, "pca"), "not one of trajectory"),
+        (lambda: select.subspace(2, "pca"), "`directions` must be 'trajectory' or 'random'"),
         (lambda: select.subspace(2).resolve(problem()[0]), "need data"),
         (lambda: select.subspace(9, "random").resolve(problem()[0]), "do not fit into 8"),
         (lambda: select.subspace(3, lr=1e9, epochs=50).resolve(*problem(), likelihoods.Gaussian(0.3)), "diverges"),

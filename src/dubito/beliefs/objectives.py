@@ -21,6 +21,7 @@ from dubito.beliefs import likelihoods
 from dubito.beliefs.likelihoods import Likelihood
 from dubito.beliefs.likelihoods.base import Hyper
 from dubito.core import batches, params
+from dubito.core.constraints import Count
 from dubito.core.errors import InputError
 from dubito.core.settings import Setting, setting
 
@@ -55,6 +56,8 @@ class Step:
 @setting
 class Objective(Setting, ABC):
     """A bound on the evidence, as a loss."""
+
+    described = "one of dubito.objectives"
 
     @property
     def needs_weight_samples(self) -> bool:
@@ -121,10 +124,7 @@ class ELBO(Objective):
     """
 
     setting_name = "objectives.ELBO"
-    num_samples: int = 1
-
-    def __post_init__(self) -> None:
-        _check_count(self.num_samples)
+    num_samples: Count = 1
 
     def loss(self, module: VariationalModule, step: Step) -> Tensor:
         r"""Return $-\frac1B \sum_n \log p(y_n \mid x_n, w) + T\,\mathrm{KL} / N$."""
@@ -158,12 +158,7 @@ class Renyi(Objective):
 
     setting_name = "objectives.Renyi"
     alpha: float = 0.5
-    num_samples: int = 8
-
-    def __post_init__(self) -> None:
-        _check_count(self.num_samples)
-        if isinstance(self.alpha, bool) or not isinstance(self.alpha, int | float) or math.isnan(self.alpha):
-            raise InputError(f"The alpha of a Rényi bound must be a number, inf or -inf, got {self.alpha!r}.")
+    num_samples: Count = 8
 
     @property
     def needs_weight_samples(self) -> bool:
@@ -232,8 +227,3 @@ def _converted_parts(module: nn.Module) -> list[VariationalModule]:
     if hasattr(module, "shared_moments"):
         return [cast("VariationalModule", module)]
     return [cast("VariationalModule", part) for part in module.modules() if hasattr(part, "shared_moments")]
-
-
-def _check_count(num_samples: int) -> None:
-    if isinstance(num_samples, bool) or not isinstance(num_samples, int) or num_samples < 1:
-        raise InputError(f"num_samples must be a whole number, at least 1, got {num_samples!r}.")

@@ -14,6 +14,7 @@ from torch import Tensor
 from torch.utils.data import BatchSampler, DataLoader, Dataset, IterableDataset, TensorDataset
 
 from dubito.core import distributed, shards
+from dubito.core.constraints import is_whole
 from dubito.core.errors import InputError, UnsupportedError
 from dubito.core.nests import as_tensors as as_tensors  # the nests that batches are belong to this module's names
 from dubito.core.nests import concatenate as concatenate
@@ -24,7 +25,6 @@ from dubito.core.nests import num_rows as num_rows
 from dubito.core.nests import place as place
 from dubito.core.nests import take as take
 from dubito.core.randomness import Stream
-from dubito.core.settings import is_whole
 
 Data = DataLoader[Any] | Dataset[Any] | tuple[Any, Any] | Iterable[Any]
 

@@ -142,7 +142,7 @@ class _Reader:
 
 def _build(cls: type[Setting], positional: list[Any], named: dict[str, Any]) -> Setting:
     known = [field.name for field in dataclasses.fields(cls)]  # type: ignore[arg-type]
-    wrong = [key for key in named if key not in known]
+    wrong = [key for key in named if key not in known and key not in cls.old_fields]
     if wrong or len(positional) > len(known):
         extra = f"no argument '{wrong[0]}'" if wrong else f"at most {len(known)} arguments"
         raise InputError(f"{cls.setting_name} takes {extra}; its arguments are {', '.join(known) or 'none'}.")

@@ -14,14 +14,15 @@ import importlib
 import json
 import math
 import sys
+import warnings
 from collections.abc import Mapping
-from numbers import Integral, Real
-from typing import Any, ClassVar, Self, TypeGuard, TypeVar, dataclass_transform
+from typing import TYPE_CHECKING, Any, ClassVar, Self, TypeVar, dataclass_transform
 
 import numpy as np
 import torch
 from torch import Tensor
 
+from dubito.core.constraints import check, kinds_of
 from dubito.core.errors import InputError
 
 _T = TypeVar("_T")
@@ -49,6 +50,12 @@ class Setting:
     """A frozen dataclass of settings; subclasses are found by `setting_name`, such as ``"priors.Normal"``."""
 
     setting_name: ClassVar[str] = ""
+    described: ClassVar[str] = ""
+    """What an error calls a value of this kind, such as "one of dubito.priors"."""
+    old_fields: ClassVar[Mapping[str, str]] = {}
+    """Old names of fields and their new ones: still accepted, with a `DeprecationWarning`."""
+    old_values: ClassVar[Mapping[str, Mapping[str, str]]] = {}
+    """For each field, old spellings of its values and their new ones."""
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
         super().__init_subclass__(**kwargs)
@@ -56,6 +63,16 @@ class Setting:
             _REGISTRY[_key(cls.setting_name)] = cls
         else:  # never the name of its parent, as which it would be read back
             cls.setting_name = cls.__name__
+
+    def __post_init__(self) -> None:
+        _check_fields(self)
+
+    if not TYPE_CHECKING:  # it would hide every misspelled attribute from type checkers
+
+        def __getattr__(self, name: str) -> Any:
+            if name in type(self).old_fields:
+                return getattr(self, _new_name(type(self), name))
+            raise AttributeError(f"'{type(self).__name__}' object has no attribute '{name}'")
 
     def fields(self) -> dict[str, Any]:
         """Return the fields by name, in the order of the signature."""
@@ -68,7 +85,8 @@ class Setting:
 
     def replace(self, **changes: Any) -> Self:
         """Return a copy with some fields changed."""
-        return dataclasses.replace(self, **changes)  # type: ignore[type-var]
+        renamed = {_new_name(type(self), name): value for name, value in changes.items()}
+        return dataclasses.replace(self, **renamed)  # type: ignore[type-var]
 
     def to_json(self, tensors: dict[str, Tensor] | None = None) -> dict[str, Any]:
         """Return a JSON value; tensors among the fields are put into `tensors` under their digest."""
@@ -97,8 +115,60 @@ class Setting:
 
 @dataclass_transform(eq_default=False, frozen_default=True)
 def setting(cls: type[_T]) -> type[_T]:
-    """Turn a class into a frozen dataclass that keeps the comparison, hash and text of `Setting`."""
-    return dataclasses.dataclass(frozen=True, eq=False, repr=False)(cls)
+    """Turn a class into a frozen dataclass that keeps the comparison, hash and text of `Setting`.
+
+    Every value is checked against the annotation of its field, before a `__post_init__` of the class, which is left for
+    checks of several fields together.
+    """
+    relate = cls.__dict__.get("__post_init__")
+    if relate is not None:
+
+        @functools.wraps(relate)
+        def after(self: Any) -> None:
+            _check_fields(self)
+            relate(self)
+
+        cls.__post_init__ = after  # type: ignore[attr-defined]
+    made: Any = dataclasses.dataclass(frozen=True, eq=False, repr=False)(cls)
+    init = made.__init__
+    if made.old_fields:
+
+        @functools.wraps(init)
+        def with_old_names(self: Any, *args: Any, **kwargs: Any) -> None:
+            init(self, *args, **{_new_name(type(self), name): value for name, value in kwargs.items()})
+
+        made.__init__ = with_old_names
+    return made
+
+
+def _check_fields(own: Any) -> None:
+    """Give old spellings their new form, and check every field against its annotation."""
+    cls: Any = type(own)
+    for name, kind in kinds_of(cls).items():
+        value = getattr(own, name)
+        if isinstance(value, str) and value in own.old_values.get(name, ()):
+            new = own.old_values[name][value]
+            _warn_of_old(f"{own.setting_name}({name}={value!r})", f"{name}={new!r}")
+            object.__setattr__(own, name, new)
+        elif isinstance(value, list) and kind is not Any:
+            check(name, kind, tuple(value))
+            object.__setattr__(own, name, tuple(value))
+        elif not isinstance(value, Absent):
+            check(name, kind, value)
+
+
+def _new_name(cls: type[Setting], name: str) -> str:
+    if name not in cls.old_fields:
+        return name
+    _warn_of_old(f"{cls.setting_name}({name}=...)", f"{cls.old_fields[name]}=...")
+    return cls.old_fields[name]
+
+
+def _warn_of_old(old: str, new: str) -> None:
+    ours, depth, frame = (__name__.partition(".")[0], "dataclasses"), 1, sys._getframe()
+    while frame.f_back is not None and str(frame.f_globals.get("__name__")).partition(".")[0] in ours:
+        depth, frame = depth + 1, frame.f_back  # the line of the user's code
+    warnings.warn(f"{old} is the old spelling: write {new}.", DeprecationWarning, stacklevel=depth)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -239,7 +309,10 @@ def _decode(value: Any, tensors: Mapping[str, Tensor]) -> Any:
 
 def _decode_setting(value: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> Setting:
     cls = find(value["$setting"])
-    fields = {k: _decode(v, tensors) for k, v in value.items() if k != "$setting"}
+    fields = {cls.old_fields.get(k, k): _decode(v, tensors) for k, v in value.items() if k != "$setting"}
+    for name, new in cls.old_values.items():  # a file keeps the spelling of its time
+        if isinstance(fields.get(name), str):
+            fields[name] = new.get(fields[name], fields[name])
     unknown = fields.keys() - {field.name for field in _fields(cls)}
     if unknown:
         raise InputError(f"{cls.setting_name} has no setting '{min(unknown)}' in this version of Dubito: upgrade it.")
@@ -255,21 +328,3 @@ def _decode_type(text: str) -> type[Any]:
     if not isinstance(found, type):
         raise InputError(f"A saved setting names the type '{text}': import the module that defines it first.")
     return found
-
-
-def is_number(value: object) -> TypeGuard[float]:
-    """Whether something is a plain real number; a bool is not one.
-
-    >>> is_number(0.5), is_number(True), is_number("0.5")
-    (True, False, False)
-    """
-    return isinstance(value, Real) and not isinstance(value, bool)
-
-
-def is_whole(value: object, least: int) -> TypeGuard[int]:
-    """Whether something is a whole number of at least `least`; a bool is not one.
-
-    >>> is_whole(3, 1), is_whole(0, 1), is_whole(3.0, 1)
-    (True, False, False)
-    """
-    return isinstance(value, Integral) and not isinstance(value, bool) and int(value) >= least

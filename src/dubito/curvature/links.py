@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, field
+from typing import Literal
 
 import torch
 from torch import Tensor
@@ -11,7 +12,7 @@ from torch import Tensor
 from dubito.beliefs.likelihoods import Bernoulli, Categorical, Likelihood
 from dubito.beliefs.prediction import Prediction
 
-LINKS = ("probit", "mc", "bridge", "bridge-norm")
+Link = Literal["probit", "mc", "bridge", "bridge-norm"]
 
 # Sampled logits that are held at a time, and how many per example are still kept in the prediction.
 CHUNK = 2**22

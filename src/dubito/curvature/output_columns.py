@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator
+from typing import Literal, get_args
 
 import torch
 from torch import Tensor
@@ -18,7 +19,7 @@ from dubito.beliefs.likelihoods import Categorical, Likelihood
 from dubito.beliefs.likelihoods.categorical import softmax_root
 from dubito.core.errors import InputError
 
-KINDS = ("ggn", "fisher-mc", "fisher-empirical", "hessian")
+Kind = Literal["ggn", "fisher-mc", "fisher-empirical", "hessian"]
 
 # Numbers of a whole root that may be held at a time.
 CHUNK = 2**22
@@ -47,7 +48,7 @@ def columns(
     elif kind == "ggn":
         yield from _root_columns(likelihood, outputs, targets, most)
     else:
-        raise InputError(f"There is no curvature '{kind}'; choose one of {', '.join(KINDS)}.")
+        raise InputError(f"There is no curvature '{kind}'; choose one of {', '.join(get_args(Kind))}.")
 
 
 def identity(likelihood: Likelihood, outputs: Tensor, most: int, *, centred: bool = False) -> Iterator[Tensor]:

@@ -17,10 +17,11 @@ from torch.utils.data import DataLoader, Dataset
 
 from dubito.beliefs.prediction import Prediction
 from dubito.core import batches, io, params
+from dubito.core.constraints import is_whole
 from dubito.core.errors import DubitoError, FileFormatError, InputError, UnsupportedError
 from dubito.core.params import Params
 from dubito.core.randomness import Stream, default_generator
-from dubito.core.settings import Setting, digest, is_whole, load_all
+from dubito.core.settings import Setting, digest, load_all
 
 if TYPE_CHECKING:
     from dubito.beliefs.likelihoods import Likelihood
@@ -73,6 +74,7 @@ class Posterior(ABC):
     """
 
     family: ClassVar[str] = ""
+    described: ClassVar[str] = "a posterior"
     draws_functions: bool = True
     """Whether sample s of a prediction comes from the same weights at every input."""
     _families: ClassVar[dict[str, type[Posterior]]] = {}

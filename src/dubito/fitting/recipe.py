@@ -22,6 +22,8 @@ if TYPE_CHECKING:
 class Recipe(Setting, ABC):
     """The base of all recipes. A new one gives its fields and `build`; the rest is shared."""
 
+    described = "a recipe such as MAP()"
+
     @abstractmethod
     def build(self, problem: Problem) -> Inference:
         """Return the steps that the fit loop drives."""

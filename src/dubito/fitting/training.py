@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import math
 import os
-from collections.abc import Callable
-from typing import Any, Literal
+from typing import Annotated, Literal
 
-from dubito.core.errors import InputError
-from dubito.core.settings import Setting, is_whole, setting
+from dubito.core.constraints import Count, CountOrZero, FilePath, NonNegative, Positive, Range, Share
+from dubito.core.settings import Setting, setting
 
 
 @setting
@@ -38,34 +37,26 @@ class Training(Setting):
     """
 
     setting_name = "Training"
-    epochs: int = 20
-    lr: float = 1e-3
-    batch_size: int = 128
+    epochs: CountOrZero = 20
+    lr: Positive = 1e-3
+    batch_size: Count = 128
     optimizer: Literal["adam", "adamw", "sgd"] = "adam"
-    momentum: float = 0.9
-    weight_decay: float = 0.0
+    momentum: Share = 0.9
+    weight_decay: NonNegative = 0.0
     schedule: Literal["constant", "cosine", "linear", "hold", "step"] = "cosine"
-    warmup: float = 0.0
-    clip: float | None = None
-    early_stopping: int | None = None
+    warmup: Share = 0.0
+    clip: Annotated[float, Range(0, above=True, infinite=True)] | None = None
+    early_stopping: Count | None = None
     restore_best: bool = False
-    evidence_every: int | None = None
-    evidence_burn_in: int = 0
+    evidence_every: Count | None = None
+    evidence_burn_in: CountOrZero = 0
     shuffle: bool = True
-    checkpoint: str | None = None
-    checkpoint_every: float = 60.0
+    checkpoint: FilePath | None = None
+    checkpoint_every: Annotated[float, Range(0, infinite=True)] = 60.0
 
     def __post_init__(self) -> None:
         if self.checkpoint is not None:
             object.__setattr__(self, "checkpoint", os.fspath(self.checkpoint))
-        for name, is_good in _RANGES.items():
-            value = getattr(self, name)
-            try:
-                good = is_good(value)
-            except TypeError:
-                good = False
-            if not good:
-                raise InputError(f"Training({name}={value!r}) is out of range; see help(dubito.Training).")
 
     def rate(self, progress: float) -> float:
         """Return the learning rate at a fraction `progress` of all steps.
@@ -93,20 +84,3 @@ class Training(Setting):
     def needs_validation(self) -> bool:
         """Whether the loop must judge the state by held-out data after each epoch."""
         return self.early_stopping is not None or self.restore_best
-
-
-_RANGES: dict[str, Callable[[Any], bool]] = {
-    "epochs": lambda v: is_whole(v, 0),
-    "lr": lambda v: 0 < v < math.inf,
-    "batch_size": lambda v: is_whole(v, 1),
-    "optimizer": lambda v: v in ("adam", "adamw", "sgd"),
-    "momentum": lambda v: 0 <= v < 1,
-    "weight_decay": lambda v: 0 <= v < math.inf,
-    "schedule": lambda v: v in ("constant", "cosine", "linear", "hold", "step"),
-    "warmup": lambda v: 0 <= v < 1,
-    "clip": lambda v: v is None or v > 0,
-    "early_stopping": lambda v: v is None or is_whole(v, 1),
-    "evidence_every": lambda v: v is None or is_whole(v, 1),
-    "evidence_burn_in": lambda v: is_whole(v, 0),
-    "checkpoint_every": lambda v: v >= 0,
-}

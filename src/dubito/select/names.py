@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from dubito.core import batches, params
 from dubito.core.batches import Source
@@ -65,11 +65,6 @@ class layers(SelectionRule):
     setting_name = "select.layers"
     pattern: str | type[nn.Module] | tuple[str | type[nn.Module], ...]
 
-    def __post_init__(self) -> None:
-        for one in self.pattern if isinstance(self.pattern, tuple) else (self.pattern,):
-            if not isinstance(one, str | type):
-                raise InputError(f"Layers are chosen by a name, a pattern, a type or a tuple of these, got {one!r}.")
-
     def resolve(self, model: nn.Module, *args: Any, **kwargs: Any) -> Selection:
         """Select the trainable parameters that fit the pattern."""
         patterns = self.pattern if isinstance(self.pattern, tuple) else (self.pattern,)
@@ -93,11 +88,7 @@ class mask(SelectionRule):
     """
 
     setting_name = "select.mask"
-    params: Mapping[str, Tensor]
-
-    def __post_init__(self) -> None:
-        if not isinstance(self.params, Mapping):
-            raise InputError(f"A mask is a dict from the names of parameters to tensors, got {type(self.params)}.")
+    params: Mapping[str, Any]
 
     def resolve(self, model: nn.Module, *args: Any, **kwargs: Any) -> Selection:
         """Select where the masks are true."""

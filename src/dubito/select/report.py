@@ -24,6 +24,7 @@ from dubito.beliefs import likelihoods
 from dubito.beliefs.likelihoods import Categorical, Likelihood
 from dubito.core import batches, distributed
 from dubito.core.batches import Data
+from dubito.core.constraints import Positive, check
 from dubito.core.errors import InputError, UnsupportedError
 from dubito.core.randomness import default_generator
 from dubito.curvature import Engine, jacobian
@@ -34,7 +35,7 @@ from dubito.select.names import mask
 from dubito.select.order import context_of, rank, resized
 from dubito.select.rule import SelectionRule
 from dubito.select.scores import MOST_COLUMNS, Scores, check_inputs, context_tapes, measure
-from dubito.select.subnetwork import as_source, check_precision
+from dubito.select.subnetwork import as_source
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -163,7 +164,7 @@ def report(
     """
     if not rule.is_set:
         raise InputError(f"{rule!r} chooses directions, not weights: there is no subnetwork to report on.")
-    check_precision(prior_precision)
+    check("prior_precision", Positive, prior_precision)
     generator, known = default_generator(generator), likelihoods.resolve(likelihood)
     source = as_source(model, data)
     assert source is not None

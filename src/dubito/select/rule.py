@@ -24,6 +24,7 @@ if TYPE_CHECKING:
 class SelectionRule(Setting, ABC):
     """How to choose the random weights: a frozen setting that becomes a `Selection` once there is a model and data."""
 
+    described = "one of dubito.select"
     is_set: ClassVar[bool] = True
     """Whether single weights are chosen, so that rules can be combined; directions of a subspace are no set."""
 

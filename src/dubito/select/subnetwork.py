@@ -11,10 +11,8 @@ the default here. See `dubito.select.scores` for $h_d$, $J$ and $\Pi$.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping
-from numbers import Integral, Real
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Annotated, Any, Literal
 
 import torch
 from torch import nn
@@ -23,20 +21,18 @@ from dubito.beliefs import likelihoods
 from dubito.beliefs.likelihoods import Likelihood
 from dubito.core import batches, distributed
 from dubito.core.batches import Data, Source
+from dubito.core.constraints import Count, NonNegative, Positive, check
 from dubito.core.errors import InputError
 from dubito.core.randomness import default_generator
 from dubito.core.settings import setting
+from dubito.fitting.posterior import Posterior
+from dubito.fitting.recipe import Recipe
 from dubito.networks.selection import Selection
 from dubito.select.budgets import candidates_of, make_budget
 from dubito.select.choose import Chooser, Ranking
 from dubito.select.rule import SelectionRule
-from dubito.select.weights import largest_magnitude, random
+from dubito.select.weights import Size, largest_magnitude, random
 
-if TYPE_CHECKING:
-    from dubito.fitting.posterior import Posterior
-    from dubito.fitting.recipe import Recipe
-
-RULES = ("output-variance", "sampled", "greedy", "weight-variance", "magnitude", "random")
 # The rules that look at how much a weight moves the outputs.
 LOOK_AT_OUTPUTS = ("output-variance", "sampled", "greedy")
 # Examples that are worked on at a time, where the data is not in batches already.
@@ -70,32 +66,22 @@ class subnetwork(SelectionRule):
     """
 
     setting_name = "select.subnetwork"
-    size: float
+    size: Size
     rule: Literal["output-variance", "sampled", "greedy", "weight-variance", "magnitude", "random"] = "output-variance"
     context: Any = None
     candidates: str | type[nn.Module] | tuple[str | type[nn.Module], ...] | SelectionRule | None = None
-    per_layer: Literal["proportional"] | Mapping[str, float] | None = None
-    variance: str | Recipe | Posterior = "diag"
-    samples: int | None = None
-    prefilter: int = PREFILTER
+    per_layer: Literal["proportional"] | Annotated[Mapping[str, NonNegative], "a dict of sizes"] | None = None
+    variance: Literal["diag", "kron"] | Recipe | Posterior = "diag"
+    samples: Count | None = None
+    prefilter: Count = PREFILTER
 
     def __post_init__(self) -> None:
-        if self.rule not in RULES:
-            raise InputError(f"There is no rule {self.rule!r}; choose one of {', '.join(RULES)}.")
         if self.context is not None:
             if self.rule not in LOOK_AT_OUTPUTS:
                 raise InputError(f"rule={self.rule!r} looks at no inputs: drop `context`.")
             object.__setattr__(self, "context", batches.as_tensors(self.context))
-        if not _gives_variances(self.variance):
-            raise InputError(f"variance={self.variance!r} must be 'diag', 'kron', a recipe or a posterior.")
-        if self.per_layer not in (None, "proportional") and not isinstance(self.per_layer, Mapping):
-            raise InputError(f"per_layer={self.per_layer!r} must be 'proportional' or a dict from names to sizes.")
-        if self.samples is not None and (not _is_count(self.samples) or self.rule == "greedy"):
-            raise InputError(
-                f"samples={self.samples!r} must be a whole number from 1 on; the greedy rule is exact and takes none."
-            )
-        if not _is_count(self.prefilter):
-            raise InputError(f"prefilter={self.prefilter!r} must be a whole number from 1 on.")
+        if self.samples is not None and self.rule == "greedy":
+            raise InputError(f"rule='greedy' is exact and draws no samples: drop samples={self.samples!r}.")
 
     @distributed.together()
     def resolve(
@@ -126,7 +112,7 @@ class subnetwork(SelectionRule):
         generator: torch.Generator | None = None,
     ) -> Ranking:
         """Choose, and say in which order: with a smaller `size` the rule would stop earlier."""
-        check_precision(prior_precision)
+        check("prior_precision", Positive, prior_precision)  # divides scores where there is no curvature
         generator, known = default_generator(generator), likelihoods.resolve(likelihood or "categorical")
         source = as_source(model, data)
         candidates = candidates_of(self.candidates, model, source, known, prior_precision, generator)
@@ -156,7 +142,7 @@ class largest_variance(SelectionRule):
     """
 
     setting_name = "select.largest_variance"
-    size: float
+    size: Size
     of: Recipe | Posterior | None = None
 
     def resolve(self, model: nn.Module, *args: Any, **kwargs: Any) -> Selection:
@@ -166,23 +152,6 @@ class largest_variance(SelectionRule):
     def as_subnetwork(self) -> subnetwork:
         """The same rule as one of `select.subnetwork`."""
         return subnetwork(self.size, rule="weight-variance", variance="diag" if self.of is None else self.of)
-
-
-def check_precision(prior_precision: float) -> None:
-    """Raise unless the prior precision is a positive number: scores divide by it where there is no curvature."""
-    if not isinstance(prior_precision, Real) or not 0 < prior_precision < math.inf:
-        raise InputError(f"Here prior_precision must be a positive number, got {prior_precision!r}.")
-
-
-def _gives_variances(of: Any) -> bool:
-    """Whether it names variances, is a recipe or a posterior, or stands for one that was not saved."""
-    return (
-        of in ("diag", "kron") if isinstance(of, str) else any(hasattr(of, a) for a in ("fit", "marginals", "digest"))
-    )
-
-
-def _is_count(value: Any) -> bool:
-    return isinstance(value, Integral) and int(value) >= 1
 
 
 def as_source(model: nn.Module, data: Any) -> Source | None:

@@ -8,7 +8,6 @@ the prior is on them: N(0, s²) on z is N(ŵ, s² I) on the weights, restricted 
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, NoReturn
 
@@ -19,6 +18,7 @@ from dubito.beliefs import likelihoods
 from dubito.beliefs.likelihoods import Likelihood
 from dubito.core import distributed, params
 from dubito.core.batches import Data, Source
+from dubito.core.constraints import Count, Positive
 from dubito.core.errors import InputError
 from dubito.core.params import Params
 from dubito.core.randomness import default_generator
@@ -95,21 +95,11 @@ class subspace(SelectionRule):
 
     setting_name = "select.subspace"
     is_set: ClassVar[bool] = False
-    rank: int
+    rank: Count
     directions: Literal["trajectory", "random"] = "trajectory"
     weights: SelectionRule = all_weights()
-    epochs: int = 10
-    lr: float = 0.05
-
-    def __post_init__(self) -> None:
-        for name in ("rank", "epochs"):
-            value = getattr(self, name)
-            if not isinstance(value, int) or isinstance(value, bool) or value < 1:
-                raise InputError(f"select.subspace({name}={value!r}) must be a whole number, 1 or more.")
-        if self.directions not in ("trajectory", "random"):
-            raise InputError(f"select.subspace(directions={self.directions!r}) is not one of trajectory, random.")
-        if not isinstance(self.lr, int | float) or not 0 < self.lr < math.inf:
-            raise InputError(f"select.subspace(lr={self.lr!r}) must be a positive number.")
+    epochs: Count = 10
+    lr: Positive = 0.05
 
     @distributed.together()
     def resolve(

@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 from abc import abstractmethod
-from numbers import Integral, Real
-from typing import Any
+from numbers import Integral
+from typing import Annotated, Any
 
 import torch
 from torch import Tensor, nn
 
+from dubito.core.constraints import check
 from dubito.core.errors import InputError
 from dubito.core.randomness import default_generator
 from dubito.core.settings import setting
 from dubito.networks.selection import Selection
 from dubito.select.rule import SelectionRule
+
+Size = Annotated[float, "a number of weights or a fraction below 1"]
 
 
 def count_of(size: float, total: int) -> int:
@@ -22,8 +25,7 @@ def count_of(size: float, total: int) -> int:
     >>> count_of(0.5, 10), count_of(3, 10)
     (5, 3)
     """
-    if not isinstance(size, Real):
-        raise InputError(f"The size of a selection must be a number of weights or a fraction below 1, got {size!r}.")
+    check("size", Size, size)
     whole = isinstance(size, Integral) or float(size).is_integer()
     count = round(size * total) if 0 < size < 1 else int(size) if whole else 0
     if count < 1 or count > total:
@@ -47,7 +49,7 @@ def top(candidates: Selection, scores: Tensor, count: int) -> Selection:
 class _Scored(SelectionRule):
     """The trainable weights with the largest scores."""
 
-    size: float
+    size: Size
 
     @abstractmethod
     def scores(self, candidates: Selection, model: nn.Module, generator: torch.Generator) -> Tensor:

@@ -223,7 +223,7 @@ def test_tempering() -> None:
     assert torch.equal(HeteroscedasticGaussian().temper(torch.stack([pairs, pairs]), 3.0)[0][1], hotter)
     assert likelihood.log_prob(cooled, targets).shape == (4,)
     for wrong in (0.0, -1.0, math.inf, math.nan):
-        with pytest.raises(InputError, match="temperature must be a positive number"):
+        with pytest.raises(InputError, match="`temperature` must be a positive number"):
             Categorical().temper(logits, wrong)
     with pytest.raises(InputError, match="not known yet"):
         Gaussian().temper(logits, 2.0)

@@ -130,9 +130,9 @@ def test_a_single_weight_has_no_density(prior: priors.GroupPrior) -> None:
 
 
 def test_bad_settings_are_one_sentence() -> None:
-    with pytest.raises(InputError, match="must be one of auto, inputs, outputs"):
+    with pytest.raises(InputError, match="`groups` must be 'auto', 'inputs' or 'outputs', got 'layers'"):
         priors.NormalJeffreys(groups="layers")
-    with pytest.raises(InputError, match=r"scale of priors\.Horseshoe must be positive"):
+    with pytest.raises(InputError, match="`scale` must be a positive number, got 0"):
         priors.Horseshoe(scale=0.0)
     with pytest.raises(InputError, match="low < high"):
         priors.TruncatedLogUniform(low=1.0, high=-1.0)

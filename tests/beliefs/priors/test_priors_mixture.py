@@ -104,15 +104,15 @@ def test_components_that_are_the_same_become_one() -> None:
 
 
 def test_bad_settings_are_one_sentence() -> None:
-    with pytest.raises(InputError, match="2 to 256 components"):
+    with pytest.raises(InputError, match="`components` must be a whole number from 2 to 256, got 1"):
         Mixture(1)
-    with pytest.raises(InputError, match="between 0 and 1"):
+    with pytest.raises(InputError, match="a number above 0 and below 1, got"):
         Mixture(zero_share=1.0)
-    with pytest.raises(InputError, match="two positive numbers"):
+    with pytest.raises(InputError, match="a tuple of 2, each a positive number"):
         Mixture(hyperprior=(1.0, -1.0))
-    with pytest.raises(InputError, match="two positive numbers"):
+    with pytest.raises(InputError, match="a tuple of 2, each a positive number"):
         Mixture(zero_hyperprior=5.0)
-    with pytest.raises(InputError, match="between 0 and 1"):
+    with pytest.raises(InputError, match="a number above 0 and below 1, got"):
         Mixture(zero_share="half")
 
 
@@ -204,7 +204,7 @@ class TestAnyPriorOfAPoint:
             MAP(prior=priors.Normal(), prior_precision=1.0)
         with pytest.raises(InputError, match="improper"):
             MAP(prior=priors.LogUniform())
-        with pytest.raises(InputError, match="prior_weight must be a positive number"):
+        with pytest.raises(InputError, match="`prior_weight` must be a positive number"):
             MAP(prior=priors.Normal(), prior_weight=0.0)
         with pytest.raises(InputError, match=r"one of dubito\.priors"):
             MAP(prior="laplace")  # type: ignore[arg-type]

@@ -297,10 +297,10 @@ class TestSettings:
     @pytest.mark.parametrize(
         ("arguments", "sentence"),
         [
-            ({"rate": 1.0}, "rate of 1.0 would drop everything"),
-            ({"rate": 0.0}, "drops nothing; that is MAP"),
-            ({"rate": -0.5}, "no probability"),
-            ({"rate": {"2": 1}}, "would drop everything"),
+            ({"rate": 1.0}, "a probability above 0 and below 1, a dict of them or None, got 1.0"),
+            ({"rate": 0.0}, "a probability above 0 and below 1, a dict of them or None, got 0.0"),
+            ({"rate": -0.5}, "a probability above 0 and below 1, a dict of them or None, got -0.5"),
+            ({"rate": {"2": 1}}, "a probability above 0 and below 1, a dict of them or None, got"),
             ({"where": "inputs"}, "'auto', 'dropout' or 'layers'"),
             ({"learn": True, "where": "dropout"}, "learned at the inputs of layers"),
             ({"repeats": 0}, "at least 1"),

@@ -287,10 +287,10 @@ class TestSettings:
         ("arguments", "sentence"),
         [
             ({"members": 0}, "at least 1"),
-            ({"members": 2.5}, "whole number of members"),
+            ({"members": 2.5}, "`members` must be a whole number of at least 1"),
             ({"recipe": "laplace"}, "must be a recipe"),
-            ({"start": "warm"}, "'fresh' or 'model'"),
-            ({"perturbation": -1.0}, "0 or above"),
+            ({"start": "warm"}, "`start` must be 'model' or 'fresh'"),
+            ({"perturbation": -1.0}, "`perturbation` must be a number of at least 0"),
             ({"together": "yes"}, "True, False or 'auto'"),
             ({"recipe": MAP(start="fresh"), "start": "model"}, "starts fresh, the ensemble from the model"),
             ({"recipe": MAP(train=False)}, "untrained network"),

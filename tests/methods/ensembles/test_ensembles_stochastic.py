@@ -144,7 +144,7 @@ class TestAugmentation:
             TestTimeAugmentation()
         with pytest.raises(InputError, match="must be a recipe"):
             TestTimeAugmentation(recipe="map", flip=True)  # type: ignore[arg-type]
-        with pytest.raises(InputError, match="0 or above"):
+        with pytest.raises(InputError, match="of at least 0"):
             TestTimeAugmentation(shift=-1)
         with pytest.raises(InputError, match="are no images"):
             fit(TestTimeAugmentation(shift=3), dense()).predict(classes()[0])

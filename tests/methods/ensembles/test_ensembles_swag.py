@@ -189,15 +189,15 @@ class TestUse:
     @pytest.mark.parametrize(
         ("arguments", "sentence"),
         [
-            ({"rank": -1}, "rank=-1"),
-            ({"burn_in": 1.0}, "burn_in=1.0"),
-            ({"collect_every": 0}, "collect_every=0"),
-            ({"lr": 0.0}, "lr=0.0"),
-            ({"temperature": 0.0}, "temperature=0.0"),
-            ({"samples": 0}, "samples=0"),
+            ({"rank": -1}, "`rank` must be .*, got -1"),
+            ({"burn_in": 1.0}, "`burn_in` must be .*, got 1.0"),
+            ({"collect_every": 0}, "`collect_every` must be .*, got 0"),
+            ({"lr": 0.0}, "`lr` must be .*, got 0.0"),
+            ({"temperature": 0.0}, "`temperature` must be .*, got 0.0"),
+            ({"samples": 0}, "`samples` must be .*, got 0"),
             ({"weights": "all"}, "one of dubito.select"),
             ({"start": "warm"}, "'model' or 'fresh'"),
-            ({"prior_precision": -1.0}, "0 or above"),
+            ({"prior_precision": -1.0}, "of at least 0"),
         ],
         ids=str,
     )

@@ -218,7 +218,7 @@ def test_unknown_options_are_named() -> None:
     problem = case("categorical")
     posterior = problem.fit(prior_precision=1.0)
     for options, message in {
-        ("link", "softmax"): "link must be one of probit, mc, bridge, bridge-norm, not 'softmax'",
+        ("link", "softmax"): "`link` must be 'probit', 'mc', 'bridge' or 'bridge-norm', got 'softmax'",
         ("method", "glm"): "method must be 'linearized' or 'weights', not 'glm'",
         ("joint", True): "no predict option 'joint'",
     }.items():

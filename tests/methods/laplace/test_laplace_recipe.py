@@ -332,15 +332,18 @@ def test_recipes_as_text() -> None:
 # ---------------------------------------------------------------------- bad input: one clear sentence
 
 BAD_SETTINGS: dict[str, tuple[dict, str]] = {
-    "weights": ({"weights": "sub"}, r"weights='sub'\) must be one of dubito.select"),
-    "structure": ({"structure": "eigen"}, "structure='eigen'.* is not one of kron, full, diag, lowrank"),
-    "curvature": ({"curvature": "fisher"}, "curvature='fisher'.* is not one of ggn"),
-    "word": ({"prior_precision": "marglik"}, "a number, a dict, a tensor, 'auto', 'evidence' or 'validation'"),
-    "zero": ({"prior_precision": 0.0}, "prior_precision must be positive, got 0.0"),
-    "negative": ({"prior_precision": -1}, "prior_precision must be positive, got -1"),
-    "nan": ({"prior_precision": math.nan}, "prior_precision must be positive, got nan"),
-    "temperature": ({"temperature": 0.0}, "temperature must be positive, got 0.0"),
-    "rank": ({"rank": 0}, "rank and fisher_samples must be at least 1"),
+    "weights": ({"weights": "sub"}, "`weights` must be one of dubito.select, got 'sub'"),
+    "structure": ({"structure": "eigen"}, "`structure` must be 'kron', 'full', 'diag' or 'lowrank', got 'eigen'"),
+    "curvature": ({"curvature": "fisher"}, "`curvature` must be 'ggn', .* got 'fisher'. Did you mean 'fisher-mc'"),
+    "word": (
+        {"prior_precision": "marglik"},
+        "a dict of positive numbers, 'auto', 'evidence' or 'validation', got 'marglik'",
+    ),
+    "zero": ({"prior_precision": 0.0}, "`prior_precision` must be a positive number, .*, got 0.0"),
+    "negative": ({"prior_precision": -1}, "`prior_precision` must be a positive number, .*, got -1"),
+    "nan": ({"prior_precision": math.nan}, "`prior_precision` must be a positive number, .*, got nan"),
+    "temperature": ({"temperature": 0.0}, "`temperature` must be a positive number, got 0.0"),
+    "rank": ({"rank": 0}, "`rank` must be a whole number of at least 1, got 0"),
     "weight groups": ({"prior_groups": "weight"}, "prior_groups='weight' needs structure='diag'"),
     "groups": (
         {"prior_groups": "layer", "prior_precision": 1.0},
@@ -366,7 +369,7 @@ BAD_FITS: dict[str, tuple[dict, str]] = {
     "unused": ({"prior_precision": {"0": 1.0, "2": 1.0, "3": 1.0}}, "names '3', which decides no random weight"),
     "named sign": ({"prior_precision": {"0": 1.0, "2": -1.0}}, "must be a positive number"),
     "mean": ({"prior_mean": torch.zeros(4)}, r"prior_mean .* each of the 31 random weights, not shape \(4,\)"),
-    "nan mean": ({"prior_mean": math.nan}, "prior_mean holds NaN"),
+    "nan mean": ({"prior_mean": math.nan}, "`prior_mean` must be a finite number or a finite tensor, got nan"),
     "kron": (
         {"prior_precision": torch.linspace(1, 2, 31)},
         "structure='kron' needs one prior precision for all of '0.weight'",

@@ -133,13 +133,14 @@ class TestFaults:
         assert bool(kept.flat.isfinite().all())
 
     @pytest.mark.parametrize(("recipe", "words"), [
-        (lambda: SGMCMC("hmc"), "is not one of sgld"), (lambda: SGMCMC(schedule="cosine"), "is not one of constant"),
+        (lambda: SGMCMC("hmc"), "`kernel` must be 'sgld'"),
+        (lambda: SGMCMC(schedule="cosine"), "`schedule` must be 'constant'"),
         (lambda: SGMCMC(chains=0), "whole number"), (lambda: SGMCMC(num_samples=2.5), "whole number"),
         (lambda: SGMCMC(temperature=0.0), "positive"), (lambda: SGMCMC(step_size=-1.0), "positive number or 'auto'"),
         (lambda: SGMCMC(friction=2.0), "friction"), (lambda: SGMCMC("psgld", burn_in=0), "preconditioner"),
-        (lambda: SGMCMC(weights="all"), "dubito.select"), (lambda: HMC("gibbs"), "is not one of nuts"),
+        (lambda: SGMCMC(weights="all"), "dubito.select"), (lambda: HMC("gibbs"), "`method` must be 'nuts'"),
         (lambda: HMC(adapt="yes"), "True or False"),
-        (lambda: HMC(acceptance=1.0), "between 0 and 1"), (lambda: HMC(burn_in=-1), "0 or more"),
+        (lambda: HMC(acceptance=1.0), "above 0 and below 1"), (lambda: HMC(burn_in=-1), "of at least 0"),
         (lambda: SVGD(0), "whole number"), (lambda: SVGD(prior=priors.Normal("model"), start="fresh"), "start='model'"),
     ])  # fmt: skip
     def test_bad_settings(self, recipe: Any, words: str) -> None:

@@ -13,10 +13,11 @@ from torch import Tensor, nn
 from dubito import HMC, SGMCMC, SVGD, Training, likelihoods, priors
 from dubito.core.randomness import Stream
 from dubito.methods.mcmc.diagnostics import ess_mean
-from dubito.methods.mcmc.kernels import KERNELS, PSGLD, Step, make_kernel
+from dubito.methods.mcmc.kernels import PSGLD, Step, make_kernel
 from dubito.methods.mcmc.svgd import stein_direction
 from oracles import LinearRegression, design, regression_data
 
+KERNELS = ("sgld", "psgld", "sghmc", "sgnht")
 COPIES = 3000  # independent chains side by side in one vector: kernels work element by element
 EPSILON = 0.2
 

@@ -210,8 +210,8 @@ def correlation(covariance: Tensor) -> Tensor:
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"family": "dense"}, "one of mean-field, low-rank, full"),
-        ({"family": "low-rank", "rank": 0}, "rank must be a whole number"),
+        ({"family": "dense"}, "`family` must be 'mean-field', 'low-rank' or 'full'"),
+        ({"family": "low-rank", "rank": 0}, "`rank` must be a whole number"),
         ({"family": "full", "optimizer": "natural"}, "family='mean-field'"),
     ],
 )

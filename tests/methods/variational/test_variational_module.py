@@ -335,9 +335,9 @@ class TestSelections:
     [
         ({"prior": priors.HalfCauchy()}, "only positive weights"),
         ({"prior": 1.0}, "one of dubito.priors"),
-        ({"estimator": "exact"}, "estimator must be one of"),
-        ({"biases": "maybe"}, "biases must be one of"),
-        ({"rest": "perhaps"}, "rest must be one of"),
+        ({"estimator": "exact"}, "`estimator` must be 'local'"),
+        ({"biases": "maybe"}, "`biases` must be"),
+        ({"rest": "perhaps"}, "`rest` must be"),
         ({"initial_scale": 0.0}, "initial_scale"),
         ({"initial_scale": "small"}, "initial_scale"),
         ({"initial_scale": {}}, "nothing for the random '0.weight'"),

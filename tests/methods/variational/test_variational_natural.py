@@ -231,7 +231,7 @@ class TestTraining:
         ({"objective": objectives.Renyi(0.5), "estimator": "weight"}, "those of the ELBO"),
         ({"kl_warmup": 0.5}, "drop kl_warmup"),
         ({"scale_rate": 0.5}, "drop scale_rate"),
-        ({"optimizer": "newton"}, "not one of gradient, natural"),
+        ({"optimizer": "newton"}, "`optimizer` must be 'gradient' or 'natural'"),
     ],
 )
 def test_bad_settings_are_one_sentence(options: Any, message: str) -> None:

@@ -246,7 +246,11 @@ def test_half_precision_and_sizes() -> None:
         ("diag", {"data": (torch.zeros(3, 7), torch.zeros(3).long())}, "cannot be called on a batch of inputs"),
         ("diag", {"data": (torch.full((3, 5), torch.nan), torch.zeros(3).long())}, "inputs hold NaN"),
         ("diag", {"data": table()[0], "rule": rules.SignalToNoise(max_drop=0.1)}, "no targets"),
-        ("diag", {"finetune": table(), "teacher": fit("point"), "temperature": "2"}, "temperature must be a positive"),
+        (
+            "diag",
+            {"finetune": table(), "teacher": fit("point"), "temperature": "2"},
+            "`temperature` must be a positive",
+        ),
     ],
 )
 def test_one_sentence(given: Any, options: dict[str, Any], says: str) -> None:

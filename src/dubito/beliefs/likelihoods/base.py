@@ -12,7 +12,7 @@ from torch import Tensor
 from dubito.beliefs.prediction import Prediction
 from dubito.core.errors import InputError, UnsupportedError
 from dubito.core.params import Params
-from dubito.core.settings import Setting, is_number, setting
+from dubito.core.settings import Setting, setting
 
 Hyper = Mapping[str, Tensor] | None
 
@@ -187,12 +187,6 @@ def check_rows(targets: Tensor, batch: int, num_targets: int, like: str) -> None
         raise InputError(f"{like} targets must be real numbers, not {targets.dtype}.")
     if targets.is_floating_point() and not bool(targets.isfinite().all()):
         raise InputError(f"{like} targets hold NaN or infinite values: remove those rows or fill them in first.")
-
-
-def check_temperature(temperature: float) -> None:
-    """Raise unless the temperature is a positive finite number."""
-    if not is_number(temperature) or not 0 < temperature < math.inf:
-        raise InputError(f"A temperature must be a positive number, got {temperature!r}.")
 
 
 def blank(like: Tensor, generator: torch.Generator | None) -> Tensor:

@@ -6,8 +6,9 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from dubito.beliefs.likelihoods.base import Hyper, Likelihood, blank, check_rows, check_temperature, diagonal_root, rows
+from dubito.beliefs.likelihoods.base import Hyper, Likelihood, blank, check_rows, diagonal_root, rows
 from dubito.beliefs.prediction import ClassPrediction
+from dubito.core.constraints import Positive, check
 from dubito.core.errors import InputError
 from dubito.core.settings import setting
 
@@ -83,7 +84,7 @@ class Bernoulli(Likelihood):
 
     def temper(self, outputs: Tensor, temperature: float) -> tuple[Tensor, Bernoulli]:
         """Divide the logits by the temperature."""
-        check_temperature(temperature)
+        check("temperature", Positive, temperature)
         return outputs / temperature, self
 
 

@@ -6,8 +6,9 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from dubito.beliefs.likelihoods.base import Hyper, Likelihood, blank, check_temperature
+from dubito.beliefs.likelihoods.base import Hyper, Likelihood, blank
 from dubito.beliefs.prediction import ClassPrediction
+from dubito.core.constraints import Positive, check
 from dubito.core.errors import InputError
 from dubito.core.settings import setting
 
@@ -125,7 +126,7 @@ class Categorical(Likelihood):
 
     def temper(self, outputs: Tensor, temperature: float) -> tuple[Tensor, Categorical]:
         """Divide the logits by the temperature."""
-        check_temperature(temperature)
+        check("temperature", Positive, temperature)
         return outputs / temperature, self
 
     def _masked(self, values: Tensor, targets: Tensor | None) -> Tensor:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
+from typing import Annotated, Literal
 
 import torch
 from torch import Tensor
@@ -13,12 +14,12 @@ from dubito.beliefs.likelihoods.base import (
     Likelihood,
     blank,
     check_rows,
-    check_temperature,
     diagonal_root,
     no_link,
     rows,
 )
 from dubito.beliefs.prediction import RegressionPrediction
+from dubito.core.constraints import Positive, check
 from dubito.core.errors import InputError
 from dubito.core.params import Params
 from dubito.core.settings import setting
@@ -40,17 +41,13 @@ class Gaussian(Likelihood):
     """
 
     setting_name = "likelihoods.Gaussian"
-    noise: float | str = "learn"
+    noise: Annotated[Positive, "a standard deviation, which is a positive number"] | Literal["learn", "evidence"] = (
+        "learn"
+    )
 
     def __post_init__(self) -> None:
-        if self.noise in ("learn", "evidence"):
-            return
-        if isinstance(self.noise, bool) or not isinstance(self.noise, int | float) or not 0 < self.noise < math.inf:
-            raise InputError(
-                "The noise is a standard deviation: a positive number, or 'learn' or 'evidence' to find it; "
-                f"got {self.noise!r}."
-            )
-        object.__setattr__(self, "noise", float(self.noise))
+        if not isinstance(self.noise, str):
+            object.__setattr__(self, "noise", float(self.noise))
 
     def hyper(self) -> Params:
         """Return ``{"log_noise": 0}`` where the noise is not a number yet."""
@@ -137,7 +134,7 @@ class Gaussian(Likelihood):
 
     def temper(self, outputs: Tensor, temperature: float) -> tuple[Tensor, Gaussian]:
         """Multiply the noise, which must be a number, by the temperature."""
-        check_temperature(temperature)
+        check("temperature", Positive, temperature)
         if isinstance(self.noise, str):
             raise InputError(self._unknown)
         return outputs, self.replace(noise=self.noise * temperature)

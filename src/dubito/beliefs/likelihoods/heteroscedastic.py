@@ -12,12 +12,12 @@ from dubito.beliefs.likelihoods.base import (
     Likelihood,
     blank,
     check_rows,
-    check_temperature,
     diagonal_root,
     no_link,
     rows,
 )
 from dubito.beliefs.prediction import RegressionPrediction
+from dubito.core.constraints import Positive, check
 from dubito.core.errors import InputError
 from dubito.core.settings import setting
 
@@ -124,7 +124,7 @@ class HeteroscedasticGaussian(Likelihood):
 
     def temper(self, outputs: Tensor, temperature: float) -> tuple[Tensor, HeteroscedasticGaussian]:
         """Multiply every noise level by the temperature: add 2 log T to the log-variances."""
-        check_temperature(temperature)
+        check("temperature", Positive, temperature)
         means, log_variances = outputs.chunk(2, dim=-1)
         return torch.cat([means, log_variances + 2 * math.log(temperature)], dim=-1), self
 

@@ -5,13 +5,13 @@ from __future__ import annotations
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
-from typing import ClassVar, TypeGuard, TypeVar
+from typing import ClassVar, TypeVar
 
 import torch
 from torch import Tensor
 
 from dubito.core.errors import InputError, UnsupportedError
-from dubito.core.settings import Setting, is_number, setting
+from dubito.core.settings import Setting, setting
 
 Value = float | Tensor  # a number, or one per weight
 P = TypeVar("P", bound="Prior")
@@ -26,6 +26,7 @@ class Prior(Setting, ABC):
     to learn is `fitted` to a posterior; one that refers to the network (``loc="model"``) is `resolve`-d first.
     """
 
+    described = "one of dubito.priors"
     positive: ClassVar[bool] = False
     """Whether only positive weights are possible: such a prior is for scales, not under a real-valued posterior."""
 
@@ -105,28 +106,6 @@ def require_real(prior: Prior) -> None:
         )
 
 
-def check_positive(prior: Prior, *names: str) -> None:
-    """Raise unless the named fields are positive finite numbers, or tensors of them."""
-    for name in names:
-        value = getattr(prior, name)
-        if isinstance(value, Tensor):
-            good = bool(((value > 0) & value.isfinite()).all())
-        else:
-            good = is_number(value) and 0 < value < math.inf
-        if not good:
-            shown = f"a tensor from {value.min():g}" if isinstance(value, Tensor) else repr(value)
-            raise InputError(f"The {name} of {prior.setting_name} must be positive, got {shown}.")
-
-
-def check_number(prior: Prior, *names: str) -> None:
-    """Raise unless the named fields are finite numbers, or tensors of them."""
-    for name in names:
-        value = getattr(prior, name)
-        good = bool(value.isfinite().all()) if isinstance(value, Tensor) else is_number(value) and math.isfinite(value)
-        if not good:
-            raise InputError(f"The {name} of {prior.setting_name} must be a number, got {value!r}.")
-
-
 def unchecked(prior: P, **changes: object) -> P:
     """Return a copy with some fields changed, without `replace`'s checks: those would wait for values on the device."""
     changed = object.__new__(type(prior))
@@ -153,10 +132,3 @@ def log(value: Value) -> Value:
 def _normal(shape: Sequence[int], w: Tensor, generator: torch.Generator | None) -> Tensor:
     device = w.device if generator is None else generator.device
     return torch.empty(tuple(shape), dtype=w.dtype, device=device).normal_(generator=generator).to(w.device)
-
-
-def are_positive(values: object, count: int | None = None) -> TypeGuard[tuple[float, ...]]:
-    """Whether it is a tuple or list of positive finite numbers, of at least one, or of `count`."""
-    if not isinstance(values, tuple | list) or not len(values) or (count is not None and len(values) != count):
-        return False
-    return all(is_number(value) and 0 < value < math.inf for value in values)

@@ -24,9 +24,8 @@ class ByName(Prior):
     priors: Mapping[str, Prior]
 
     def __post_init__(self) -> None:
-        mapping = isinstance(self.priors, Mapping) and len(self.priors) > 0
-        if not mapping or not all(isinstance(prior, Prior) for prior in self.priors.values()):
-            raise InputError("priors.ByName takes a dict from names or patterns to priors.")
+        if not self.priors:
+            raise InputError("`priors` must be a dict from names or patterns to priors, got an empty one.")
         for prior in self.priors.values():
             require_real(prior)
 

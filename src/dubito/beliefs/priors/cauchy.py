@@ -8,7 +8,8 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from dubito.beliefs.priors.base import Prior, Value, blank, check_number, check_positive, like, log
+from dubito.beliefs.priors.base import Prior, blank, like, log
+from dubito.core.constraints import FiniteValue, PositiveValue
 from dubito.core.settings import setting
 
 
@@ -22,12 +23,8 @@ class Cauchy(Prior):
     """
 
     setting_name = "priors.Cauchy"
-    loc: Value = 0.0
-    scale: Value = 1.0
-
-    def __post_init__(self) -> None:
-        check_number(self, "loc")
-        check_positive(self, "scale")
+    loc: FiniteValue = 0.0
+    scale: PositiveValue = 1.0
 
     def log_prob(self, w: Tensor) -> Tensor:
         """Return the log-density."""
@@ -64,10 +61,7 @@ class HalfCauchy(Prior):
 
     setting_name = "priors.HalfCauchy"
     positive = True
-    scale: Value = 1.0
-
-    def __post_init__(self) -> None:
-        check_positive(self, "scale")
+    scale: PositiveValue = 1.0
 
     def log_prob(self, w: Tensor) -> Tensor:
         """Return the log-density, −∞ below zero."""

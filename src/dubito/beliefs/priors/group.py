@@ -11,8 +11,6 @@ from dubito.beliefs.priors.base import Prior
 from dubito.core.errors import InputError, UnsupportedError
 from dubito.core.settings import setting
 
-GROUPS = ("auto", "inputs", "outputs")
-
 
 @setting
 class GroupPrior(Prior):
@@ -29,10 +27,6 @@ class GroupPrior(Prior):
     """
 
     groups: Literal["auto", "inputs", "outputs"] = field(default="auto", kw_only=True)
-
-    def __post_init__(self) -> None:
-        if self.groups not in GROUPS:
-            raise InputError(f"The groups of {self.setting_name} must be one of {', '.join(GROUPS)}: {self.groups!r}.")
 
     @property
     def random_weights(self) -> bool:

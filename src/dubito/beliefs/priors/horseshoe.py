@@ -7,8 +7,8 @@ import math
 import torch
 from torch import Tensor
 
-from dubito.beliefs.priors.base import check_positive
 from dubito.beliefs.priors.group import GroupPrior
+from dubito.core.constraints import Positive
 from dubito.core.settings import setting
 
 
@@ -29,11 +29,7 @@ class Horseshoe(GroupPrior):
     """
 
     setting_name = "priors.Horseshoe"
-    scale: float = 1e-5
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        check_positive(self, "scale")
+    scale: Positive = 1e-5
 
 
 def log_normal_kl_gamma(mean: Tensor, variance: Tensor, scale: float | Tensor = 1.0) -> Tensor:

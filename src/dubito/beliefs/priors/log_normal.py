@@ -8,8 +8,9 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from dubito.beliefs.priors.base import Prior, Value, check_number, check_positive
+from dubito.beliefs.priors.base import Prior, Value
 from dubito.beliefs.priors.normal import Normal
+from dubito.core.constraints import FiniteValue, PositiveValue
 from dubito.core.settings import setting
 
 
@@ -26,12 +27,8 @@ class LogNormal(Prior):
 
     setting_name = "priors.LogNormal"
     positive = True
-    loc: Value = 0.0
-    scale: Value = 1.0
-
-    def __post_init__(self) -> None:
-        check_number(self, "loc")
-        check_positive(self, "scale")
+    loc: FiniteValue = 0.0
+    scale: PositiveValue = 1.0
 
     def log_prob(self, w: Tensor) -> Tensor:
         """Return the log-density, −∞ at zero and below."""

@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from typing import Annotated
 
 import torch
 from torch import Tensor
 
-from dubito.beliefs.priors.base import Prior, are_positive, blank, unchecked
+from dubito.beliefs.priors.base import Prior, blank, unchecked
+from dubito.core.constraints import OpenProbability, Positive, Range
 from dubito.core.errors import InputError
-from dubito.core.settings import is_number, setting
+from dubito.core.settings import setting
 
-Hyperprior = tuple[float, float] | None
+Hyperprior = tuple[Positive, Positive] | None
 
 # Two components that differ by less than this many nats are one.
 MERGED = 1e-10
@@ -43,22 +45,13 @@ class Mixture(Prior):
 
     setting_name = "priors.Mixture"
     learned_fields = ("means", "log_scales", "logits")
-    components: int = 16
-    zero_share: float = 0.99
+    components: Annotated[int, Range(2, 256)] = 16
+    zero_share: OpenProbability = 0.99
     zero_hyperprior: Hyperprior = (5e3, 2.0)
     hyperprior: Hyperprior = (2.5e2, 0.1)
     means: Tensor | None = None
     log_scales: Tensor | None = None
     logits: Tensor | None = None
-
-    def __post_init__(self) -> None:
-        if not isinstance(self.components, int) or not 2 <= self.components <= 256:
-            raise InputError(f"A mixture has 2 to 256 components, got {self.components!r}.")
-        if not is_number(self.zero_share) or not 0 < self.zero_share < 1:
-            raise InputError(f"zero_share must lie between 0 and 1, got {self.zero_share!r}.")
-        for pair in (self.zero_hyperprior, self.hyperprior):
-            if pair is not None and not are_positive(pair, 2):
-                raise InputError(f"A hyperprior must be two positive numbers (shape, rate), got {pair!r}.")
 
     def resolve(self, name: str, weights: Tensor) -> Mixture:
         """Return the mixture with the values its components start from, spread over the given weights."""

@@ -12,14 +12,12 @@ from torch import Tensor
 from dubito.beliefs.priors.base import (
     Prior,
     Value,
-    are_positive,
     blank,
-    check_number,
-    check_positive,
     like,
     log,
     unchecked,
 )
+from dubito.core.constraints import FiniteValue, Positive, PositiveValue
 from dubito.core.errors import InputError
 from dubito.core.settings import setting
 
@@ -46,28 +44,13 @@ class Normal(Prior):
     """
 
     setting_name = "priors.Normal"
-    loc: Value | Literal["model"] = 0.0
-    scale: Value | Literal["learn"] = 1.0
-    hyperprior: tuple[float, float] | None = None
+    loc: FiniteValue | Literal["model"] = 0.0
+    scale: PositiveValue | Literal["learn"] = 1.0
+    hyperprior: tuple[Positive, Positive] | None = None
 
     def __post_init__(self) -> None:
-        if isinstance(self.loc, str) and self.loc != "model":
-            raise InputError(f"The loc of priors.Normal must be a number, a tensor or 'model', got {self.loc!r}.")
-        if not isinstance(self.loc, str):
-            check_number(self, "loc")
-        if isinstance(self.scale, str) and self.scale != "learn":
-            raise InputError(f"The scale of priors.Normal must be a number, a tensor or 'learn', got {self.scale!r}.")
-        if not isinstance(self.scale, str):
-            check_positive(self, "scale")
-        self._check_hyperprior()
-
-    def _check_hyperprior(self) -> None:
-        if self.hyperprior is None:
-            return
-        if self.scale != "learn":
+        if self.hyperprior is not None and self.scale != "learn":
             raise InputError("A hyperprior is for a learned scale: write priors.Normal(scale='learn', hyperprior=...).")
-        if not are_positive(self.hyperprior, 2):
-            raise InputError(f"The hyperprior must be two positive numbers (shape, rate), got {self.hyperprior!r}.")
 
     @property
     def learns_scale(self) -> bool:

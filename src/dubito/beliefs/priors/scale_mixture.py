@@ -8,7 +8,8 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from dubito.beliefs.priors.base import Prior, Value, are_positive, blank, check_number, like
+from dubito.beliefs.priors.base import Prior, Value, blank, like
+from dubito.core.constraints import FiniteValue, Positive
 from dubito.core.errors import InputError
 from dubito.core.settings import setting
 
@@ -27,18 +28,14 @@ class ScaleMixture(Prior):
     """
 
     setting_name = "priors.ScaleMixture"
-    scales: tuple[float, ...] = (1.0, 0.0025)
-    shares: tuple[float, ...] | None = None
-    loc: Value = 0.0
+    scales: tuple[Positive, ...] = (1.0, 0.0025)
+    shares: tuple[Positive, ...] | None = None
+    loc: FiniteValue = 0.0
 
     def __post_init__(self) -> None:
-        check_number(self, "loc")
-        if not are_positive(self.scales):
-            raise InputError(f"The scales of a mixture must be positive numbers, got {self.scales!r}.")
-        if self.shares is None:
-            return
-        fits = are_positive(self.shares) and len(self.shares) == len(self.scales)
-        if not fits or abs(sum(self.shares) - 1) > 1e-6:
+        if not self.scales:
+            raise InputError("`scales` must hold at least one positive number, got none.")
+        if self.shares is not None and (len(self.shares) != len(self.scales) or abs(sum(self.shares) - 1) > 1e-6):
             wanted = f"{len(self.scales)} positive numbers that add up to 1"
             raise InputError(f"The shares of a mixture must be {wanted}, got {self.shares!r}.")
 

@@ -8,7 +8,8 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from dubito.beliefs.priors.base import Prior, Value, blank, check_number, check_positive, like, log
+from dubito.beliefs.priors.base import Prior, Value, blank, like, log
+from dubito.core.constraints import FiniteValue, Positive, PositiveValue
 from dubito.core.settings import setting
 
 
@@ -23,13 +24,9 @@ class StudentT(Prior):
     """
 
     setting_name = "priors.StudentT"
-    df: float = 3.0
-    loc: Value = 0.0
-    scale: Value = 1.0
-
-    def __post_init__(self) -> None:
-        check_number(self, "loc")
-        check_positive(self, "df", "scale")
+    df: Positive = 3.0
+    loc: FiniteValue = 0.0
+    scale: PositiveValue = 1.0
 
     def log_prob(self, w: Tensor) -> Tensor:
         """Return the log-density."""

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from dubito.beliefs.priors.group import GroupPrior
+from dubito.core.constraints import Finite
 from dubito.core.errors import InputError
 from dubito.core.settings import setting
 
@@ -30,13 +31,12 @@ class TruncatedLogUniform(GroupPrior):
     """
 
     setting_name = "priors.TruncatedLogUniform"
-    low: float = -20.0
-    high: float = 0.0
+    low: Finite = -20.0
+    high: Finite = 0.0
 
     def __post_init__(self) -> None:
-        super().__post_init__()
-        if not -math.inf < self.low < self.high < math.inf:
-            raise InputError(f"A gate needs low < high, both finite, got {self.low!r} and {self.high!r}.")
+        if not self.low < self.high:
+            raise InputError(f"A gate needs low < high, got {self.low!r} and {self.high!r}.")
 
     @property
     def random_weights(self) -> bool:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Self
 
@@ -12,10 +11,11 @@ from torch.nn import functional as F
 
 from dubito.beliefs.likelihoods import Likelihood
 from dubito.beliefs.prediction import Prediction
+from dubito.core.constraints import CountOrZero, NonNegative
 from dubito.core.errors import InputError
 from dubito.core.params import Params
 from dubito.core.randomness import derive_seed, draw_seed
-from dubito.core.settings import is_number, is_whole, setting
+from dubito.core.settings import setting
 from dubito.fitting.inference import Inference, Problem
 from dubito.fitting.posterior import Posterior, Predictor, restored
 from dubito.fitting.recipe import Recipe
@@ -46,17 +46,13 @@ class TestTimeAugmentation(Recipe):
     setting_name = "ensembles.TestTimeAugmentation"
     recipe: Recipe = MAP()
     flip: bool = False
-    shift: int = 0
-    noise: float = 0.0
+    shift: CountOrZero = 0
+    noise: NonNegative = 0.0
 
     def __post_init__(self) -> None:
-        if not isinstance(self.recipe, Recipe):
-            raise InputError(f"TestTimeAugmentation(recipe={self.recipe!r}) must be a recipe, such as MAP().")
         if self.recipe.fit.__func__ is not Recipe.fit:  # type: ignore[attr-defined]
             name = self.recipe.setting_name
             raise InputError(f"{name} has a fit of its own: write {name}(recipe=TestTimeAugmentation(...)) instead.")
-        if not is_whole(self.shift, 0) or not is_number(self.noise) or not 0 <= self.noise < math.inf:
-            raise InputError(f"shift={self.shift!r} and noise={self.noise!r} must be numbers, 0 or above.")
         if not (self.flip or self.shift or self.noise):
             raise InputError("There is nothing to change in the inputs: give flip=True, shift=... or noise=....")
 

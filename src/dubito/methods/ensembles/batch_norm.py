@@ -11,15 +11,15 @@ from torch import nn
 from dubito.beliefs.likelihoods import Likelihood
 from dubito.core import distributed, params
 from dubito.core.batches import Source
+from dubito.core.constraints import Count, NonNegative, Start
 from dubito.core.errors import InputError, UnsupportedError
 from dubito.core.params import Buffers, Params
 from dubito.core.randomness import derive_seed, draw_seed
-from dubito.core.settings import is_whole, setting
+from dubito.core.settings import setting
 from dubito.fitting.inference import Inference, Problem, State
 from dubito.fitting.monte_carlo import weight_predictor
 from dubito.fitting.posterior import Posterior, Predictor
 from dubito.fitting.recipe import Recipe
-from dubito.methods.ensembles.points import check_trainer
 from dubito.methods.ensembles.statistics import norm_layers, statistics_of
 from dubito.methods.map.recipe import MAP
 
@@ -47,15 +47,12 @@ class BatchNormNoise(Recipe):
     """
 
     setting_name = "ensembles.BatchNormNoise"
-    samples: int = 32
-    prior_precision: float = 0.0
+    samples: Count = 32
+    prior_precision: NonNegative = 0.0
     train: bool = True
-    start: Literal["model", "fresh"] = "model"
+    start: Start = "model"
 
     def __post_init__(self) -> None:
-        check_trainer(self.prior_precision, self.start)
-        if not is_whole(self.samples, 1):
-            raise InputError(f"samples must be a whole number, at least 1, not {self.samples!r}.")
         self._point()
 
     def _point(self) -> MAP:

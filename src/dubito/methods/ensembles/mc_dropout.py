@@ -4,28 +4,31 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Mapping
-from typing import Literal
+from typing import Annotated, Literal
 
 import torch
 from torch import Tensor, nn
 
 from dubito.core import batches, params
 from dubito.core.batches import Batch
+from dubito.core.constraints import Count, NonNegative, OpenProbability, Start
 from dubito.core.errors import InputError
 from dubito.core.params import Params
-from dubito.core.settings import is_number, is_whole, setting
+from dubito.core.settings import setting
 from dubito.fitting.gradient_training import Descent, validation_score
 from dubito.fitting.inference import Inference, Problem, State
 from dubito.fitting.output_noise import fit_log_noise
 from dubito.fitting.recipe import Recipe
 from dubito.methods.ensembles.dropout_posterior import DropoutPosterior
 from dubito.methods.ensembles.masks import OWN, bernoulli, concrete, dropping, inner_layers, own_layers
-from dubito.methods.ensembles.points import check_trainer, prior_decay
+from dubito.methods.ensembles.points import prior_decay
 from dubito.networks.layers import require_rule
 
 DEFAULT_RATE = 0.1
 # A rate is one number that all data move: it may go faster than a weight.
 RATE_FACTOR = 10.0
+
+Rate = Annotated[OpenProbability | Mapping[str, OpenProbability], "a probability above 0 and below 1, a dict of them"]
 
 
 @setting
@@ -53,30 +56,18 @@ class MCDropout(Recipe):
     """
 
     setting_name = "MCDropout"
-    rate: float | Mapping[str, float] | None = None
+    rate: Rate | None = None
     filterwise: bool = True
     learn: bool = False
     where: Literal["auto", "dropout", "layers"] = "auto"
-    repeats: int = 1
-    prior_precision: float = 0.0
+    repeats: Count = 1
+    prior_precision: NonNegative = 0.0
     train: bool = True
-    start: Literal["model", "fresh"] = "model"
+    start: Start = "model"
 
     def __post_init__(self) -> None:
-        check_trainer(self.prior_precision, self.start)
-        rates = self.rate.values() if isinstance(self.rate, Mapping) else [] if self.rate is None else [self.rate]
-        for rate in rates:
-            if not is_number(rate) or not 0 < rate < 1:
-                hint = "would drop everything" if rate == 1 else "drops nothing; that is MAP()" if rate == 0 else ""
-                raise InputError(
-                    f"A dropout rate of {rate!r} {hint or 'is no probability'}: choose one from 0 to 1, such as 0.1."
-                )
-        if self.where not in ("auto", "dropout", "layers"):
-            raise InputError(f"where must be 'auto', 'dropout' or 'layers', got {self.where!r}.")
         if self.learn and self.where == "dropout":
             raise InputError("Rates are learned at the inputs of layers: use where='layers' with learn=True.")
-        if not is_whole(self.repeats, 1):
-            raise InputError(f"repeats must be a whole number, at least 1, not {self.repeats!r}.")
         if not self.train and (self.start == "fresh" or self.learn):
             raise InputError(
                 "MCDropout(train=False) takes the network as it is: leave out start='fresh' (in an ensemble, say "

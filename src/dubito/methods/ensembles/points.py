@@ -3,27 +3,17 @@
 from __future__ import annotations
 
 import dataclasses
-import math
 
 from torch import nn
 
 from dubito.core import params
 from dubito.core.errors import InputError
 from dubito.core.params import Params
-from dubito.core.settings import is_number
 from dubito.fitting.gradient_training import Descent, negative_log_likelihood
 from dubito.fitting.inference import Problem
 from dubito.fitting.posterior import Posterior
 from dubito.fitting.training import Training
 from dubito.methods.map.recipe import MAP
-
-
-def check_trainer(prior_precision: float, start: str) -> None:
-    """Raise unless the settings that all these recipes have are in range."""
-    if not is_number(prior_precision) or not 0 <= prior_precision < math.inf:
-        raise InputError(f"prior_precision must be a number, 0 or above, got {prior_precision!r}.")
-    if start not in ("model", "fresh"):
-        raise InputError(f"start must be 'model' or 'fresh', got {start!r}.")
 
 
 def check_training(name: str, training: Training) -> None:

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import math
 from typing import TYPE_CHECKING, Any, Literal
 
+from dubito.core.constraints import Count, NonNegative, Start
 from dubito.core.errors import InputError, UnsupportedError
-from dubito.core.settings import is_number, is_whole, setting
+from dubito.core.settings import setting
 from dubito.fitting.inference import Inference, Problem
 from dubito.fitting.recipe import Recipe
 from dubito.fitting.training import Training
@@ -46,24 +46,14 @@ class Ensemble(Recipe):
     """
 
     setting_name = "Ensemble"
-    members: int = 5
+    members: Count = 5
     recipe: Recipe = MAP()
-    start: Literal["fresh", "model"] = "fresh"
-    perturbation: float = 0.1
+    start: Start = "fresh"
+    perturbation: NonNegative = 0.1
     bootstrap: bool = False
     together: bool | Literal["auto"] = "auto"
 
     def __post_init__(self) -> None:
-        if not is_whole(self.members, 1):
-            raise InputError(f"An ensemble has a whole number of members, at least 1, not {self.members!r}.")
-        if not isinstance(self.recipe, Recipe):
-            raise InputError(f"Ensemble(recipe={self.recipe!r}) must be a recipe, such as MAP() or Laplace().")
-        if self.start not in ("fresh", "model"):
-            raise InputError(f"start must be 'fresh' or 'model', got {self.start!r}.")
-        if not is_number(self.perturbation) or not 0 <= self.perturbation < math.inf:
-            raise InputError(f"perturbation must be a number, 0 or above, got {self.perturbation!r}.")
-        if self.together not in (True, False, "auto"):
-            raise InputError(f"together must be True, False or 'auto', got {self.together!r}.")
         if self.start == "model" and self.recipe.starts_fresh:
             raise InputError(f"{self.recipe!r} starts fresh, the ensemble from the model: say start='fresh' here too.")
         self.steps()  # raises where the recipe cannot start like this

@@ -4,19 +4,19 @@ from __future__ import annotations
 
 import copy
 import math
-from typing import Literal
 
 import torch
 
 from dubito.core import io, params
 from dubito.core.batches import Batch
+from dubito.core.constraints import Count, NonNegative, Start
 from dubito.core.errors import InputError
 from dubito.core.params import Buffers, Params
 from dubito.core.settings import setting
 from dubito.fitting.inference import Inference, Info, Problem, State
 from dubito.fitting.recipe import Recipe
 from dubito.fitting.training import Training
-from dubito.methods.ensembles.points import check_trainer, check_training, plain_descent, point
+from dubito.methods.ensembles.points import check_training, plain_descent, point
 from dubito.methods.ensembles.posterior import EnsemblePosterior
 from dubito.methods.map.recipe import MAP
 
@@ -38,14 +38,9 @@ class Snapshot(Recipe):
     """
 
     setting_name = "Snapshot"
-    cycles: int = 5
-    prior_precision: float = 0.0
-    start: Literal["model", "fresh"] = "model"
-
-    def __post_init__(self) -> None:
-        if not isinstance(self.cycles, int) or isinstance(self.cycles, bool) or self.cycles < 1:
-            raise InputError(f"Snapshot takes a whole number of cycles, at least 1, not {self.cycles!r}.")
-        check_trainer(self.prior_precision, self.start)
+    cycles: Count = 5
+    prior_precision: NonNegative = 0.0
+    start: Start = "model"
 
     def build(self, problem: Problem) -> Inference:
         """Return the steps of training."""

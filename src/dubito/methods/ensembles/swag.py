@@ -4,21 +4,21 @@ from __future__ import annotations
 
 import copy
 import math
-from typing import Literal
 
 import torch
 from torch import Tensor
 
 from dubito.core import params
 from dubito.core.batches import Batch
+from dubito.core.constraints import Count, CountOrZero, NonNegative, Positive, Share, Start
 from dubito.core.errors import InputError
 from dubito.core.params import Buffers, Params
 from dubito.core.randomness import draw_seed
-from dubito.core.settings import is_number, is_whole, setting
+from dubito.core.settings import setting
 from dubito.fitting.inference import Inference, Info, Problem, State
 from dubito.fitting.recipe import Recipe
 from dubito.fitting.training import Training
-from dubito.methods.ensembles.points import check_trainer, check_training, plain_descent, point
+from dubito.methods.ensembles.points import check_training, plain_descent, point
 from dubito.methods.ensembles.statistics import norm_buffers, norm_layers, recalibrate
 from dubito.methods.ensembles.swag_posterior import SWAGPosterior
 from dubito.methods.map.recipe import MAP
@@ -56,31 +56,15 @@ class SWAG(Recipe):
     """
 
     setting_name = "SWAG"
-    rank: int = 20
-    burn_in: float = 0.5
-    collect_every: int | None = None
-    lr: float | None = None
+    rank: CountOrZero = 20
+    burn_in: Share = 0.5
+    collect_every: Count | None = None
+    lr: Positive | None = None
     weights: SelectionRule = all_weights()
-    prior_precision: float = 0.0
-    temperature: float = 1.0
-    samples: int = 32
-    start: Literal["model", "fresh"] = "model"
-
-    def __post_init__(self) -> None:
-        check_trainer(self.prior_precision, self.start)
-        if not isinstance(self.weights, SelectionRule):
-            raise InputError(f"SWAG(weights={self.weights!r}) must be one of dubito.select.")
-        good = {
-            "rank": is_whole(self.rank, 0),
-            "burn_in": is_number(self.burn_in) and 0 <= self.burn_in < 1,
-            "collect_every": self.collect_every is None or is_whole(self.collect_every, 1),
-            "lr": self.lr is None or (is_number(self.lr) and 0 < self.lr < math.inf),
-            "temperature": is_number(self.temperature) and 0 < self.temperature < math.inf,
-            "samples": is_whole(self.samples, 1),
-        }
-        for name, is_good in good.items():
-            if not is_good:
-                raise InputError(f"SWAG({name}={getattr(self, name)!r}) is out of range; see help(dubito.SWAG).")
+    prior_precision: NonNegative = 0.0
+    temperature: Positive = 1.0
+    samples: Count = 32
+    start: Start = "model"
 
     def default_training(self) -> Training:
         """Stochastic gradient descent with momentum, whose path is what is looked at."""

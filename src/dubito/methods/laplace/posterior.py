@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from dubito.beliefs.likelihoods import Gaussian, Likelihood
 from dubito.beliefs.prediction import Prediction
 from dubito.core import batches, io, params
+from dubito.core.constraints import check
 from dubito.core.errors import InputError, UnsupportedError
 from dubito.core.params import Params
 from dubito.core.randomness import default_generator
@@ -284,8 +285,7 @@ class LaplacePosterior(Posterior):
             raise InputError(f"A Laplace posterior has no predict option '{next(iter(options))}'.")
         if method not in ("linearized", "weights"):
             raise InputError(f"method must be 'linearized' or 'weights', not {method!r}.")
-        if link not in links.LINKS:
-            raise InputError(f"link must be one of {', '.join(links.LINKS)}, not {link!r}.")
+        check("link", links.Link, link)
         if link.startswith("bridge") and not links.has_null_direction(self.likelihood):
             raise InputError(f"The '{link}' link is for a categorical likelihood: use 'probit' or 'mc' here.")
         if method == "weights":

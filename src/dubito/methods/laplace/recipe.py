@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import ClassVar, Literal
+from typing import Annotated, ClassVar, Literal
 
-from torch import Tensor
-
+from dubito.core.constraints import Count, FiniteValue, Positive, PositiveValue
 from dubito.core.errors import InputError
 from dubito.core.settings import setting
 from dubito.curvature import output_columns
@@ -16,13 +15,7 @@ from dubito.fitting.training import Training
 from dubito.select import all as all_weights
 from dubito.select.rule import SelectionRule
 
-CHOICES: dict[str, tuple[str, ...]] = {
-    "structure": ("kron", "full", "diag", "lowrank"),
-    "curvature": output_columns.KINDS,
-    "prior_groups": ("all", "layer", "weight"),
-    "kron_mode": ("expand", "reduce"),
-    "prior_scaling": ("plain", "S/D"),
-}
+PositiveByName = Annotated[Mapping[str, Positive], "a dict of positive numbers"]
 
 
 @setting
@@ -57,33 +50,17 @@ class Laplace(Recipe):
     needs_trained_model: ClassVar[bool] = True
     structure: Literal["kron", "full", "diag", "lowrank"] = "kron"
     weights: SelectionRule = all_weights()
-    curvature: Literal["ggn", "fisher-mc", "fisher-empirical", "hessian"] = "ggn"
-    prior_precision: float | str | Mapping[str, float] | Tensor = "auto"
-    prior_mean: float | Tensor = 0.0
+    curvature: output_columns.Kind = "ggn"
+    prior_precision: PositiveValue | PositiveByName | Literal["auto", "evidence", "validation"] = "auto"
+    prior_mean: FiniteValue = 0.0
     prior_groups: Literal["all", "layer", "weight"] = "all"
-    temperature: float = 1.0
-    rank: int = 50
+    temperature: Positive = 1.0
+    rank: Count = 50
     kron_mode: Literal["expand", "reduce"] = "expand"
-    fisher_samples: int = 1
+    fisher_samples: Count = 1
     prior_scaling: Literal["plain", "S/D"] = "plain"
 
     def __post_init__(self) -> None:
-        for name, allowed in CHOICES.items():
-            if getattr(self, name) not in allowed:
-                raise InputError(f"Laplace({name}={getattr(self, name)!r}) is not one of {', '.join(allowed)}.")
-        if not isinstance(self.weights, SelectionRule):
-            raise InputError(f"Laplace(weights={self.weights!r}) must be one of dubito.select.")
-        if isinstance(self.prior_precision, str) and self.prior_precision not in ("auto", "evidence", "validation"):
-            raise InputError("prior_precision must be a number, a dict, a tensor, 'auto', 'evidence' or 'validation'.")
-        if isinstance(self.prior_precision, int | float) and not self.prior_precision > 0:
-            raise InputError(f"prior_precision must be positive, got {self.prior_precision}.")
-        if not self.temperature > 0:
-            raise InputError(f"temperature must be positive, got {self.temperature}.")
-        if self.rank < 1 or self.fisher_samples < 1:
-            raise InputError("rank and fisher_samples must be at least 1.")
-        self._check_combinations()
-
-    def _check_combinations(self) -> None:
         if self.prior_groups != "all" and self.prior_precision not in ("auto", "evidence"):
             raise InputError(f"prior_groups={self.prior_groups!r} is for prior_precision='evidence'.")
         if self.prior_groups == "weight" and self.structure != "diag":

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from typing import Any
 
 import torch
@@ -73,14 +72,10 @@ class PriorDescent(Descent):
         return unchecked(prior, **{name: hyper[f"{LEARNED}{name}"] for name in self.fields})
 
 
-def check_map_prior(prior: Prior | None, weight: float, prior_precision: float) -> None:
+def check_map_prior(prior: Prior | None, prior_precision: float) -> None:
     """Raise unless the weights have a most probable value under this prior."""
-    if not 0 < weight < math.inf:
-        raise InputError(f"prior_weight must be a positive number, got {weight!r}.")
     if prior is None:
         return
-    if not isinstance(prior, Prior):
-        raise InputError(f"prior must be one of dubito.priors, such as priors.Laplace(0, 0.1), not {prior!r}.")
     require_real(prior)
     if prior_precision:
         raise InputError("Give either prior or prior_precision: both are the prior of the same weights.")

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import copy
-import math
 from typing import Literal
 
 from dubito.beliefs.priors import Prior
+from dubito.core.constraints import NonNegative, Positive, Start
 from dubito.core.errors import InputError
 from dubito.core.settings import setting
 from dubito.fitting.gradient_training import Descent, negative_log_likelihood, validation_score
@@ -35,25 +35,18 @@ class MAP(Recipe):
     """
 
     setting_name = "MAP"
-    prior_precision: float = 0.0
-    temperature: float | Literal["validation"] = 1.0
+    prior_precision: NonNegative = 0.0
+    temperature: Positive | Literal["validation"] = 1.0
     train: bool = True
-    start: Literal["model", "fresh"] = "model"
+    start: Start = "model"
     prior: Prior | None = None
-    prior_weight: float = 1.0
+    prior_weight: Positive = 1.0
 
     def __post_init__(self) -> None:
-        if not 0 <= self.prior_precision < math.inf:
-            raise InputError(f"prior_precision must be a number, 0 or above, got {self.prior_precision}.")
-        given = self.temperature
-        if given != "validation" and not (isinstance(given, int | float) and 0 < given < math.inf):
-            raise InputError(f"temperature must be a positive number or 'validation', got {given!r}.")
-        if self.start not in ("model", "fresh"):
-            raise InputError(f"start must be 'model' or 'fresh', got {self.start!r}.")
         if self.start == "fresh" and not self.train:
             raise InputError("MAP(start='fresh', train=False) would be an untrained network: drop one of the two.")
 
-        check_map_prior(self.prior, self.prior_weight, self.prior_precision)
+        check_map_prior(self.prior, self.prior_precision)
 
     def build(self, problem: Problem) -> Inference:
         """Return the steps of plain training."""

@@ -5,12 +5,12 @@ from __future__ import annotations
 from typing import Literal
 
 from dubito.beliefs.priors import Normal, Prior
-from dubito.core.errors import InputError
-from dubito.core.settings import is_whole, setting
+from dubito.core.constraints import Count, CountOrZero, OpenProbability, Positive, Start
+from dubito.core.settings import setting
 from dubito.fitting.inference import Inference, Problem
 from dubito.fitting.training import Training
 from dubito.methods.mcmc.posterior import ParticlePosterior
-from dubito.methods.mcmc.recipe import Sampler, check_fields, is_positive
+from dubito.methods.mcmc.recipe import Sampler, check_sampler
 from dubito.select import all as all_weights
 from dubito.select.rule import SelectionRule
 
@@ -48,29 +48,20 @@ class HMC(Sampler):
     weights: SelectionRule = all_weights()
     prior: Prior = Normal()
     adapt: bool = True
-    num_samples: int = 500
-    chains: int = 2
-    burn_in: int = 500
-    thinning: int = 1
-    num_steps: int = 30
-    step_size: float | Literal["auto"] = "auto"
-    acceptance: float = 0.8
-    max_depth: int = 10
-    temperature: float = 1.0
-    start: Literal["model", "fresh"] = "model"
-    memory: float = 64.0
+    num_samples: Count = 500
+    chains: Count = 2
+    burn_in: CountOrZero = 500
+    thinning: Count = 1
+    num_steps: Count = 30
+    step_size: Positive | Literal["auto"] = "auto"
+    acceptance: OpenProbability = 0.8
+    max_depth: Count = 10
+    temperature: Positive = 1.0
+    start: Start = "model"
+    memory: Positive = 64.0
 
     def __post_init__(self) -> None:
-        choices = {"method": ("nuts", "hmc"), "start": ("model", "fresh")}
-        check_fields(self, choices, at_least_one=("num_samples", "chains", "thinning", "num_steps", "max_depth"))
-        if not isinstance(self.adapt, bool):
-            raise InputError(f"HMC(adapt={self.adapt!r}) must be True or False.")
-        if not is_whole(self.burn_in, 0):
-            raise InputError(f"HMC(burn_in={self.burn_in!r}) must be a number of transitions, 0 or more.")
-        if self.step_size != "auto" and not is_positive(self.step_size):
-            raise InputError(f"HMC(step_size={self.step_size!r}) must be a positive number or 'auto'.")
-        if not (is_positive(self.acceptance) and self.acceptance < 1):
-            raise InputError(f"HMC(acceptance={self.acceptance!r}) must lie between 0 and 1.")
+        check_sampler(self)
 
     @property
     def explores_modes(self) -> bool:

@@ -177,6 +177,3 @@ def make_kernel(name: str, friction: float) -> Any:
         "sghmc": lambda: SGHMC(friction),
         "sgnht": lambda: SGNHT(friction),
     }[name]()
-
-
-KERNELS = ("sgld", "psgld", "sghmc", "sgnht")

@@ -5,8 +5,6 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
-SCHEDULES = ("constant", "decay", "cyclical")
-
 # Steps fall off as t^-0.55, the slow end of what Welling & Teh (2011) allow.
 POWER = 0.55
 # A cycle is so many times as long as its last part, which is sampled: the first 80 % explore without noise.

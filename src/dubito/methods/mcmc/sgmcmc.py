@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Annotated, Literal
 
 from dubito.beliefs.priors import Normal, Prior
+from dubito.core.constraints import Count, CountOrZero, Positive, Range, Start
 from dubito.core.errors import InputError
-from dubito.core.settings import is_whole, setting
+from dubito.core.settings import setting
 from dubito.fitting.inference import Inference, Problem
-from dubito.methods.mcmc.kernels import KERNELS
 from dubito.methods.mcmc.posterior import ParticlePosterior
-from dubito.methods.mcmc.recipe import Sampler, check_fields, is_positive
-from dubito.methods.mcmc.schedule import SCHEDULES, Schedule
+from dubito.methods.mcmc.recipe import Sampler, check_sampler
+from dubito.methods.mcmc.schedule import Schedule
 from dubito.select import all as all_weights
 from dubito.select.rule import SelectionRule
 
@@ -49,26 +49,19 @@ class SGMCMC(Sampler):
     schedule: Literal["constant", "decay", "cyclical"] = "constant"
     weights: SelectionRule = all_weights()
     prior: Prior = Normal()
-    chains: int = 1
-    burn_in: int = 1000
-    thinning: int = 20
-    num_samples: int = 100
-    temperature: float = 1.0
-    step_size: float | Literal["auto"] = "auto"
-    friction: float = 0.1
-    cycles: int = 4
-    start: Literal["model", "fresh"] = "model"
-    memory: float = 64.0
+    chains: Count = 1
+    burn_in: CountOrZero = 1000
+    thinning: Count = 20
+    num_samples: Count = 100
+    temperature: Positive = 1.0
+    step_size: Positive | Literal["auto"] = "auto"
+    friction: Annotated[float, Range(0, 1, above=True)] = 0.1
+    cycles: Count = 4
+    start: Start = "model"
+    memory: Positive = 64.0
 
     def __post_init__(self) -> None:
-        choices = {"kernel": KERNELS, "schedule": SCHEDULES, "start": ("model", "fresh")}
-        check_fields(self, choices, at_least_one=("chains", "thinning", "num_samples", "cycles"))
-        if not is_whole(self.burn_in, 0):
-            raise InputError(f"SGMCMC(burn_in={self.burn_in!r}) must be a number of steps, 0 or more.")
-        if self.step_size != "auto" and not is_positive(self.step_size):
-            raise InputError(f"SGMCMC(step_size={self.step_size!r}) must be a positive number or 'auto'.")
-        if not (is_positive(self.friction) and self.friction <= 1):
-            raise InputError(f"SGMCMC(friction={self.friction!r}) must lie above 0 and at most at 1.")
+        check_sampler(self)
         if self.kernel == "psgld" and self.burn_in == 0:
             raise InputError("SGMCMC('psgld') learns its preconditioner during burn-in: give it some steps.")
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from typing import ClassVar, Literal
+from typing import ClassVar
 
 import torch
 from torch import Tensor
@@ -11,6 +11,7 @@ from torch import Tensor
 from dubito.beliefs.priors import Normal, Prior
 from dubito.core import distributed
 from dubito.core.batches import Batch
+from dubito.core.constraints import Count, Positive, Start
 from dubito.core.errors import UnsupportedError
 from dubito.core.params import Buffers, Params
 from dubito.core.settings import setting
@@ -19,7 +20,7 @@ from dubito.fitting.optimizers import Optimizer
 from dubito.fitting.training import Training
 from dubito.methods.mcmc.cached_head import cache_features
 from dubito.methods.mcmc.posterior import ParticlePosterior
-from dubito.methods.mcmc.recipe import Sampler, check_fields
+from dubito.methods.mcmc.recipe import Sampler, check_sampler
 from dubito.methods.mcmc.sampling import Setup
 from dubito.methods.mcmc.transitions import running_norms
 from dubito.select import all as all_weights
@@ -50,14 +51,14 @@ class SVGD(Sampler):
 
     setting_name = "SVGD"
     is_chain: ClassVar[bool] = False
-    num_particles: int = 20
+    num_particles: Count = 20
     weights: SelectionRule = all_weights()
     prior: Prior = Normal()
-    temperature: float = 1.0
-    start: Literal["model", "fresh"] = "model"
+    temperature: Positive = 1.0
+    start: Start = "model"
 
     def __post_init__(self) -> None:
-        check_fields(self, {"start": ("model", "fresh")}, at_least_one=("num_particles",))
+        check_sampler(self)
 
     @property
     def explores_modes(self) -> bool:

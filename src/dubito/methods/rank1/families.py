@@ -24,7 +24,6 @@ from dubito.beliefs.priors.base import require_real
 from dubito.core.errors import InputError, UnsupportedError
 
 Family = Literal["normal", "cauchy", "log-normal", "delta"]
-FAMILIES = ("normal", "cauchy", "log-normal", "delta")
 CLIP = 10.0  # a factor from a heavy tail is cut here: one draw of 1,000 would undo a whole batch
 
 
@@ -64,7 +63,7 @@ def draw(
     """Draw factors, differentiable in location and scale.
 
     Args:
-        family: One of `FAMILIES`.
+        family: The shape of the posterior.
         loc: Locations.
         scale: Scales of either sign that broadcast over them; None for points.
         shape: That of the noise, which broadcasts over locations and scales; by default that of the locations.

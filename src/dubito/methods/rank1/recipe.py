@@ -2,20 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any, Literal
+from typing import Annotated, Literal
 
 from dubito.beliefs.priors import Normal, Prior
+from dubito.core.constraints import Count, NonNegative, Positive, Probability
 from dubito.core.errors import InputError
 from dubito.core.settings import Absent, setting
 from dubito.fitting.inference import Inference, Problem
 from dubito.fitting.posterior import Posterior
 from dubito.fitting.recipe import Recipe
-from dubito.methods.rank1.families import FAMILIES, Family, check_pair
+from dubito.methods.rank1.families import Family, check_pair
 from dubito.methods.rank1.layers import Perturbation
 from dubito.methods.rank1.sites import Sides
 
-Start = Literal["model", "fresh"] | Posterior | Absent
+Start = Annotated[Literal["model", "fresh"] | Posterior | Absent, "'model', 'fresh' or a posterior to start from"]
 
 
 @setting
@@ -62,7 +62,7 @@ class Rank1(Recipe):
     """
 
     setting_name = "Rank1"
-    components: int = 4
+    components: Count = 4
     prior: Prior | None = Normal(1.0, 0.1)
     posterior: Family = "normal"
     factors: Sides = "both"
@@ -72,21 +72,17 @@ class Rank1(Recipe):
     batch: Literal["repeat", "split"] = "repeat"
     sample: Literal["example", "batch"] = "example"
     perturbation: Perturbation = "multiplicative"
-    kl_warmup: float = 0.0
-    weight_decay: float = 1e-4
+    kl_warmup: Probability = 0.0
+    weight_decay: NonNegative = 1e-4
     start: Start = "model"
     normalization: Literal["shared", "component"] = "shared"
     recalibrate: bool = False
     scales: Literal["shared", "component"] = "shared"
-    initial_scale: float = 0.03
-    spread: float = 0.1
-    factor_rate: float = 1.0
+    initial_scale: Positive = 0.03
+    spread: NonNegative = 0.1
+    factor_rate: NonNegative = 1.0
 
     def __post_init__(self) -> None:
-        _check_choices(self, _CHOICES)
-        _check_ranges(self, "components")
-        if self.prior is not None and not isinstance(self.prior, Prior):
-            raise InputError(f"Rank1(prior={self.prior!r}) must be one of dubito.priors.")
         check_pair(self.posterior, self.prior)
         if self.bound == "mixture" and self.batch == "split":
             raise InputError("bound='mixture' needs every component to see every example: use batch='repeat' with it.")
@@ -127,20 +123,16 @@ class BatchEnsemble(Recipe):
     """
 
     setting_name = "BatchEnsemble"
-    members: int = 4
+    members: Count = 4
     factors: Sides = "both"
     initial: Literal["sign", "normal"] = "sign"
     batch: Literal["repeat", "split"] = "split"
-    weight_decay: float = 1e-4
+    weight_decay: NonNegative = 1e-4
     start: Start = "model"
     normalization: Literal["shared", "component"] = "shared"
     recalibrate: bool = False
-    spread: float = 0.1
-    factor_rate: float = 1.0
-
-    def __post_init__(self) -> None:
-        _check_choices(self, {name: allowed for name, allowed in _CHOICES.items() if hasattr(self, name)})
-        _check_ranges(self, "members")
+    spread: NonNegative = 0.1
+    factor_rate: NonNegative = 1.0
 
     def as_rank1(self) -> Rank1:
         """Return the mixture of points that this is."""
@@ -158,27 +150,6 @@ class BatchEnsemble(Recipe):
         return Trainer(self, problem).inference()
 
 
-_CHOICES: dict[str, tuple[str, ...]] = {
-    "posterior": FAMILIES,
-    "factors": ("both", "input", "output"),
-    "bound": ("average", "mixture"),
-    "mixture_kl": ("mean", "sum"),
-    "initial": ("sign", "normal"),
-    "batch": ("repeat", "split"),
-    "sample": ("example", "batch"),
-    "perturbation": ("multiplicative", "additive"),
-    "normalization": ("shared", "component"),
-    "scales": ("shared", "component"),
-}
-_RANGES: dict[str, Callable[[Any], bool]] = {
-    "kl_warmup": lambda value: 0 <= value <= 1,
-    "weight_decay": lambda value: 0 <= value < float("inf"),
-    "initial_scale": lambda value: 0 < value < float("inf"),
-    "spread": lambda value: 0 <= value < float("inf"),
-    "factor_rate": lambda value: 0 <= value < float("inf"),
-}
-
-
 def _starting(recipe: Recipe, start: str) -> Recipe:
     own = recipe.fields()["start"]
     if not isinstance(own, str):
@@ -188,24 +159,3 @@ def _starting(recipe: Recipe, start: str) -> Recipe:
         )
     near_one = {"initial": "normal"} if (own, start) == ("model", "fresh") else {}
     return recipe.replace(start=start, **near_one)
-
-
-def _check_choices(recipe: Recipe, choices: dict[str, tuple[str, ...]]) -> None:
-    name = recipe.setting_name
-    for field, allowed in choices.items():
-        if getattr(recipe, field) not in allowed:
-            raise InputError(f"{name}({field}={getattr(recipe, field)!r}) is not one of {', '.join(allowed)}.")
-    start = recipe.fields()["start"]
-    if not isinstance(start, Posterior | Absent) and start not in ("model", "fresh"):
-        raise InputError(f"{name}(start={start!r}) must be 'model', 'fresh' or a posterior to start from.")
-
-
-def _check_ranges(recipe: Recipe, count: str) -> None:
-    fields = recipe.fields()
-    number = fields[count]
-    if not isinstance(number, int) or isinstance(number, bool) or number < 1:
-        raise InputError(f"{recipe.setting_name}({count}={number!r}) must be a whole number, at least 1.")
-    for field, good in _RANGES.items():
-        value = fields.get(field)
-        if field in fields and not (isinstance(value, int | float) and good(value)):
-            raise InputError(f"{recipe.setting_name}({field}={value!r}) is out of range.")

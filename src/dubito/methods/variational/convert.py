@@ -4,17 +4,17 @@ from __future__ import annotations
 
 import warnings
 from collections import Counter
-from typing import Literal
+from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
 
 from dubito.beliefs.priors import GroupPrior, Normal, Prior
 from dubito.beliefs.priors.base import require_real
+from dubito.core.constraints import Count, Positive, check
 from dubito.core.errors import InputError
-from dubito.core.settings import is_number
 from dubito.fitting.loop import private_copy
-from dubito.methods.variational.correlations import FAMILIES
+from dubito.methods.variational.correlations import Family
 from dubito.methods.variational.joint import JointModule
 from dubito.methods.variational.layer import StochasticLayer, make_stochastic
 from dubito.methods.variational.mean_field import MeanField
@@ -25,20 +25,20 @@ from dubito.select import SelectionWarning
 from dubito.select import all as all_weights
 from dubito.select.rule import SelectionRule
 
-ESTIMATORS = ("local", "flipout", "weight")
-BIASES = ("deterministic", "random")
+Estimator = Literal["local", "flipout", "weight"]
+Biases = Literal["deterministic", "random"]
 
 
 def convert(
     model: nn.Module,
     *,
     prior: Prior = Normal(),  # noqa: B008 - a frozen setting
-    estimator: Literal["local", "flipout", "weight"] = "local",
+    estimator: Estimator = "local",
     initial_scale: float | dict[str, Tensor] = 0.03,
-    biases: Literal["deterministic", "random"] = "deterministic",
+    biases: Biases = "deterministic",
     weights: SelectionRule | Selection = all_weights(),  # noqa: B008 - a frozen setting
     rest: Literal["train", "hold"] = "train",
-    family: Literal["mean-field", "low-rank", "full"] = "mean-field",
+    family: Family = "mean-field",
     rank: int = 10,
 ) -> VariationalModule:
     r"""Return a copy of any network with a posterior $\mathcal N(\mu, \sigma^2)$ over its weights, as a plain module.
@@ -64,8 +64,11 @@ def convert(
     >>> means = module.mean_module().weight
     >>> torch.testing.assert_close(module.kl(), 0.5 * means.square().sum())  # N(μ, 1) under N(0, 1)
     """
-    _check(model, prior, estimator, initial_scale, biases, weights, rest)
-    check_family(family, rank, prior)
+    _check(
+        model, prior=prior, estimator=estimator, initial_scale=initial_scale, biases=biases, weights=weights,
+        rest=rest, family=family, rank=rank,
+    )  # fmt: skip
+    check_family(family, prior)
     network = private_copy(model)
     chosen = weights if isinstance(weights, Selection) else weights.resolve(network)
     selection = random_weights(network, chosen, biases)
@@ -179,37 +182,28 @@ def _put_noise_on_outputs(network: nn.Module, posterior: dict[str, MeanField], e
             make_stochastic(module, rule, estimator, {n: posterior[names[id(value)]] for n, value in own.items()})
 
 
-def check_family(family: str, rank: int, prior: Prior) -> None:
-    """Raise unless there is such a family, and it goes with the prior."""
-    if family not in FAMILIES:
-        raise InputError(f"family must be one of {', '.join(FAMILIES)}, got {family!r}.")
-    if isinstance(rank, bool) or not isinstance(rank, int) or rank < 1:
-        raise InputError(f"rank must be a whole number, at least 1, got {rank!r}.")
+def check_family(family: str, prior: Prior) -> None:
+    """Raise unless the family goes with the prior."""
     if family != "mean-field" and isinstance(prior, GroupPrior):
         raise InputError(f"{prior!r} has scales of groups and independent weights: use family='mean-field' with it.")
 
 
-def _check(
-    model: nn.Module,
-    prior: Prior,
-    estimator: str,
-    initial_scale: float | dict[str, Tensor],
-    biases: str,
-    weights: SelectionRule | Selection,
-    rest: str,
-) -> None:
-    if not isinstance(model, nn.Module):
-        raise InputError(f"convert takes a network, an nn.Module, not {model!r}.")
-    if not isinstance(weights, SelectionRule | Selection):
-        raise InputError(f"weights must be one of dubito.select, such as select.last_layer(), not {weights!r}.")
-    if not isinstance(prior, Prior):
-        raise InputError(f"prior must be one of dubito.priors, such as priors.Normal(0, 1), not {prior!r}.")
-    require_real(prior)
-    choices = {"estimator": (estimator, ESTIMATORS), "biases": (biases, BIASES), "rest": (rest, ("train", "hold"))}
-    for name, (given, allowed) in choices.items():
-        if given not in allowed:
-            raise InputError(f"{name} must be one of {', '.join(allowed)}, got {given!r}.")
-    if not isinstance(initial_scale, dict) and not (is_number(initial_scale) and 0 < initial_scale < float("inf")):
-        raise InputError(f"initial_scale is a standard deviation and must be positive, got {initial_scale!r}.")
+def _check(model: nn.Module, **arguments: Any) -> None:
+    check("model", nn.Module, model)
+    for name, kind in _KINDS.items():
+        check(name, kind, arguments[name])
+    require_real(arguments["prior"])
     if any(isinstance(module, VariationalModule | StochasticLayer) for module in model.modules()):
         raise InputError("The model is converted already: convert the plain network, or take its mean_module().")
+
+
+_KINDS = {
+    "prior": Prior,
+    "estimator": Estimator,
+    "initial_scale": Positive | dict[str, Tensor],
+    "biases": Biases,
+    "weights": SelectionRule | Selection,
+    "rest": Literal["train", "hold"],
+    "family": Family,
+    "rank": Count,
+}

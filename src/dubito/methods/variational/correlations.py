@@ -11,13 +11,14 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from typing import Literal
 
 import torch
 from torch import Tensor
 
 from dubito.core.errors import InputError
 
-FAMILIES = ("mean-field", "low-rank", "full")
+Family = Literal["mean-field", "low-rank", "full"]
 # The most weights of a full covariance, and the most numbers in a low-rank factor.
 FULL_LIMIT, LOW_RANK_LIMIT = 4096, 2**24
 # The size of a low-rank factor at the start: at zero its gradient would vanish.

@@ -12,8 +12,8 @@ from torch import Tensor
 from dubito.beliefs.likelihoods import Likelihood
 from dubito.beliefs.prediction import ClassPrediction, Prediction, RegressionPrediction
 from dubito.core import params
+from dubito.core.constraints import is_number
 from dubito.core.errors import InputError
-from dubito.core.settings import is_number
 from dubito.fitting.posterior import Predictor
 from dubito.methods.variational.layer import Memory, compute_moments
 from dubito.methods.variational.module import VariationalModule

@@ -9,11 +9,13 @@ from torch import Tensor
 from dubito.beliefs.objectives import ELBO, Objective
 from dubito.beliefs.priors import ByName, GroupPrior, Normal, Prior
 from dubito.beliefs.priors.base import require_real
+from dubito.core.constraints import Count, NonNegative, Positive, Probability, Start
 from dubito.core.errors import InputError, UnsupportedError
-from dubito.core.settings import is_number, is_whole, setting
+from dubito.core.settings import setting
 from dubito.fitting.inference import Inference, Problem
 from dubito.fitting.recipe import Recipe
-from dubito.methods.variational.convert import BIASES, ESTIMATORS, check_family, convert
+from dubito.methods.variational.convert import Biases, Estimator, check_family, convert
+from dubito.methods.variational.correlations import Family
 from dubito.methods.variational.natural import check_prior
 from dubito.select import all as all_weights
 from dubito.select.rule import SelectionRule
@@ -58,36 +60,28 @@ class Variational(Recipe):
     setting_name = "Variational"
     prior: Prior = Normal()
     objective: Objective = ELBO()
-    estimator: Literal["local", "flipout", "weight"] = "local"
+    estimator: Estimator = "local"
     weights: SelectionRule = all_weights()
-    biases: Literal["deterministic", "random"] = "deterministic"
-    initial_scale: float = 0.03
-    start: Literal["model", "fresh"] = "model"
-    kl_warmup: float | tuple[float, float] = 0.0
-    kl_cycles: int = 1
-    scale_rate: float = 1.0
-    temperature: float = 1.0
+    biases: Biases = "deterministic"
+    initial_scale: Positive = 0.03
+    start: Start = "model"
+    kl_warmup: Probability | tuple[Probability, Probability] = 0.0
+    kl_cycles: Count = 1
+    scale_rate: NonNegative = 1.0
+    temperature: Positive = 1.0
     optimizer: Literal["gradient", "natural"] = "gradient"
-    family: Literal["mean-field", "low-rank", "full"] = "mean-field"
-    rank: int = 10
+    family: Family = "mean-field"
+    rank: Count = 10
 
     def __post_init__(self) -> None:
-        for name, kind in {"prior": Prior, "objective": Objective, "weights": SelectionRule}.items():
-            if not isinstance(getattr(self, name), kind):
-                raise InputError(f"Variational({name}={getattr(self, name)!r}) must be one of dubito.{_HOME[name]}.")
         require_real(self.prior)
-        choices = {"estimator": ESTIMATORS, "biases": BIASES, "start": ("model", "fresh"), "optimizer": OPTIMIZERS}
-        for name, allowed in choices.items():
-            if getattr(self, name) not in allowed:
-                raise InputError(f"Variational({name}={getattr(self, name)!r}) is not one of {', '.join(allowed)}.")
-        for name, good in _RANGES.items():
-            if not (is_number(getattr(self, name)) and good(getattr(self, name))) and not self._is_pair(name):
-                raise InputError(f"Variational({name}={getattr(self, name)!r}) is out of range.")
+        if isinstance(self.kl_warmup, tuple) and not self.kl_warmup[0] < self.kl_warmup[1]:
+            raise InputError(f"`kl_warmup` must begin before it ends, got {self.kl_warmup!r}.")
         if self.objective.needs_weight_samples and self.sampling != "weight":
             raise InputError(f"{self.objective!r} needs joint draws of all weights: use estimator='weight' with it.")
         if self.kl_cycles > 1 and self._rise[1] == 0:
             raise InputError("kl_cycles repeats the warm-up of the divergence: give kl_warmup too, such as 0.5.")
-        check_family(self.family, self.rank, self.prior)
+        check_family(self.family, self.prior)
         if self.optimizer == "natural":
             self._check_natural()
         if isinstance(self.prior, GroupPrior):
@@ -108,7 +102,7 @@ class Variational(Recipe):
             check_prior(self.prior)
 
     @property
-    def sampling(self) -> Literal["local", "flipout", "weight"]:
+    def sampling(self) -> Estimator:
         """The estimator that is used: natural steps and correlated families sample weights."""
         return "weight" if self.optimizer == "natural" or self.family != "mean-field" else self.estimator
 
@@ -125,13 +119,6 @@ class Variational(Recipe):
         if end == 0 or progress >= 1:
             return 1.0
         return min(max((progress * self.kl_cycles % 1.0 - begin) / (end - begin), 0.0), 1.0)
-
-    def _is_pair(self, name: str) -> bool:
-        """Whether this is a warm-up between two fractions of all steps."""
-        pair = self.kl_warmup
-        if name != "kl_warmup" or not isinstance(pair, tuple) or len(pair) != 2 or not all(map(is_number, pair)):
-            return False
-        return 0 <= pair[0] < pair[1] <= 1
 
     @property
     def _rise(self) -> tuple[float, float]:
@@ -178,13 +165,3 @@ def _is_around_the_model(prior: Prior) -> bool:
     if isinstance(prior, ByName):
         return any(_is_around_the_model(part) for part in prior.priors.values())
     return isinstance(getattr(prior, "loc", None), str)
-
-
-_HOME = {"prior": "priors", "objective": "objectives", "weights": "select"}
-_RANGES = {
-    "initial_scale": lambda value: 0 < value < float("inf"),
-    "kl_warmup": lambda value: 0 <= value <= 1,
-    "kl_cycles": lambda value: is_whole(value, 1),
-    "scale_rate": lambda value: 0 <= value < float("inf"),
-    "temperature": lambda value: 0 < value < float("inf"),
-}

@@ -11,8 +11,8 @@ from torch import Tensor, nn
 
 from dubito.beliefs.likelihoods import Likelihood
 from dubito.core.batches import Data
+from dubito.core.constraints import is_whole
 from dubito.core.errors import DubitoError, InputError
-from dubito.core.settings import is_whole
 from dubito.fitting.recipe import Recipe
 from dubito.uses.comparison.fits import Fits, Model, TrainingChoice, base_of
 from dubito.uses.comparison.result import Comparison, Failure, Run

@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from dubito.beliefs.likelihoods import Likelihood
 from dubito.core import params
 from dubito.core.batches import Batch, Data
+from dubito.core.constraints import Count, OpenProbability, Probability, Start
 from dubito.core.errors import InputError
 from dubito.core.params import Params
 from dubito.core.settings import setting
@@ -48,20 +49,18 @@ class GradualMagnitude(Recipe):
     """
 
     setting_name = "compression.GradualMagnitude"
-    target: float
-    begin: float = 0.15
-    end: float = 0.65
-    every: int = 50
-    start: str = "model"
-    initial: float = 0.0
+    target: OpenProbability
+    begin: Probability = 0.15
+    end: Probability = 0.65
+    every: Count = 50
+    start: Start = "model"
+    initial: Probability = 0.0
 
     def __post_init__(self) -> None:
-        if not 0 < self.target < 1:
-            raise InputError(f"GradualMagnitude(target={self.target!r}) must lie between 0 and 1.")
-        if not 0 <= self.begin < self.end <= 1:
-            raise InputError(f"GradualMagnitude needs 0 <= begin < end <= 1, not {self.begin} and {self.end}.")
-        if not 0 <= self.initial <= self.target:
-            raise InputError(f"GradualMagnitude(initial={self.initial!r}) must lie between 0 and the target.")
+        if not self.begin < self.end:
+            raise InputError(f"GradualMagnitude needs begin < end, not {self.begin} and {self.end}.")
+        if self.initial > self.target:
+            raise InputError(f"`initial` must be at most the target of {self.target}, got {self.initial!r}.")
 
     def build(self, problem: Problem) -> Inference:
         """Return the steps of training."""

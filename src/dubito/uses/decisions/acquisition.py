@@ -10,10 +10,10 @@ from torch import Tensor
 from dubito.beliefs.prediction import Prediction
 from dubito.core import batches, params
 from dubito.core.batches import Data
+from dubito.core.constraints import is_whole
 from dubito.core.errors import InputError, UnsupportedError
 from dubito.core.params import Params
 from dubito.core.randomness import default_generator
-from dubito.core.settings import is_whole
 from dubito.fitting.posterior import Posterior
 from dubito.uses.decisions.batch_information import greedy_batch
 from dubito.uses.decisions.fixed_draws import inputs_of

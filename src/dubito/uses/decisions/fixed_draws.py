@@ -13,9 +13,9 @@ from torch import Tensor
 from dubito.beliefs.prediction import ClassPrediction, Prediction
 from dubito.core import batches
 from dubito.core.batches import Batch, Data, Source
+from dubito.core.constraints import is_number
 from dubito.core.errors import InputError
 from dubito.core.randomness import default_generator
-from dubito.core.settings import is_number
 from dubito.fitting.posterior import Posterior
 
 

@@ -11,8 +11,8 @@ from torch import Tensor
 
 from dubito.beliefs.prediction import ClassPrediction, Prediction, RegressionPrediction
 from dubito.core.batches import Data
+from dubito.core.constraints import is_number
 from dubito.core.errors import InputError, UnsupportedError
-from dubito.core.settings import is_number
 from dubito.fitting.posterior import Posterior
 from dubito.uses import metrics
 from dubito.uses.decisions.fixed_draws import Asker, check_fraction

@@ -12,8 +12,9 @@ import torch
 from torch import Tensor
 
 from dubito.beliefs.likelihoods import Bernoulli, Categorical, Gaussian, HeteroscedasticGaussian, Likelihood
-from dubito.beliefs.likelihoods.base import Hyper, check_temperature
+from dubito.beliefs.likelihoods.base import Hyper
 from dubito.beliefs.prediction import ClassPrediction, Prediction, RegressionPrediction
+from dubito.core.constraints import Positive
 from dubito.core.errors import InputError
 from dubito.core.settings import setting
 from dubito.uses.transfer.student_likelihoods import Dirichlet, NoiseAndDoubt
@@ -70,10 +71,7 @@ class SoftLabels(Lesson, Categorical):
     """
 
     setting_name = "transfer.SoftLabels"
-    temperature: float = 1.0
-
-    def __post_init__(self) -> None:
-        check_temperature(self.temperature)
+    temperature: Positive = 1.0
 
     def answers(self, prediction: Prediction) -> Tensor:
         """Return the class probabilities ``[B, *positions, C]``."""
@@ -169,12 +167,7 @@ class Concentration(Lesson, Dirichlet):
     """
 
     setting_name = "transfer.Concentration"
-    weight: float = CONCENTRATION_WEIGHT
-
-    def __post_init__(self) -> None:
-        number = isinstance(self.weight, int | float) and not isinstance(self.weight, bool)
-        if not number or not 0 < self.weight < math.inf:
-            raise InputError(f"The weight of the concentration must be a positive number, not {self.weight!r}.")
+    weight: Positive = CONCENTRATION_WEIGHT
 
     def answers(self, prediction: Prediction) -> Tensor:
         """Return the class probabilities and log-concentrations ``[B, *positions, C + 1]``."""

@@ -8,8 +8,9 @@ import torch
 from torch import Tensor
 
 from dubito.beliefs.likelihoods import Categorical, HeteroscedasticGaussian, Likelihood
-from dubito.beliefs.likelihoods.base import Hyper, check_rows, check_temperature, no_link
+from dubito.beliefs.likelihoods.base import Hyper, check_rows, no_link
 from dubito.beliefs.prediction import ClassPrediction, RegressionPrediction
+from dubito.core.constraints import Positive, check
 from dubito.core.errors import InputError
 from dubito.core.settings import setting
 
@@ -55,7 +56,7 @@ class Dirichlet(Categorical):
 
     def temper(self, outputs: Tensor, temperature: float) -> tuple[Tensor, Dirichlet]:
         """Temper the mean; the concentration stays."""
-        check_temperature(temperature)
+        check("temperature", Positive, temperature)
         axis = -1 if outputs.ndim <= 3 else 1
         level = outputs.logsumexp(dim=axis, keepdim=True)
         return (outputs / temperature).log_softmax(dim=axis) + level, self
@@ -139,7 +140,7 @@ class NoiseAndDoubt(Likelihood):
 
     def temper(self, outputs: Tensor, temperature: float) -> tuple[Tensor, NoiseAndDoubt]:
         """Multiply both standard deviations by the temperature."""
-        check_temperature(temperature)
+        check("temperature", Positive, temperature)
         means, noise, doubt = outputs.chunk(3, dim=-1)
         shift = 2 * math.log(temperature)
         return torch.cat([means, noise + shift, doubt + shift], dim=-1), self

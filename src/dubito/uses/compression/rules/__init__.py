@@ -13,7 +13,7 @@ from __future__ import annotations
 import warnings
 from typing import Any
 
-from dubito.uses.compression.rules.base import Amount, Masks, Rule, WeightStatistics, lowest_removed
+from dubito.uses.compression.rules.base import Masks, Rule, WeightStatistics, lowest_removed
 from dubito.uses.compression.rules.group_relevance import GroupRelevance
 from dubito.uses.compression.rules.log_alpha import LogAlpha
 from dubito.uses.compression.rules.magnitude import Magnitude
@@ -24,7 +24,6 @@ from dubito.uses.compression.rules.uniform_random import Random
 from dubito.uses.compression.rules.zero_density import ZeroDensity
 
 __all__ = [
-    "Amount",
     "GroupRelevance",
     "LogAlpha",
     "Magnitude",

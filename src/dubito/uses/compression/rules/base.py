@@ -7,16 +7,18 @@ import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import Any, ClassVar, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
 import torch
 from torch import Tensor
 
+from dubito.core.constraints import Probability
 from dubito.core.errors import InputError, UnsupportedError
 from dubito.core.params import Params
 from dubito.core.settings import Setting, setting
 
-Amount = float | Mapping[str, float]
+Threshold = Annotated[float | Mapping[str, float], "a number or a dict of them"]
+Target = Annotated[Probability | Mapping[str, Probability], "a fraction from 0 to 1 or a dict of them"]
 Reduction = Literal["max", "mean", "sum", "norm"]
 Masks = dict[str, Tensor]
 
@@ -71,9 +73,9 @@ class Rule(Setting, ABC):
     default_reduction: ClassVar[Reduction] = "max"
     needs_precision: ClassVar[bool] = False
 
-    threshold: Amount | None = field(default=None, kw_only=True)
-    target: Amount | None = field(default=None, kw_only=True)
-    max_drop: float | None = field(default=None, kw_only=True)
+    threshold: Threshold | None = field(default=None, kw_only=True)
+    target: Target | None = field(default=None, kw_only=True)
+    max_drop: Annotated[Probability, "a fraction from 0 to 1"] | None = field(default=None, kw_only=True)
     scope: Literal["global", "layer"] = field(default="global", kw_only=True)
     reduce: Reduction | None = field(default=None, kw_only=True)
 
@@ -116,7 +118,7 @@ class Rule(Setting, ABC):
     def _stays(self, relevance: Tensor, threshold: float) -> Tensor:
         return relevance > -threshold if self.removes == "above" else relevance >= threshold
 
-    def _by_target(self, relevance: Params, target: Amount) -> Masks:
+    def _by_target(self, relevance: Params, target: Target) -> Masks:
         if self.scope == "global" and not isinstance(target, Mapping):
             return lowest_removed(relevance, target)
         masks = {name: torch.ones_like(value, dtype=torch.bool) for name, value in relevance.items()}
@@ -128,15 +130,6 @@ class Rule(Setting, ABC):
         given = [name for name in ("threshold", "target", "max_drop") if getattr(self, name) is not None]
         if len(given) > 1:
             raise InputError(f"{self.setting_name} takes one of threshold, target and max_drop, not {given}.")
-        for name, low, high in (("target", 0.0, 1.0), ("max_drop", 0.0, 1.0), ("threshold", -math.inf, math.inf)):
-            amount = getattr(self, name)
-            by_layer = isinstance(amount, Mapping) and name != "max_drop"  # a budget is one for the whole network
-            for number in amount.values() if by_layer else () if amount is None else (amount,):
-                if isinstance(number, bool) or not isinstance(number, int | float) or not low <= number <= high:
-                    wanted = "a number" if name == "threshold" else "a fraction from 0 to 1"
-                    raise InputError(f"The {name} of {self.setting_name} must be {wanted}, not {number!r}.")
-        if self.scope not in ("global", "layer"):
-            raise InputError(f"The scope of a rule is 'global' or 'layer', not {self.scope!r}.")
         kinds = [kind for kind in REDUCTIONS if kind != "norm" or self.removes == "below"]  # a norm has no sign
         if self.reduce is not None and self.reduce not in kinds:
             raise InputError(f"The reduction of {self.setting_name} is one of {', '.join(kinds)}, not {self.reduce!r}.")
@@ -156,7 +149,7 @@ def lowest_removed(relevance: Params, fraction: float) -> Masks:
     return {name: part.reshape(relevance[name].shape) for name, part in zip(relevance, parts, strict=True)}
 
 
-def _by_name(amount: Amount, relevance: Params, rule: str) -> dict[str, float]:
+def _by_name(amount: Threshold, relevance: Params, rule: str) -> dict[str, float]:
     if not isinstance(amount, Mapping):
         return dict.fromkeys(relevance, amount)
     found: dict[str, float] = {}

@@ -8,10 +8,10 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
-from dubito.core.errors import InputError, UnsupportedError
+from dubito.core.errors import UnsupportedError
 from dubito.core.params import Params
 from dubito.core.settings import setting
-from dubito.uses.compression.rules.base import Amount, Masks, Rule, WeightStatistics
+from dubito.uses.compression.rules.base import Masks, Rule, Threshold, WeightStatistics
 
 
 @setting
@@ -29,15 +29,10 @@ class GroupRelevance(Rule):
     """
 
     setting_name = "rules.GroupRelevance"
-    threshold: Amount | None = None
+    threshold: Threshold | None = None
     by: Literal["relevance", "evidence"] = "relevance"
     needs_variance = False
     default_threshold = 0.0
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        if self.by not in ("relevance", "evidence"):
-            raise InputError(f"GroupRelevance(by={self.by!r}) is not 'relevance' or 'evidence'.")
 
     def scores(self, statistics: WeightStatistics, *, generator: torch.Generator | None = None) -> Params:
         """Return the score of each weight's group; +∞ where a weight is in none."""

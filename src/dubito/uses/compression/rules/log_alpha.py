@@ -6,7 +6,7 @@ import torch
 
 from dubito.core.params import Params
 from dubito.core.settings import setting
-from dubito.uses.compression.rules.base import Amount, Rule, WeightStatistics
+from dubito.uses.compression.rules.base import Rule, Threshold, WeightStatistics
 
 
 @setting
@@ -21,7 +21,7 @@ class LogAlpha(Rule):
     """
 
     setting_name = "rules.LogAlpha"
-    threshold: Amount | None = None
+    threshold: Threshold | None = None
     removes = "above"
     default_threshold = 3.0
 

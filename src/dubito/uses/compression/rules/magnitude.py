@@ -6,7 +6,7 @@ import torch
 
 from dubito.core.params import Params
 from dubito.core.settings import setting
-from dubito.uses.compression.rules.base import Amount, Rule, WeightStatistics
+from dubito.uses.compression.rules.base import Rule, Target, WeightStatistics
 
 
 @setting
@@ -14,7 +14,7 @@ class Magnitude(Rule):
     r"""Remove the smallest $|\mu|$: the baseline that every other rule must beat."""
 
     setting_name = "rules.Magnitude"
-    target: Amount | None = None
+    target: Target | None = None
     needs_variance = False
     default_reduction = "norm"
 

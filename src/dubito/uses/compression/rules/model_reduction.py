@@ -8,7 +8,7 @@ from torch import Tensor
 from dubito.core.errors import UnsupportedError
 from dubito.core.params import Params
 from dubito.core.settings import setting
-from dubito.uses.compression.rules.base import Amount, Rule, WeightStatistics
+from dubito.uses.compression.rules.base import Rule, Threshold, WeightStatistics
 
 
 @setting
@@ -28,7 +28,7 @@ class ModelReduction(Rule):
     """
 
     setting_name = "rules.ModelReduction"
-    threshold: Amount | None = None
+    threshold: Threshold | None = None
     removes = "above"
     default_threshold = 0.0
     default_reduction = "sum"

@@ -7,10 +7,9 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from dubito.core.errors import InputError
 from dubito.core.params import Params
 from dubito.core.settings import setting
-from dubito.uses.compression.rules.base import Amount, Rule, WeightStatistics
+from dubito.uses.compression.rules.base import Rule, Target, WeightStatistics
 
 
 @setting
@@ -30,16 +29,11 @@ class PosteriorDamage(Rule):
     """
 
     setting_name = "rules.PosteriorDamage"
-    target: Amount | None = None
+    target: Target | None = None
     default_reduction = "sum"
     needs_precision = True
     kind: Literal["opd", "obd", "obs"] = "opd"
     update: bool = False
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        if self.kind not in ("opd", "obd", "obs"):
-            raise InputError(f"PosteriorDamage(kind={self.kind!r}) is not one of opd, obd, obs.")
 
     @property
     def adapts(self) -> bool:

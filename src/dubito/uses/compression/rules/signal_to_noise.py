@@ -6,7 +6,7 @@ import torch
 
 from dubito.core.params import Params
 from dubito.core.settings import setting
-from dubito.uses.compression.rules.base import Amount, Rule, WeightStatistics
+from dubito.uses.compression.rules.base import Rule, Threshold, WeightStatistics
 
 
 @setting
@@ -22,7 +22,7 @@ class SignalToNoise(Rule):
     """
 
     setting_name = "rules.SignalToNoise"
-    threshold: Amount | None = None
+    threshold: Threshold | None = None
     default_threshold = 1.0
 
     def scores(self, statistics: WeightStatistics, *, generator: torch.Generator | None = None) -> Params:

@@ -9,7 +9,7 @@ import torch
 from dubito.core.params import Params
 from dubito.core.randomness import default_generator
 from dubito.core.settings import setting
-from dubito.uses.compression.rules.base import Amount, Rule, WeightStatistics
+from dubito.uses.compression.rules.base import Rule, Target, WeightStatistics
 
 
 @setting
@@ -17,7 +17,7 @@ class Random(Rule):
     """Remove at random."""
 
     setting_name = "rules.Random"
-    target: Amount | None = None
+    target: Target | None = None
     needs_variance = False
 
     def scores(self, statistics: WeightStatistics, *, generator: torch.Generator | None = None) -> Params:

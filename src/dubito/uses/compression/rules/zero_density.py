@@ -8,7 +8,7 @@ import torch
 
 from dubito.core.params import Params
 from dubito.core.settings import setting
-from dubito.uses.compression.rules.base import Amount, Rule, WeightStatistics
+from dubito.uses.compression.rules.base import Rule, Threshold, WeightStatistics
 
 
 @setting
@@ -20,7 +20,7 @@ class ZeroDensity(Rule):
 
     setting_name = "rules.ZeroDensity"
     removes = "above"
-    threshold: Amount | None = None
+    threshold: Threshold | None = None
 
     def scores(self, statistics: WeightStatistics, *, generator: torch.Generator | None = None) -> Params:
         r"""Return $-\tfrac12 \log 2\pi\sigma^2 - \mu^2 / 2\sigma^2$."""

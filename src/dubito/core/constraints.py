@@ -1,0 +1,218 @@
+"""Check values against annotations: types, choices and ranges are written once, and the error follows from them.
+
+>>> from typing import Literal
+>>> check("start", Literal["model", "fresh"], "model")
+>>> check("components", Count, 0)
+Traceback (most recent call last):
+dubito.core.errors.InputError: `components` must be a whole number of at least 1, got 0.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import difflib
+import functools
+import inspect
+import math
+import os
+import reprlib
+import sys
+import types
+from collections.abc import Iterator, Mapping
+from numbers import Integral, Real
+from typing import Annotated, Any, Literal, TypeGuard, Union, get_args, get_origin, get_type_hints
+
+import numpy as np
+from torch import Tensor
+
+from dubito.core.errors import InputError
+
+
+@dataclasses.dataclass(frozen=True)
+class Range:
+    """The numbers from `low` to `high`; `above` and `below` exclude the ends, `infinite` allows infinity."""
+
+    low: float = -math.inf
+    high: float = math.inf
+    above: bool = False
+    below: bool = False
+    infinite: bool = False
+
+    def holds(self, value: Any) -> bool:
+        """Return whether a number, or every entry of a tensor, lies in the range; other values always do."""
+        if isinstance(value, Tensor):
+            low = value > self.low if self.above else value >= self.low
+            high = value < self.high if self.below else value <= self.high
+            return bool((value.isfinite() & low & high).all())
+        if not isinstance(value, Real):
+            return True
+        number = float(value)
+        low_holds = number > self.low if self.above else number >= self.low
+        high_holds = number < self.high if self.below else number <= self.high
+        return low_holds and high_holds and (self.infinite or math.isfinite(number))
+
+    def describe(self, noun: str) -> str:
+        """Return words such as "a whole number of at least 1" for the noun "whole number"."""
+        if self.low == -math.inf and self.high == math.inf:
+            return f"a finite {noun}"
+        if self.high == math.inf:
+            return f"a positive {noun}" if self.above and self.low == 0 else f"a {noun} {self._least()}"
+        if not self.above and not self.below:
+            return f"a {noun} from {self.low:g} to {self.high:g}"
+        return f"a {noun} {self._least()} and {'below' if self.below else 'at most'} {self.high:g}"
+
+    def _least(self) -> str:
+        return f"{'above' if self.above else 'of at least'} {self.low:g}"
+
+
+@dataclasses.dataclass(frozen=True)
+class Or:
+    """A further type that is accepted, which the setting converts by itself."""
+
+    kind: type[Any]
+
+
+# Types for the fields of settings and the arguments of functions. A plain `float` may be infinite, but not NaN.
+Finite = Annotated[float, Range()]
+Positive = Annotated[float, Range(0, above=True)]
+NonNegative = Annotated[float, Range(0)]
+Probability = Annotated[float, Range(0, 1)]
+Share = Annotated[float, Range(0, 1, below=True)]
+OpenProbability = Annotated[float, Range(0, 1, above=True, below=True)]
+Count = Annotated[int, Range(1)]
+CountOrZero = Annotated[int, Range(0)]
+FiniteValue = Annotated[float | Tensor, Range()]
+PositiveValue = Annotated[float | Tensor, Range(0, above=True)]
+FilePath = Annotated[str, Or(os.PathLike)]
+Start = Literal["model", "fresh"]
+
+_NOUNS = {float: "number", int: "whole number", Tensor: "tensor"}
+_WORDS = {str: "text", type(None): "None"}
+
+
+def check(name: str, kind: Any, value: Any) -> None:
+    """Raise an `InputError` unless `value` is what the annotation `kind` allows.
+
+    Args:
+        name: The argument's name, for the error.
+        kind: A type, a union, a `Literal`, or one of these `Annotated` with a `Range`, and with text that describes it.
+        value: What was given.
+    """
+    if not accepts(kind, value):
+        raise InputError(f"`{name}` must be {describe(kind)}, got {_show(value)}.{_suggestion(kind, value)}")
+
+
+def accepts(kind: Any, value: Any) -> bool:
+    """Return whether the annotation `kind` allows `value`. A bool is no number, and NaN is not allowed."""
+    origin, inner = get_origin(kind), get_args(kind)
+    if kind is Any:
+        return True
+    if origin is Annotated:
+        also = tuple(rule.kind for rule in inner[1:] if isinstance(rule, Or))
+        ranges = [rule for rule in inner[1:] if isinstance(rule, Range)]
+        return isinstance(value, also) or (accepts(inner[0], value) and all(rule.holds(value) for rule in ranges))
+    if origin in (Union, types.UnionType):
+        return any(accepts(one, value) for one in inner)
+    if origin is Literal:
+        return any(isinstance(value, type(one)) and value == one for one in inner)
+    if origin is tuple:
+        return isinstance(value, tuple) and _accepts_each(inner, value)
+    if isinstance(origin, type) and issubclass(origin, Mapping):
+        return isinstance(value, Mapping) and all(
+            accepts(inner[0], key) and accepts(inner[1], one) for key, one in value.items()
+        )
+    if kind is float:
+        return is_number(value) and not math.isnan(value)
+    if kind is int:
+        return is_number(value) and isinstance(value, Integral)
+    if kind is bool:
+        return isinstance(value, bool | np.bool_)
+    return isinstance(value, type(None) if kind is None else origin or kind)
+
+
+def _accepts_each(kinds: tuple[Any, ...], values: tuple[Any, ...]) -> bool:
+    if kinds[-1] is Ellipsis:
+        return all(accepts(kinds[0], one) for one in values)
+    return len(kinds) == len(values) and all(map(accepts, kinds, values))
+
+
+def describe(kind: Any) -> str:
+    """Return in words what an annotation allows.
+
+    >>> describe(Positive | Literal["auto"])
+    "a positive number or 'auto'"
+    """
+    *most, last = dict.fromkeys(_options(kind, None))
+    return f"{', '.join(most)} or {last}" if most else last
+
+
+def _options(kind: Any, within: Range | None) -> Iterator[str]:
+    origin, inner = get_origin(kind), get_args(kind)
+    words = [note for note in inner[1:] if origin is Annotated and isinstance(note, str)]
+    if words:
+        yield words[0]
+    elif origin is Annotated:
+        yield from _options(inner[0], next((rule for rule in inner[1:] if isinstance(rule, Range)), None))
+    elif origin in (Union, types.UnionType):
+        for one in inner:
+            yield from _options(one, within)
+    elif origin is Literal or kind is bool:
+        yield from map(repr, inner or (True, False))
+    elif origin is tuple:
+        each = describe(inner[0])
+        yield f"a tuple, each entry {each}" if inner[-1] is Ellipsis else f"a tuple of {len(inner)}, each {each}"
+    elif isinstance(origin, type) and issubclass(origin, Mapping):
+        yield "a dict" if inner[1] is Any else f"a dict, each value {describe(inner[1])}"
+    elif within is not None and kind in _NOUNS:
+        yield within.describe(_NOUNS[kind])
+    else:
+        own = origin or kind
+        yield _WORDS.get(own) or getattr(own, "described", "") or f"a {_NOUNS.get(own, getattr(own, '__name__', own))}"
+
+
+def _show(value: Any) -> str:
+    if isinstance(value, Tensor):
+        ends = f", values from {value.min():g} to {value.max():g}" if value.numel() and not value.is_complex() else ""
+        return f"a tensor of shape {tuple(value.shape)}{ends}"
+    return repr(value) if isinstance(value, str | Real | np.generic) else reprlib.repr(value)
+
+
+def _suggestion(kind: Any, value: Any) -> str:
+    if not isinstance(value, str):
+        return ""
+    known = [option.strip("'") for option in _options(kind, None) if option.startswith("'")]
+    near = difflib.get_close_matches(value.lower(), known, n=1)
+    return f" Did you mean {near[0]!r}?" if near else ""
+
+
+@functools.cache
+def kinds_of(cls: type[Any]) -> dict[str, Any]:
+    """Return the annotations of a dataclass's fields, evaluated; `Any` where a name is known to type checkers only."""
+    return {field.name: _evaluate(cls, field.name) for field in dataclasses.fields(cls)}
+
+
+def _evaluate(cls: type[Any], name: str) -> Any:
+    home = next(base for base in cls.__mro__ if name in inspect.get_annotations(base))
+    alone = types.SimpleNamespace(__annotations__={name: inspect.get_annotations(home)[name]})
+    try:
+        return get_type_hints(alone, vars(sys.modules[home.__module__]), include_extras=True)[name]
+    except (NameError, AttributeError):
+        return Any
+
+
+def is_number(value: object) -> TypeGuard[float]:
+    """Return whether something is a plain real number; a bool is not one.
+
+    >>> is_number(0.5), is_number(True), is_number("0.5")
+    (True, False, False)
+    """
+    return isinstance(value, Real) and not isinstance(value, bool)
+
+
+def is_whole(value: object, least: int) -> TypeGuard[int]:
+    """Return whether something is a whole number of at least `least`; a bool is not one.
+
+    >>> is_whole(3, 1), is_whole(0, 1), is_whole(3.0, 1)
+    (True, False, False)
+    """
+    return isinstance(value, Integral) and not isinstance(value, bool) and int(value) >= least
