@@ -357,9 +357,9 @@ CASES: dict[str, Callable[[], Case]] = {
     for make in (
         mlp, mlp_without_bias, linear_alone, conv1d, conv2d, conv3d, conv_over_everything, depthwise, conv_transpose,
         conv_transpose2d, embedding, embedding_sparse, embedding_called_twice, norms, norms2d,
-        instance_and_rms_norms, skip, in_place, overwritten_input, overwritten_data, called_often, conv_called_often, tied_linear, tied_embedding,
-        tied_autoencoder, sequence, output_per_position, output_map, attention, unused, frozen, several_inputs,
-        named_inputs, regression, regression_of_one, labels, noise_too,
+        instance_and_rms_norms, skip, in_place, overwritten_input, overwritten_data, called_often, conv_called_often,
+        tied_linear, tied_embedding, tied_autoencoder, sequence, output_per_position, output_map, attention, unused,
+        frozen, several_inputs, named_inputs, regression, regression_of_one, labels, noise_too,
     )
 }  # fmt: skip
 

@@ -10,11 +10,12 @@ from typing import Any
 import torch
 from torch import nn
 
-from dubito.core import batches, params
+from dubito.core import batches
 from dubito.core.batches import Source
 from dubito.core.errors import InputError
 from dubito.core.settings import setting
 from dubito.networks.selection import Selection
+from dubito.networks.watching import call_order
 from dubito.select.rule import SelectionRule
 
 
@@ -120,9 +121,4 @@ def _called(model: nn.Module, data: Any) -> list[str]:
     weight = next(copied.parameters())
     source = data if isinstance(data, Source) else Source(data, must_count=False)
     example = batches.take(source.first().inputs, slice(0, 1))
-    called: list[str] = []
-    for name, module in copied.named_modules():
-        module.register_forward_hook(lambda *_, name=name: called.append(name))
-    with torch.no_grad():
-        params.call(copied, batches.place(example, weight.device, weight.dtype))
-    return called
+    return call_order(copied, dict(copied.named_modules()), batches.place(example, weight.device, weight.dtype))

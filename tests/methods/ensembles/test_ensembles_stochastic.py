@@ -17,7 +17,7 @@ import dubito
 from dubito import MAP, Ensemble, Laplace, Variational
 from dubito.core import params
 from dubito.methods.ensembles.augmentation import Change
-from dubito.methods.ensembles.statistics import statistics_of
+from dubito.networks.normalization import batch_statistics
 
 EXACT = {"rtol": 1e-12, "atol": 1e-12}
 
@@ -35,7 +35,7 @@ class TestBatchNormNoise:
             lambda: nn.Linear(48, 5), lambda: nn.BatchNorm1d(5), lambda: nn.Linear(5, 2),
         ).eval()  # fmt: skip
         before = copy.deepcopy(model.state_dict())
-        found = statistics_of(model, x)
+        found = batch_statistics(model, x)
         assert all(torch.equal(value, before[name]) for name, value in model.state_dict().items())
         assert model[1].momentum == 0.1
         assert not any(module.training or module._forward_pre_hooks for module in model.modules())
@@ -47,7 +47,7 @@ class TestBatchNormNoise:
         found = fit(BatchNormNoise(samples=3), training=TRAINING.replace(shuffle=False))
         outputs = []
         for start in (0, 16, 32):
-            statistics = statistics_of(found.model, x[start : start + 16])
+            statistics = batch_statistics(found.model, x[start : start + 16])
             placed = params.load_(copy.deepcopy(found.model), statistics)
             outputs.append(placed.eval()(x).softmax(-1))
         prediction = found.predict(x, num_samples=3)

@@ -17,8 +17,7 @@ from dubito import MAP, SWAG, Laplace, Training, select
 from dubito.core import params
 from dubito.core.batches import Source
 from dubito.fitting.gradient_training import Descent
-from dubito.methods.ensembles import statistics
-from dubito.methods.ensembles.statistics import recalibrate
+from dubito.networks.normalization import recalibrate
 
 
 def fit(recipe: SWAG, model: nn.Module | None = None, data: Any = None, **options: Any) -> Any:
@@ -154,10 +153,9 @@ class TestBatchNorm:
             found.predict(x, method="mean").probs, found.model(x).softmax(-1).detach(), rtol=1e-12, atol=1e-12
         )
 
-    def test_not_more_of_the_data_than_it_takes(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.setattr(statistics, "ROWS", 20)
+    def test_not_more_of_the_data_than_it_takes(self) -> None:
         x, _ = classes()
-        model = recalibrate(normalized(), Source(classes(), batch_size=16))
+        model = recalibrate(normalized(), Source(classes(), batch_size=16), rows=20)
         inner = normalized()[:2].train()
         inner[1].momentum = None
         inner(x[:16])

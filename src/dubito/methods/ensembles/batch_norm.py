@@ -20,8 +20,8 @@ from dubito.fitting.inference import Inference, Problem, State
 from dubito.fitting.monte_carlo import weight_predictor
 from dubito.fitting.posterior import Posterior, Predictor
 from dubito.fitting.recipe import Recipe
-from dubito.methods.ensembles.statistics import norm_layers, statistics_of
 from dubito.methods.map.recipe import MAP
+from dubito.networks.normalization import batch_norms, batch_statistics
 
 _NOT_IN_WEIGHTS = (
     "The randomness of BatchNormNoise is in the statistics of batches, not in weights: predict with it, or use another "
@@ -60,7 +60,7 @@ class BatchNormNoise(Recipe):
 
     def build(self, problem: Problem) -> Inference:
         """Return the steps of training."""
-        if not norm_layers(problem.model):
+        if not batch_norms(problem.model):
             raise InputError("There is nothing random: the network has no BatchNorm layer with running statistics.")
         problem.source.refuse_parts("BatchNormNoise")
         plain = self._point().build(problem)
@@ -68,7 +68,7 @@ class BatchNormNoise(Recipe):
         def posterior(state: State) -> BatchNormPosterior:
             found = plain.posterior(state)
             batches = _random_batches(problem.source, self.samples, draw_seed(problem.generator))
-            drawn = [statistics_of(found.model, inputs) for inputs in batches]
+            drawn = [batch_statistics(found.model, inputs) for inputs in batches]
             for statistics in drawn:
                 distributed.mean_(list(statistics.values()))
             return BatchNormPosterior(found.model, found.likelihood, self, problem.num_data, params.stack(drawn))

@@ -8,15 +8,15 @@ A mask over the input channels of a layer is one over the columns of its weight:
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from dubito.core import params
 from dubito.core.randomness import derive_seed
 from dubito.networks.layers import rule_for
+from dubito.networks.watching import call_order, first_argument, watch
 
 OWN = (nn.Dropout, nn.Dropout1d, nn.Dropout2d, nn.Dropout3d)
 
@@ -29,20 +29,13 @@ def own_layers(model: nn.Module) -> dict[str, nn.Module]:
     return {name: m for name, m in model.named_modules() if type(m) in OWN and m.p > 0}
 
 
-@torch.no_grad()
 def inner_layers(model: nn.Module, inputs: Any) -> list[str]:
     """Return the layers whose inputs are not the data: all with weights, in the order of a pass, but the first."""
-    called: list[str] = []
-    with ExitStack() as stack:
-        for name, module in model.named_modules():
-            rule = rule_for(module)
-            counts = isinstance(module, nn.Embedding | nn.RNNBase)  # as the first layer; their own inputs stay whole
-            if counts or (rule is not None and rule.linear_in_input):
-                handle = module.register_forward_pre_hook(lambda *_, name=name: called.append(name))
-                stack.callback(handle.remove)
-        params.call(model.eval(), inputs)
-    first_seen = list(dict.fromkeys(called))[1:]
-    return [n for n in first_seen if not isinstance(model.get_submodule(n), nn.Embedding | nn.RNNBase)]
+    takes_masks = {n: m for n, m in model.named_modules() if (rule := rule_for(m)) is not None and rule.linear_in_input}
+    # these count as the first layer, but their own inputs (words, states) are never masked
+    others = {n: m for n, m in model.named_modules() if isinstance(m, nn.Embedding | nn.RNNBase)}
+    called = list(dict.fromkeys(call_order(model.eval(), takes_masks | others, inputs)))
+    return [name for name in called[1:] if name not in others]
 
 
 @contextmanager
@@ -67,17 +60,20 @@ def dropping(model: nn.Module, sites: list[str], draw: Draw, *, filterwise: bool
         mask = drawn[key].unsqueeze(0) if shared else drawn[key]
         return x * (mask if axis is None else mask.reshape(len(mask), *_broadcast(size[0], axis, x.ndim)))
 
-    with ExitStack() as stack:
-        stack.callback(model.register_forward_pre_hook(lambda *_: drawn.clear()).remove)
-        for name in sites:
-            layer = model.get_submodule(name)
-            if type(layer) in OWN:
-                handle = layer.register_forward_hook(lambda m, _, out, name=name: masked(name, m, out))
-            else:
-                handle = layer.register_forward_pre_hook(
-                    lambda m, given, name=name: (masked(name, m, given[0]), *given[1:])
-                )
-            stack.callback(handle.remove)
+    def mask_input(name: str, layer: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        given = masked(name, layer, first_argument(args, kwargs))
+        return ((given, *args[1:]), kwargs) if args else (args, {**kwargs, next(iter(kwargs)): given})
+
+    def mask_output(name: str, layer: nn.Module, args: Any, kwargs: Any, output: Tensor) -> Tensor:
+        return masked(name, layer, output)
+
+    layers = {name: model.get_submodule(name) for name in sites}
+    own = {name: layer for name, layer in layers.items() if type(layer) in OWN}
+    with (
+        watch({"": model}, before=lambda *_: drawn.clear()),
+        watch(own, after=mask_output),
+        watch({name: layer for name, layer in layers.items() if name not in own}, before=mask_input),
+    ):
         yield
 
 

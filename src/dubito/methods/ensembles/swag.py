@@ -19,9 +19,9 @@ from dubito.fitting.inference import Inference, Info, Problem, State
 from dubito.fitting.recipe import Recipe
 from dubito.fitting.training import Training
 from dubito.methods.ensembles.points import check_training, plain_descent, point
-from dubito.methods.ensembles.statistics import norm_buffers, norm_layers, recalibrate
 from dubito.methods.ensembles.swag_posterior import SWAGPosterior
 from dubito.methods.map.recipe import MAP
+from dubito.networks.normalization import recalibrate, running_norms, running_statistics
 from dubito.networks.selection import Selection
 from dubito.select import all as all_weights
 from dubito.select.rule import SelectionRule
@@ -154,7 +154,7 @@ class _Run:
         variance = state["squares"] / max(count - 1, 1)
         parts = (self.selection, variance.clone(), deviations, draw_seed(problem.generator))
         found = SWAGPosterior(centre.model, centre.likelihood, self.recipe, problem.num_data, *parts)
-        if norm_layers(model):
+        if running_norms(model):
             drawn = [self._statistics(found, s) for s in range(self.recipe.samples)]
             found.buffers = params.stack(drawn)
         return found
@@ -168,4 +168,4 @@ class _Run:
 
     def _statistics(self, found: SWAGPosterior, s: int) -> Buffers:
         model = params.load_(copy.deepcopy(found.model), found.draw(s))
-        return norm_buffers(recalibrate(model, self.problem.source))
+        return running_statistics(running_norms(recalibrate(model, self.problem.source)))

@@ -11,6 +11,7 @@ from torch import Tensor, nn
 
 from dubito.core import batches, params
 from dubito.core.batches import Source
+from dubito.networks.watching import inputs_of, watch
 
 # Bytes of cached features; a data set with more is sent through the whole network each time.
 CACHE = 2**30
@@ -45,13 +46,7 @@ class Tail(nn.Module):
     @torch.no_grad()
     def features(self, inputs: Any) -> Tensor:
         """Return what the first random layer is given for a batch of inputs."""
-        caught: list[Tensor] = []
-        hook = self.chain[0].register_forward_pre_hook(lambda _, given: caught.append(given[0].detach().clone()))
-        try:
-            params.call(self._whole[0], inputs)
-        finally:
-            hook.remove()
-        return caught[0]
+        return inputs_of(self._whole[0], {"": self.chain[0]}, inputs)[""]
 
 
 @torch.no_grad()
@@ -123,17 +118,15 @@ def _owners(model: nn.Module, names: list[str]) -> set[str]:
 def _watched(model: nn.Module) -> Iterator[list[_Call]]:
     """Write down every call of a module without children, or of one that holds parameters itself."""
     calls: list[_Call] = []
-    hooks = []
-    for name, module in model.named_modules():
-        if next(module.children(), None) is None or next(module.parameters(recurse=False), None) is not None:
 
-            def note(module: nn.Module, given: Any, returned: Any, name: str = name) -> None:
-                alone = given[0] if len(given) == 1 and isinstance(given[0], Tensor) else None
-                calls.append(_Call(module, name, alone, returned))
+    def note(name: str, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], returned: Any) -> None:
+        alone = args[0] if len(args) == 1 and isinstance(args[0], Tensor) and not kwargs else None
+        calls.append(_Call(module, name, alone, returned))
 
-            hooks.append(module.register_forward_hook(note))
-    try:
+    watched = {
+        name: module
+        for name, module in model.named_modules()
+        if next(module.children(), None) is None or next(module.parameters(recurse=False), None) is not None
+    }
+    with watch(watched, after=note):
         yield calls
-    finally:
-        for hook in hooks:
-            hook.remove()

@@ -22,7 +22,7 @@ from dubito.methods.mcmc.cached_head import cache_features
 from dubito.methods.mcmc.posterior import ParticlePosterior
 from dubito.methods.mcmc.recipe import Sampler, check_sampler
 from dubito.methods.mcmc.sampling import Setup
-from dubito.methods.mcmc.transitions import running_norms
+from dubito.networks.normalization import running_norms
 from dubito.select import all as all_weights
 from dubito.select.rule import SelectionRule
 

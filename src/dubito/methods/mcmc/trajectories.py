@@ -19,7 +19,7 @@ from dubito.methods.mcmc.posterior import ParticlePosterior
 from dubito.methods.mcmc.sampling import Setup
 from dubito.methods.mcmc.schedule import Schedule
 from dubito.methods.mcmc.target import Potential
-from dubito.methods.mcmc.transitions import running_norms
+from dubito.networks.normalization import running_norms
 
 if TYPE_CHECKING:
     from dubito.methods.mcmc.hmc import HMC

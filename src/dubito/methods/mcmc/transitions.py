@@ -6,7 +6,7 @@ import math
 from typing import TYPE_CHECKING
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from dubito.core import io
 from dubito.core.batches import Batch
@@ -18,6 +18,7 @@ from dubito.methods.mcmc.chains import KEPT, Chains, chain_view
 from dubito.methods.mcmc.kernels import Step, make_kernel
 from dubito.methods.mcmc.posterior import ParticlePosterior
 from dubito.methods.mcmc.sampling import Setup
+from dubito.networks.normalization import running_norms
 
 if TYPE_CHECKING:
     from dubito.methods.mcmc.sgmcmc import SGMCMC
@@ -211,9 +212,3 @@ class Transitions:
             kept = {name: self.chains.whole(value)[:, :count] for name, value in state["kept"].items()}
         settings = {"step_size": self.chains.whole(state["step_size"])}
         return self.setup.posterior(samples, statistics, settings, kept)
-
-
-def running_norms(model: nn.Module) -> dict[str, nn.Module]:
-    """The layers whose statistics follow the data in training mode."""
-    kinds = nn.modules.batchnorm._BatchNorm
-    return {n: m for n, m in model.named_modules() if isinstance(m, kinds) and m.track_running_stats}

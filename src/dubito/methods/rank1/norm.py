@@ -1,4 +1,4 @@
-"""Normalization layers of a mixture: shared by its components or one for each, and their statistics taken again."""
+"""Normalization layers of a mixture: one set of tensors for each component."""
 
 from __future__ import annotations
 
@@ -7,14 +7,11 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from dubito.core import distributed
-from dubito.core.batches import Source
 from dubito.core.errors import UnsupportedError
 from dubito.networks.layers import rule_for
 from dubito.networks.layers.norm import NormRule
 
 STACKED = ("weight", "bias", "running_mean", "running_var")
-BATCH_NORMS = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d)
 _CLASSES: dict[type[nn.Module], type[nn.Module]] = {}
 
 
@@ -70,29 +67,3 @@ def make_component_norms(network: nn.Module, components: int) -> dict[str, Compo
         assert isinstance(module, ComponentNorm)
         found[name] = module
     return found
-
-
-@torch.no_grad()
-def recalibrate(module: Any, source: Source) -> None:
-    """Take the statistics of every BatchNorm again, as plain means over one pass of the data at the final weights.
-
-    Args:
-        module: A `Rank1Module`; its BatchNorm statistics change in place.
-        source: The training data.
-    """
-    norms = [m for m in module.modules() if isinstance(m, BATCH_NORMS) and m.running_mean is not None]
-    if not norms:
-        return
-    momenta = [norm.momentum for norm in norms]
-    module.eval()
-    for norm in norms:
-        norm.train()
-        norm.reset_running_stats()
-        norm.momentum = None
-    for batch in source.replay():
-        if batch.num_rows > 1:
-            module.all_components(batch.inputs)
-    distributed.mean_([t for norm in norms for t in (norm.running_mean, norm.running_var) if t is not None])
-    for norm, momentum in zip(norms, momenta, strict=True):
-        norm.momentum = momentum
-    module.eval()

@@ -21,8 +21,8 @@ from dubito.fitting.posterior import Posterior, Predictor
 from dubito.methods.rank1 import families
 from dubito.methods.rank1.merge import merge
 from dubito.methods.rank1.module import Rank1Module
-from dubito.methods.rank1.norm import BATCH_NORMS
 from dubito.methods.rank1.sites import find_layout
+from dubito.networks.normalization import running_norms
 
 # Draws of each component in a prediction by default, where the tails of its factors are heavy; else one is enough.
 HEAVY_DRAWS = 4
@@ -210,10 +210,10 @@ class Rank1Posterior(Posterior):
                 "These factors do not make a network of the same kind (they are additive, or act on tied or unknown "
                 "layers), so that there are no weights to draw: use predict."
             )
-        if any(isinstance(module, BATCH_NORMS) for module in self.model.modules()) and self.mixture.norms:
+        if running_norms(self.model) and self.mixture.norms:
             raise UnsupportedError(
-                "Each component has BatchNorm statistics of its own, which weights alone do not say: use predict, or "
-                "fit with normalization='shared'."
+                "Each component has normalization statistics of its own, and weights do not contain them: use predict, "
+                "or fit with normalization='shared'."
             )
 
     @cached_property

@@ -19,6 +19,7 @@ from torch import Tensor, nn
 from dubito.core import batches, params
 from dubito.core.errors import InputError
 from dubito.networks.layers import LayerRule, rule_for
+from dubito.networks.watching import first_argument, watch
 
 Sides = Literal["both", "input", "output"]
 Kind = Literal["layer", "attention", "lstm"]
@@ -208,13 +209,8 @@ def without_batch_axis(network: nn.Module, layout: Layout, inputs: Any) -> tuple
     modules, calls = dict(network.named_modules()), {site.name: 0 for site in layout.sites}
     wrong: set[str] = set()
     for rows in (2, 3):
-        watches = {name: _watch(name, rows, calls, wrong) for name in calls}
-        handles = [modules[name].register_forward_pre_hook(hook, with_kwargs=True) for name, hook in watches.items()]
-        try:
+        with watch({name: modules[name] for name in calls}, before=_check_rows(rows, calls, wrong)):
             params.call(network, batches.take(inputs, [0] * rows))
-        finally:
-            for handle in handles:
-                handle.remove()
     found = tuple(name for name, count in calls.items() if name in wrong or count == 0)
     if found:
         shown = ", ".join(f"'{name}'" for name in found[:5])
@@ -226,12 +222,13 @@ def without_batch_axis(network: nn.Module, layout: Layout, inputs: Any) -> tuple
     return found
 
 
-def _watch(name: str, rows: int, calls: dict[str, int], wrong: set[str]) -> Callable[..., None]:
-    def hook(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+def _check_rows(rows: int, calls: dict[str, int], wrong: set[str]) -> Callable[..., None]:
+    """Return a callback that counts calls and notes the modules whose inputs do not have `rows` examples."""
+
+    def check(name: str, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         calls[name] += 1
-        given = args[0] if args else next(iter(kwargs.values()), None)
-        axis = batch_axis(module)
+        given, axis = first_argument(args, kwargs), batch_axis(module)
         if not isinstance(given, Tensor) or given.ndim <= axis or given.shape[axis] != rows:
             wrong.add(name)
 
-    return hook
+    return check

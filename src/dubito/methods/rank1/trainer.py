@@ -22,9 +22,9 @@ from dubito.methods.map.posterior import PointPosterior
 from dubito.methods.rank1 import families
 from dubito.methods.rank1.merge import can_merge, merge
 from dubito.methods.rank1.module import Rank1Module, split_blocks
-from dubito.methods.rank1.norm import recalibrate
 from dubito.methods.rank1.posterior import Mixture, Rank1Posterior
 from dubito.methods.rank1.sites import find_layout, without_batch_axis
+from dubito.networks.normalization import recalibrate
 
 if TYPE_CHECKING:
     from dubito.methods.rank1.recipe import BatchEnsemble, Rank1
@@ -91,7 +91,7 @@ class Trainer:
         """Return what was learned."""
         self.descent.load(state)
         if self.plan.recalibrate:
-            recalibrate(self.module, self.problem.source)
+            recalibrate(self.module, self.problem.source, call=self.module.all_components, rows=None)
         found = self._found()
         found.model = copy.deepcopy(found.model)
         hyper = {name: value.detach() for name, value in state["hyper"].items()}

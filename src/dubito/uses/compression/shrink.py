@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterator
-from contextlib import contextmanager
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from dubito.core import params
 from dubito.networks.layers import require_rule
+from dubito.networks.watching import inputs_of
 from dubito.uses.compression.plan import Plan, both
 from dubito.uses.compression.rules import Masks
 from dubito.uses.compression.units import by_input, gone_of, incoming
@@ -36,7 +34,7 @@ def silenced(model: nn.Module, groups: list[Units], kept: Masks, example: Any) -
     changed = [group for group in groups if group.name in kept]
     masks = incoming(model, groups, kept)
     quiet = Plan(masks).masked(model)
-    seen = inputs_of(quiet, [part.layer for group in changed for part in group.consumers], example)
+    seen = inputs_of(quiet, _consumers(quiet, changed), example)
     for group in changed:
         if not _foldable(quiet, group, kept[group.name], seen):
             masks = both(masks, _muting(quiet, group, kept[group.name]))
@@ -47,7 +45,7 @@ def shrink(model: nn.Module, groups: list[Units], kept: Masks, example: Any) -> 
     """Return a smaller copy of a network that `silenced` prepared; it must be verified against that one."""
     small = copy.deepcopy(model)
     changed = [group for group in groups if group.name in kept]
-    seen = inputs_of(model, [part.layer for group in changed for part in group.consumers], example)
+    seen = inputs_of(model, _consumers(model, changed), example)
     outputs: dict[str, list[Tensor]] = {}
     inputs: dict[str, list[Tensor]] = {}
     for group in changed:
@@ -64,29 +62,8 @@ def shrink(model: nn.Module, groups: list[Units], kept: Masks, example: Any) -> 
     return small
 
 
-def inputs_of(model: nn.Module, layers: list[str], example: Any) -> dict[str, Tensor]:
-    """Return what each of these layers is given when the network is called on `example`."""
-    seen: dict[str, Tensor] = {}
-    with _listening(model, layers, seen), torch.no_grad():
-        params.call(model, example)
-    return seen
-
-
-@contextmanager
-def _listening(model: nn.Module, layers: list[str], seen: dict[str, Tensor]) -> Iterator[None]:
-    def listen(name: str) -> Any:
-        def hook(module: nn.Module, inputs: tuple[Any, ...], named: dict[str, Any]) -> None:
-            seen[name] = next(iter((*inputs, *named.values()))).detach().clone()
-
-        return hook
-
-    parts = {name: model.get_submodule(name) for name in layers}
-    handles = [part.register_forward_pre_hook(listen(name), with_kwargs=True) for name, part in parts.items()]
-    try:
-        yield
-    finally:
-        for handle in handles:
-            handle.remove()
+def _consumers(model: nn.Module, groups: list[Units]) -> dict[str, nn.Module]:
+    return {part.layer: model.get_submodule(part.layer) for group in groups for part in group.consumers}
 
 
 def _without(model: nn.Module, name: str, side: str, gone: Tensor) -> None:

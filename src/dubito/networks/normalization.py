@@ -1,0 +1,113 @@
+"""Running statistics of normalization layers: recomputed for other weights, or taken from single batches."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import nn
+from torch.nn.modules.batchnorm import _BatchNorm, _NormBase
+
+from dubito.core import distributed, params
+from dubito.core.batches import Batch, Source
+from dubito.core.params import Buffers
+from dubito.networks.watching import inputs_of
+
+# Examples over which statistics are recomputed; more of them hardly change the averages.
+ROWS = 10_000
+
+
+def running_norms(model: nn.Module) -> dict[str, _NormBase]:
+    """Return the layers with running statistics, by name: BatchNorm, and InstanceNorm with `track_running_stats`."""
+    norms = {name: module for name, module in model.named_modules() if isinstance(module, _NormBase)}
+    return {name: norm for name, norm in norms.items() if norm.running_mean is not None}
+
+
+def batch_norms(model: nn.Module) -> dict[str, _BatchNorm]:
+    """Return the BatchNorm layers with running statistics, by name."""
+    return {name: norm for name, norm in running_norms(model).items() if isinstance(norm, _BatchNorm)}
+
+
+def running_statistics(norms: Mapping[str, _NormBase]) -> Buffers:
+    """Return a copy of the running means and variances of these layers, by the names of the network's buffers."""
+    return {
+        f"{name}.{key}" if name else key: getattr(norm, key).clone()
+        for name, norm in norms.items() for key in ("running_mean", "running_var")
+    }  # fmt: skip
+
+
+@torch.no_grad()
+def recalibrate(
+    model: nn.Module, source: Source, *, call: Callable[[Any], Any] | None = None, rows: int | None = ROWS
+) -> nn.Module:
+    """Replace running statistics by averages over the batches of the data, in place.
+
+    Weights that are an average or a sample were never trained with the present statistics (Izmailov et al. 2018,
+    https://arxiv.org/abs/1803.05407). Everything else runs in evaluation mode, and a network without such layers is
+    left alone.
+
+    Args:
+        model: The network.
+        source: The training data.
+        call: Runs the network on a batch of inputs; None calls it.
+        rows: How many examples to use, at most; None uses all.
+    """
+    norms = list(running_norms(model).values())
+    if not norms:
+        return model
+    with _in_training_mode(model, momentum=None):
+        for norm in norms:
+            norm.reset_running_stats()
+        for count, batch in enumerate(_enough(source, rows), start=1):
+            for norm in norms:
+                if not isinstance(norm, _BatchNorm):  # only a BatchNorm takes the plain average if it has no momentum
+                    norm.momentum = 1 / count
+            params.call(model, batch.inputs) if call is None else call(batch.inputs)
+    distributed.mean_([value for norm in norms for value in (norm.running_mean, norm.running_var) if value is not None])
+    return model
+
+
+@torch.no_grad()
+def batch_statistics(model: nn.Module, inputs: Any) -> Buffers:
+    """Return the means and variances with which BatchNorm layers in training mode normalize these inputs."""
+    before, norms = params.buffers_of(model), batch_norms(model)
+    try:
+        with _in_training_mode(model, momentum=1.0):
+            seen = inputs_of(model, norms, inputs)
+        found = running_statistics(norms)
+    finally:
+        params.load_(model, before)
+    for name, given in seen.items():  # a running variance is unbiased, the one that normalizes is not
+        count = given.numel() / given.shape[1]
+        found[f"{name}.running_var" if name else "running_var"] *= (count - 1) / count
+    return found
+
+
+@contextmanager
+def _in_training_mode(model: nn.Module, momentum: float | None) -> Iterator[None]:
+    """Put the whole network into evaluation mode, but for layers with running statistics; leave all of it so."""
+    model.eval()
+    norms = running_norms(model).values()
+    momenta = [(norm, norm.momentum) for norm in norms]
+    for norm in norms:
+        norm.train()
+        norm.momentum = momentum
+    try:
+        yield
+    finally:
+        model.eval()
+        for norm, before in momenta:
+            norm.momentum = before
+
+
+def _enough(source: Source, rows: int | None) -> Iterator[Batch]:
+    """Yield batches until there are `rows` examples; one row alone has no variance."""
+    seen = 0
+    for batch in source.replay():
+        if rows is not None and seen >= rows:
+            return
+        seen += batch.size
+        if batch.num_rows > 1:
+            yield batch

@@ -1,0 +1,85 @@
+"""Watch the calls of a network's modules: the only place where forward hooks are registered for a while.
+
+Hooks belong on a private network (a copy, or one that no other thread runs): they are seen by everyone who calls the
+module. They are removed when the block ends, also by an error.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import ExitStack, contextmanager
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from dubito.core import params
+
+# From the module's name, the module, its arguments and keyword arguments to new arguments, or None to keep them.
+Before = Callable[[str, nn.Module, tuple[Any, ...], dict[str, Any]], tuple[tuple[Any, ...], dict[str, Any]] | None]
+# The same with the output at the end, to a new output, or None to keep it.
+After = Callable[[str, nn.Module, tuple[Any, ...], dict[str, Any], Any], Any]
+
+
+@contextmanager
+def watch(
+    modules: Mapping[str, nn.Module], *, before: Before | None = None, after: After | None = None
+) -> Iterator[None]:
+    """Run a callback before or after each call of some modules, for the length of the block.
+
+    Args:
+        modules: The modules by name. Script modules take no hooks and are left out.
+        before: Is given a call's arguments, and may return others.
+        after: Is given its output too, and may return another.
+    """
+    with ExitStack() as stack:
+        for name, module in modules.items():
+            if isinstance(module, torch.jit.ScriptModule):
+                continue
+            if before is not None:
+                handle = module.register_forward_pre_hook(_bound(before, name), with_kwargs=True)
+                stack.callback(handle.remove)
+            if after is not None:
+                handle = module.register_forward_hook(_bound(after, name), with_kwargs=True)
+                stack.callback(handle.remove)
+        yield
+
+
+def call_order(model: nn.Module, modules: Mapping[str, nn.Module], inputs: Any) -> list[str]:
+    """Return the names of modules in the order in which they return in a pass of the network, repetitions included.
+
+    >>> model = nn.Sequential(nn.Linear(2, 2), nn.ReLU())
+    >>> call_order(model, dict(model.named_children()), torch.ones(1, 2))
+    ['0', '1']
+    """
+    called: list[str] = []
+    with watch(modules, after=lambda name, *_: called.append(name)), torch.no_grad():
+        params.call(model, inputs)
+    return called
+
+
+def inputs_of(model: nn.Module, modules: Mapping[str, nn.Module], inputs: Any) -> dict[str, Tensor]:
+    """Return a copy of the first argument of modules in a pass of the network; of the last call, if there are several.
+
+    Args:
+        model: The network.
+        modules: Some of its modules, by name.
+        inputs: What the network is called on.
+    """
+    seen: dict[str, Tensor] = {}
+
+    def keep(name: str, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        seen[name] = first_argument(args, kwargs).detach().clone()
+
+    with watch(modules, before=keep), torch.no_grad():
+        params.call(model, inputs)
+    return seen
+
+
+def first_argument(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """Return the first argument of a call, however it was given; None without any."""
+    return next(iter((*args, *kwargs.values())), None)
+
+
+def _bound(callback: Callable[..., Any], name: str) -> Callable[..., Any]:
+    return lambda *call: callback(name, *call)
