@@ -8,7 +8,6 @@ import json
 import os
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar, Self
 
 import torch
@@ -26,38 +25,11 @@ from dubito.core.settings import Setting, digest, load_all
 if TYPE_CHECKING:
     from dubito.beliefs.likelihoods import Likelihood
     from dubito.core.batches import Data
+    from dubito.fitting.history import History
     from dubito.fitting.recipe import Recipe
     from dubito.fitting.training import Training
 
 Predictor = Callable[[Any], Prediction]
-
-
-@dataclass(frozen=True, eq=False)
-class Course:
-    """One quantity along the samples of every chain.
-
-    Attributes:
-        name: What it is.
-        values: Its values, ``[K, S]``.
-        autocorrelation: The correlation of each chain with itself, at lags 0 to L − 1, ``[K, L]``.
-    """
-
-    name: str
-    values: Tensor
-    autocorrelation: Tensor
-
-
-@dataclass(frozen=True, eq=False)
-class History:
-    """How a posterior was found, as far as a report should show it.
-
-    Attributes:
-        words: What is to be said about it, one sentence or line each.
-        courses: Some quantities along the way.
-    """
-
-    words: tuple[str, ...]
-    courses: tuple[Course, ...]
 
 
 class Posterior(ABC):
@@ -134,7 +106,7 @@ class Posterior(ABC):
         raise UnsupportedError(f"A {self.family} posterior cannot be conditioned on its weights; Laplace(...) can.")
 
     def history(self) -> History | None:
-        """Return what a report should show of how this posterior was found; nothing, unless it is a chain's."""
+        """Return what a report shows of how this posterior was found, or None; samplers give their chains."""
         return None
 
     @property

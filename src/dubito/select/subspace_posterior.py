@@ -15,8 +15,9 @@ from dubito.core import params
 from dubito.core.errors import UnsupportedError
 from dubito.core.params import Params
 from dubito.core.settings import Setting
+from dubito.fitting.history import History
 from dubito.fitting.inference import Inference, Problem, State
-from dubito.fitting.posterior import History, Posterior, Predictor
+from dubito.fitting.posterior import Posterior, Predictor
 from dubito.select.names import all as all_weights
 from dubito.select.subspace import Subspace
 

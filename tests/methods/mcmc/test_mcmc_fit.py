@@ -19,7 +19,7 @@ from torch.utils.data import DataLoader, TensorDataset
 
 import dubito
 from dubito import HMC, SGMCMC, SVGD, Training, priors, select
-from dubito.methods.mcmc.history import function_courses, weight_courses, weight_name
+from dubito.methods.mcmc.history import function_traces, weight_name, weight_traces
 from dubito.methods.mcmc.plots import plot_autocorrelations, plot_traces
 
 SHORT = {"burn_in": 10, "thinning": 2, "num_samples": 12}
@@ -336,10 +336,10 @@ class TestDiagnosis:
         for draws, apart in ((posterior.trace, 5), (posterior.samples, 7)):
             draws.normal_(generator=torch.Generator().manual_seed(0))
             draws[0, :, apart] += 100
-        outputs, weight = function_courses(posterior, 3), weight_courses(posterior, 1)[0]
+        outputs, weight = function_traces(posterior, 3), weight_traces(posterior, 1)[0]
         assert (len(outputs), outputs[0].name) == (3, "output 5")
-        assert torch.equal(outputs[0].values, posterior.trace[..., 5].double())
-        assert torch.equal(weight.values, posterior.samples[..., 7].double())
+        assert torch.equal(torch.tensor(outputs[0].values, dtype=torch.float64), posterior.trace[..., 5].double())
+        assert torch.equal(torch.tensor(weight.values, dtype=torch.float64), posterior.samples[..., 7].double())
         name, where = weight.name.rstrip("]").split("[")
         place = tuple(int(part) for part in where.split(", "))
         assert posterior.member(3)[name][place] == posterior.samples[0, 3, 7]

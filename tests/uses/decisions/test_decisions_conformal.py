@@ -12,7 +12,7 @@ from dubito.decisions import ConformalIntervals, ConformalSets
 from dubito.errors import InputError
 
 from dubito.beliefs.prediction import ClassPrediction, RegressionPrediction
-from dubito.uses.decisions.fixed_draws import rank_for
+from dubito.uses.fixed_draws import rank_for
 
 SPLITS, CALIBRATION, TEST = 100, 49, 300
 

@@ -16,7 +16,7 @@ from torch.utils.data import DataLoader, TensorDataset
 
 from dubito import MAP
 from dubito.beliefs.prediction import ClassPrediction, RegressionPrediction
-from dubito.uses.decisions.fixed_draws import rank_for
+from dubito.uses.fixed_draws import rank_for
 
 LOGITS = torch.randn(7, 5, 4, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
 

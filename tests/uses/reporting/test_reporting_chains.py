@@ -123,9 +123,9 @@ def test_wrapped_samplers_show_the_chains_inside(posterior: Any) -> None:
     own, inside = posterior.history(), TemperedPosterior(posterior, 2.0).history()
     assert inside is not None
     assert inside.words == own.words
-    assert [course.values.tolist() for course in inside.courses] == [course.values.tolist() for course in own.courses]
+    assert inside.traces == own.traces
     lines = fit(SGMCMC(weights=select.subspace(2, epochs=1), **SHORT))
-    names = [course.name for course in lines.history().courses]
+    names = [trace.name for trace in lines.history().traces]
     assert re.fullmatch(r"z\[0, [01]\]", names[-1])
 
 

@@ -1,4 +1,4 @@
-"""What a report shows of chains: the diagnosis in words, and the courses of the quantities that mix worst."""
+"""Tell a report about the chains: the diagnosis in words, and the traces of the quantities that mix worst."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from dubito.core.errors import UnsupportedError
-from dubito.fitting.posterior import Course, History
+from dubito.fitting.history import History, Trace
 from dubito.methods.mcmc.diagnosis import FEWEST, diagnose, looked_at
 from dubito.methods.mcmc.diagnostics import autocorrelation, rhat
 
@@ -23,25 +23,25 @@ OUTPUTS, WEIGHTS = 2, 1
 
 
 def history(posterior: ParticlePosterior) -> History:
-    """Return the words of `diagnose()`, and courses in function space and in weight space where there are enough."""
-    courses: tuple[Course, ...] = ()
+    """Return the words of `diagnose()`, and traces in function space and in weight space where there are enough."""
+    traces: tuple[Trace, ...] = ()
     if posterior.samples.shape[1] >= FEWEST:
-        courses = (*function_courses(posterior, OUTPUTS), *weight_courses(posterior, WEIGHTS))
-    return History(tuple(str(diagnose(posterior)).splitlines()), courses)
+        traces = (*function_traces(posterior, OUTPUTS), *weight_traces(posterior, WEIGHTS))
+    return History(tuple(str(diagnose(posterior)).splitlines()), traces)
 
 
-def function_courses(posterior: ParticlePosterior, num: int) -> tuple[Course, ...]:
+def function_traces(posterior: ParticlePosterior, num: int) -> tuple[Trace, ...]:
     """Return `num` of what the network says about training inputs, those with the largest R-hat first."""
     _require_chains(posterior)
-    return tuple(_course(f"output {index}", posterior.trace[..., index]) for index in _worst(posterior.trace, num))
+    return tuple(_trace(f"output {index}", posterior.trace[..., index]) for index in _worst(posterior.trace, num))
 
 
-def weight_courses(posterior: ParticlePosterior, num: int) -> tuple[Course, ...]:
+def weight_traces(posterior: ParticlePosterior, num: int) -> tuple[Trace, ...]:
     """Return `num` of the weights that `diagnose` looks at, those with the largest R-hat first."""
     _require_chains(posterior)
     chosen = looked_at(posterior)
     draws = posterior.samples[..., chosen.to(posterior.samples.device)]
-    return tuple(_course(weight_name(posterior, int(chosen[index])), draws[..., index]) for index in _worst(draws, num))
+    return tuple(_trace(weight_name(posterior, int(chosen[index])), draws[..., index]) for index in _worst(draws, num))
 
 
 def weight_name(posterior: ParticlePosterior, index: int) -> str:
@@ -67,5 +67,5 @@ def _worst(draws: Tensor, num: int) -> list[int]:
     return torch.sort(score, descending=True, stable=True).indices[:num].tolist()
 
 
-def _course(name: str, draws: Tensor) -> Course:
-    return Course(name, draws.double().cpu(), autocorrelation(draws)[:, :LAGS].cpu())
+def _trace(name: str, draws: Tensor) -> Trace:
+    return Trace.of(name, draws, autocorrelation(draws)[:, :LAGS])

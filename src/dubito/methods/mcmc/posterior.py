@@ -13,7 +13,8 @@ from dubito.core import params
 from dubito.core.errors import InputError, UnsupportedError
 from dubito.core.params import Params
 from dubito.core.randomness import default_generator
-from dubito.fitting.posterior import History, Posterior, Predictor
+from dubito.fitting.history import History
+from dubito.fitting.posterior import Posterior, Predictor
 from dubito.methods.mcmc.cached_head import Tail, split
 from dubito.networks.selection import Selection
 
@@ -187,7 +188,7 @@ class ParticlePosterior(Posterior):
         return diagnose(self)
 
     def history(self) -> History | None:
-        """Return the diagnosis in words, and the courses of what mixes worst; nothing where there is no chain."""
+        """Return the diagnosis in words, and the traces of what mixes worst; None without a chain."""
         from dubito.methods.mcmc.history import history
 
         return history(self) if self.recipe.is_chain else None

@@ -16,9 +16,9 @@ from dubito.core.params import Params
 from dubito.core.randomness import default_generator
 from dubito.fitting.posterior import Posterior
 from dubito.uses.decisions.batch_information import greedy_batch
-from dubito.uses.decisions.fixed_draws import inputs_of
 from dubito.uses.decisions.scores import Score, score_prediction
 from dubito.uses.decisions.temperature import TemperedPosterior, tempered
+from dubito.uses.fixed_draws import inputs_of
 
 Method = Literal["bald", "batchbald", "variance", "entropy", "random"]
 

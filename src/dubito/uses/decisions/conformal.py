@@ -18,7 +18,7 @@ from dubito.core.batches import Data
 from dubito.core.errors import InputError
 from dubito.core.randomness import default_generator, draw_seed
 from dubito.fitting.posterior import Posterior
-from dubito.uses.decisions.fixed_draws import Asker, check_fraction, check_scores, one_label_each, rank_for
+from dubito.uses.fixed_draws import FixedDraws, check_fraction, check_scores, one_label_each, rank_for
 
 
 class ConformalSets:
@@ -58,9 +58,9 @@ class ConformalSets:
         if method not in ("thr", "aps"):
             raise InputError(f"method must be 'thr' or 'aps', not {method!r}.")
         self.posterior, self.coverage, self.method, self.randomized = posterior, coverage, method, randomized
-        self._asker = Asker(posterior, num_samples, generator)
+        self._draws = FixedDraws(posterior, num_samples, generator)
         self._generator = torch.Generator().manual_seed(draw_seed(default_generator(generator)))
-        found, targets = self._asker.labelled(calibration)
+        found, targets = self._draws.labelled(calibration)
         prediction = one_label_each(found, "A conformal set")
         prediction.log_prob(targets)  # says where a label is out of range
         labels = prediction.checked_targets(targets).unsqueeze(-1)
@@ -70,7 +70,7 @@ class ConformalSets:
 
     def predict(self, x: Any) -> Tensor:
         """Return which classes are in the set of each input ``[B, C]``; `x` is what `posterior.predict` takes."""
-        return self._nonconformity(self._asker.predict(x)) <= self.threshold
+        return self._nonconformity(self._draws.predict(x)) <= self.threshold
 
     def _nonconformity(self, prediction: Prediction) -> Tensor:
         probs = check_scores(one_label_each(prediction, "A conformal set").probs, "probability")
@@ -121,8 +121,8 @@ class ConformalIntervals:
         if method not in ("stddev", "quantile"):
             raise InputError(f"method must be 'stddev' or 'quantile', not {method!r}.")
         self.posterior, self.coverage, self.method = posterior, coverage, method
-        self._asker = Asker(posterior, num_samples, generator)
-        found, targets = self._asker.labelled(calibration)
+        self._draws = FixedDraws(posterior, num_samples, generator)
+        found, targets = self._draws.labelled(calibration)
         prediction = _numbers(found)
         truth = prediction.checked_targets(targets)
         if method == "stddev":
@@ -135,7 +135,7 @@ class ConformalIntervals:
 
     def predict(self, x: Any) -> tuple[Tensor, Tensor]:
         """Return the lower and upper ends ``[B, O]``; `x` is what `posterior.predict` takes."""
-        prediction = _numbers(self._asker.predict(x))
+        prediction = _numbers(self._draws.predict(x))
         if self.method == "stddev":
             reach = self.threshold * prediction.stddev
             return prediction.mean - reach, prediction.mean + reach

@@ -10,8 +10,8 @@ from torch import Tensor
 from dubito.core.batches import Data
 from dubito.core.errors import InputError
 from dubito.fitting.posterior import Posterior
-from dubito.uses.decisions.fixed_draws import Asker, check_fraction, inputs_of, rank_for
 from dubito.uses.decisions.scores import Score, check_score, energy, score_prediction
+from dubito.uses.fixed_draws import FixedDraws, check_fraction, inputs_of, rank_for
 
 
 class Detector:
@@ -46,7 +46,7 @@ class Detector:
         check_fraction("false_positive_rate", false_positive_rate)
         check_score(score)
         self.posterior, self.score, self.false_positive_rate = posterior, score, false_positive_rate
-        self._asker = Asker(posterior, num_samples, generator)
+        self._draws = FixedDraws(posterior, num_samples, generator)
         known = self.scores(inputs_of(posterior, calibration, "calibration data"))
         rank = rank_for(1 - false_positive_rate, len(known), f"A false-positive rate of {false_positive_rate:g}")
         ordered = known.sort().values
@@ -61,7 +61,7 @@ class Detector:
         """Return the score of each input ``[B]``; `x` is what `posterior.predict` takes."""
         if self.score == "energy":
             return energy(self.posterior, x)
-        return score_prediction(self._asker.predict(x), self.score)
+        return score_prediction(self._draws.predict(x), self.score)
 
     def detect(self, x: Any) -> Tensor:
         """Return which inputs are out of distribution ``[B]``; `x` is what `posterior.predict` takes."""

@@ -15,8 +15,8 @@ from dubito.core.constraints import is_number
 from dubito.core.errors import InputError, UnsupportedError
 from dubito.fitting.posterior import Posterior
 from dubito.uses import metrics
-from dubito.uses.decisions.fixed_draws import Asker, check_fraction
 from dubito.uses.decisions.scores import Score, check_score, score_prediction
+from dubito.uses.fixed_draws import FixedDraws, check_fraction
 from dubito.uses.metrics import RiskCoverage
 
 if TYPE_CHECKING:
@@ -83,8 +83,8 @@ class Rejector:
         if not is_number(risk) or not 0 < risk < math.inf:
             raise InputError(f"risk must be a positive number, got {risk!r}.")
         self.posterior, self.risk, self.confidence = posterior, risk, confidence
-        self._asker = Asker(posterior, num_samples, generator)
-        prediction, targets = self._asker.labelled(calibration)
+        self._draws = FixedDraws(posterior, num_samples, generator)
+        prediction, targets = self._draws.labelled(calibration)
         self.score = score or ("max-probability" if isinstance(prediction, ClassPrediction) else "entropy")
         check_score(self.score)
         scores = score_prediction(prediction, self.score)
@@ -98,7 +98,7 @@ class Rejector:
 
     def predict(self, x: Any) -> Decision:
         """Return the prediction for each input and whether to act on it; `x` is what `posterior.predict` takes."""
-        prediction = self._asker.predict(x)
+        prediction = self._draws.predict(x)
         return Decision(prediction, score_prediction(prediction, self.score) <= self.threshold)
 
     def plot(self) -> Figure:

@@ -28,7 +28,7 @@ from dubito.core.errors import InputError, UnsupportedError
 from dubito.fitting.posterior import Posterior
 from dubito.methods.map.posterior import PointPosterior
 from dubito.methods.map.recipe import MAP
-from dubito.uses.decisions.fixed_draws import check_scores
+from dubito.uses.fixed_draws import check_scores
 
 Score = Literal["max-probability", "entropy", "mutual-information", "variance", "energy"]
 

@@ -21,8 +21,9 @@ from dubito.core.batches import Data
 from dubito.core.errors import InputError, UnsupportedError
 from dubito.core.numeric import minimize_scalar
 from dubito.core.params import Params
-from dubito.fitting.posterior import History, Posterior, Predictor
-from dubito.uses.decisions.fixed_draws import Asker
+from dubito.fitting.history import History
+from dubito.fitting.posterior import Posterior, Predictor
+from dubito.uses.fixed_draws import FixedDraws
 
 
 def temper(
@@ -43,7 +44,7 @@ def temper(
         num_samples: How many samples a prediction draws.
         generator: The source of randomness; by default the same call gives the same numbers.
     """
-    prediction, targets = Asker(posterior, num_samples, generator).labelled(calibration)
+    prediction, targets = FixedDraws(posterior, num_samples, generator).labelled(calibration)
     wide = prediction.to(torch.float64)
     doubt = 0.5 if isinstance(wide, ClassPrediction) else 0.0
     ignored = getattr(posterior.likelihood, "ignore_index", None)

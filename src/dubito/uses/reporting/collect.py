@@ -15,8 +15,8 @@ from dubito.beliefs.prediction import ClassPrediction, Prediction, RegressionPre
 from dubito.core import batches, distributed
 from dubito.core.batches import Data, Source
 from dubito.core.errors import DubitoError, InputError, NonFiniteError
-from dubito.fitting.posterior import Posterior
 from dubito.uses import metrics
+from dubito.uses.fixed_draws import FixedDraws
 
 Metrics = metrics.ClassificationMetrics | metrics.RegressionMetrics
 Scale = tuple[float | Tensor, float | Tensor]
@@ -35,21 +35,14 @@ _VECTORS = ("max-probability", "entropy", "stddev", "epistemic", "loss", "pit", 
 
 @dataclasses.dataclass(frozen=True)
 class Question:
-    """How the posterior is asked: every batch sees the same weight draws, so the result is that of one `predict`."""
+    """Predict with fixed draws, on the CPU, and in the original units of the targets."""
 
-    posterior: Posterior
-    num_samples: int | None
-    batch_size: int
-    generator: torch.Generator
+    draws: FixedDraws
     target_scale: Scale | None
 
     def ask(self, inputs: Any) -> Prediction:
-        """Return the prediction for one batch, on the CPU: classes without samples, numbers in float64 and scaled."""
-        draws = torch.Generator(self.generator.device)
-        draws.set_state(self.generator.get_state())
-        prediction = self.posterior.predict(
-            inputs, num_samples=self.num_samples, generator=draws, batch_size=self.batch_size
-        )
+        """Return the prediction for one batch: classes without samples, numbers in float64 and rescaled."""
+        prediction = self.draws.predict(inputs)
         if isinstance(prediction, RegressionPrediction):
             wide = prediction.to("cpu", torch.float64)
             return wide if self.target_scale is None else wide.rescale(*self.target_scale)
@@ -102,7 +95,7 @@ def collect(
     sums: Metrics | None = None
     clock = torch.zeros(2, dtype=torch.float64)
     shapes: list[tuple[int, ...]] = []
-    for inputs, targets in _batches(data, question.batch_size, what):
+    for inputs, targets in _batches(data, question.draws.batch_size, what):
         shapes = shapes or _shapes(inputs)
         start = time.perf_counter()
         prediction = _ask(question, inputs, what, like)
@@ -184,7 +177,7 @@ def _show(shapes: list[tuple[int, ...]]) -> str:
 def _scored(question: Question, prediction: Prediction, targets: Tensor, inputs: Any, sums: Metrics) -> Vectors:
     """Add one batch to the sums and return its vectors."""
     if isinstance(prediction, ClassPrediction) and isinstance(sums, metrics.ClassificationMetrics):
-        return _scored_classes(prediction, targets, question.posterior.likelihood.observed, sums)
+        return _scored_classes(prediction, targets, question.draws.posterior.likelihood.observed, sums)
     if isinstance(prediction, RegressionPrediction) and isinstance(sums, metrics.RegressionMetrics):
         truth = question.scaled(prediction.checked_targets(targets))
         return _scored_numbers(prediction, truth, inputs, sums)

@@ -9,10 +9,10 @@ from dataclasses import dataclass, field
 from typing import Any, Literal, TypeVar, cast
 
 from dubito.core.errors import FileFormatError
+from dubito.fitting.history import History, Numbers, Trace
 from dubito.uses.reporting.tables import align, column_texts, describe
 
 Task = Literal["classification", "regression"]
-Numbers = tuple[float, ...]
 Scores = dict[str, float]
 
 FORMAT_VERSION = 1
@@ -99,36 +99,6 @@ class Band:
 
 
 @dataclass(frozen=True)
-class Trace:
-    """One quantity along the samples of every chain.
-
-    Attributes:
-        name: What it is.
-        samples: The numbers of the samples that are shown.
-        values: Its values there, one row a chain.
-        autocorrelation: The correlation of each chain with itself at lags 0, 1, 2 and so on, one row a chain.
-    """
-
-    name: str
-    samples: Numbers
-    values: tuple[Numbers, ...]
-    autocorrelation: tuple[Numbers, ...]
-
-
-@dataclass(frozen=True)
-class Chains:
-    """How the chains of a sampler went.
-
-    Attributes:
-        words: The diagnosis, line by line.
-        traces: Some quantities along the way; none where there were too few samples.
-    """
-
-    words: tuple[str, ...]
-    traces: tuple[Trace, ...]
-
-
-@dataclass(frozen=True)
 class Curves:
     """What the figures of a report are drawn from.
 
@@ -146,7 +116,7 @@ class Curves:
     quantiles: Quantiles | None = None
     band: Band | None = None
     histograms: dict[str, Histogram] = field(default_factory=dict)
-    chains: Chains | None = None
+    chains: History | None = None
 
 
 @dataclass(frozen=True, repr=False)
@@ -279,8 +249,8 @@ def _curves(value: Mapping[str, Any]) -> Curves:
     )
 
 
-def _chains(value: Mapping[str, Any]) -> Chains:
-    return Chains(tuple(map(str, value["words"])), tuple(_curve(Trace, entry) for entry in value["traces"]))
+def _chains(value: Mapping[str, Any]) -> History:
+    return History(tuple(map(str, value["words"])), tuple(_curve(Trace, entry) for entry in value["traces"]))
 
 
 def _curve(cls: type[_C], value: Mapping[str, Any]) -> _C:

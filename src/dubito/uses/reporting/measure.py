@@ -13,22 +13,21 @@ from dubito.core import distributed
 from dubito.core.batches import Data
 from dubito.core.errors import InputError
 from dubito.core.randomness import default_generator, draw_seed
-from dubito.fitting.posterior import Course, History, Posterior
+from dubito.fitting.history import History, Numbers, evenly_spaced
+from dubito.fitting.posterior import Posterior
 from dubito.uses import metrics
+from dubito.uses.fixed_draws import FixedDraws
 from dubito.uses.reporting.collect import BAND_LEVEL, DOUBTS, Pass, Question, Scale, Vectors, collect
 from dubito.uses.reporting.evaluation import (
     Band,
-    Chains,
     Curves,
     Evaluation,
     Histogram,
-    Numbers,
     Quantiles,
     Reliability,
     RiskCoverage,
     Scores,
     Task,
-    Trace,
     has_severities,
 )
 
@@ -79,7 +78,7 @@ def evaluate(
     """
     generator = default_generator(generator)
     distributed.share_generator(generator)
-    question = Question(posterior, num_samples, batch_size, generator, target_scale)
+    question = Question(FixedDraws(posterior, num_samples, generator, batch_size), target_scale)
     main = collect(question, data, "The data")
     outside = {
         key: collect(question, inputs, f"The ood set '{key}'", main, labelled=False)
@@ -143,7 +142,7 @@ def _detection(main: Pass, other: Pass) -> dict[str, Scores]:
 
 def _curves(main: Pass, outside: Mapping[str, Pass]) -> Curves:
     curve = metrics.risk_coverage(*_risks(main))
-    points = _thin(len(curve.risk))
+    points = evenly_spaced(len(curve.risk), _MAX_POINTS)
     reliability = quantiles = None
     if isinstance(main.metrics, metrics.ClassificationMetrics):
         bins = main.metrics.reliability()
@@ -178,24 +177,13 @@ def _histogram(doubt: str, main: Pass, outside: Mapping[str, Pass]) -> Histogram
 
 def _band(vectors: Vectors) -> Band:
     order = vectors["x"].argsort(stable=True)
-    chosen = order[_thin(len(order))]
+    chosen = order[evenly_spaced(len(order), _MAX_POINTS)]
     x, mean, low, high, target = (_numbers(vectors[key][chosen]) for key in ("x", "mean", "low", "high", "target"))
     return Band(x, mean, low, high, target, BAND_LEVEL)
 
 
-def _chains(history: History | None) -> Chains | None:
-    return None if history is None else Chains(history.words, tuple(map(_trace, history.courses)))
-
-
-def _trace(course: Course) -> Trace:
-    shown = _thin(course.values.shape[1])
-    values, correlations = (tuple(map(_numbers, rows)) for rows in (course.values[:, shown], course.autocorrelation))
-    return Trace(course.name, _numbers(shown + 1), values, correlations)
-
-
-def _thin(size: int) -> Tensor:
-    """Return at most `_MAX_POINTS` evenly spaced positions, the first and the last among them."""
-    return torch.linspace(0, size - 1, min(size, _MAX_POINTS), dtype=torch.float64).round().long()
+def _chains(history: History | None) -> History | None:
+    return None if history is None else replace(history, traces=tuple(t.thinned(_MAX_POINTS) for t in history.traces))
 
 
 def _numbers(values: Tensor) -> Numbers:

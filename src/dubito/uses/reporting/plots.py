@@ -18,7 +18,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from dubito.uses.reporting.evaluation import Band, Histogram, Quantiles, Reliability, RiskCoverage, Trace
+from dubito.fitting.history import Trace
+from dubito.uses.reporting.evaluation import Band, Histogram, Quantiles, Reliability, RiskCoverage
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

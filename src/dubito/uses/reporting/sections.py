@@ -7,8 +7,9 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from dubito.fitting.history import Trace
 from dubito.uses.reporting import plots
-from dubito.uses.reporting.evaluation import Evaluation, Histogram, Reliability, Trace
+from dubito.uses.reporting.evaluation import Evaluation, Histogram, Reliability
 from dubito.uses.reporting.plots import Look
 from dubito.uses.reporting.tables import Column, describe, goal, score_column
 

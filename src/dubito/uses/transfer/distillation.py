@@ -20,7 +20,7 @@ from dubito.fitting.posterior import Posterior
 from dubito.fitting.training import Training
 from dubito.methods.map.posterior import PointPosterior
 from dubito.methods.map.recipe import MAP
-from dubito.uses.decisions.fixed_draws import Asker, inputs_of
+from dubito.uses.fixed_draws import FixedDraws, inputs_of
 from dubito.uses.transfer.distillation_losses import (
     Concentration,
     Lesson,
@@ -129,11 +129,11 @@ def lessons_from(
     return lesson, *_taught(data, lambda inputs: lesson.answers(teacher.predict(inputs)), training)
 
 
-def _teacher(posterior: Posterior, num_samples: int | None, generator: torch.Generator | None) -> Asker:
+def _teacher(posterior: Posterior, num_samples: int | None, generator: torch.Generator | None) -> FixedDraws:
     """Return the teacher, which gives the same answers in every process."""
     if generator is not None:
         distributed.share_generator(generator)
-    return Asker(posterior, num_samples, generator)
+    return FixedDraws(posterior, num_samples, generator)
 
 
 def _lesson(posterior: Posterior, prediction: Prediction, keep: Keep, temperature: float) -> tuple[Lesson, Likelihood]:
@@ -159,7 +159,7 @@ def _lesson(posterior: Posterior, prediction: Prediction, keep: Keep, temperatur
     raise UnsupportedError(f"A teacher with the likelihood {own!r} cannot be distilled.")
 
 
-def _first_answer(teacher: Asker, data: Any) -> Prediction:
+def _first_answer(teacher: FixedDraws, data: Any) -> Prediction:
     if isinstance(data, Tensor | np.ndarray):
         inputs: Any = inputs_of(teacher.posterior, data, "data")[:8]
     else:
@@ -199,7 +199,7 @@ class _Lessons:
             yield inputs, self.answer(inputs).cpu()
 
 
-def _total_noise(point: Any, teacher: Asker, data: Any) -> float:
+def _total_noise(point: Any, teacher: FixedDraws, data: Any) -> float:
     r"""Return the noise of the Gaussian nearest to the teacher, $\sigma^2 = \mathrm{mean}(v + (\mu - m)^2)$."""
     sums = torch.zeros(2, dtype=torch.float64)
     inputs = inputs_of(teacher.posterior, data, "data")

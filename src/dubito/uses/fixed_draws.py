@@ -1,4 +1,4 @@
-"""How decisions ask a posterior: inputs alone, or inputs with the targets they are judged by."""
+"""Predict with fixed random draws, so that a threshold fitted on one data set can be used on another."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from dubito.fitting.posterior import Posterior
 
 
 def inputs_of(posterior: Posterior, data: Data | Tensor, what: str) -> Any:
-    """Return the inputs of `data`, in its order: a tensor is inputs already, targets elsewhere are left out."""
+    """Return the inputs of `data` in its order; a tensor is returned as it is, targets are left out."""
     check_posterior(posterior)
     if isinstance(data, Tensor | np.ndarray):
         if data.ndim == 0:
@@ -31,23 +31,30 @@ def inputs_of(posterior: Posterior, data: Data | Tensor, what: str) -> Any:
     return batches.concatenate([batch.inputs for batch in _batches(posterior, data, what)])
 
 
-class Asker:
-    """A posterior that is always asked with the same draws: a threshold belongs to the draws it was fitted with.
+class FixedDraws:
+    """Predict with the same posterior samples at every call.
+
+    A threshold belongs to the samples it was fitted with, and batches that are predicted one by one give what one call
+    for all of them would.
 
     Args:
         posterior: Any posterior.
         num_samples: How many samples a prediction draws; the posterior's own default if not given.
-        generator: The source of randomness, which is read and not moved; by default a fixed seed.
+        generator: The source of randomness, which is read and not advanced; by default a fixed seed.
+        batch_size: How many rows are predicted at a time.
     """
 
-    def __init__(self, posterior: Posterior, num_samples: int | None, generator: torch.Generator | None) -> None:
+    def __init__(
+        self, posterior: Posterior, num_samples: int | None, generator: torch.Generator | None, batch_size: int = 1024
+    ) -> None:
         check_posterior(posterior)
-        self.posterior, self.num_samples = posterior, num_samples
+        self.posterior, self.num_samples, self.batch_size = posterior, num_samples, batch_size
         self._draws = default_generator(generator).clone_state()
 
     def predict(self, x: Any) -> Prediction:
         """Return the prediction for what `posterior.predict` takes."""
-        return self.posterior.predict(x, num_samples=self.num_samples, generator=self._draws.clone_state())
+        draws = self._draws.clone_state()
+        return self.posterior.predict(x, num_samples=self.num_samples, generator=draws, batch_size=self.batch_size)
 
     def labelled(self, data: Data) -> tuple[Prediction, Tensor]:
         """Return the prediction for all of the calibration data, and its targets in the same order."""
@@ -59,7 +66,7 @@ class Asker:
 
 
 def one_label_each(prediction: Prediction, what: str) -> ClassPrediction:
-    """Return a class prediction ``[B, C]``, or say that `what` is for those."""
+    """Return the prediction if it is one of classes ``[B, C]``; otherwise raise an error that names `what`."""
     if not isinstance(prediction, ClassPrediction) or prediction.log_probs.ndim != 2:
         raise InputError(f"{what} is for classification with one label per input, which this posterior does not do.")
     return prediction
@@ -82,7 +89,7 @@ def rank_for(level: float, num_data: int, what: str) -> int:
 
 
 def check_posterior(posterior: Any) -> None:
-    """Raise unless something predicts as a posterior does."""
+    """Raise unless `posterior` has a `predict` method."""
     if not hasattr(posterior, "predict"):
         kind = type(posterior).__name__
         raise InputError(f"A {kind} is not a posterior: fit one first, for example with Laplace().fit(model, data).")
