@@ -26,6 +26,7 @@ from dubito.core.nests import place as place
 from dubito.core.nests import take as take
 from dubito.core.randomness import Stream
 
+Seen = Callable[[Any], None]  # is shown what a loader gives
 Data = DataLoader[Any] | Dataset[Any] | tuple[Any, Any] | Iterable[Any]
 
 # The names under which a dict batch carries its targets, as Hugging Face and common datasets spell them.
@@ -68,6 +69,7 @@ class Source:
         num_batches: The number of batches in one pass, or None.
         is_part: Whether this process holds one part of the data, and others the rest; None before `agree`.
         in_memory: The batches that are at hand without asking a loader (a pair is one), or None.
+        dataset: What the loader takes its examples from, or None.
         joins_single_rows: Whether a batch of one row becomes part of a neighbour; see `join_single_rows`.
     """
 
@@ -89,6 +91,7 @@ class Source:
         self.pair = _as_pair(data)
         self.in_memory = [self.pair] if self.pair is not None else data if isinstance(data, list) else None
         self.generators: list[torch.Generator] = []
+        self.dataset: Any = None
         self.batch_size: int | None = batch_size
         self.is_part: bool | None = None
         self._sampler = shards.declared_sampler(data) if shard else None
@@ -100,7 +103,7 @@ class Source:
             loader, rows = _as_loader(data, batch_size, shuffle)
             self._start = lambda: iter(loader)
             self.num_batches = _length(loader)
-            self.generators = _generators_of(loader)
+            self.generators, self.dataset = _generators_of(loader), getattr(loader, "dataset", None)
             self.batch_size = getattr(loader, "batch_size", None)
         if num_data is not None and not is_whole(num_data, 1):
             raise InputError(f"num_data must be a whole number of at least 1, not {num_data!r}.")
@@ -152,18 +155,22 @@ class Source:
         """Return a timeline for one pass; a user's dataset may also draw from the generators of other libraries."""
         return Stream(seed, libraries=self.in_memory is None)
 
-    def epoch(self, stream: Stream | None = None, skip: int = 0) -> Iterator[Batch]:
+    def epoch(self, stream: Stream | None = None, skip: int = 0, seen: Seen | None = None) -> Iterator[Batch]:
         """Yield the batches of one pass, without the first `skip`; the loader's global randomness is `stream`."""
         self.agree()
         if self.is_part and self.shard:
-            yield from self._joint(stream, skip)
+            yield from self._joint(self.pieces(stream, seen), skip)
             return
-        for index, raw in enumerate(self._pieces(stream)):
+        for index, raw in enumerate(self.pieces(stream, seen)):
             if index >= skip:
                 yield self._batch(raw, self.shard and distributed.is_active())
 
-    def _pieces(self, stream: Stream | None) -> Iterator[Any]:
-        return self._joined(self._raw(stream)) if self.joins_single_rows else self._raw(stream)
+    def pieces(self, stream: Stream | None = None, seen: Seen | None = None) -> Iterator[Any]:
+        """Yield what the loader itself gives in one pass; `seen` is shown each piece first."""
+        for raw in self._joined(self._raw(stream)) if self.joins_single_rows else self._raw(stream):
+            if seen is not None:
+                seen(raw)
+            yield raw
 
     def join_single_rows(self) -> None:
         """From now on join a batch of one row to the batch before it, for networks that cannot train on one row."""
@@ -211,9 +218,9 @@ class Source:
         finally:
             self.set_generator_states(states)
 
-    def full(self, stream: Stream | None = None) -> Batch:
+    def full(self, stream: Stream | None = None, seen: Seen | None = None) -> Batch:
         """Return all the data as one batch."""
-        parts = list(self.epoch(stream))
+        parts = list(self.epoch(stream, seen=seen))
         inputs = concatenate([part.inputs for part in parts])
         targets = None if parts[0].targets is None else concatenate([part.targets for part in parts])
         return Batch(inputs, targets, sum(part.size for part in parts))
@@ -259,9 +266,9 @@ class Source:
             with stream.active():
                 raw = next(iterator, _END)
 
-    def _joint(self, stream: Stream | None, skip: int) -> Iterator[Batch]:
+    def _joint(self, own: Iterator[Any], skip: int) -> Iterator[Batch]:
         """Yield own batches as shares of joint ones; a process whose data has ended has no rows in the rest."""
-        own, batch = self._pieces(stream), None
+        batch = None
         for index in itertools.count():
             raw = next(own, _END)
             batch = batch if raw is _END else self._batch(raw, shard=False)

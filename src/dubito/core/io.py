@@ -15,6 +15,7 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save as safetensors_bytes
 from torch import Tensor
 
+from dubito.core import settings
 from dubito.core.atomic import write_atomic
 from dubito.core.errors import DubitoError, FileFormatError, InputError
 from dubito.core.settings import bytes_of
@@ -118,6 +119,27 @@ def tensors(tree: Any) -> Iterator[Tensor]:
         yield tree
     for value in tree.values() if isinstance(tree, Mapping) else tree if isinstance(tree, list | tuple) else ():
         yield from tensors(value)
+
+
+def digest(tree: Any) -> str:
+    """Return a short digest of a tree of tensors and plain values."""
+    total = hashlib.sha256()
+    _digest_into(total, tree)
+    return total.hexdigest()[:16]
+
+
+def _digest_into(total: Any, tree: Any) -> None:
+    if isinstance(tree, Tensor):
+        total.update(settings.digest(tree).encode())
+    elif isinstance(tree, Mapping):
+        for key, value in tree.items():
+            total.update(str(key).encode())
+            _digest_into(total, value)
+    elif isinstance(tree, list | tuple):
+        for value in tree:
+            _digest_into(total, value)
+    else:
+        total.update(repr(tree).encode())
 
 
 def _strip(tree: Any, stored: dict[str, Tensor], path: str) -> Any:

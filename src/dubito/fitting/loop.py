@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import copy
-import hashlib
-import signal
-import threading
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
-from dataclasses import dataclass, field
+import warnings
+from collections.abc import Callable, Iterator
+from contextlib import closing, contextmanager
+from dataclasses import asdict, dataclass, field
+from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -18,14 +17,16 @@ from torch import Tensor, nn
 
 from dubito.beliefs import likelihoods
 from dubito.beliefs.likelihoods import Likelihood
-from dubito.core import batches, distributed, io, params
+from dubito.core import distributed, io, params
 from dubito.core.batches import Batch, Data, Source
 from dubito.core.errors import FileFormatError, InputError, NonFiniteError, UnsupportedError
 from dubito.core.randomness import Stream, default_generator, derive_seed, draw_seed
-from dubito.core.settings import canonical, digest
+from dubito.fitting import run_identity
 from dubito.fitting.checks import Template, check, check_batch
 from dubito.fitting.inference import Inference, NonFinite, Problem, State
+from dubito.fitting.interrupts import Interrupts, Terminated
 from dubito.fitting.posterior import Posterior
+from dubito.fitting.run_identity import Witness
 from dubito.fitting.training import Training
 
 if TYPE_CHECKING:
@@ -64,23 +65,27 @@ def fit(
         generator=generator,
         progress=progress,
     )
+    if training.checkpoint is not None:
+        run_identity.check_place(training.checkpoint)
     distributed.share_generator(generator, weight.device)
     if distributed.is_active():
-        distributed.check_same(repr(_settings(recipe, problem)), "recipes, training settings or likelihoods")
+        distributed.check_same(
+            run_identity.settings_digest(recipe, problem), "recipes, training settings or likelihoods"
+        )
     for source in (problem.source, problem.validation):
         if source is not None:
             source.agree()
     template = check(problem)
-    fingerprint = distributed.one_text(_fingerprint(recipe, problem)) if training.checkpoint else ""
     start = generator.get_state()
     seed = draw_seed(generator)
     try:
         with Stream(derive_seed(seed, "build"), weight.device).active():
             if recipe.starts_fresh:
                 reset_parameters(private)
+            own = {} if training.checkpoint is None else run_identity.identity(recipe, problem, private, start)
             rule = getattr(recipe, "weights", None)
             inference = recipe.build(problem) if rule is None else rule.build(recipe, problem)
-        return _Loop(inference, problem, template, fingerprint, seed).run()
+        return _Loop(inference, problem, template, own, seed).run()
     except KeyboardInterrupt:
         generator.set_state(start)  # so that the same call goes on from the checkpoint
         raise
@@ -134,7 +139,7 @@ class _Loop:
     inference: Inference
     problem: Problem
     template: Template
-    fingerprint: str
+    identity: dict[str, str]  # of this run, for its checkpoints; empty without
     seed: int  # of everything that the user's code draws; with the position in the run it says what comes next
     state: State = field(default_factory=dict)
     epoch: int = 0
@@ -145,26 +150,26 @@ class _Loop:
     good: State | None = None  # the last such state from which a step succeeded
     loader_states: list[Tensor] = field(default_factory=list)  # of the user's own generators at the start of the epoch
     whole: Batch | None = None  # all the data, for a method that asks for it
+    first_states: list[Tensor] = field(default_factory=list)  # of those generators at the start of the first epoch
+    witness: Witness = field(default_factory=Witness)  # of the first pass over a loader
     last_write: float = 0.0
+
+    @cached_property
+    def interrupts(self) -> Interrupts:
+        return Interrupts(catch_sigterm=self.problem.training.checkpoint is not None)
 
     def run(self) -> Posterior:
         problem, inference = self.problem, self.inference
         with self._stream("init"):
             weights, buffers = params.of(problem.model), params.buffers_of(problem.model)
             self.state = inference.init(weights, buffers, problem.generator)
+        self.first_states = problem.source.generator_states()
         self._resume()
         self._mark()
         self.last_write = time.monotonic()
         bar = _bar(problem, inference, self.epoch, self.batch)
-        try:
-            while not (self.done or self.epoch >= inference.epochs or self._out_of_patience()):
-                self._one_epoch(bar)
-        except KeyboardInterrupt:
-            if not distributed.is_active():  # the others cannot be waited for
-                self._write()
-            raise
-        finally:
-            bar.close()
+        with self.interrupts, closing(bar):
+            self._drive(bar)
         if self.best.state is not None:
             self.state = self.best.state
         if not self.done:
@@ -173,13 +178,26 @@ class _Loop:
         with self._stream("posterior"):
             return inference.posterior(self.state)
 
+    def _drive(self, bar: Any) -> None:
+        """Run to the end; when it is stopped, write a checkpoint first."""
+        while not (self.done or self.epoch >= self.inference.epochs or self._out_of_patience()):
+            try:
+                self._one_epoch(bar)
+            except KeyboardInterrupt as stop:
+                if not distributed.is_active():  # the others cannot be waited for
+                    self._write_last(stop)
+                if not isinstance(stop, Terminated):
+                    raise
+                self.interrupts.deliver()
+                self.problem.source.set_generator_states(self.loader_states)  # the process lives: this epoch goes on
+
     def _one_epoch(self, bar: Any) -> None:
         for batch in self._batches():
             self._one_update(batch, bar)
         self._validate()
         if not _all_finite(self.state):
             raise self._non_finite("The weights became NaN or infinite")
-        with _uninterrupted():
+        with self.interrupts.held():
             self.epoch, self.batch = self.epoch + 1, 0
             self._mark()
         self._write_if_due()
@@ -188,7 +206,7 @@ class _Loop:
         if self.epoch == 0 and self.problem.source.in_memory is None:
             check_batch(self.problem, batch, self.template)
         try:
-            with _uninterrupted(), self._stream("update", self.epoch, self.batch, distributed.rank()):
+            with self.interrupts.held(), self._stream("update", self.epoch, self.batch, distributed.rank()):
                 self.state, info = self.inference.update(self.state, batch, self.problem.generator)
                 self.batch, self.good = self.batch + 1, self.start
         except NonFinite as error:
@@ -201,10 +219,22 @@ class _Loop:
     def _batches(self) -> Iterator[Batch]:
         source = self.problem.source
         if self.inference.batches == "mini":
-            return source.epoch(source.stream(derive_seed(self.seed, "loader", self.epoch)), skip=self.batch)
+            return source.epoch(self._loader_stream(self.epoch), skip=self.batch, seen=self._watch(self.epoch == 0))
         if self.whole is None:
-            self.whole = source.full(source.stream(derive_seed(self.seed, "loader")))
+            self.whole = source.full(self._loader_stream(0), seen=self._watch(True))
         return iter([self.whole][self.batch :])
+
+    def _loader_stream(self, epoch: int) -> Stream:
+        """The timeline of the user's loader in one pass."""
+        place = ("loader", epoch) if self.inference.batches == "mini" else ("loader",)
+        return self.problem.source.stream(derive_seed(self.seed, *place))
+
+    def _watch(self, is_first: bool) -> Callable[[Any], None] | None:
+        """What looks at the batches of the first pass over a loader, so that a checkpoint can tell its data."""
+        if not is_first or not self.identity or self.problem.source.in_memory is not None:
+            return None
+        self.witness = Witness()
+        return self.witness.see
 
     @contextmanager
     def _stream(self, *place: int | str) -> Iterator[None]:
@@ -259,62 +289,78 @@ class _Loop:
     def _write_if_due(self) -> None:
         training = self.problem.training
         if training.checkpoint is not None:
-            due = time.monotonic() - self.last_write >= training.checkpoint_every
-            if distributed.from_first(due, self.problem.source.device):
+            due = distributed.rank() == 0 and time.monotonic() - self.last_write >= training.checkpoint_every
+            asked = [float(due), float(self.interrupts.is_terminated)]
+            flags = torch.tensor(asked, device=self.problem.source.device)
+            distributed.sum_([flags])
+            if bool(flags.any()):
                 self._write()
+            if bool(flags[1]):  # one of several processes was told to stop: all of them stop here
+                self.interrupts.deliver()
+
+    def _write_last(self, stop: KeyboardInterrupt) -> None:
+        """Write a checkpoint of a run that is stopped, and say with the error what is on disk."""
+        path = self.problem.training.checkpoint
+        if path is None:
+            return
+        try:
+            self._write()
+        except KeyboardInterrupt as again:  # who presses Ctrl-C twice does not wait
+            again.add_note(run_identity.on_disk(path))
+            raise
+        stop.add_note(run_identity.on_disk(path))
 
     def _write(self) -> None:
+        """Write a checkpoint; one that cannot be written is tried again when the next is due, and the run goes on."""
         path, best = self.problem.training.checkpoint, self.best
         if path is None:
             return
+        self.last_write = time.monotonic()
         state = self.state
         if self.inference.additive and distributed.is_active():
             state = io.clone(state)
             distributed.sum_(list(io.tensors(state)))
         if distributed.rank() == 0:
-            io.save(path, "checkpoint", {
-                "fingerprint": self.fingerprint,
+            tree = {
+                "identity": self.identity, "witness": asdict(self.witness), "first_states": self.first_states,
                 "seed": self.seed, "done": self.done, "epoch": self.epoch, "batch": self.batch,
                 "loader_states": self.loader_states,
                 "generator": self.problem.generator.get_state(),
                 "best": {"score": best.score, "epoch": best.epoch, "state": best.state},
                 "state": state,
-            })  # fmt: skip
-        self.last_write = time.monotonic()
+            }  # fmt: skip
+            try:
+                io.save(path, "checkpoint", tree)
+            except FileFormatError as error:
+                text = f"{error} The run goes on without this checkpoint and tries again when the next is due."
+                warnings.warn(text, stacklevel=2)
 
     def _resume(self) -> None:
         path = self.problem.training.checkpoint
         if path is None or not distributed.from_first(Path(path).is_file(), self.problem.source.device):
             return
         saved = io.load(path, "checkpoint")
-        if saved["fingerprint"] != self.fingerprint:
-            raise FileFormatError(
-                f"The checkpoint '{path}' belongs to another run (another recipe, training, seed, model or data): "
-                "delete it or choose another file."
-            )
-        self.seed, self.done, self.epoch, self.batch = (saved[key] for key in ("seed", "done", "epoch", "batch"))
-        self.problem.source.set_generator_states(saved["loader_states"])
-        self.problem.generator.set_state(saved["generator"])
-        self.best = Best(**saved["best"])
-        if not self.inference.additive or distributed.rank() == 0:  # else the first process holds the sum of all
-            self.state = io.copy_into(self.state, saved["state"])
+        with io.reading(path):
+            self._check_identity(path, saved)
+            self.done, self.epoch, self.batch = (saved[key] for key in ("done", "epoch", "batch"))
+            self.problem.source.set_generator_states(saved["loader_states"])
+            self.problem.generator.set_state(saved["generator"])
+            self.best = Best(**saved["best"])
+            if not self.inference.additive or distributed.rank() == 0:  # else the first process holds the sum of all
+                self.state = io.copy_into(self.state, saved["state"])
 
-
-@contextmanager
-def _uninterrupted() -> Iterator[None]:
-    """Hold Ctrl-C back until the block is done: a checkpoint written in the middle of a step would not be exact."""
-    before = signal.getsignal(signal.SIGINT) if threading.current_thread() is threading.main_thread() else None
-    if before is None:
-        yield
-        return
-    caught: list[int] = []
-    signal.signal(signal.SIGINT, lambda number, _: caught.append(number))
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGINT, before)
-    if caught:
-        signal.raise_signal(signal.SIGINT)
+    def _check_identity(self, path: str, saved: dict[str, Any]) -> None:
+        """Refuse the checkpoint of another run; where there are several processes, the first one decides."""
+        why = run_identity.refuse_another(path, saved.get("identity"), self.identity)
+        if why is None:
+            self.seed, self.witness = saved["seed"], run_identity.read_witness(saved["witness"])
+            self.first_states = saved["first_states"]
+            if distributed.rank() == 0 and not self.witness.agrees(
+                self.problem.source, self._loader_stream(0), self.first_states
+            ):
+                why = run_identity.refusal(path, "other batches from the loader")
+        if not distributed.from_first(why is None, self.problem.source.device):
+            raise FileFormatError(why or run_identity.refusal(path, "see the error of the first process"))
 
 
 def reset_parameters(model: nn.Module) -> None:
@@ -334,22 +380,6 @@ def reset_parameters(model: nn.Module) -> None:
     for name, value in model.named_parameters():
         if value.requires_grad and id(value) not in reset:
             raise InputError(f"start='fresh' cannot redraw '{name}': its module has no reset_parameters(); add one.")
-
-
-def _settings(recipe: Recipe, problem: Problem) -> list[str]:
-    return [canonical(part) for part in (recipe, problem.training.identity(), problem.likelihood)]
-
-
-def _fingerprint(recipe: Recipe, problem: Problem) -> str:
-    """Return a digest of all that a run must share with a checkpoint to go on from it."""
-    training = problem.training
-    folder = Path(str(training.checkpoint)).parent
-    if not folder.is_dir():
-        raise InputError(f"The folder '{folder}' of the checkpoint does not exist.")
-    weights = [(n, tuple(p.shape), str(p.dtype), p.requires_grad) for n, p in problem.model.named_parameters()]
-    content = [digest(tensor) for tensor in batches.leaves(problem.source.pair)]
-    parts = (_settings(recipe, problem), weights, problem.num_data, content, digest(problem.generator.get_state()))
-    return hashlib.sha256(repr(parts).encode()).hexdigest()[:32]
 
 
 def _all_finite(state: State) -> bool:

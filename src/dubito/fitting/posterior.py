@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import hashlib
 import json
 import os
 from abc import ABC, abstractmethod
@@ -172,9 +171,7 @@ class Posterior(ABC):
 
     def digest(self) -> str:
         """Return a short digest of the posterior's content."""
-        total = hashlib.sha256()
-        _digest_into(total, self._tree())
-        return total.hexdigest()[:16]
+        return io.digest(self._tree())
 
     @property
     def device(self) -> torch.device:
@@ -290,17 +287,3 @@ def _first(model: nn.Module) -> Tensor:
     for tensor in (*model.parameters(), *model.buffers()):
         return tensor
     return torch.empty(0)
-
-
-def _digest_into(total: Any, tree: Any) -> None:
-    if isinstance(tree, Tensor):
-        total.update(digest(tree).encode())
-    elif isinstance(tree, Mapping):
-        for key, value in tree.items():
-            total.update(str(key).encode())
-            _digest_into(total, value)
-    elif isinstance(tree, list | tuple):
-        for value in tree:
-            _digest_into(total, value)
-    else:
-        total.update(repr(tree).encode())

@@ -7,6 +7,7 @@ first process, as they are after a checkpoint was read.
 
 from __future__ import annotations
 
+import hashlib
 import os
 import tempfile
 from pathlib import Path
@@ -16,14 +17,19 @@ import torch
 from torch import Tensor
 
 from dubito.core import distributed, io
+from dubito.core.atomic import reserve
 from dubito.core.errors import FileFormatError
 from dubito.core.randomness import derive_seed, draw_seed
+from dubito.core.settings import bytes_of
 from dubito.fitting.inference import State
 
 # Numbers that are sent to other processes in one message.
 MESSAGE = 2**22
 # Updates after which processes tell each other whether all chains are well.
 MEETING = 50
+# Bytes of a digest of samples.
+DIGEST = 32
+FLAGS = os.O_RDWR | os.O_CREAT
 # How the words about a chain that stopped end where it had kept samples.
 KEPT = "; the samples before that are in this error's `.posterior`."
 
@@ -59,6 +65,7 @@ class Chains:
         self.memory = memory
         self.files: dict[int, Tensor] = {}
         self._generators: dict[int, torch.Generator] = {}
+        self._room: Tensor | None = None  # for the samples of all chains, reserved before the first step
         self._placed = False
         self._updates = 0
 
@@ -74,6 +81,9 @@ class Chains:
         }
         if self._fits(position):
             state["samples"] = position.new_zeros(num, self.num_samples, self.size)
+        else:  # what a run that goes on must find in its files
+            state["in_file"] = torch.zeros(num, dtype=torch.int64)
+            state["file_digest"] = torch.zeros(num, DIGEST, dtype=torch.uint8)
         return state
 
     def _fits(self, position: Tensor) -> bool:
@@ -100,6 +110,8 @@ class Chains:
             self._generators[k].set_state(state["generator"][k].cpu().clone())  # torch wants memory of its own
             if "samples" not in state:
                 self.files[k] = self._open(k, state)
+        if "samples" not in state:  # now, and not after hours of sampling, a full disk is found
+            self._room = _mapped(None, (self.num, self.num_samples, self.size), state["position"].dtype)
         self._placed = True
 
     def whole(self, tensor: Tensor) -> Tensor:
@@ -137,6 +149,9 @@ class Chains:
         """Write down a sample."""
         room = state["samples"][chain] if "samples" in state else self.files[chain]
         room[index] = position
+        if "samples" not in state:
+            state["file_digest"][chain] = _chained(state["file_digest"][chain], room[index])
+            state["in_file"][chain] = index + 1
 
     def gather(self, state: State, count: int) -> Tensor:
         """Return the first `count` samples of all chains ``[K, count, D]``, the same in every process.
@@ -145,8 +160,9 @@ class Chains:
         """
         if "samples" in state:
             return self.whole(state["samples"][:, :count])
-        like = next(iter(self.files.values())) if self.files else state["position"]
-        whole = _mapped(None, (self.num, count, self.size), like.dtype)
+        whole, self._room = self._room, None
+        if whole is None or count < self.num_samples:
+            whole = _mapped(None, (self.num, count, self.size), state["position"].dtype)
         rows = max(1, MESSAGE // self.size)
         for k in range(self.num):
             for start in range(0, count, rows):
@@ -160,27 +176,53 @@ class Chains:
         """Map the file of one chain's samples; a run that goes on must find what it has written."""
         path = None if self.checkpoint is None else f"{self.checkpoint}.chain{chain}"
         shape, dtype = (self.num_samples, self.size), state["position"].dtype
-        if path is not None and int(state["step"][chain]) > 0:
-            wanted = self.num_samples * self.size * torch.empty((), dtype=dtype).element_size()
-            if not Path(path).is_file() or Path(path).stat().st_size != wanted:
-                raise FileFormatError(
-                    f"The samples of chain {chain + 1} are missing from '{path}': put the file back beside its "
-                    "checkpoint, or delete the checkpoint to start again."
-                )
-        return _mapped(path, shape, dtype)
+        if path is None or not int(state["step"][chain]):
+            if path is not None and Path(path).is_file():
+                os.unlink(path)  # of an earlier run: not written over, since that one may be read still
+            return _mapped(path, shape, dtype)
+        missing = f"The samples of chain {chain + 1} are missing from '{path}': put the file back beside its checkpoint"
+        wanted = self.num_samples * self.size * dtype.itemsize
+        if not Path(path).is_file() or Path(path).stat().st_size != wanted:
+            raise FileFormatError(f"{missing}, or delete the checkpoint to start again.")
+        found, proof = _mapped(path, shape, dtype), torch.zeros(DIGEST, dtype=torch.uint8)
+        for sample in found[: int(state["in_file"][chain])]:
+            proof = _chained(proof, sample)
+        if not torch.equal(proof, state["file_digest"][chain].cpu()):
+            raise FileFormatError(f"{missing}, or delete the checkpoint to start again; the file holds other samples.")
+        return found
+
+
+def _chained(proof: Tensor, sample: Tensor) -> Tensor:
+    """Return the digest of all samples up to this one from that of all before."""
+    total = hashlib.sha256(bytes_of(proof.cpu()))
+    total.update(bytes_of(sample.cpu()))
+    return torch.frombuffer(bytearray(total.digest()), dtype=torch.uint8)
 
 
 def _mapped(path: str | None, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
-    """Return a tensor that lives in a file; without a path in one that goes with the tensor."""
+    """Return a tensor that lives in a file of reserved space; without a path in one that goes with the tensor.
+
+    Without the reservation a full disk would end the whole process: it shows only when memory is written back.
+    """
     numbers = int(torch.Size(shape).numel())
-    if path is not None:
-        return torch.from_file(path, shared=True, size=numbers, dtype=dtype).view(shape)
-    handle, temporary = tempfile.mkstemp(prefix="dubito-samples-")
-    os.close(handle)
+    folder = tempfile.gettempdir() if path is None else Path(path).parent
+    existed = path is not None and Path(path).exists()
     try:
-        return torch.from_file(temporary, shared=True, size=numbers, dtype=dtype).view(shape)
-    finally:
-        os.unlink(temporary)  # the mapping holds the content as long as it is used
+        handle, place = tempfile.mkstemp("", "dubito-samples-") if path is None else (os.open(path, FLAGS, 0o666), path)
+        is_reserved = False
+        try:
+            reserve(handle, numbers * dtype.itemsize)
+            is_reserved = True
+            return torch.from_file(place, shared=True, size=numbers, dtype=dtype).view(shape)
+        finally:
+            os.close(handle)
+            if path is None or not (is_reserved or existed):
+                os.unlink(place)  # the mapping holds the content as long as it is used
+    except OSError as error:
+        raise FileFormatError(
+            f"The samples need {numbers * dtype.itemsize / 2**20:,.1f} MB in the folder '{folder}' ({error.strerror}): "
+            "make room, choose another folder (TMPDIR, or that of the checkpoint), or hold more in memory (memory=)."
+        ) from error
 
 
 def chain_view(tree: Any, chain: int) -> Any:
