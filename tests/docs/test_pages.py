@@ -114,3 +114,12 @@ def test_the_settings_of_mixtures_exist() -> None:
     named = set(re.findall(r"`(\w+)=", (DOCS / "rank1.md").read_text()))
     assert named
     assert named <= {*dubito.Rank1().fields(), *dubito.BatchEnsemble().fields()}
+
+
+def test_the_walks_of_the_architecture_name_files() -> None:
+    page = (DOCS / "architecture.md").read_text()
+    walks = page[page.index("## Three walks") : page.index("## One fit loop")]
+    for walk in walks.split("\n**")[1:]:
+        files = re.findall(r"^\| `([\w/.]+)` \|", walk, flags=re.MULTILINE)
+        assert 5 < len(files) <= 10
+        assert all((ROOT / "src" / "dubito" / file).exists() for file in files)
