@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import random
+import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -13,6 +14,7 @@ import torch
 from torch import Tensor
 
 from dubito.core.errors import InputError
+from dubito.core.locks import ProcessLock
 
 DEFAULT_SEED = 0
 
@@ -44,21 +46,60 @@ def derive_seed(seed: int, *path: int | str) -> int:
 
 
 def normal_like(like: Tensor) -> Tensor:
-    """Return standard normal noise in the shape and the memory layout of a tensor, from the global generator.
+    """Return standard normal noise in the shape and the memory layout of a tensor.
 
-    In the order of memory: torch fills a tensor whose channels come last element by element, six times as slowly.
+    It comes from the generator of `drawing_from` inside such a block, else from the global one. In the order of memory:
+    torch fills a tensor whose channels come last element by element, six times as slowly.
     """
-    if like.is_contiguous():
-        return torch.randn_like(like)
     noise = torch.empty_like(like)
-    noise.as_strided((noise.numel(),), (1,)).normal_()  # `empty_like` leaves no gaps
+    # `empty_like` leaves no gaps
+    (noise if like.is_contiguous() else noise.as_strided((noise.numel(),), (1,))).normal_(generator=own_generator())
     return noise
+
+
+class _Own(threading.local):
+    generator: torch.Generator | None = None
+    rest: Stream | None = None
+
+
+_own = _Own()
+
+
+def own_generator() -> torch.Generator | None:
+    """Return the generator of `drawing_from` in this thread; None outside of such a block: the global one."""
+    return _own.generator
+
+
+@contextmanager
+def drawing_from(generator: torch.Generator, rest: Stream | None = None) -> Iterator[None]:
+    """Let our noise on outputs come from a generator inside the block, in this thread; others come from `rest`."""
+    before = _own.generator, _own.rest
+    _own.generator, _own.rest = generator, rest
+    try:
+        yield
+    finally:
+        _own.generator, _own.rest = before
+
+
+@contextmanager
+def drawing_aside() -> Iterator[None]:
+    """Let what is tried out inside the block take no numbers from the results that come after it."""
+    generator, rest = _own.generator, _own.rest
+    state, states = None if generator is None else generator.get_state(), None if rest is None else list(rest._states)
+    try:
+        yield
+    finally:
+        if generator is not None and state is not None:
+            generator.set_state(state)
+        if rest is not None and states is not None:
+            rest._states = states
 
 
 class Stream:
     """A private timeline of the global generators, for code that draws from them (dropout, samplers, initializers).
 
-    Inside `active` the global generators continue this timeline; outside, the user's own timeline is untouched.
+    Inside `active` the global generators continue this timeline; outside, the user's own timeline is untouched. There
+    is one set of them for all threads, so that one stream is active at a time; other threads wait for their turn.
 
     Args:
         seed: Where the timeline starts.
@@ -80,14 +121,46 @@ class Stream:
     @contextmanager
     def active(self) -> Iterator[None]:
         """Continue this timeline for the length of the block."""
-        outside = self._exchange(self._states)
-        try:
-            yield
-        finally:
-            self._states = self._exchange(outside)
+        with _exchanging:
+            before, outside = _users.state, self._exchange(self._states)
+            _users.state = outside[0] if before is None else before
+            try:
+                yield
+            finally:
+                self._states, _users.state = self._exchange(outside), before
 
     def _exchange(self, states: list[Any]) -> list[Any]:
         before = [read() for read, _ in self._doors]
         for (_, write), state in zip(self._doors, states, strict=True):
             write(state)
         return before
+
+
+class _Users:
+    state: Tensor | None = None  # of torch's global generator on the user's timeline, while a stream is active
+
+
+_users, _exchanging = _Users(), ProcessLock()
+
+
+def user_state() -> Tensor:
+    """Return the state of torch's global generator on the user's own timeline, also while a stream is active."""
+    state = _users.state
+    return torch.get_rng_state() if state is None else state
+
+
+@contextmanager
+def restoring_generators() -> Iterator[None]:
+    """Put the global generators of torch, numpy and `random` back when the block fails or is interrupted.
+
+    A `Stream` does so by itself, unless Ctrl-C comes while it exchanges them.
+    """
+    device = torch.device("cuda", torch.cuda.current_device()) if torch.cuda.is_initialized() else None
+    doors = Stream(0, device, libraries=True)._doors
+    states = [read() for read, _ in doors]
+    try:
+        yield
+    except BaseException:
+        for (_, write), state in zip(doors, states, strict=True):
+            write(state)
+        raise

@@ -10,7 +10,6 @@ The gradient edges of the layers' outputs are taken in a forward hook: they surv
 
 from __future__ import annotations
 
-import copy
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -24,6 +23,7 @@ from torch.nn.modules.batchnorm import _BatchNorm
 
 from dubito.core import batches, params
 from dubito.core.errors import InputError, UnsupportedError
+from dubito.core.randomness import drawing_aside
 from dubito.curvature import backward, per_example
 from dubito.curvature.call_gradients import CallGradient
 from dubito.curvature.check import is_independent, misfits
@@ -32,6 +32,7 @@ from dubito.curvature.workspace import Workspace
 from dubito.networks.layers import require_rule, rule_for
 from dubito.networks.layers.base import LayerRule
 from dubito.networks.layers.rows import Rows
+from dubito.networks.twin import twin
 
 # Bytes that the gradients of one vector-Jacobian product may take; batches and columns are split to stay below.
 MEMORY_BUDGET = 96 * 2**20
@@ -151,7 +152,7 @@ class Engine:
 
     @torch.inference_mode(False)
     def __init__(self, model: nn.Module, names: list[str]) -> None:
-        self.model = copy.deepcopy(model).eval()
+        self.model = twin(model).eval()
         parameters = dict(self.model.named_parameters())
         self.names = list(names)
         self.shapes = {name: tuple(parameters[name].shape) for name in names}
@@ -291,6 +292,10 @@ class Engine:
         """Measure and verify the engine on the first few examples; one alone does not show how a batch is laid out."""
         if self._tried > 1 or self._tried == min(batches.num_rows(inputs), 2):
             return
+        with drawing_aside():
+            self._measure(inputs)
+
+    def _measure(self, inputs: Any) -> None:
         with _activations(self.model) as sizes:
             tape = self._forward(batches.take(inputs, slice(0, TRIED)))
         size = len(tape.outputs)

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from dubito.core import batches, params
+from dubito.core.locks import ProcessLock
 
 # Examples that are differentiated side by side.
 SIDE_BY_SIDE = 16
@@ -31,11 +34,39 @@ def by_vmap(model: nn.Module, names: list[str], inputs: Any, seeds: Tensor) -> d
     numbers = torch.arange(seeds.shape[1], device=seeds.device)
     # Without no_grad autograd would record the products too, for parameters with rules that also ask for gradients:
     # some operators have no second derivative, and the results would not be plain numbers.
-    with torch.no_grad(), warnings.catch_warnings():
-        # vmap announces operators that it loops over; the loop is what we would do ourselves
-        warnings.filterwarnings("ignore", message=".*performance drop.*")
+    with torch.no_grad(), _quiet():
         found = torch.func.vmap(one, in_dims=(0, 1), chunk_size=SIDE_BY_SIDE)(numbers, seeds)
     return {name: value.transpose(0, 1) for name, value in found.items()}
+
+
+@contextmanager
+def _quiet() -> Iterator[None]:
+    """Let vmap not announce the operators that it loops over: the loop is what we would do ourselves.
+
+    All threads have one list of filters: the first to come adds to it, and the last to go puts it back.
+    """
+    with _filtering.lock:
+        _filtering.users += 1
+        if _filtering.users == 1:
+            _filtering.filters = warnings.catch_warnings()
+            _filtering.filters.__enter__()
+            warnings.filterwarnings("ignore", message=".*performance drop.*")
+    try:
+        yield
+    finally:
+        with _filtering.lock:
+            _filtering.users -= 1
+            if _filtering.users == 0:
+                _filtering.filters.__exit__(None, None, None)
+
+
+class _Filtering:
+    def __init__(self) -> None:
+        self.users, self.lock = 0, ProcessLock()
+        self.filters = warnings.catch_warnings()
+
+
+_filtering = _Filtering()
 
 
 def by_loop(model: nn.Module, names: list[str], inputs: Any, seeds: Tensor) -> dict[str, Tensor]:

@@ -18,8 +18,10 @@ from dubito.core import batches, io, params
 from dubito.core.constraints import is_whole
 from dubito.core.errors import DubitoError, FileFormatError, InputError, UnsupportedError
 from dubito.core.params import Params
-from dubito.core.randomness import Stream, default_generator
+from dubito.core.private_draws import PrivateDraws
+from dubito.core.randomness import default_generator
 from dubito.core.settings import Setting, digest, load_all
+from dubito.fitting.working_copies import Lendable
 
 if TYPE_CHECKING:
     from dubito.beliefs.likelihoods import Likelihood
@@ -31,8 +33,11 @@ if TYPE_CHECKING:
 Predictor = Callable[[Any], Prediction]
 
 
-class Posterior(ABC):
+class Posterior(Lendable, ABC):
     """A posterior over the weights of one network.
+
+    It is immutable: nothing that is done with it changes it, and many threads may use one posterior at once. Predicting
+    works in private copies of its network (`working_copy`), so do not change `model` or other attributes either.
 
     A family gives `sample`, `marginals`, `prior`, `predictor` and its `state`; everything else is written here once.
     What a family cannot give raises one clear sentence.
@@ -49,6 +54,7 @@ class Posterior(ABC):
     draws_functions: bool = True
     """Whether sample s of a prediction comes from the same weights at every input."""
     _families: ClassVar[dict[str, type[Posterior]]] = {}
+    _network_draws: bool | None = None  # whether the network draws by itself, once it was called
 
     def __init__(self, model: nn.Module, likelihood: Likelihood, recipe: Recipe, num_data: int) -> None:
         self.model = model.eval()
@@ -142,10 +148,9 @@ class Posterior(ABC):
             if not is_whole(value, 1):
                 raise InputError(f"{name} must be a whole number of at least 1, not {value!r}.")
         generator = default_generator(generator)
-        stream = Stream(int(digest(generator.get_state()), 16) >> 1, self.device)  # for a network that draws by itself
-        with torch.no_grad(), stream.active():
-            predict_batch = self.predictor(count, generator, **options)
-            parts = [self._ask(predict_batch, inputs) for inputs in self._input_batches(x, batch_size)]
+        with torch.no_grad(), self.working_copy() as own:
+            ask = own._answers(count, generator, options)
+            parts = [ask(inputs) for inputs in self._input_batches(x, batch_size)]
         if not parts:
             raise InputError("There is nothing to predict: the input is empty.")
         return parts[0] if len(parts) == 1 else type(parts[0]).cat(parts)
@@ -215,6 +220,31 @@ class Posterior(ABC):
         if not batches.is_finite(inputs):
             raise InputError("The inputs hold NaN or infinite values: clean or impute them first.")
         return inputs
+
+    def _answers(self, count: int, generator: torch.Generator, options: dict[str, Any]) -> Predictor:
+        """Return the checked predictor of one call, whose random numbers nobody else draws; for a working copy."""
+        origin: Posterior = self.origin
+        draws = PrivateDraws(int(digest(generator.get_state()), 16) >> 1, self.device, others=(generator,))
+        predict_batch = draws.run(lambda: self.predictor(count, generator, **options))
+
+        def answer(inputs: Any) -> Prediction:
+            if origin._network_draws is None:
+                origin._network_draws = self._find_draws(inputs)
+            draws.network_draws = draws.network_draws or origin._network_draws
+            found = draws.run(lambda: self._ask(predict_batch, inputs))
+            origin._network_draws = draws.network_draws
+            return found
+
+        return answer
+
+    def _find_draws(self, inputs: Any) -> bool:
+        """Whether the network draws random numbers by itself, as far as one example shows."""
+        watched, example = PrivateDraws(0, self.device, network_draws=True), batches.take(inputs, slice(1))
+        try:
+            watched.run(lambda: params.call(self.model, batches.map_leaves(torch.clone, example)))
+        except (RuntimeError, TypeError, ValueError, LookupError, DubitoError):
+            return True  # what is wrong with the inputs is said when they are predicted
+        return watched.network_draws
 
     def _ask(self, predict_batch: Predictor, inputs: Any) -> Prediction:
         """Predict; where the network itself cannot take the inputs, say so."""

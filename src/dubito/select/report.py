@@ -197,8 +197,8 @@ def report(
 def _total_variance(posterior: LaplacePosterior, inputs: Any) -> float:
     """The predictive variance of all outputs that matter, summed over the inputs."""
     centred = isinstance(posterior.likelihood, Categorical)
-    with torch.no_grad():
-        _, (variance,) = posterior.linearized.variances(inputs, [posterior.covariance], centred=centred)
+    with torch.no_grad(), posterior.working_copy() as own:
+        _, (variance,) = own.linearized.variances(inputs, [posterior.covariance], centred=centred)
     return float(variance.double().sum())
 
 

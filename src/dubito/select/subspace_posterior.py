@@ -18,6 +18,7 @@ from dubito.core.settings import Setting
 from dubito.fitting.history import History
 from dubito.fitting.inference import Inference, Problem, State
 from dubito.fitting.posterior import Posterior, Predictor
+from dubito.networks.twin import twin
 from dubito.select.names import all as all_weights
 from dubito.select.subspace import Subspace
 
@@ -46,6 +47,14 @@ class Lifted(nn.Module):
         ]  # in a list: no part of this module
         start = torch.zeros(subspace.num_weights) if coordinates is None else coordinates
         self.z = nn.Parameter(start.to(next(model.parameters())).reshape(1, -1).clone())
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Lifted:
+        """Return a copy with coordinates of its own; weights and basis, which never change, are lent."""
+        model, subspace = self._hidden
+        memo |= {id(subspace): subspace, id(model): twin(model, memo)}
+        copied = memo[id(self)] = type(self).__new__(type(self))
+        vars(copied).update(copy.deepcopy(vars(self), memo))
+        return copied
 
     def forward(self, *args: Any, **kwargs: Any) -> Tensor:
         """Run the network at the weights of z."""

@@ -23,6 +23,7 @@ from dubito.curvature.engine import Engine
 from dubito.curvature.structures import make_accumulator
 from dubito.fitting.monte_carlo import weight_predictor
 from dubito.fitting.posterior import Posterior, Predictor
+from dubito.fitting.working_copies import shared_property
 from dubito.methods.laplace.conditional_mean import conditional_mean
 from dubito.methods.laplace.evidence import DataFit, Evidence, as_precision
 from dubito.methods.laplace.linearized import Linearized
@@ -79,7 +80,7 @@ class LaplacePosterior(Posterior):
         """Gives the gradients of the outputs."""
         return Engine(self.model, self.selection.names)
 
-    @cached_property
+    @shared_property
     def matrix(self) -> linalg.Matrix:
         """The curvature at unit noise."""
         return self.matrix_of(self.sums)
@@ -123,14 +124,14 @@ class LaplacePosterior(Posterior):
         known = isinstance(self.likelihood, Gaussian) and not isinstance(self.likelihood.noise, str)
         return torch.tensor(self.likelihood.noise if known else 1.0, dtype=torch.float64)  # type: ignore[attr-defined]
 
-    @cached_property
+    @shared_property
     def evidence(self) -> Evidence:
         """The evidence as a function of prior precision and noise."""
         center = self.selection.ravel(self.mean()).double()
         prior_mean = torch.as_tensor(self.recipe.prior_mean, dtype=torch.float64, device=self.device)
         return Evidence(self.matrix, (center - prior_mean).square(), self.fit, self.recipe.temperature)
 
-    @cached_property
+    @shared_property
     def covariance(self) -> linalg.Covariance:
         """The covariance of the random weights."""
         return self.matrix.covariance(self.prior_precision, self.evidence.scale(self.noise))
@@ -214,7 +215,8 @@ class LaplacePosterior(Posterior):
             The mean ``[B, O]`` of all outputs of an example in canonical order, and the covariance ``[B, O, O]``, or
             ``[B·O, B·O]`` if `joint`.
         """
-        return self.linearized.whole_covariance(self._placed(inputs), self.covariance, joint)
+        with self.working_copy() as own:
+            return own.linearized.whole_covariance(self._placed(inputs), self.covariance, joint)
 
     def functional_samples(
         self, inputs: Any, num_samples: int, *, joint: bool = False, generator: torch.Generator | None = None
@@ -257,7 +259,8 @@ class LaplacePosterior(Posterior):
             raise InputError(f"A differentiable prediction is linearized, with the probit link: drop '{given}'.")
         noise = links.Noise(num_samples or self.default_samples, default_generator(generator))
         centred = links.has_null_direction(self.likelihood)
-        outputs, variance = self.linearized.differentiable(self._placed(x), self.covariance, centred=centred)
+        with self.working_copy() as own:
+            outputs, variance = own.linearized.differentiable(self._placed(x), self.covariance, centred=centred)
         return links.predict(self.likelihood, outputs, variance, noise)
 
     def predictor(

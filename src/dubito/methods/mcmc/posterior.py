@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from functools import cached_property
 from typing import TYPE_CHECKING, Any, Self
 
 import torch
@@ -15,6 +14,7 @@ from dubito.core.params import Params
 from dubito.core.randomness import default_generator
 from dubito.fitting.history import History
 from dubito.fitting.posterior import Posterior, Predictor
+from dubito.fitting.working_copies import shared_property
 from dubito.methods.mcmc.cached_head import Tail, split
 from dubito.networks.selection import Selection
 
@@ -87,7 +87,7 @@ class ParticlePosterior(Posterior):
         """Whether all particles belong to one neighbourhood, so that their mean is a network of the same kind."""
         return not self.recipe.explores_modes
 
-    @cached_property
+    @shared_property
     def flat(self) -> Tensor:
         """All particles ``[K·S, D + H]``."""
         return self.samples.flatten(0, 1)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import cached_property
@@ -23,6 +22,7 @@ from dubito.methods.rank1.merge import merge
 from dubito.methods.rank1.module import Rank1Module
 from dubito.methods.rank1.sites import find_layout
 from dubito.networks.normalization import running_norms
+from dubito.networks.twin import twin
 
 # Draws of each component in a prediction by default, where the tails of its factors are heavy; else one is enough.
 HEAVY_DRAWS = 4
@@ -219,6 +219,8 @@ class Rank1Posterior(Posterior):
     @cached_property
     def _module(self) -> Rank1Module:
         """The mixture as a module, for factors that cannot be merged into weights."""
-        module = Rank1Module(copy.deepcopy(self.model), self.layout, self.plan).eval().requires_grad_(False)
+        unused = torch.Generator()  # predictions draw their own factors
+        module = Rank1Module(twin(self.model), self.layout, self.plan, generator=unused)
+        module.eval().requires_grad_(False)
         params.load_(module.network, self.mixture.norms)
         return module

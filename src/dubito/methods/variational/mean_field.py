@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from dubito.beliefs.priors import Normal, Prior
 from dubito.beliefs.priors.base import unchecked
 from dubito.core.errors import InputError
+from dubito.core.randomness import own_generator
 from dubito.methods.variational.fused import NormalDraw, NormalMoments
 
 
@@ -89,6 +90,7 @@ class MeanField(nn.Module):
 
     def normal(self, mean: Tensor, *, generator: torch.Generator | None = None) -> Tensor:
         """Standard normal numbers for the random entries."""
+        generator = own_generator() if generator is None else generator
         device = mean.device if generator is None else generator.device
         drawn = torch.empty(self.log_scale.shape, dtype=mean.dtype, device=device).normal_(generator=generator)
         return drawn.to(mean.device)

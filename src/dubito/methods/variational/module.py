@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import TYPE_CHECKING, Any, cast
 
 import torch
 from torch import Tensor, nn
+from torch.overrides import TorchFunctionMode
 
 from dubito.core import params
 from dubito.core.errors import InputError
@@ -24,6 +25,8 @@ if TYPE_CHECKING:
 
 # Modules with a fused path that reads the weights of their parts instead of calling them.
 FUSED = (nn.MultiheadAttention, nn.TransformerEncoderLayer, nn.TransformerEncoder)
+# What these modules ask of themselves, before they read any weight, to decide on the fused path.
+_ASKED_FIRST = ("activation_relu_or_gelu", "use_nested_tensor")
 
 
 class VariationalModule(nn.Module):
@@ -51,7 +54,7 @@ class VariationalModule(nn.Module):
         self.layers = [module for module in network.modules() if isinstance(module, StochasticLayer)]
         on_outputs = {id(part) for layer in self.layers for part in layer.random.values()}
         self.sampled = [name for name, part in posterior.items() if id(part) not in on_outputs]
-        self.has_fused_parts = any(isinstance(module, FUSED) for module in network.modules())
+        self.fused = [module for module in network.modules() if isinstance(module, FUSED)]
         self.settings: dict[str, Any] = {}  # what `convert` was told, for `to_posterior`
         self.weight_noise: torch.Generator | None = None
         self.ready: Params = {}  # weights that a training step has drawn already, for its first call
@@ -177,7 +180,7 @@ class VariationalModule(nn.Module):
         for layer in self.layers:
             layer.drawn, layer.calls = {}, 0
         try:
-            with self._sampled_weights(), calling_every_layer(self.has_fused_parts):
+            with self._sampled_weights(), calling_every_layer(self.fused):
                 yield
         finally:
             for layer in self.layers:
@@ -214,16 +217,31 @@ def kl(module: nn.Module) -> Tensor:
 
 
 @contextmanager
-def calling_every_layer(needed: bool) -> Iterator[None]:
-    """Turn off the fused path of transformer layers, which reads weights instead of calling layers."""
-    before = torch.backends.mha.get_fastpath_enabled()
-    if needed:
-        torch.backends.mha.set_fastpath_enabled(False)
-    try:
+def calling_every_layer(fused: Sequence[nn.Module]) -> Iterator[None]:
+    """Turn off the fused paths of modules of a network of our own: they read weights instead of calling layers.
+
+    torch has a switch for it, but one for all threads.
+    """
+    if not fused:
         yield
+        return
+    before = [(vars(module), name) for module in fused for name in _ASKED_FIRST if vars(module).get(name)]
+    values = [own[name] for own, name in before]
+    for own, name in before:
+        own[name] = False
+    try:
+        with _Watching():
+            yield
     finally:
-        if needed:
-            torch.backends.mha.set_fastpath_enabled(before)
+        for (own, name), value in zip(before, values, strict=True):
+            own[name] = value
+
+
+class _Watching(TorchFunctionMode):
+    """Does nothing; but torch takes no fused path while anything watches its functions."""
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        return func(*args, **(kwargs or {}))
 
 
 def _key(name: str) -> str:

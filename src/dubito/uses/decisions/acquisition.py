@@ -111,8 +111,8 @@ def _linear_outputs(posterior: Posterior, draws: list[Params], inputs: Any) -> T
     J v is the derivative of vᵀ Jᵀ u in u, so one pass and one backward pass serve all draws.
     """
     mean = {name: value.requires_grad_() for name, value in posterior.mean().items()}
-    with torch.enable_grad():
-        outputs = params.functional_call(posterior.model, mean, inputs)
+    with posterior.working_copy() as own, torch.enable_grad():
+        outputs = params.functional_call(own.model, mean, inputs)
         u = torch.zeros_like(outputs, requires_grad=True)
         slopes = torch.autograd.grad(outputs, list(mean.values()), u, create_graph=True, allow_unused=True)
     used = {name: slope for name, slope in zip(mean, slopes, strict=True) if slope is not None}

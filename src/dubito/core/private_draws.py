@@ -1,0 +1,80 @@
+"""Random numbers of one call, so that calls from several threads do not take each other's.
+
+torch has one global generator for all threads, and a network that draws by itself (`F.dropout` in evaluation mode, say)
+draws from it. Here such draws are turned to a generator that belongs to the call.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, TypeVar
+
+import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from dubito.core.randomness import Stream, derive_seed, drawing_from, user_state
+
+T = TypeVar("T")
+
+
+class PrivateDraws:
+    """The random numbers of one call.
+
+    Most networks draw nothing, and nothing is done for them but a look at the global generator before and after: where
+    it has moved, the call is made again with every random operation turned to the call's own generator.
+
+    Args:
+        seed: Where they start.
+        device: The device of the network.
+        network_draws: Whether the network is known to draw by itself.
+        others: Further generators that the call draws from, to be put back before it is made again.
+    """
+
+    def __init__(
+        self, seed: int, device: torch.device, *, network_draws: bool = False, others: tuple[torch.Generator, ...] = ()
+    ) -> None:
+        on_device = device if device.type == "cuda" else torch.device("cpu")
+        self.network_draws, self._generator = network_draws, torch.Generator(on_device).manual_seed(seed)
+        self._mode, self._all = _Redirected(seed, self._generator), (self._generator, *others)
+
+    def run(self, function: Callable[[], T]) -> T:
+        """Return what a function returns; what it draws are the next numbers of this call."""
+        if self.network_draws:
+            return self._redirected(function)
+        starts, before = [generator.get_state() for generator in self._all], user_state()
+        with drawing_from(self._generator):
+            found = function()
+        if torch.equal(before, user_state()):
+            return found
+        for generator, state in zip(self._all, starts, strict=True):
+            generator.set_state(state)
+        found = self._redirected(function)
+        if self.network_draws:  # else it was another thread
+            torch.set_rng_state(before)
+        return found
+
+    def _redirected(self, function: Callable[[], T]) -> T:
+        with drawing_from(self._generator, self._mode.rest), self._mode:
+            found = function()
+        self.network_draws = self._mode.drew
+        return found
+
+
+class _Redirected(TorchDispatchMode):
+    """Turns random operations of this thread from the global generator to another one."""
+
+    def __init__(self, seed: int, generator: torch.Generator) -> None:
+        super().__init__()
+        self.generator, self.drew = generator, False
+        self.rest = Stream(derive_seed(seed, "rest"), generator.device)  # for operations that take no generator
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        given = dict(kwargs or {})
+        if torch.Tag.nondeterministic_seeded not in func.tags or given.get("generator") is not None:
+            return func(*args, **given)
+        self.drew = True
+        takes_one = any(argument.name == "generator" for argument in func._schema.arguments)
+        if takes_one and (not args or getattr(args[0], "device", self.generator.device) == self.generator.device):
+            return func(*args, **{**given, "generator": self.generator})
+        with self.rest.active():
+            return func(*args, **given)
