@@ -19,6 +19,7 @@ from dubito.core.errors import InputError, UnsupportedError
 from dubito.core.nests import as_tensors as as_tensors  # the nests that batches are belong to this module's names
 from dubito.core.nests import concatenate as concatenate
 from dubito.core.nests import is_finite as is_finite
+from dubito.core.nests import join_single_rows
 from dubito.core.nests import leaves as leaves
 from dubito.core.nests import map_leaves as map_leaves
 from dubito.core.nests import num_rows as num_rows
@@ -89,6 +90,7 @@ class Source:
     ) -> None:
         self.device, self.dtype, self.shard = device, dtype, shard
         self.pair = _as_pair(data)
+        self._is_the_users = isinstance(data, DataLoader | Dataset)  # whose errors are not ours to explain
         self.in_memory = [self.pair] if self.pair is not None else data if isinstance(data, list) else None
         self.generators: list[torch.Generator] = []
         self.dataset: Any = None
@@ -167,7 +169,11 @@ class Source:
 
     def pieces(self, stream: Stream | None = None, seen: Seen | None = None) -> Iterator[Any]:
         """Yield what the loader itself gives in one pass; `seen` is shown each piece first."""
-        for raw in self._joined(self._raw(stream)) if self.joins_single_rows else self._raw(stream):
+        for raw in (
+            join_single_rows(self._raw(stream), split, self._say_joined)
+            if self.joins_single_rows
+            else self._raw(stream)
+        ):
             if seen is not None:
                 seen(raw)
             yield raw
@@ -187,20 +193,6 @@ class Source:
             return len(self.in_memory) > 1 and num_rows(as_tensors(split(self.in_memory[-1])[0])) == 1
         size = self.batch_size or 1
         return size > 1 and self.num_data % size == 1 and self.num_batches == self.num_data // size + 1 > 1
-
-    def _joined(self, pieces: Iterator[Any]) -> Iterator[Any]:
-        """Hold each batch back until the next is seen, and join the two if one of them has a single row."""
-        held = next(pieces, None)
-        for raw in pieces:
-            pair = [as_tensors(split(held)), as_tensors(split(raw))]
-            if 1 in (num_rows(inputs) for inputs, _ in pair) and _same_width(*pair):
-                self._say_joined()
-                held = concatenate(pair)
-            else:
-                yield held
-                held = raw
-        if held is not None:
-            yield held
 
     def _say_joined(self) -> None:
         if not self._has_said_joined:
@@ -260,11 +252,20 @@ class Source:
         stream = stream or self.stream(0)
         with stream.active(), shards.at_epoch(self._sampler, _small_number(self._sampler)):
             iterator = self._start()
-            raw = next(iterator, _END)
+            raw = self._next(iterator)
         while raw is not _END:
             yield raw
             with stream.active():
-                raw = next(iterator, _END)
+                raw = self._next(iterator)
+
+    def _next(self, iterator: Iterator[Any]) -> Any:
+        """The next batch, or `_END`; where the loader is ours, say what it cannot do."""
+        try:
+            return next(iterator, _END)
+        except (TypeError, ValueError, RuntimeError, LookupError) as error:
+            if self._is_the_users:
+                raise
+            raise InputError(f"The data cannot be cut into batches: {error}") from error
 
     def _joint(self, own: Iterator[Any], skip: int) -> Iterator[Batch]:
         """Yield own batches as shares of joint ones; a process whose data has ended has no rows in the rest."""
@@ -311,17 +312,6 @@ def split(raw: Any) -> tuple[Any, Any]:
     return raw, None
 
 
-def _same_width(first: Any, second: Any) -> bool:
-    """Whether two batches agree in the shape of every tensor but for the rows."""
-    shapes = [[tensor.shape[1:] for tensor in leaves(tree)] for tree in (first, second)]
-    return shapes[0] == shapes[1]
-
-
-def _small_number(sampler: Any) -> int:
-    """Draw the number of an epoch from the stream that is active, where there is a sampler that asks for one."""
-    return 0 if sampler is None else int(torch.randint(2**31, ()))
-
-
 def _as_pair(data: Any) -> tuple[Any, Any] | None:
     if isinstance(data, TensorDataset) and len(data.tensors) > 1:
         data = split(data.tensors)
@@ -358,9 +348,10 @@ def _as_loader(data: Any, batch_size: int, shuffle: bool) -> tuple[Any, int | No
         return DataLoader(data, batch_size=batch_size), None
     if isinstance(data, list):
         return data, sum(num_rows(as_tensors(split(raw)[0])) for raw in data)
-    if hasattr(data, "__getitem__") and hasattr(data, "__len__") and not isinstance(data, str):
-        return (DataLoader(data, batch_size=batch_size, shuffle=shuffle) if len(data) else []), len(data)
-    if hasattr(data, "__iter__") and not isinstance(data, Iterator | str):
+    sized = _length(data) if hasattr(data, "__getitem__") and not isinstance(data, str | bytes | range) else None
+    if sized is not None and not hasattr(data, "iloc"):  # as a data frame has
+        return (DataLoader(data, batch_size=batch_size, shuffle=shuffle) if sized else []), sized
+    if hasattr(data, "__iter__") and not isinstance(data, Iterator | str | bytes | range | set | Tensor | type):
         return data, None
     raise InputError(
         f"Data must be a DataLoader, a Dataset with a length, an (inputs, targets) pair or a list of batches, not a "

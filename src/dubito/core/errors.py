@@ -8,9 +8,17 @@ from __future__ import annotations
 
 from typing import Any
 
+# Characters of a message.
+_LONGEST = 600
+
 
 class DubitoError(Exception):
     """The base of all errors raised on purpose."""
+
+    def __str__(self) -> str:
+        """The message on one line; the middle of a long one, such as a printed tensor, is left out."""
+        text = " ".join(super().__str__().split())
+        return text if len(text) <= _LONGEST else f"{text[: _LONGEST // 2]} … {text[-_LONGEST // 2 :]}"
 
 
 class InputError(DubitoError, ValueError):

@@ -24,6 +24,9 @@ from dubito.core.settings import Setting, find
 _WORDS = {"true": True, "false": False, "none": None, "inf": math.inf, "nan": math.nan}
 _JOINS = {ast.BitOr: operator.or_, ast.BitAnd: operator.and_}
 
+# Characters of a text that an error repeats.
+_LONGEST = 120
+
 # Where the value of an argument is looked up first: `prior=laplace(...)` is the prior, not the recipe.
 _NAMESPACE_OF = {
     "weights": "select",
@@ -60,8 +63,9 @@ def read_call(text: str) -> tuple[str, list[Any], dict[str, Any]]:
 
 
 def _line(text: str) -> str:
-    """The text on one line."""
-    return " ".join(text.split())
+    """The text on one line, shortened where it is long."""
+    line = " ".join(text.split())
+    return line if len(line) <= _LONGEST else f"{line[: _LONGEST - 1]}…"
 
 
 class _Reader:
@@ -71,7 +75,7 @@ class _Reader:
         self.text = text
 
     def refuse(self, node: ast.AST, why: str) -> InputError:
-        return InputError(f"Cannot read '{ast.unparse(node)}' in '{_line(self.text)}': {why}.")
+        return InputError(f"Cannot read '{_line(ast.unparse(node))}' in '{_line(self.text)}': {why}.")
 
     def word(self, node: ast.AST) -> str:
         match node:

@@ -9,6 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from dubito.core import arrays
 from dubito.core.errors import InputError
 
 
@@ -29,8 +30,7 @@ def map_leaves(function: Callable[[Tensor], Tensor], tree: Any) -> Any:
     if isinstance(tree, Tensor):
         return function(tree)
     if isinstance(tree, np.ndarray):
-        shareable = tree.flags.writeable and min(tree.strides, default=0) >= 0  # else torch warns or refuses
-        return function(torch.as_tensor(tree if shareable else tree.copy()))
+        return function(arrays.as_tensor(tree))
     if isinstance(tree, Mapping):
         return {key: map_leaves(function, value) for key, value in tree.items()}
     if isinstance(tree, tuple | list):
@@ -39,8 +39,8 @@ def map_leaves(function: Callable[[Tensor], Tensor], tree: Any) -> Any:
 
 
 def as_tensors(tree: Any) -> Any:
-    """Turn the arrays of a nest into tensors that share their memory."""
-    return map_leaves(lambda tensor: tensor, tree)
+    """Turn the arrays of a nest into tensors that share their memory; what has no rows in memory is refused."""
+    return map_leaves(arrays.checked, tree)
 
 
 def num_rows(tree: Any) -> int:
@@ -55,7 +55,12 @@ def num_rows(tree: Any) -> int:
 
 def take(tree: Any, index: Any) -> Any:
     """Index every tensor of a nest along its rows."""
-    return map_leaves(lambda tensor: tensor[index], tree)
+    try:
+        return map_leaves(lambda tensor: tensor[index], tree)
+    except IndexError as error:
+        if all(tensor.ndim for tensor in leaves(tree)):
+            raise
+        raise InputError("A tensor without axes has no rows: the first axis must be the batch.") from error
 
 
 def place(tree: Any, device: torch.device | None, dtype: torch.dtype | None) -> Any:
@@ -79,3 +84,29 @@ def is_finite(tree: Any) -> bool:
     """Whether every floating tensor of a nest is free of NaN and infinities."""
     return all(bool(torch.isfinite(tensor.sum())) or bool(tensor.isfinite().all())
                for tensor in leaves(tree) if tensor.is_floating_point())  # fmt: skip
+
+
+def join_single_rows(pieces: Iterator[Any], parted: Callable[[Any], Any], say: Callable[[], None]) -> Iterator[Any]:
+    """Hold each batch back until the next is seen, and join the two if one of them has a single row.
+
+    Args:
+        pieces: The batches.
+        parted: From a batch to its inputs and targets.
+        say: Called where two batches are joined.
+    """
+    held = next(pieces, None)
+    for raw in pieces:
+        pair = [as_tensors(parted(held)), as_tensors(parted(raw))]
+        if 1 in (num_rows(inputs) for inputs, _ in pair) and _width(pair[0]) == _width(pair[1]):
+            say()
+            held = concatenate(pair)
+        else:
+            yield held
+            held = raw
+    if held is not None:
+        yield held
+
+
+def _width(tree: Any) -> list[torch.Size]:
+    """The shape of every tensor of a batch but for the rows."""
+    return [tensor.shape[1:] for tensor in leaves(tree)]

@@ -277,11 +277,13 @@ class _Loop:
         if not self.inference.anytime:
             return NonFiniteError(f"{where}: look for extreme inputs in that batch, and for extreme weights.")
         good = io.clone(self.start if self.good is None else self.good)
+        with self._stream("posterior"):  # which may draw
+            posterior = self.inference.posterior(good)
         return NonFiniteError(
             f"{where}: lower the learning rate (now {self.problem.training.lr:g}), clip gradients with "
             "Training(clip=1.0), or look for extreme inputs in that batch; the last good posterior is in this error's "
             "`.posterior`.",
-            self.inference.posterior(good),
+            posterior,
         )
 
     # ------------------------------------------------------------------ checkpoints

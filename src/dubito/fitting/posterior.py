@@ -16,7 +16,7 @@ from torch.utils.data import DataLoader, Dataset
 from dubito.beliefs.prediction import Prediction
 from dubito.core import batches, io, params
 from dubito.core.constraints import is_whole
-from dubito.core.errors import DubitoError, FileFormatError, InputError, UnsupportedError
+from dubito.core.errors import DubitoError, FileFormatError, InputError, NonFiniteError, UnsupportedError
 from dubito.core.params import Params
 from dubito.core.private_draws import PrivateDraws
 from dubito.core.randomness import default_generator
@@ -249,7 +249,7 @@ class Posterior(Lendable, ABC):
     def _ask(self, predict_batch: Predictor, inputs: Any) -> Prediction:
         """Predict; where the network itself cannot take the inputs, say so."""
         try:
-            return predict_batch(self._checked(inputs))
+            return _finite(predict_batch(self._checked(inputs)))
         except DubitoError:
             raise
         except (RuntimeError, TypeError, ValueError, LookupError):
@@ -307,6 +307,17 @@ def restored(tree: Mapping[str, Any], model: nn.Module) -> Posterior:
     if not (isinstance(recipe, Recipe) and isinstance(likelihood, Likelihood) and is_whole(tree["num_data"], 0)):
         raise FileFormatError("The file holds something else in the place of a recipe, a likelihood or `num_data`.")
     return Posterior._families[tree["family"]].from_state(private, likelihood, recipe, tree["num_data"], tree["state"])
+
+
+def _finite(prediction: Prediction) -> Prediction:
+    """Return a prediction if it is one: an overflow must not pass for an answer."""
+    parts = (getattr(prediction, name, None) for name in ("mean", "aleatoric", "epistemic"))
+    if not all(part is None or bool(part.isfinite().all()) for part in parts):
+        raise NonFiniteError(
+            "The prediction is NaN or infinite although the inputs are finite: look for extreme weights, scale the "
+            "inputs, or use float64."
+        )
+    return prediction
 
 
 def _tensors(model: nn.Module) -> dict[str, Tensor]:

@@ -107,6 +107,8 @@ class Not(SelectionRule):
 
 
 def _as_set(rule: SelectionRule) -> SelectionRule:
+    if not isinstance(rule, SelectionRule):
+        raise InputError(f"{rule!r} is no selection: only selections can be combined with |, & or ~.")
     if not rule.is_set:
         raise InputError(f"{rule!r} chooses directions, not weights: it cannot be combined with |, & or ~.")
     return rule

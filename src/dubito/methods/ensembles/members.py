@@ -51,6 +51,8 @@ class Members:
         progress: bool,
         options: dict[str, Any],
     ) -> None:
+        if not isinstance(model, nn.Module):
+            raise InputError(f"The model must be a torch.nn.Module, not {type(model).__name__}.")
         self.model = shared_copy(model) if distributed.is_active() else model
         self.ensemble, self.data, self.training = ensemble, data, training
         self.generator, self.progress, self.options = default_generator(generator), progress, options

@@ -1,0 +1,47 @@
+"""Arrays and tensors that a network can be given; others are refused in a sentence, not by an error of torch."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from dubito.core.errors import InputError
+
+
+def as_tensor(array: np.ndarray[Any, Any]) -> Tensor:
+    """Return a tensor of the array's numbers, which shares its memory where torch can."""
+    if array.dtype.kind not in "biufc":
+        raise InputError(f"An array of type {array.dtype} holds no numbers: convert it with .astype(float) first.")
+    if isinstance(array, np.ma.MaskedArray):
+        raise InputError("A masked array has missing values: fill them first, as with .filled(0).")
+    native = array if array.dtype.isnative else array.astype(array.dtype.newbyteorder("="))
+    shareable = native.flags.writeable and min(native.strides, default=0) >= 0  # else torch warns or refuses
+    try:
+        return torch.as_tensor(native if shareable else native.copy())
+    except TypeError as error:  # a type that torch lacks, such as longdouble
+        raise InputError(f"An array of type {array.dtype} cannot become a tensor: convert it first.") from error
+
+
+def checked(tensor: Tensor) -> Tensor:
+    """Return the tensor if it has entries in memory that rows can be taken of."""
+    if tensor.layout != torch.strided:
+        raise InputError(f"A tensor of layout {tensor.layout} has no rows in memory: call .to_dense() on it.")
+    if tensor.device.type == "meta":
+        raise InputError("A tensor on the device 'meta' has a shape but no values: give one with values.")
+    return tensor
+
+
+def to_tensor(value: Any, name: str) -> Tensor:
+    """Return what `torch.as_tensor` makes of a number, a list or an array; a tensor as it is."""
+    if isinstance(value, Tensor):
+        return checked(value)
+    if isinstance(value, np.ndarray):
+        return as_tensor(value)
+    try:
+        return torch.as_tensor(value)
+    except (TypeError, ValueError, RuntimeError, OverflowError) as error:
+        kind = type(value).__name__
+        raise InputError(f"{name} must be a tensor, or numbers that can become one, not a {kind}.") from error
