@@ -11,12 +11,12 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
+from dubito.errors import ShardsWarning
 from parts_cases import fit, network, part, rows, weights
 from torch import Tensor, nn
 
 from dubito import Laplace, Variational
 from dubito.core import io
-from dubito.errors import ShardsWarning
 
 FOLDER = Path(sys.argv[1])
 

@@ -34,8 +34,8 @@ def test_parts_are_what_one_process_finds_on_the_whole(results: Any, tmp_path: P
     compare(first["resumed"], first["checkpoint"], 0.0)
     assert second["said"] == alone["said"] == []
     assert set(first["said"]) == {
-        f"Each of the 2 processes holds other data: it is taken for one part of the whole, which has {count} examples; "
-        "give all of them the same data if it should be divided instead."
+        "Each of the 2 processes holds different data, which is treated as its shard of one data set of "
+        f"{count} examples: if it should be divided instead, give every process the same data."
         for count in (12, 36)
     }
 
@@ -55,13 +55,13 @@ def test_what_is_divided_and_what_is_refused(results: Any) -> None:
     assert first["refused"] == second["refused"]
     begins = {
         "same inputs": "InputError: The processes hold the same inputs with different targets",
-        "random parts": "InputError: The loaders of the processes give different batches, and other ones each time",
-        "constant targets": "InputError: The loaders of the processes give different batches, and other ones each time",
+        "random parts": "InputError: The loaders of the processes give different batches, and different ones",
+        "constant targets": "InputError: The loaders of the processes give different batches, and different ones",
         "chains": "UnsupportedError: SGMCMC needs all the data in every process",
         "statistics": "UnsupportedError: BatchNormNoise needs all the data in every process",
         "settings": "InputError: The processes were given different recipes, training settings or likelihoods",
         "shapes": "InputError: The processes were given different networks",
-        "warning as an error": "ShardsWarning: Each of the 2 processes holds other data",
+        "warning as an error": "ShardsWarning: Each of the 2 processes holds different data",
     }
     assert {name: text[: len(begins[name])] for name, text in first["refused"].items()} == begins
 

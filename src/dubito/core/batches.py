@@ -68,7 +68,7 @@ class Source:
     Attributes:
         num_data: The number of examples in one pass, 0 where it is not known; after `agree` that of all processes.
         num_batches: The number of batches in one pass, or None.
-        is_part: Whether this process holds one part of the data, and others the rest; None before `agree`.
+        is_shard: Whether this process holds one shard of the data; None before `agree`.
         in_memory: The batches that are at hand without asking a loader (a pair is one), or None.
         dataset: What the loader takes its examples from, or None.
         joins_single_rows: Whether a batch of one row becomes part of a neighbour; see `join_single_rows`.
@@ -95,7 +95,7 @@ class Source:
         self.generators: list[torch.Generator] = []
         self.dataset: Any = None
         self.batch_size: int | None = batch_size
-        self.is_part: bool | None = None
+        self.is_shard: bool | None = None
         self._sampler = shards.declared_sampler(data) if shard else None
         if self.pair is not None:
             rows: int | None = num_rows(self.pair)
@@ -116,31 +116,31 @@ class Source:
             raise InputError("The data is empty.")
 
     def agree(self) -> None:
-        """Find out with the other processes whether all hold the same data or each a part; count the whole.
+        """Find out with the other processes whether all hold the same data or each a shard; count the whole.
 
         The first pass does it, too; who needs `num_data` earlier must ask for it.
         """
-        if self.is_part is not None or not (self.shard and distributed.is_active()):
+        if self.is_shard is not None or not (self.shard and distributed.is_active()):
             return
         for generator in self.generators:
             distributed.share_generator(generator, self.device)
-        self.is_part, everyone = shards.are_parts(self._evidence(), self._evidence)
-        if self.is_part:
+        self.is_shard, everyone = shards.are_shards(self._evidence(), self._evidence)
+        if self.is_shard:
             self.num_data = sum(each.examples for each in everyone)
             known = [each.batches for each in everyone if each.batches is not None]
             self.num_batches = max(known) if len(known) == len(everyone) else None
-        shards.say(self.is_part, self.num_data)
+        shards.say(self.is_shard, self.num_data)
 
     def keep_whole(self, who: str) -> None:
         """Let every process see all rows of all batches."""
-        self.refuse_parts(who)
+        self.refuse_shards(who)
         self.shard = False
 
-    def refuse_parts(self, who: str) -> None:
-        """Raise where each process holds only a part of the data."""
-        if self.is_part:
+    def refuse_shards(self, who: str) -> None:
+        """Raise where each process holds only a shard of the data."""
+        if self.is_shard:
             raise UnsupportedError(
-                f"{who} needs all the data in every process, but each was given another part: give all of them the "
+                f"{who} needs all the data in every process, but each was given a shard of it: give all of them the "
                 "same data."
             )
 
@@ -160,7 +160,7 @@ class Source:
     def epoch(self, stream: Stream | None = None, skip: int = 0, seen: Seen | None = None) -> Iterator[Batch]:
         """Yield the batches of one pass, without the first `skip`; the loader's global randomness is `stream`."""
         self.agree()
-        if self.is_part and self.shard:
+        if self.is_shard and self.shard:
             yield from self._joint(self.pieces(stream, seen), skip)
             return
         for index, raw in enumerate(self.pieces(stream, seen)):
@@ -180,9 +180,8 @@ class Source:
 
     def join_single_rows(self) -> None:
         """From now on join a batch of one row to the batch before it, for networks that cannot train on one row."""
-        shorter = (
-            not self.joins_single_rows and not self.is_part and self._leaves_one_row()
-        )  # of parts the longest counts
+        known = not self.is_shard and self._leaves_one_row()  # of shards the longest counts
+        shorter = known and not self.joins_single_rows
         if shorter and self.num_batches is not None:
             self.num_batches -= 1
         self.joins_single_rows = True
@@ -220,7 +219,7 @@ class Source:
     def first(self) -> Batch:
         """Return the whole first batch, for a look at the data that moves no generator; the same in all processes."""
         batch = self._first()
-        if not (self.is_part and self.shard):
+        if not (self.is_shard and self.shard):
             return batch
         values = iter(distributed.tensors_from_first(list(leaves((batch.inputs, batch.targets)))))
         inputs, targets = map_leaves(lambda _: next(values), (batch.inputs, batch.targets))

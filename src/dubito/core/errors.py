@@ -46,4 +46,4 @@ class NonFiniteError(DubitoError, ArithmeticError):
 
 
 class ShardsWarning(UserWarning):
-    """Each process was given other data, which is taken for one part of the whole."""
+    """Each process was given different data, which is treated as its shard of one data set."""

@@ -1,7 +1,7 @@
-"""Find out whether several processes hold the same data or each a part of it, by digests of the content.
+"""Find out whether several processes hold the same data or each a shard of it, by digests of the content.
 
 Data in memory is compared as a whole, a loader by its counts and its first batch, which every process draws from the
-same seed. A loader with a `DistributedSampler` says by itself that it gives a part.
+same seed. A loader with a `DistributedSampler` says by itself that it gives a shard.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ class Evidence(NamedTuple):
         varied: Whether the targets differ among themselves; equal digests of constant ones say nothing.
         examples: The number of examples, 0 where it is not known.
         batches: The number of batches, or None.
-        declared: Whether a sampler says that this is one part of the data.
+        declared: Whether a sampler says that this is one shard of the data.
     """
 
     inputs: str
@@ -53,8 +53,8 @@ def evidence(inputs: list[Tensor], targets: list[Tensor], count: int, batches: i
     return Evidence(_digest(inputs), _digest(targets), varied, count, batches, declared)
 
 
-def are_parts(own: Evidence, again: Callable[[], Evidence]) -> tuple[bool, list[Evidence]]:
-    """Return whether each process holds a part of the data, the same answer in all, and what each knows.
+def are_shards(own: Evidence, again: Callable[[], Evidence]) -> tuple[bool, list[Evidence]]:
+    """Return whether each process holds a shard of the data, the same answer in all, and what each knows.
 
     Args:
         own: What this process knows.
@@ -74,26 +74,26 @@ def are_parts(own: Evidence, again: Callable[[], Evidence]) -> tuple[bool, list[
         if same_order:  # only the inputs are random: augmentation
             return False, everyone
         raise InputError(
-            "The loaders of the processes give different batches, and other ones each time: let their randomness come "
-            "from torch's, numpy's or random's global generators, or use a DistributedSampler where each gives a part."
+            "The loaders of the processes give different batches, and different ones each time: draw their randomness "
+            "from the global generators of torch, numpy or random, or use a DistributedSampler if each gives a shard."
         )
     if different < len(everyone):
         raise InputError(
             f"Of {len(everyone)} processes some hold the same data and some do not: give every process the same data, "
-            "or each one a part of its own."
+            "or each a shard of its own."
         )
     return True, everyone
 
 
-def say(parts: bool, num_data: int) -> None:
+def say(shards: bool, num_data: int) -> None:
     """Let the first process say which of the two was assumed."""
     if distributed.rank() > 0:
         return
     processes = distributed.world_size()
-    if parts:
+    if shards:
         warnings.warn(
-            f"Each of the {processes} processes holds other data: it is taken for one part of the whole, which has "
-            f"{num_data:,} examples; give all of them the same data if it should be divided instead.",
+            f"Each of the {processes} processes holds different data, which is treated as its shard of one data set of "
+            f"{num_data:,} examples: if it should be divided instead, give every process the same data.",
             ShardsWarning, stacklevel=2,
         )  # fmt: skip
     else:
@@ -101,7 +101,7 @@ def say(parts: bool, num_data: int) -> None:
 
 
 def declared_sampler(loader: Any) -> DistributedSampler[Any] | None:
-    """The sampler by which a loader gives each process a part of the data, or None."""
+    """The sampler by which a loader gives each process a shard of the data, or None."""
     if not isinstance(loader, DataLoader) or not distributed.is_active():
         return None
     sampler: Any = getattr(loader.batch_sampler, "sampler", loader.sampler)

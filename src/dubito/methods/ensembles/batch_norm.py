@@ -62,7 +62,7 @@ class BatchNormNoise(Recipe):
         """Return the steps of training."""
         if not batch_norms(problem.model):
             raise InputError("There is nothing random: the network has no BatchNorm layer with running statistics.")
-        problem.source.refuse_parts("BatchNormNoise")
+        problem.source.refuse_shards("BatchNormNoise")
         plain = self._point().build(problem)
 
         def posterior(state: State) -> BatchNormPosterior:

@@ -59,7 +59,7 @@ class Members:
         self.source = Source(data, batch_size=training.batch_size, num_data=options["num_data"])
         device = next((value.device for value in model.parameters()), None)
         distributed.share_generator(self.generator, device)
-        self.in_parts = _in_parts(self.source, options["validation"])
+        self.in_shards = _in_shards(self.source, options["validation"])
         self.device = device
         self.start = self.generator.get_state()
         self.loader_states = self.source.generator_states()
@@ -74,7 +74,7 @@ class Members:
             options: dict[str, Any] = {"training": self.training, "progress": self.progress, **self.options}
             return plan.fit(self.model, self.data, generator=self.generator, **options)
         try:
-            divided = distributed.is_active() and not self.in_parts  # else no process has all the data
+            divided = distributed.is_active() and not self.in_shards  # else no process has all the data
             members = self._divided() if divided else [self._fit(k) for k in self._numbers]
         except KeyboardInterrupt:
             self.generator.set_state(self.start)  # so that the same call goes on from the checkpoints
@@ -135,12 +135,12 @@ class Members:
         return obstacle(self.ensemble, self.training, self.model, self.source)
 
 
-def _in_parts(source: Source, validation: Any) -> bool:
-    """Whether each process holds only a part of the data or of the validation data."""
+def _in_shards(source: Source, validation: Any) -> bool:
+    """Whether each process holds only a shard of the data or of the validation data."""
     sources = [source] if validation is None else [source, Source(validation, must_count=False)]
     for each in sources:
         each.agree()
-    return any(each.is_part for each in sources)
+    return any(each.is_shard for each in sources)
 
 
 def start_of_member(ensemble: Ensemble, recipe: Recipe, model: nn.Module, seed: int, k: int) -> nn.Module:

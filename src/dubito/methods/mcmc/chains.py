@@ -102,7 +102,9 @@ class Chains:
             return
         if distributed.is_active():
             others = [k for k in range(self.num) if k not in self.mine]
-            distributed.sum_(list(io.tensors(state)))
+            distributed.sum_(list(io.tensors({name: part for name, part in state.items() if name != "samples"})))
+            if "samples" in state and int(state["step"].max()) > 0:  # else there are none yet
+                distributed.sum_([state["samples"]])
             for tensor in io.tensors(state):
                 tensor[others] = 0
         for k in self.mine:
