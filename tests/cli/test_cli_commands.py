@@ -170,7 +170,7 @@ class TestCompare:
         price = run("compare", *words, "--target", "price")
         assert price.exit_code == 0, price.stderr
         assert "RMSE" in price.stdout
-        assert "dubito: warning: 1 of 61 rows have no 'price' and are left out\n" in price.stderr
+        assert "dubito: warning: 1 of 61 rows have no 'price' and are left out.\n" in price.stderr
         colour = run("compare", *words, "--target", "colour")
         assert "Accuracy" in colour.stdout
 
@@ -206,7 +206,7 @@ class TestBadInput:
             (["compare", *TINY, "--split", "7"], "has 5 split(s)"),
             (["compare", *TINY, "--ood", "diabetes"], "cannot be prepared like 'digits'"),
             (["compare", "--data", "digitz"], "did you mean 'digits'"),
-            (["compare", "--data", "diabetes", "--shifts"], "corruptions need a data set of images"),
+            (["compare", "--data", "diabetes", "--shifts"], "Corruptions need a data set of images"),
             (["data", "check", "digitz"], "did you mean 'digits'"),
             (["demo", "--out", "nowhere/report.html"], "the folder 'nowhere' does not exist"),
         ],

@@ -166,8 +166,8 @@ def test_shifts_are_lazy_pairs_that_do_not_depend_on_order(digits: data.DataSet)
 
 def test_bad_input(digits: data.DataSet, pixels: torch.Tensor):
     for call, message in [
-        (lambda: corrupt(pixels, "fog", 1), "no corruption 'fog'; known are rotation"),
-        (lambda: corrupt(pixels, "noise", 6), "from 0 to 5; got 6"),
+        (lambda: corrupt(pixels, "fog", 1), "no corruption 'fog': choose one of rotation"),
+        (lambda: corrupt(pixels, "noise", 6), "from 0 to 5, got 6"),
         (lambda: corrupt(pixels[0], "noise", 1), r"need float images \[N, C, H, W\]"),
         (lambda: corrupt(pixels[:0], "noise", 1), "need float images"),
         (lambda: rotate((pixels * 255).byte(), 10.0), "got torch.uint8"),

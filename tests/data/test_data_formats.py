@@ -23,7 +23,7 @@ def test_idx_reads_what_was_written(tmp_path: Path, shape):
 @pytest.mark.parametrize(
     ("content", "message"),
     [
-        (gzip.compress(b"\x00\x00\x08\x01\x00\x00\x00\x03ab", mtime=0), "promises \\(3,\\) values but holds 2"),
+        (gzip.compress(b"\x00\x00\x08\x01\x00\x00\x00\x03ab", mtime=0), "shape \\(3,\\) but holds 2"),
         (gzip.compress(b"\x00\x00\x0d\x01\x00\x00\x00\x01abcd", mtime=0), "not an idx file"),
         (gzip.compress(b"\x00\x00\x08\x03\x00", mtime=0), "not an idx file"),
         (gzip.compress(b"", mtime=0), "not an idx file"),

@@ -100,9 +100,9 @@ def test_carve(num: int, validation: float, limit: int | None):
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ({"validation": 1.0}, "validation is a fraction"),
-        ({"validation": -0.1}, "validation is a fraction"),
-        ({"limit": 0}, "limit is a number of rows"),
+        ({"validation": 1.0}, "`validation` must be a fraction"),
+        ({"validation": -0.1}, "`validation` must be a fraction"),
+        ({"limit": 0}, "`limit` must be a number of rows"),
         ({"limit": 1}, "leave nothing to train on"),
         ({"split": 5}, "has 5 split\\(s\\), numbered from 0; got 5"),
         ({"split": -1}, "got -1"),
@@ -239,7 +239,7 @@ def test_check_reports_unreadable_files_and_values(tiny_data: Path):
     [
         ("mnist", lambda r: write_idx(r / "mnist/train-labels-idx1-ubyte.gz", np.full(40, 11)), "outside 0 to 9"),
         ("mnist", lambda r: write_idx(r / "mnist/train-labels-idx1-ubyte.gz", np.zeros(39)), "do not belong together"),
-        ("toy/my", lambda r: write_npz(r / "toy1d/my_1d.npz", data=np.zeros((5, 3))), "instead of \\[N, 4\\]"),
+        ("toy/my", lambda r: write_npz(r / "toy1d/my_1d.npz", data=np.zeros((5, 3))), "not \\[N, 4\\]"),
         ("pima", lambda r: (r / "small/pima_test.csv").write_text("npreg,type\n1,Yes\n"), "lacks rows or one of"),
         ("mcycle", lambda r: (r / "small/mcycle.csv").write_text("times,accel\n1,x\n"), "not a number"),
         ("co2", lambda r: (r / "small/mauna_loa_co2_weekly.csv").write_text("date,co2\n1958x,3\n"), "not a number"),

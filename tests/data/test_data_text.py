@@ -35,7 +35,7 @@ def test_json_round_trip():
     vocabulary = Vocabulary.fit(["a café"], min_count=1)
     assert Vocabulary.from_json(vocabulary.to_json()) == vocabulary
     for text in ("", "[]", '{"format": "other/1", "words": [], "length": 1}', '{"format": "dubito.vocabulary/1"}'):
-        with pytest.raises(FileFormatError, match="not a vocabulary"):
+        with pytest.raises(FileFormatError, match="not written by Vocabulary"):
             Vocabulary.from_json(text)
 
 

@@ -1,4 +1,4 @@
-"""The command line: parse, make a recipe, call a public function."""
+"""The command line: parse the options, call a public function, print."""
 
 from __future__ import annotations
 

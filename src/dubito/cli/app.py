@@ -1,4 +1,4 @@
-"""The commands. Everything heavy is imported inside them, so that ``--help`` is quick."""
+"""The commands. Heavy modules are imported inside the functions, so that ``--help`` is fast."""
 
 from __future__ import annotations
 
@@ -22,10 +22,10 @@ app = typer.Typer(
     add_completion=False,
 )
 data_app = typer.Typer(context_settings=_STYLE, rich_markup_mode=None)
-app.add_typer(data_app, name="data", help=manual.DATA, short_help="See which data sets are here, and check them.")
+app.add_typer(data_app, name="data", help=manual.DATA, short_help="List the available data sets, and check them.")
 
-Json = Annotated[bool, typer.Option("--json", help="Print JSON, and nothing else, on stdout.")]
-Out = Annotated[Path, typer.Option("--out", metavar="FILE", help="Where the report is written.")]
+Json = Annotated[bool, typer.Option("--json", help="Print only JSON on stdout.")]
+Out = Annotated[Path, typer.Option("--out", metavar="FILE", help="The file to write the report to.")]
 
 
 def _print_version(wanted: bool) -> None:
@@ -42,13 +42,13 @@ def root(
     ] = False,
     debug: Annotated[bool, typer.Option("--debug", help="Show the traceback of an error.")] = False,
 ) -> None:
-    """Show the help where no command is given; `Group` has taken ``--debug`` out already."""
+    """Show the help if no command is given; `Group` has already handled ``--debug``."""
     _help_if_alone(context)
 
 
 @data_app.callback(invoke_without_command=True)
 def data_root(context: typer.Context) -> None:
-    """Show the help where no command is given."""
+    """Show the help if no command is given."""
     _help_if_alone(context)
 
 
@@ -60,7 +60,9 @@ def _help_if_alone(context: typer.Context) -> None:
 @app.command(help=manual.DEMO, short_help="Compare every method on handwritten digits.")
 def demo(
     out: Out = Path("report.html"),
-    fast: Annotated[bool, typer.Option("--fast", help="One seed, few epochs, few shifts: takes seconds.")] = False,
+    fast: Annotated[
+        bool, typer.Option("--fast", help="One seed, few epochs, few shifts; takes about a minute.")
+    ] = False,
     json: Json = False,
 ) -> None:
     """Compare every method on digits."""
@@ -70,38 +72,52 @@ def demo(
     from dubito.cli.options import check_writable, demo_experiment
 
     check_writable(out)
-    torch.set_num_threads(1)  # for networks this small, sharing the work costs more than the work
+    torch.set_num_threads(1)  # for networks this small, threads cost more than they save
     deliver(demo_experiment(fast), out, json)
 
 
 @app.command(help=manual.COMPARE, short_help="Compare methods on a data set or a table.")
 def compare(
-    data: Annotated[str, typer.Option("--data", metavar="NAME|TABLE", help="A data set by name, or a table.")],
-    target: Annotated[str | None, typer.Option(metavar="COLUMN", help="The column of a table to predict.")] = None,
-    model: Annotated[str, typer.Option(metavar="NETWORK", help="The network, one of those above.")] = "mlp",
+    data: Annotated[str, typer.Option("--data", metavar="NAME|TABLE", help="The name of a data set, or a table.")],
+    target: Annotated[str | None, typer.Option(metavar="COLUMN", help="The column of the table to predict.")] = None,
+    model: Annotated[str, typer.Option(metavar="NETWORK", help="The network; see the list above.")] = "mlp",
     method: Annotated[
         list[str] | None,
-        typer.Option(metavar="METHOD", help="A method; give one --method for each.  [default: all of those above]"),
+        typer.Option(metavar="METHOD", help="A method; repeat for several.  [default: all methods above]"),
     ] = None,
     likelihood: Annotated[
-        str | None, typer.Option(metavar="NAME", help="How outputs explain targets.  [default: as the target asks for]")
+        str | None,
+        typer.Option(
+            metavar="NAME",
+            help="Noise model: categorical for classes, gaussian for numbers.  [default: chosen from the target]",
+        ),
     ] = None,
-    seeds: Annotated[int, typer.Option(metavar="N", min=1, help="How often everything is repeated.")] = 3,
-    epochs: Annotated[int | None, typer.Option(metavar="N", help="Passes over the data; see above.")] = None,
+    seeds: Annotated[int, typer.Option(metavar="N", min=1, help="Number of repetitions with new initial weights.")] = 3,
+    epochs: Annotated[int | None, typer.Option(metavar="N", help="Passes over the training data; see above.")] = None,
     lr: Annotated[float | None, typer.Option(metavar="RATE", help="The learning rate.")] = None,
-    batch_size: Annotated[int | None, typer.Option(metavar="N", help="Examples per step of training.")] = None,
+    batch_size: Annotated[int | None, typer.Option(metavar="N", help="Examples per training step.")] = None,
     training: Annotated[
         str | None,
-        typer.Option(metavar="SETTINGS", help='All of training at once: "training(optimizer=sgd, lr=0.1, epochs=50)".'),
+        typer.Option(
+            metavar="SETTINGS", help='All training settings in one: "training(optimizer=sgd, lr=0.1, epochs=50)".'
+        ),
     ] = None,
-    split: Annotated[int, typer.Option(metavar="N", min=0, help="Which split into training and test part.")] = 0,
-    gap: Annotated[bool, typer.Option("--gap", help="UCI sets: test on the middle third of feature --split.")] = False,
-    limit: Annotated[int | None, typer.Option(metavar="N", help="Train and validate on at most N rows.")] = None,
-    limit_test: Annotated[int | None, typer.Option(metavar="N", help="Test on at most N rows of each set.")] = None,
-    shifts: Annotated[bool, typer.Option("--shifts", help="Images: test under corruptions, too.")] = False,
+    split: Annotated[int, typer.Option(metavar="N", min=0, help="The number of the train/test split.")] = 0,
+    gap: Annotated[
+        bool, typer.Option("--gap", help="UCI sets: test on the middle third of the feature with number --split.")
+    ] = False,
+    limit: Annotated[
+        int | None, typer.Option(metavar="N", help="Use at most N rows for training and validation.")
+    ] = None,
+    limit_test: Annotated[
+        int | None, typer.Option(metavar="N", help="Use at most N test rows of each data set.")
+    ] = None,
+    shifts: Annotated[bool, typer.Option("--shifts", help="Images: also test on corrupted images.")] = False,
     ood: Annotated[
         list[str] | None,
-        typer.Option(metavar="NAME", help="A data set to be noticed as foreign; give one --ood for each."),
+        typer.Option(
+            metavar="NAME", help="Unfamiliar data; the report shows how well it is flagged. Repeat for several."
+        ),
     ] = None,
     out: Out = Path("report.html"),
     json: Json = False,
@@ -130,31 +146,33 @@ def compare(
     deliver(experiment, out, json)
 
 
-@app.command("compress", help=manual.COMPRESS, short_help="Train a network and make it small.")
+@app.command("compress", help=manual.COMPRESS, short_help="Train a network and compress it.")
 def compress_command(
-    data: Annotated[str, typer.Option("--data", metavar="NAME|TABLE", help="A data set by name, or a table.")],
-    target: Annotated[str | None, typer.Option(metavar="COLUMN", help="The column of a table to predict.")] = None,
+    data: Annotated[str, typer.Option("--data", metavar="NAME|TABLE", help="The name of a data set, or a table.")],
+    target: Annotated[str | None, typer.Option(metavar="COLUMN", help="The column of the table to predict.")] = None,
     model: Annotated[str, typer.Option(metavar="NETWORK", help="The network, as for compare.")] = "mlp",
     method: Annotated[
-        str, typer.Option(metavar="METHOD", help="How the posterior is found.")
+        str, typer.Option(metavar="METHOD", help="The method that finds the posterior.")
     ] = "variational(prior=priors.LogUniform(), kl_warmup=0.5)",
     rule: Annotated[
-        str | None, typer.Option(metavar="RULE", help="What goes.  [default: the posterior's own rule]")
+        str | None, typer.Option(metavar="RULE", help="Which weights to remove.  [default: chosen from the posterior]")
     ] = None,
     structure: Annotated[
-        str, typer.Option(metavar="WHAT", help="Remove single 'weights', or whole 'units'.")
+        str, typer.Option(metavar="WHAT", help="Remove single 'weights' or whole 'units'.")
     ] = "weights",
-    finetune: Annotated[int, typer.Option(metavar="N", min=0, help="Epochs of training afterwards.")] = 0,
-    epochs: Annotated[int | None, typer.Option(metavar="N", help="Passes over the data.")] = None,
+    finetune: Annotated[int, typer.Option(metavar="N", min=0, help="Epochs of fine-tuning after the removal.")] = 0,
+    epochs: Annotated[int | None, typer.Option(metavar="N", help="Passes over the training data.")] = None,
     lr: Annotated[float | None, typer.Option(metavar="RATE", help="The learning rate.")] = None,
-    batch_size: Annotated[int | None, typer.Option(metavar="N", help="Examples per step of training.")] = None,
-    limit: Annotated[int | None, typer.Option(metavar="N", help="Train and validate on at most N rows.")] = None,
-    seed: Annotated[int, typer.Option(metavar="N", help="Where randomness starts.")] = 0,
-    save: Annotated[Path | None, typer.Option(metavar="FILE", help="Write the network, entropy-coded.")] = None,
-    export: Annotated[Path | None, typer.Option(metavar="FILE", help="Write it as .onnx or .pt2.")] = None,
+    batch_size: Annotated[int | None, typer.Option(metavar="N", help="Examples per training step.")] = None,
+    limit: Annotated[
+        int | None, typer.Option(metavar="N", help="Use at most N rows for training and validation.")
+    ] = None,
+    seed: Annotated[int, typer.Option(metavar="N", help="The random seed.")] = 0,
+    save: Annotated[Path | None, typer.Option(metavar="FILE", help="Save the compressed network to this file.")] = None,
+    export: Annotated[Path | None, typer.Option(metavar="FILE", help="Export it to an .onnx or .pt2 file.")] = None,
     json: Json = False,
 ) -> None:
-    """Train a network and make it small."""
+    """Train a network and compress it."""
     from dubito.cli import options
     from dubito.cli.compressing import fit_and_compress, read_rule
     from dubito.cli.output import print_json
@@ -177,7 +195,7 @@ def compress_command(
     print_json(report.to_json()) if json else typer.echo(str(report))
 
 
-@data_app.command("list", help=manual.DATA_LIST, short_help="List every data set, with where it was found.")
+@data_app.command("list", help=manual.DATA_LIST, short_help="List all data sets and where each was found.")
 def data_list(json: Json = False) -> None:
     """List the data sets."""
     from dubito import data
@@ -186,7 +204,7 @@ def data_list(json: Json = False) -> None:
     print_availability(data.available(), json)
 
 
-@data_app.command("check", help=manual.DATA_CHECK, short_help="Read data sets whole and check them.")
+@data_app.command("check", help=manual.DATA_CHECK, short_help="Read data sets completely and check them.")
 def data_check(
     names: Annotated[list[str] | None, typer.Argument(metavar="[NAME]...", help="Data sets to check.")] = None,
     json: Json = False,

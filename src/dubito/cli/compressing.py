@@ -17,7 +17,7 @@ from dubito.uses.compression.rules import Rule
 
 
 def read_rule(text: str | None) -> Rule | None:
-    """Return the rule that the text describes; None leaves it to the posterior."""
+    """Return the rule that the text describes; None stands for the posterior's default."""
     if text is None:
         return None
     rule = grammar.parse(text, "rules")

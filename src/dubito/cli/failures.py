@@ -1,4 +1,4 @@
-"""What the command line does when something goes wrong: one line on stderr and an exit code, no traceback."""
+"""Turn errors into one line on stderr and an exit code, without a traceback."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _UsageError: Any = typer.BadParameter.__bases__[0]
 
 
 class Group(TyperGroup):
-    """A group of commands whose failures are one line; ``--debug``, anywhere among the arguments, shows tracebacks."""
+    """A group of commands that prints errors in one line; ``--debug``, at any position, shows tracebacks."""
 
     def main(
         self,
@@ -30,7 +30,7 @@ class Group(TyperGroup):
         windows_expand_args: bool = True,
         **extra: Any,
     ) -> Any:
-        """Run the command and turn what goes wrong into an exit code."""
+        """Run the command and turn errors into exit codes."""
         words = list(sys.argv[1:] if args is None else args)
         debug = "--debug" in words
         words = [word for word in words if word != "--debug"]
@@ -48,7 +48,7 @@ class Group(TyperGroup):
 
 
 def exit_code(error: Exception) -> int:
-    """Return the exit code that says what kind of error it was."""
+    """Return the exit code for this kind of error."""
     if isinstance(error, MissingDataError):
         return MISSING_DATA
     if isinstance(error, NonFiniteError):
@@ -57,7 +57,7 @@ def exit_code(error: Exception) -> int:
 
 
 def _explain(error: Exception) -> int:
-    """Say what went wrong in one line, and return the exit code for it."""
+    """Print the error in one line, and return its exit code."""
     if isinstance(error, _UsageError):
         hint = f" (see '{error.ctx.command_path} --help')" if getattr(error, "ctx", None) else ""
         sentence = error.format_message()

@@ -1,4 +1,4 @@
-"""What ``--help`` says. A paragraph after a backspace character keeps its lines as they are."""
+"""The texts of ``--help``. A paragraph after a backspace character is not re-wrapped."""
 
 from __future__ import annotations
 
@@ -8,22 +8,22 @@ _LINES_OF_METHODS = "\n              ".join(METHODS)
 
 _EXIT_CODES = """\b
 Exit codes:
-  0    all is well
-  1    something failed on the way, such as a loss that became NaN
-  2    bad usage or bad input: an unknown name, an unreadable table
-  3    a data set that is not on this machine
-  130  interrupted with Ctrl-C; what was finished is kept
+  0    success
+  1    a computation failed, for example a loss became NaN
+  2    wrong usage or input, for example an unknown name or an unreadable table
+  3    a data set was not found on this machine
+  130  interrupted with Ctrl-C; finished results are kept
 """
 
 _ENVIRONMENT = """\b
 Environment:
-  DUBITO_DATA  folders with data sets, separated like those of PATH
+  DUBITO_DATA  folders that contain data sets, separated like PATH
 """
 
-MAIN = f"""Give a PyTorch network a posterior over its weights, and see what it is worth.
+MAIN = f"""Find out how far to trust each prediction of a PyTorch network.
 
-Every method is compared on the same data with the same network: how accurate it is, whether its probabilities can be
-trusted, and whether it notices data unlike any it has seen.
+All methods are compared on the same data with the same network: how accurate they are, how well their probabilities are
+calibrated, and whether they flag unfamiliar data.
 
 \b
 Examples:
@@ -33,15 +33,15 @@ Examples:
   dubito compress --data digits --save digits.dubito
   dubito data list
 
-Results go to stdout, progress and errors to stderr. --debug, anywhere on the line, shows the traceback of an error.
+Results go to stdout, progress and errors to stderr. --debug, at any position, shows the traceback of an error.
 
 {_EXIT_CODES}
 {_ENVIRONMENT}"""
 
 DEMO = f"""Train on handwritten digits, compare every method, and write a report.
 
-The data (1,797 images of 8 x 8 pixels) comes with scikit-learn, so nothing is downloaded. Every method is judged on
-held-out digits, on digits under seven corruptions in five severities, and on images that are no digits at all.
+The data (1,797 images of 8 x 8 pixels) comes with scikit-learn, so nothing is downloaded. Every method is evaluated
+on held-out digits, on digits with seven corruptions in five severities, and on images that are not digits.
 
 \b
 Examples:
@@ -51,10 +51,10 @@ Examples:
 
 {_EXIT_CODES}"""
 
-COMPARE = f"""Fit several methods on one data set and compare them on its test part.
+COMPARE = f"""Fit several methods to one data set and compare them on its test part.
 
-The data is a name that `dubito data list` shows, or a .csv, .tsv or .parquet table with --target. Methods, networks and
-likelihoods are written as calls, `name(option=value, ...)`; words inside need no quotes of their own.
+--data is a name that `dubito data list` shows, or a .csv, .tsv or .parquet table with --target. Methods, networks and
+likelihoods are written as calls, `name(option=value, ...)`; text values need no quotes.
 
 \b
 Methods:      {_LINES_OF_METHODS}
@@ -64,12 +64,12 @@ Networks:     mlp(hidden, activation), lenet_300_100, lenet5
               lstm(width, embedding, depth, dropout)
 Likelihoods:  categorical, bernoulli, gaussian(noise), heteroscedastic
 
-All methods see the same data, the same initial weights and the same settings of training. Those that start from a
-trained network share one per seed: that of the first map(...) among the methods, else of map(). Without --epochs a
-method trains as long as it does by default, but at least 2,000 steps.
+All methods use the same data, initial weights and training settings. Methods that need a trained network reuse the
+result of the first map(...), or of map() if none is listed. Without --epochs each method trains for its default number
+of epochs, but for at least 2,000 steps.
 
-Prints a table of the mean and the standard deviation over seeds, and writes a report that opens in any browser. Ctrl-C
-keeps what was finished: the table, the report and the JSON then cover it.
+Prints the mean and standard deviation over seeds, and writes a report that opens in any browser. After Ctrl-C the
+table, the report and the JSON contain the finished results.
 
 \b
 Examples:
@@ -83,15 +83,15 @@ Examples:
 {_EXIT_CODES}
 {_ENVIRONMENT}"""
 
-COMPRESS = f"""Train a network, find the posterior over its weights, remove what it does not need, and report.
+COMPRESS = f"""Train a network, find the posterior over its weights, remove the weights it does not need, and report.
 
-The report says what is left of every layer, how large real files are, how fast the network is, and its scores before
-and after; those of the smaller network are measured after writing it to a file and loading it again.
+The report gives the remaining size of every layer, the size of real files, the speed, and the scores before and after;
+the compressed network is measured after saving and loading it.
 
 \b
 Rules:        log_alpha(3), signal_to_noise(1), model_reduction()
-              posterior_damage(0.9), magnitude(0.9), random(0.9): the fraction that goes
-              signal_to_noise(max_drop=0.01): the accuracy that may be lost on validation data
+              posterior_damage(0.9), magnitude(0.9), random(0.9): the fraction of weights to remove
+              signal_to_noise(max_drop=0.01): the loss of accuracy allowed on validation data
 
 \b
 Examples:
@@ -102,14 +102,14 @@ Examples:
 {_EXIT_CODES}
 {_ENVIRONMENT}"""
 
-DATA = f"""See which data sets are here, and check their files.
+DATA = f"""List the available data sets, and check their files.
 
-Digits, diabetes and the generated toys are always there. The others are looked for in the folders of DUBITO_DATA, then
-in the user's cache.
+Digits, diabetes and the generated toys are always available. The files of all others are searched in the folders of
+DUBITO_DATA, then in the user's cache.
 
 {_ENVIRONMENT}"""
 
-DATA_LIST = """List every data set by name, with where it was found.
+DATA_LIST = """List all data sets and where each was found.
 
 \b
 Examples:
@@ -117,10 +117,10 @@ Examples:
   DUBITO_DATA=~/data dubito data list --json
 """
 
-DATA_CHECK = f"""Read data sets whole and compare them with what they must be.
+DATA_CHECK = f"""Read data sets completely and check them.
 
 Checks the numbers of rows, shapes, labels, that every number is finite, and the checksums where a SHA256SUMS file lies
-beside the data. Without names, checks every data set that is here. Exits with 1 if anything is wrong.
+beside the data. Without names, checks every data set that was found. Exits with 1 if anything is wrong.
 
 \b
 Examples:

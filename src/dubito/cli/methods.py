@@ -1,4 +1,4 @@
-"""The methods that `dubito demo` shows and that `dubito compare` tries when none is named; a new one is one line."""
+"""The methods of `dubito demo`, and of `dubito compare` when none is named; a new one is one line."""
 
 from __future__ import annotations
 

@@ -38,7 +38,7 @@ def demo_experiment(fast: bool = False) -> Experiment:
 
 
 def read_methods(texts: Sequence[str]) -> tuple[Recipe, ...]:
-    """Return the recipes that the texts describe; a recipe that is given twice is an error."""
+    """Return the recipes that the texts describe; raise if a recipe is given twice."""
     recipes: list[Recipe] = []
     for text in texts:
         recipe = grammar.parse(text)
@@ -60,7 +60,7 @@ def read_data(
         return data.load(name, split=split, gap=gap, limit=limit, limit_test=limit_test)
     if target is None:
         columns = ", ".join(map(str, data.read_table(name).columns))
-        raise InputError(f"Say which column of '{name}' to predict with --target; its columns are: {columns}.")
+        raise InputError(f"Give the column of '{name}' to predict as --target; its columns are: {columns}.")
     if gap or limit_test is not None:
         raise InputError(f"{'--gap' if gap else '--limit-test'} is for data sets by name, not for tables; drop it.")
     generator = torch.Generator().manual_seed(split)
@@ -68,7 +68,7 @@ def read_data(
 
 
 def read_likelihood(text: str | None, dataset: DataSet) -> Likelihood:
-    """Return the likelihood that the text describes, or the plain one of the data set's task."""
+    """Return the likelihood that the text describes, or the default for the data set's task."""
     if text is None:
         return likelihoods.resolve("categorical" if dataset.task == "classification" else "gaussian")
     likelihood = grammar.parse(text, "likelihoods") if "(" in text else likelihoods.resolve(text)
@@ -80,7 +80,7 @@ def read_likelihood(text: str | None, dataset: DataSet) -> Likelihood:
 
 
 def read_training(text: str | None, **chosen: Any) -> dict[str, Any]:
-    """Return the settings of training that were chosen, by name; single ones win over the text of all."""
+    """Return the chosen training settings by name; single options take precedence over `text`."""
     settings: dict[str, Any] = {}
     if text is not None:
         training = grammar.parse(text)
@@ -100,7 +100,7 @@ def foreign(names: Sequence[str], dataset: DataSet, limit_test: int | None) -> d
 
 
 def scrambled(pair: Pair) -> Pair:
-    """Return images with their pixels in random order, another for each: the same brightness, but no digits."""
+    """Return images with their pixels in random order, a different one for each image."""
     inputs, targets = pair
     generator = torch.Generator().manual_seed(0)
     order = torch.rand(inputs.shape, generator=generator).flatten(1).argsort(dim=1)
@@ -108,7 +108,7 @@ def scrambled(pair: Pair) -> Pair:
 
 
 def check_writable(path: Path) -> None:
-    """Raise before any work is done if a report cannot be written there."""
+    """Raise, before any work is done, if no report can be written to `path`."""
     if path.is_dir() or not path.resolve().parent.is_dir():
         problem = "it is a folder" if path.is_dir() else f"the folder '{path.parent}' does not exist"
         raise InputError(f"The report cannot be written to '{path}': {problem}.")

@@ -1,4 +1,4 @@
-"""What the commands print: a table or JSON on stdout, everything else on stderr."""
+"""Print results on stdout, as a table or JSON, and everything else on stderr."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def print_json(value: Any) -> None:
 
 
 def print_columns(names: Sequence[str], columns: Sequence[Column]) -> None:
-    """Print one row per method, the best value of each column in bold; long names make way for numbers."""
+    """Print one row per method with the best value of each column in bold; number long names if space is short."""
     console = _console()
     titles = [f"{column.title} {column.hint}".strip() for column in columns]
     cells = [[_cell(column, row) for column in columns] for row in range(len(names))]
@@ -44,7 +44,7 @@ def print_columns(names: Sequence[str], columns: Sequence[Column]) -> None:
 
 
 def print_availability(rows: Sequence[Availability], as_json: bool) -> None:
-    """Print which data sets are here."""
+    """Print which data sets are available."""
     if as_json:
         print_json([{"name": row.name, "task": row.task, "found": row.found, "where": row.where} for row in rows])
         return
@@ -58,7 +58,7 @@ def print_availability(rows: Sequence[Availability], as_json: bool) -> None:
 
 
 def print_integrity(rows: Sequence[Integrity], as_json: bool) -> None:
-    """Print what was checked, and what is wrong."""
+    """Print the result of checking data sets."""
     if as_json:
         fields = [{"name": row.name, "ok": row.ok, "where": row.where, "problems": list(row.problems)} for row in rows]
         print_json(fields)

@@ -1,4 +1,4 @@
-"""The catalogue of data sets: load one by name, list what is here, check what was found."""
+"""Load data sets by name, list which are available, and check their files."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _SOURCES = {source.name: source for source in (*images.SOURCES, *numeric.SOURCES
 
 @dataclass(frozen=True)
 class Availability:
-    """One row of `available()`: `where` is the folder or package that has the set, or why it was not found."""
+    """One row of `available()`: `where` is the folder or package of the data set, or why it was not found."""
 
     name: str
     task: Task
@@ -29,7 +29,7 @@ class Availability:
 
 @dataclass(frozen=True)
 class Integrity:
-    """What `check` saw: `problems` is empty if all is well."""
+    """The result of `check`: `problems` is empty if nothing is wrong."""
 
     name: str
     where: str
@@ -42,7 +42,7 @@ class Integrity:
 
 
 def names() -> tuple[str, ...]:
-    """The names `load` knows."""
+    """Return the names that `load` accepts."""
     return tuple(_SOURCES)
 
 
@@ -96,12 +96,12 @@ def load(
 
 
 def available() -> list[Availability]:
-    """Every data set by name, with where it was found or why it was not; nothing is read."""
+    """List every data set with the place where it was found, or why it was not; no file is read."""
     return [_availability(source) for source in _SOURCES.values()]
 
 
 def check(name: str) -> Integrity:
-    """Read every split of a data set and compare it with what it must be.
+    """Read every split of a data set and check it against its description.
 
     Compared are the checksums (if a `SHA256SUMS` lies in the data folder), the numbers of rows, the shapes, the range
     of the labels, and that every number is finite. Raises `MissingDataError` if the set is not here.
@@ -127,7 +127,7 @@ def _source(name: str) -> Source:
         return _SOURCES[name]
     close = difflib.get_close_matches(name, _SOURCES, n=1)
     hint = f"did you mean {close[0]!r}" if close else f"known are {', '.join(_SOURCES)}"
-    raise InputError(f"there is no data set {name!r}; {hint}.")
+    raise InputError(f"There is no data set {name!r}; {hint}.")
 
 
 def _where(source: Source) -> str:
@@ -143,7 +143,7 @@ def _availability(source: Source) -> Availability:
 
 
 def _problems(source: Source, raw: Raw) -> list[str]:
-    """What is wrong with one split."""
+    """Return the problems of one split."""
     problems = []
     parts = [part for part in (raw.train, raw.test) if part is not None]
     num_rows = sum(len(targets) for _, targets in parts)

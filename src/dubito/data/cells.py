@@ -1,4 +1,4 @@
-"""Stray cells: text in a column of numbers or dates, as a slip of the pen or a damaged byte leaves it.
+"""Handle stray cells: text in a column of numbers or dates, such as a typing error or a damaged byte.
 
 The rule: a column of which at least nine in ten present cells are numbers (or ISO dates) is a column of numbers (or
 dates); the others count as missing, with a warning that names the column, the first such row and its value. A column
@@ -25,33 +25,33 @@ STRAY = 0.1
 
 
 def numbers_of(series: pd.Series[Any]) -> Floats:
-    """The cells as float64; NaN where a cell is missing or not a number."""
+    """Return the cells as float64, with NaN where a cell is missing or not a number."""
     return np.array([_number(value) for value in series], dtype=np.float64)
 
 
 def is_mostly(found: Floats) -> bool:
-    """Whether some present cells could not be read, but few enough to be strays."""
+    """Return whether some cells could not be read, but few enough to be strays."""
     return len(found) > 0 and 0 < np.isnan(found).mean() <= STRAY
 
 
 def drop_strays(series: pd.Series[Any], found: Floats, name: str, what: str) -> Floats:
-    """Return what was found, NaN for stray cells, with a warning that names the first; too many are an error."""
+    """Return the values with NaN for stray cells and warn about the first one; raise if there are too many."""
     stray = np.isnan(found) & ~series.isna().to_numpy()
     if not stray.any():
         return found
     row, value = first_stray(series, found)
     if stray.sum() > STRAY * series.notna().sum():
-        raise InputError(f"column {name!r} must hold {what}, but row {row!r} holds {value}.")
+        raise InputError(f"Column {name!r} must hold {what}, but row {row!r} holds {value}.")
     rest = "" if stray.sum() == 1 else f" and {stray.sum() - 1} more"
     warnings.warn(
-        f"column {name!r} holds {what} but for row {row!r}, which holds {value}{rest}: counted as missing.",
+        f"Column {name!r} holds {what} but for row {row!r}, which holds {value}{rest}: counted as missing.",
         stacklevel=2,
     )
     return found
 
 
 def first_stray(series: pd.Series[Any], found: Floats) -> tuple[Any, str]:
-    """The index of the first present cell that could not be read, and its value in words."""
+    """Return the index of the first cell that could not be read, and its value in words."""
     position = int(np.flatnonzero(np.isnan(found) & ~series.isna().to_numpy())[0])
     row, text = series.index[position], repr(series.iloc[position])
     return getattr(row, "item", lambda: row)(), text if len(text) <= 60 else f"{text[:57]}..."

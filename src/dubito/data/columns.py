@@ -1,4 +1,4 @@
-"""How one column of a table becomes numbers: what was learnt from the training rows, and the map itself."""
+"""Encode the columns of a table as numbers, with statistics from the training rows."""
 
 from __future__ import annotations
 
@@ -32,11 +32,11 @@ class NumberColumn:
 
     @property
     def feature_names(self) -> tuple[str, ...]:
-        """The features it becomes."""
+        """Return the names of the features that the column becomes."""
         return (self.name, *_indicator_name(self.name, self.indicator))
 
     def encode(self, series: pd.Series[Any]) -> Floats:
-        """`[N]` values to `[N, features]`."""
+        """Encode values `[N]` as features `[N, features]`."""
         values, missing = _filled(as_numbers(series, self.name), self.fill)
         return _columns([(values - self.loc) / self.scale], missing, self.indicator)
 
@@ -52,11 +52,11 @@ class CategoryColumn:
 
     @property
     def feature_names(self) -> tuple[str, ...]:
-        """The features it becomes."""
+        """Return the names of the features that the column becomes."""
         return (*(f"{self.name}={level}" for level in self.levels), *_indicator_name(self.name, self.indicator))
 
     def encode(self, series: pd.Series[Any]) -> Floats:
-        """`[N]` values to `[N, features]`."""
+        """Encode values `[N]` as features `[N, features]`."""
         missing = series.isna().to_numpy()
         labels = np.array([self.fill if absent else as_label(v) for v, absent in zip(series, missing, strict=True)])
         return _columns([(labels == level).astype(np.float64) for level in self.levels], missing, self.indicator)
@@ -77,11 +77,11 @@ class DateColumn:
 
     @property
     def feature_names(self) -> tuple[str, ...]:
-        """The features it becomes."""
+        """Return the names of the features that the column becomes."""
         return (*(f"{self.name}.{part}" for part, _, _ in self.parts), *_indicator_name(self.name, self.indicator))
 
     def encode(self, series: pd.Series[Any]) -> Floats:
-        """`[N]` values to `[N, features]`."""
+        """Encode values `[N]` as features `[N, features]`."""
         days, missing = _filled(as_days(series, self.name, self.format), self.fill)
         features = [(_DATE_PARTS[part](days) - loc) / scale for part, loc, scale in self.parts]
         return _columns(features, missing, self.indicator)
@@ -93,10 +93,10 @@ Column = NumberColumn | CategoryColumn | DateColumn
 def fit_column(
     series: pd.Series[Any], name: str, *, categorical: bool, date_format: str | None, max_levels: int
 ) -> Column | None:
-    """Learn a column from the training rows; None if it never varies."""
+    """Fit the encoding of a column to the training rows; return None if its value never varies."""
     missing = series.isna()
     if missing.all():
-        raise InputError(f"column {name!r} has no value in the training rows; leave it out with ignore=({name!r},).")
+        raise InputError(f"Column {name!r} has no value in the training rows: leave it out with ignore=({name!r},).")
     indicator = bool(missing.any())
     kind = "category" if categorical else "date" if date_format else kind_of(series[~missing], name)
     if kind in ("number", "boolean"):
@@ -111,7 +111,7 @@ def fit_column(
 
 
 def kind_of(values: pd.Series[Any], name: str) -> str:
-    """What the present values of a column are, but for a few stray cells: number, boolean, date or category."""
+    """Return the kind of a column, ignoring a few stray cells: number, boolean, date or category."""
     import pandas as pd
 
     inferred = pd.api.types.infer_dtype(values, skipna=True)
@@ -123,7 +123,7 @@ def kind_of(values: pd.Series[Any], name: str) -> str:
         return "date"
     if inferred in ("timedelta64", "timedelta", "time", "period", "interval", "complex", "bytes"):
         raise InputError(
-            f"column {name!r} holds {inferred} values; turn them into numbers, or leave it out with ignore=."
+            f"Column {name!r} holds {inferred} values: turn them into numbers, or leave it out with ignore=."
         )
     if inferred in ("string", "mixed", "mixed-integer") and is_mostly(numbers_of(values)):
         return "number"
@@ -172,38 +172,38 @@ def _fit_dates(series: pd.Series[Any], name: str, date_format: str) -> DateColum
 
 
 def as_numbers(series: pd.Series[Any], name: str) -> Floats:
-    """The values as float64, missing and stray ones as NaN; an infinite value is an `InputError`."""
+    """Return the values as float64, with NaN for missing and stray cells; raise for an infinite value."""
     if series.dtype.kind in "biuf":
         values = series.to_numpy(dtype=np.float64, na_value=np.nan)
     else:  # not by pandas, which reads text only up to a NUL
         values = drop_strays(series, numbers_of(series), name, "numbers")
     if np.isinf(values).any():
-        raise InputError(f"column {name!r} holds an infinite value; replace it or mark it as missing.")
+        raise InputError(f"Column {name!r} holds an infinite value: replace it or mark it as missing.")
     return values
 
 
 def as_label(value: Any) -> str:
-    """The name of a category; a whole number has one name, however missing values changed its type."""
+    """Return the name of a category; 3 and 3.0 have the same name, since missing values turn integers into floats."""
     if isinstance(value, float | np.floating) and float(value).is_integer():
         return str(int(value))
     return str(value)
 
 
 def as_days(series: pd.Series[Any], name: str, date_format: str) -> Floats:
-    """Dates as days since 1970-01-01 UTC, with fractions; missing and stray ones as NaN."""
+    """Return dates as fractional days since 1970-01-01 UTC, with NaN for missing and stray cells."""
     import pandas as pd
 
     try:
         stamps = pd.to_datetime(series, format=date_format, utc=True, errors="coerce")
     except (TypeError, ValueError) as error:
-        raise InputError(f"column {name!r} must hold dates in the format {date_format!r} ({error}).") from error
+        raise InputError(f"Column {name!r} must hold dates in the format {date_format!r} ({error}).") from error
     elapsed = stamps.dt.tz_localize(None).to_numpy() - np.datetime64("1970-01-01")
     what = "dates" if date_format == ISO_DATE else f"dates in the format {date_format!r}"
     return drop_strays(series, elapsed / np.timedelta64(1, "D"), name, what)
 
 
 def _calendar(days: Floats, unit: str) -> Floats:
-    """Whole years or months since January 1970."""
+    """Return whole years or months since January 1970."""
     return np.floor(days).astype("datetime64[D]").astype(f"datetime64[{unit}]").astype(np.float64)
 
 
@@ -216,7 +216,7 @@ _DATE_PARTS: dict[str, Callable[[Floats], Floats]] = {
 
 
 def _moments(values: Floats) -> tuple[float, float]:
-    """Mean and population deviation; the deviation of a constant is 1."""
+    """Return mean and population standard deviation; that of a constant counts as 1."""
     return float(values.mean()), float(values.std()) if values.min() != values.max() else 1.0
 
 

@@ -58,7 +58,7 @@ def _rotate(pixels: Tensor, degrees: Tensor) -> Tensor:
 
 
 def _warp(pixels: Tensor, rows: list[list[Tensor]]) -> Tensor:
-    """Pull each image through its affine map of normalised coordinates, entries `[N]` each."""
+    """Apply one affine map of normalised coordinates to each image; the entries of the maps are `[N]` each."""
     matrices = torch.stack([torch.stack(row, dim=-1) for row in rows], dim=-2)
     grid = functional.affine_grid(matrices, list(pixels.shape), align_corners=False)
     return functional.grid_sample(pixels, grid, mode="bilinear", padding_mode="zeros", align_corners=False)
@@ -74,7 +74,7 @@ def _noise(pixels: Tensor, scale: float, generator: torch.Generator) -> Tensor:
 
 
 def _blur(pixels: Tensor, fraction: float, generator: torch.Generator) -> Tensor:
-    """A Gaussian filter whose deviation is a fraction of the shorter side; edges are continued."""
+    """Blur with a Gaussian whose standard deviation is a fraction of the shorter side; edges are replicated."""
     channels, height, width = pixels.shape[1:]
     sigma = fraction * min(height, width)
     radius = math.ceil(3 * sigma)
@@ -95,7 +95,7 @@ def _brightness(pixels: Tensor, offset: float, generator: torch.Generator) -> Te
 
 
 def _occlusion(pixels: Tensor, fraction: float, generator: torch.Generator) -> Tensor:
-    """A grey rectangle with sides a fraction of the image's; a larger one covers the smaller one of the same draw."""
+    """Cover a rectangle with grey; its sides are a fraction of the image's, and it grows with the severity."""
     place = torch.rand(2, len(pixels), 1, generator=generator, device=generator.device).to(pixels.device)
     covered = []
     for start, side in zip(place, pixels.shape[-2:], strict=True):
@@ -109,7 +109,7 @@ def _occlusion(pixels: Tensor, fraction: float, generator: torch.Generator) -> T
 
 
 def _translation(pixels: Tensor, fraction: float, generator: torch.Generator) -> Tensor:
-    """Move by a fraction of the sides into a random direction; black comes in."""
+    """Shift by a fraction of the sides in a random direction; the uncovered border is black."""
     angle = 2 * math.pi * torch.rand(len(pixels), generator=generator, device=generator.device).to(pixels)
     one, zero = torch.ones_like(angle), torch.zeros_like(angle)
     return _warp(pixels, [[one, zero, 2 * fraction * angle.cos()], [zero, one, 2 * fraction * angle.sin()]])
@@ -157,7 +157,7 @@ def corrupt(
     generator = generator or torch.Generator().manual_seed(0)
     pixels = inputs if standardizer is None else standardizer.decode(inputs)
     if pixels.min() < -_TOLERANCE or pixels.max() > 1 + _TOLERANCE:
-        raise InputError("corruptions need pixels in [0, 1]; give the standardizer that made these inputs.")
+        raise InputError("Corruptions need pixels in [0, 1]: give the standardizer that made these inputs.")
     chunks = [function(chunk, strengths[severity - 1], generator).clamp_(0, 1) for chunk in pixels.split(_CHUNK)]
     corrupted = torch.cat(chunks)
     return corrupted if standardizer is None else standardizer.encode(corrupted)
@@ -165,19 +165,19 @@ def corrupt(
 
 def _check_kind(kind: str, severity: int) -> None:
     if kind not in _CORRUPTIONS:
-        raise InputError(f"there is no corruption {kind!r}; known are {', '.join(KINDS)}.")
+        raise InputError(f"There is no corruption {kind!r}: choose one of {', '.join(KINDS)}.")
     if severity not in (0, *SEVERITIES):
-        raise InputError(f"a severity is a whole number from 0 to 5; got {severity}.")
+        raise InputError(f"`severity` must be a whole number from 0 to 5, got {severity}.")
 
 
 def _check_images(inputs: Tensor) -> None:
     if inputs.ndim != 4 or not inputs.is_floating_point() or len(inputs) == 0:
-        raise InputError(f"corruptions need float images [N, C, H, W]; got {inputs.dtype} {list(inputs.shape)}.")
+        raise InputError(f"Corruptions need float images [N, C, H, W], got {inputs.dtype} {list(inputs.shape)}.")
 
 
 @dataclass(frozen=True, eq=False)
 class _Severities(Mapping[int, Pair]):
-    """A pair under one corruption, by severity; each is made when it is asked for, always the same."""
+    """A pair under one corruption, by severity; each is computed on access and is always the same."""
 
     pair: Pair
     kind: str
@@ -206,13 +206,13 @@ def shifts(
     *,
     generator: torch.Generator | None = None,
 ) -> dict[str, Mapping[int, Pair]]:
-    """The test part of an image data set under corruptions: `shifts(dataset)["noise"][3]` is a pair for `evaluate`.
+    """Corrupt the test part of an image data set: `shifts(dataset)["noise"][3]` is a pair for `evaluate`.
 
     The pairs are made one at a time, when they are asked for, so that the whole grid never lies in memory.
     """
     standardizer = dataset.encoder
     if not isinstance(standardizer, Standardizer) or len(dataset.input_shape) != 3:
-        raise InputError(f"corruptions need a data set of images; {dataset.name!r} has inputs {dataset.input_shape}.")
+        raise InputError(f"Corruptions need a data set of images; {dataset.name!r} has inputs {dataset.input_shape}.")
     for kind, severity in product(kinds, severities):
         _check_kind(kind, severity)
     seed = 0 if generator is None else int(torch.randint(2**62, (), generator=generator, device=generator.device))
@@ -223,13 +223,13 @@ def shifts(
 
 
 def shuffle_labels(targets: Tensor, fraction: float = 1.0, *, generator: torch.Generator | None = None) -> Tensor:
-    """Permute the targets of a random `fraction` of the rows among each other; the inputs then tell nothing of them.
+    """Permute the targets of a random `fraction` of the rows, so that they no longer depend on the inputs.
 
     The counts of the classes stay as they are. A network that fits shuffled labels has memorised them (Zhang et al.
     2017, "Understanding Deep Learning Requires Rethinking Generalization").
     """
     if not 0 <= fraction <= 1:
-        raise InputError(f"fraction is between 0 and 1; got {fraction}.")
+        raise InputError(f"`fraction` must lie between 0 and 1, got {fraction}.")
     generator = generator or torch.Generator().manual_seed(0)
     chosen = torch.randperm(len(targets), generator=generator, device=generator.device)
     chosen = chosen[: round(fraction * len(targets))].to(targets.device)

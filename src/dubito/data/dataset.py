@@ -1,4 +1,4 @@
-"""What a data set is: pairs of tensors, and the statistics that made them."""
+"""`DataSet`: pairs of tensors, and the statistics they were standardised with."""
 
 from __future__ import annotations
 
@@ -90,12 +90,12 @@ class DataSet:
     def train(self) -> Pair:
         """The training part; a set that has only a test part (KMNIST, notMNIST) raises a `MissingDataError`."""
         if "train" not in self.parts:
-            raise MissingDataError(f"the data set {self.name!r} has only a test part; train on another one.")
+            raise MissingDataError(f"The data set {self.name!r} has only a test part: train on another one.")
         return self.parts["train"]
 
     @property
     def validation(self) -> Pair | None:
-        """The part carved from the training part, or None if none was asked for."""
+        """The validation part, taken from the training part, or None if none was requested."""
         return self.parts.get("validation")
 
     @property

@@ -1,4 +1,4 @@
-"""The file formats data sets come in: idx (the format of MNIST) and npz, and the checksums that lie beside them."""
+"""Read the file formats of data sets, idx (the format of MNIST) and npz, and verify checksums."""
 
 from __future__ import annotations
 
@@ -22,11 +22,11 @@ Array = NDArray[Any]
 
 
 def read_gzip(path: Path) -> bytes:
-    """The unpacked bytes of a gzip file."""
+    """Return the unpacked bytes of a gzip file."""
     try:
         return gzip.decompress(path.read_bytes())
     except (OSError, EOFError, zlib.error) as error:
-        raise FileFormatError(f"{path} is not a complete gzip file ({error}); fetch it again.") from error
+        raise FileFormatError(f"The file {path} is not a complete gzip file ({error}): fetch it again.") from error
 
 
 def read_idx(path: Path) -> Array:
@@ -34,11 +34,13 @@ def read_idx(path: Path) -> Array:
     content = read_gzip(path)
     num_axes = content[3] if len(content) >= 4 else 0
     if content[:3] != b"\x00\x00\x08" or len(content) < 4 + 4 * num_axes:
-        raise FileFormatError(f"{path} is not an idx file of unsigned bytes; fetch it again.")
+        raise FileFormatError(f"The file {path} is not an idx file of unsigned bytes: fetch it again.")
     shape = tuple(int(size) for size in np.frombuffer(content, ">u4", count=num_axes, offset=4))
     values = np.frombuffer(content, np.uint8, offset=4 + 4 * num_axes)
     if values.size != np.prod(shape):
-        raise FileFormatError(f"{path} promises {shape} values but holds {values.size}; fetch it again.")
+        raise FileFormatError(
+            f"The file {path} declares values of shape {shape} but holds {values.size}: fetch it again."
+        )
     return values.reshape(shape)
 
 
@@ -51,9 +53,9 @@ def read_npz(path: Path, *keys: str) -> list[Array]:
         with zipfile.ZipFile(path) as archive:
             return [_read_member(archive, f"{key}.npy") for key in keys]
     except KeyError as error:
-        raise FileFormatError(f"{path} lacks an array ({error.args[0]}); fetch it again.") from error
+        raise FileFormatError(f"The file {path} lacks an array ({error.args[0]}): fetch it again.") from error
     except (OSError, EOFError, ValueError, RuntimeError, zipfile.BadZipFile, zlib.error) as error:
-        raise FileFormatError(f"{path} is not a complete npz file ({error}); fetch it again.") from error
+        raise FileFormatError(f"The file {path} is not a complete npz file ({error}): fetch it again.") from error
 
 
 def _read_member(archive: zipfile.ZipFile, member: str) -> Array:
@@ -66,7 +68,7 @@ def _read_member(archive: zipfile.ZipFile, member: str) -> Array:
 
 
 def _unpack_cached(archive: zipfile.ZipFile, info: zipfile.ZipInfo) -> bytes:
-    """Unpack through the cache; the archive's own checksum names the cached file and guards its content."""
+    """Unpack into the cache; the archive's checksum names the cached file and verifies its content."""
     cached = cache_folder() / "unpacked" / f"{info.CRC:08x}-{info.file_size}.npy"
     with contextlib.suppress(OSError):  # no such file, or not readable: the archive has it all
         content = cached.read_bytes()
@@ -80,7 +82,7 @@ def _unpack_cached(archive: zipfile.ZipFile, info: zipfile.ZipInfo) -> bytes:
 
 
 def wrong_checksums(root: Path, files: tuple[str, ...]) -> list[str]:
-    """Those of `files` whose SHA-256 differs from the one in `root/SHA256SUMS`; files it does not list pass."""
+    """Return those of `files` whose SHA-256 differs from `root/SHA256SUMS`; files it does not list pass."""
     sums = root / "SHA256SUMS"
     if not sums.is_file():
         return []

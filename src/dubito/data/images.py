@@ -72,13 +72,13 @@ def _read_cifar10(root: Path, split: int, gap: bool) -> Raw:
 
 
 def checked_images(path: Path, images: Array, labels: Array) -> tuple[Array, Array]:
-    """The pair, once it is known to be bytes `[N, C, H, W]` and labels `[N]` from 0 to 9."""
+    """Return the pair if it consists of bytes `[N, C, H, W]` and labels `[N]` from 0 to 9; otherwise raise."""
     if images.dtype != np.uint8 or images.ndim != 4 or labels.shape != (len(images),):
         raise FileFormatError(
-            f"{path} holds images {images.shape} and labels {labels.shape}, which do not belong together."
+            f"The file {path} holds images {images.shape} and labels {labels.shape}, which do not belong together."
         )
     if len(labels) == 0 or labels.min() < 0 or labels.max() > 9:
-        raise FileFormatError(f"{path} holds no labels, or labels outside 0 to 9; fetch it again.")
+        raise FileFormatError(f"The file {path} holds no labels, or labels outside 0 to 9: fetch it again.")
     return images, labels
 
 

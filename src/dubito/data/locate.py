@@ -1,4 +1,4 @@
-"""Where data sets are looked for: the folders of `DUBITO_DATA`, then the user's cache."""
+"""Find the files of data sets in the folders of `DUBITO_DATA`, then in the user's cache."""
 
 from __future__ import annotations
 
@@ -12,18 +12,18 @@ VARIABLE = "DUBITO_DATA"
 
 
 def cache_folder() -> Path:
-    """The user's cache: `$XDG_CACHE_HOME/dubito`, else `~/.cache/dubito`; it need not exist."""
+    """Return the cache folder, `$XDG_CACHE_HOME/dubito` or `~/.cache/dubito`; it need not exist."""
     base = os.environ.get("XDG_CACHE_HOME")
     return (Path(base) if base else Path("~/.cache").expanduser()) / "dubito"
 
 
 def data_folders() -> list[Path]:
-    """The folders named by `DUBITO_DATA` (separated like those of `PATH`), in order."""
+    """Return the folders of `DUBITO_DATA` (separated like those of `PATH`), in order."""
     return [Path(name).expanduser() for name in os.environ.get(VARIABLE, "").split(os.pathsep) if name]
 
 
 def find_root(name: str, files: Sequence[str], *, extra: Sequence[Path] = (), obtain: str = "") -> Path:
-    """The first folder that holds every one of `files`.
+    """Return the first folder that holds all of `files`.
 
     Args:
         name: The data set, for the message.
@@ -46,6 +46,6 @@ def find_root(name: str, files: Sequence[str], *, extra: Sequence[Path] = (), ob
     places = ", ".join(map(str, roots))
     source = f": {obtain}" if obtain else ""
     raise MissingDataError(
-        f"the data set {name!r} needs the file {wanted[0]}{more}, not found in {places}{unset}; "
+        f"The data set {name!r} needs the file {wanted[0]}{more}, not found in {places}{unset}; "
         f"set {VARIABLE} to a folder that holds it{source}."
     )

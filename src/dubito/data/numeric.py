@@ -1,4 +1,4 @@
-"""Numbers in columns: the UCI regression sets, diabetes, and small tables that statistics books use."""
+"""Numeric tables: the UCI regression sets, diabetes, and small tables from statistics books."""
 
 from __future__ import annotations
 
@@ -35,11 +35,13 @@ def _uci_reader(name: str) -> Callable[[Path, int, bool], Raw]:
         inputs, targets, train, test = read_npz(path, "x", "y", f"{prefix}train_idx", f"{prefix}test_idx")
         if inputs.ndim != 2 or targets.shape != inputs.shape[:1] or min(len(train), len(test)) <= split:
             raise FileFormatError(
-                f"{path} holds x {inputs.shape}, y {targets.shape} and {len(train)} splits; fetch it again."
+                f"The file {path} holds x {inputs.shape}, y {targets.shape} and {len(train)} splits: fetch it again."
             )
         train, test = train[split], test[split]
         if not np.array_equal(np.sort(np.concatenate([train, test])), np.arange(len(inputs))):
-            raise FileFormatError(f"{path}: {prefix}split {split} does not use every row exactly once; fetch it again.")
+            raise FileFormatError(
+                f"The file {path}: {prefix}split {split} does not use every row exactly once: fetch it again."
+            )
         names = tuple(f"x{column}" for column in range(inputs.shape[1]))
         return Raw((inputs[train], targets[train]), (inputs[test], targets[test]), feature_names=names)
 
@@ -60,7 +62,7 @@ def _read_mcycle(root: Path, split: int, gap: bool) -> Raw:
 
 
 def _read_co2(root: Path, split: int, gap: bool) -> Raw:
-    """The last fifth of the weeks is the test part: a test of extrapolation."""
+    """Read Mauna Loa; the last fifth of the weeks is the test part, which tests extrapolation."""
     path = root / "small/mauna_loa_co2_weekly.csv"
     rows = [(f"{date[:4]}-{date[4:6]}-{date[6:]}", level) for date, level in read_columns(path, "date", "co2") if level]
     days = _numbers(path, [date for date, _ in rows], "datetime64[D]").astype(np.float64)
@@ -78,16 +80,16 @@ def _read_pima(root: Path, split: int, gap: bool) -> Raw:
 def _read_pima_part(path: Path) -> tuple[Array, Array]:
     rows = read_columns(path, *_PIMA_FEATURES, "type")
     if {row[-1] for row in rows} != {"No", "Yes"}:
-        raise FileFormatError(f"{path} has other types than `Yes` and `No`; fetch it again.")
+        raise FileFormatError(f"The file {path} has other types than `Yes` and `No`: fetch it again.")
     return _numbers(path, [row[:-1] for row in rows]), np.array([row[-1] == "Yes" for row in rows], dtype=np.int64)
 
 
 def read_columns(path: Path, *columns: str) -> list[tuple[str, ...]]:
-    """The named columns of a small CSV file, as text."""
+    """Return the named columns of a small CSV file, as text."""
     with path.open(newline="", encoding="utf-8") as file:
         rows = list(csv.DictReader(file))
     if not rows or any(row.get(column) is None for row in rows for column in columns):
-        raise FileFormatError(f"{path} lacks rows or one of the columns {', '.join(columns)}; fetch it again.")
+        raise FileFormatError(f"The file {path} lacks rows or one of the columns {', '.join(columns)}: fetch it again.")
     return [tuple(row[column] for column in columns) for row in rows]
 
 
@@ -96,12 +98,12 @@ def _numbers(path: Path, rows: Sequence[Any], dtype: str = "float64") -> Array:
         return np.array(rows, dtype=dtype)
     except ValueError as error:
         raise FileFormatError(
-            f"{path} holds a value that is not a number or date ({error}); fetch it again."
+            f"The file {path} holds a value that is not a number or date ({error}): fetch it again."
         ) from error
 
 
 def _fold(inputs: Array, targets: Array, split: int, feature_names: tuple[str, ...]) -> Raw:
-    """Fold `split` of five is the test part."""
+    """Read the split whose test part is fold `split` of five."""
     test = fold_numbers(np.zeros(len(targets)), 5) == split
     return Raw((inputs[~test], targets[~test]), (inputs[test], targets[test]), feature_names=feature_names)
 

@@ -1,4 +1,4 @@
-"""From raw arrays to a `DataSet`: rows are drawn, statistics fitted on the training rows, tensors made."""
+"""Make a `DataSet` from raw arrays: draw rows, fit statistics to the training rows, make tensors."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from dubito.data.vocabulary import Vocabulary
 
 @dataclass(frozen=True, eq=False)
 class Raw:
-    """One split as it lies in the files: nothing standardised, nothing carved.
+    """One split as it is in the files: not standardised, without a validation part.
 
     Attributes:
         train: `(inputs, targets)`, or None for a set that has only a test part.
@@ -38,13 +38,13 @@ class Raw:
 
     @property
     def is_text(self) -> bool:
-        """Whether the inputs are strings."""
+        """Return whether the inputs are strings."""
         return self.test[0].dtype == object
 
 
 @dataclass(frozen=True)
 class Source:
-    """One entry of the catalogue: where a data set lies, how it is read, and what it must look like.
+    """One entry of the catalogue: where a data set is, how it is read, and what it must look like.
 
     Attributes:
         name: What `dubito.data.load` calls it.
@@ -71,7 +71,7 @@ class Source:
     extra_roots: tuple[Path, ...] = ()
 
     def root(self) -> Path | None:
-        """The folder that holds the files, None if the set needs no file; raises `MissingDataError`."""
+        """Return the folder that holds the files, None if no file is needed; raise `MissingDataError` if none does."""
         if not self.files:
             return None
         return find_root(self.name, self.files, extra=self.extra_roots, obtain=self.obtain)
@@ -81,9 +81,9 @@ class Source:
         num_splits = self.num_gap_splits if gap else self.num_splits
         kind = "gap split" if gap else "split"
         if num_splits == 0:
-            raise InputError(f"the data set {self.name!r} has no gap splits; leave gap=False.")
+            raise InputError(f"The data set {self.name!r} has no gap splits: leave gap=False.")
         if not 0 <= split < num_splits:
-            raise InputError(f"the data set {self.name!r} has {num_splits} {kind}(s), numbered from 0; got {split}.")
+            raise InputError(f"The data set {self.name!r} has {num_splits} {kind}(s), numbered from 0; got {split}.")
         return self.read(self.root() or Path(), split, gap)
 
 
@@ -111,13 +111,15 @@ def carve(
     positive) become the validation part. Without a `generator` the draw is the same on every call.
     """
     if not 0 <= validation < 1:
-        raise InputError(f"validation is a fraction of the training part, at least 0 and below 1; got {validation}.")
+        raise InputError(
+            f"`validation` must be a fraction of the training part, at least 0 and below 1, got {validation}."
+        )
     if limit is not None and limit < 1:
-        raise InputError(f"limit is a number of rows, at least 1; got {limit}.")
+        raise InputError(f"`limit` must be a number of rows, at least 1, got {limit}.")
     num_drawn = num_rows if limit is None else min(limit, num_rows)
     num_validation = max(1, round(validation * num_drawn)) if validation > 0 else 0
     if num_drawn <= num_validation:
-        raise InputError(f"{num_drawn} row(s) leave nothing to train on once {validation:.0%} are held out; add rows.")
+        raise InputError(f"{num_drawn} row(s) leave nothing to train on once {validation:.0%} are held out: add rows.")
     if num_drawn == num_rows and num_validation == 0:
         return np.arange(num_rows), np.arange(0)
     generator = generator or torch.Generator().manual_seed(0)
@@ -181,7 +183,7 @@ def _draw_parts(
 
 
 def _prepare(raw: Raw, inputs: Array) -> Any:
-    """What the encoder takes: a list of strings, or a tensor of numbers with pixels in [0, 1]."""
+    """Return the input of the encoder: a list of strings, or a tensor of numbers with pixels in [0, 1]."""
     if raw.is_text:
         return list(inputs)
     # Pixels fit float32; features with large offsets (a year, say) are standardised in float64 first.
@@ -200,7 +202,7 @@ def _fit_encoder(raw: Raw, values: Any) -> Standardizer | Vocabulary:
 
 
 def _encoder_of(like: DataSet, source: Source, raw: Raw) -> Standardizer | Vocabulary:
-    """The encoder of the set that `source` is to be compared with, if their inputs are of one kind."""
+    """Return the encoder of the data set `like`, if the inputs of both are of the same kind."""
     if raw.is_text and isinstance(like.encoder, Vocabulary):
         return like.encoder
     if isinstance(like.encoder, Standardizer) and like.input_shape == source.input_shape:
@@ -208,5 +210,5 @@ def _encoder_of(like: DataSet, source: Source, raw: Raw) -> Standardizer | Vocab
     shape = "text" if raw.is_text else f"inputs of shape {source.input_shape}"
     raise InputError(
         f"{source.name!r} has {shape}, which cannot be prepared like {like.name!r} with inputs of shape "
-        f"{like.input_shape}; choose a set with the same kind of inputs."
+        f"{like.input_shape}: choose a set with the same kind of inputs."
     )

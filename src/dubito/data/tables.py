@@ -28,9 +28,9 @@ def read_table(path: str | PathLike[str]) -> pd.DataFrame:
     path = Path(path)
     suffix = path.with_suffix("").suffix if path.suffix == ".gz" else path.suffix
     if suffix not in (".csv", ".tsv", ".parquet"):
-        raise InputError(f"{path} is not a table this can read; give a .csv, .tsv or .parquet file.")
+        raise InputError(f"The file {path} is not a .csv, .tsv or .parquet table: give one of these.")
     if not path.is_file():
-        raise MissingDataError(f"there is no file {path}; check the path.")
+        raise MissingDataError(f"There is no file {path}: check the path.")
     try:
         import pandas as pd
 
@@ -40,9 +40,9 @@ def read_table(path: str | PathLike[str]) -> pd.DataFrame:
         return frame.drop(columns="Unnamed: 0") if frame.columns[0] == "Unnamed: 0" else frame
     except ImportError as error:
         needed = "pandas and pyarrow" if suffix == ".parquet" else "pandas"
-        raise UnsupportedError(f"reading {path.name} needs {needed}; install them with dubito[tables].") from error
+        raise UnsupportedError(f"Reading {path.name} needs {needed}: install them with dubito[tables].") from error
     except (ValueError, OSError) as error:
-        raise FileFormatError(f"{path} is not a readable {suffix[1:]} table ({error}).") from error
+        raise FileFormatError(f"The file {path} is not a readable {suffix[1:]} table ({error}).") from error
 
 
 def load_table(
@@ -58,7 +58,7 @@ def load_table(
     ignore: Sequence[str] = (),
     generator: torch.Generator | None = None,
 ) -> DataSet:
-    """Make a data set of a table; its `encoder` is the `TableTransform` that later tables go through.
+    """Make a data set from a table; its `encoder` is the `TableTransform` to apply to later tables.
 
     Rows without a target are left out, with a warning; for stray cells see `TableTransform`. The parts are drawn at
     random; everything is learnt from the rows that remain for training.
@@ -81,7 +81,7 @@ def load_table(
     class_names = class_levels(frame[target]) if task == "classification" else ()
     if isinstance(test, float | int):
         if not 0 < test < 1:
-            raise InputError(f"test is a fraction of the rows between 0 and 1, or a table; got {test}.")
+            raise InputError(f"`test` must be a fraction of the rows between 0 and 1 or a table, got {test}.")
         kept, held_out = carve(len(frame), validation=test, generator=generator)
         frame, test_frame = frame.iloc[kept], frame.iloc[held_out]
     else:
@@ -122,15 +122,15 @@ def _name(table: str | PathLike[str] | pd.DataFrame) -> str:
 
 
 def _frame(table: str | PathLike[str] | pd.DataFrame, target: str) -> pd.DataFrame:
-    """The table without the rows that have no target."""
+    """Return the table without the rows that have no target."""
     frame = read_table(table) if isinstance(table, str | PathLike) else table
     frame = frame.rename(columns=str)
     if target in frame.columns and len(frame):
         known = frame[target].notna()
         if not known.any():
-            raise InputError(f"the target column {target!r} has no values; choose another target.")
+            raise InputError(f"The target column {target!r} has no values: choose another target.")
         if not known.all():
             count = int((~known).sum())
-            warnings.warn(f"{count} of {len(frame)} rows have no {target!r} and are left out", stacklevel=3)
+            warnings.warn(f"{count} of {len(frame)} rows have no {target!r} and are left out.", stacklevel=3)
             frame = frame[known]
     return checked_frame(frame, target)

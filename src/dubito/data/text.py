@@ -19,11 +19,13 @@ def _read_reviews(root: Path, split: int, gap: bool) -> Raw:
 
 
 def _read_messages(root: Path, split: int, gap: bool) -> Raw:
-    """Text messages, wanted or not (SMS Spam Collection): fold `split` of ten is the test part."""
+    """Text messages, spam or not (SMS Spam Collection): fold `split` of ten is the test part."""
     path = root / "text/SMSSpamCollection.tsv.gz"
     rows = [line.partition("\t") for line in _read_lines(path, "utf-8")]
     if {label for label, _, _ in rows} != {"ham", "spam"}:
-        raise FileFormatError(f"{path} is not lines of `ham` or `spam`, a tab and a text; fetch it again.")
+        raise FileFormatError(
+            f"The file {path} does not consist of lines of `ham` or `spam`, a tab and a text: fetch it again."
+        )
     return _fold([text for _, _, text in rows], [int(label == "spam") for label, _, _ in rows], split, ("ham", "spam"))
 
 
@@ -32,7 +34,7 @@ def _read_lines(path: Path, encoding: str) -> list[str]:
     try:
         return [line for line in read_gzip(path).decode(encoding).split("\n") if line]
     except UnicodeDecodeError as error:
-        raise FileFormatError(f"{path} is not text in {encoding} ({error}); fetch it again.") from error
+        raise FileFormatError(f"The file {path} is not text in {encoding} ({error}): fetch it again.") from error
 
 
 def _fold(texts: list[str], labels: list[int], split: int, class_names: tuple[str, ...]) -> Raw:

@@ -1,4 +1,4 @@
-"""Toys for pictures and quick checks: four that are generated, and three 1-D sets with gaps that lie in files."""
+"""Toy data for figures and quick checks: four generated sets, and three 1-D sets with gaps, read from files."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def gap_sine(
     """`y = sin(2x) + ε` on `[−3, 3]` without a gap in the middle; `gap=(0, 0)` fills it. Both are `[num, 1]`."""
     low, high = gap
     if not -3 <= low <= high <= 3:
-        raise InputError(f"gap is an interval inside [-3, 3]; got {gap}.")
+        raise InputError(f"`gap` must be an interval inside [-3, 3], got {gap}.")
     position = -3 + (6 - (high - low)) * torch.rand(_checked(num), 1, generator=generator)
     inputs = torch.where(position < low, position, position + (high - low))
     return inputs, (2 * inputs).sin() + noise * torch.randn(num, 1, generator=generator)
@@ -57,7 +57,7 @@ def growing_noise(num: int, *, generator: torch.Generator | None = None) -> Pair
 
 def _checked(num: int) -> int:
     if num < 1:
-        raise InputError(f"num is a number of points, at least 1; got {num}.")
+        raise InputError(f"`num` must be a number of points, at least 1, got {num}.")
     return num
 
 
@@ -101,7 +101,9 @@ def _read_my(root: Path, split: int, gap: bool) -> Raw:
 def _read_rows(path: Path, num_columns: int) -> Array:
     (rows,) = read_npz(path, "data")
     if rows.ndim != 2 or rows.shape[1] != num_columns:
-        raise FileFormatError(f"{path} holds `data` {rows.shape} instead of [N, {num_columns}]; fetch it again.")
+        raise FileFormatError(
+            f"The file {path} holds `data` of shape {rows.shape}, not [N, {num_columns}]: fetch it again."
+        )
     return rows
 
 

@@ -1,4 +1,4 @@
-"""A table to tensors: fitted on the training rows, kept as JSON beside the model, applied to any later table."""
+"""Turn tables into tensors with a transform that is fitted to the training rows and saved as JSON."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ _MANY = 20
 
 @dataclass(frozen=True)
 class TableTransform:
-    """What turns the rows of a table into inputs and targets.
+    """The transform of table rows into inputs and targets.
 
     - Numbers and booleans (0 and 1) are standardised; a missing one becomes the median (of booleans: the mode).
     - Categories become one 0/1 feature per level; a missing one becomes the most frequent level; a level that the
@@ -67,7 +67,7 @@ class TableTransform:
         ignore: Sequence[str] = (),
         max_levels: int = 50,
     ) -> TableTransform:
-        """Learn everything from the training rows.
+        """Fit the transform to the training rows.
 
         Args:
             frame: The training rows.
@@ -83,7 +83,7 @@ class TableTransform:
         frame, dates = checked_frame(frame, target), dates or {}
         unknown = [name for name in (*categorical, *dates, *ignore) if name not in frame.columns]
         if unknown:
-            raise InputError(f"the table has no column {unknown[0]!r}; it has {_listed(frame)}.")
+            raise InputError(f"The table has no column {unknown[0]!r}; it has {_listed(frame)}.")
         fitted = [
             fit_column(
                 frame[name],
@@ -97,7 +97,7 @@ class TableTransform:
         ]
         columns = tuple(column for column in fitted if column is not None)
         if not columns:
-            raise InputError(f"the table has no column beside {target!r} that varies; there is nothing to learn from.")
+            raise InputError(f"The table has no column beside {target!r} that varies; there is nothing to learn from.")
         task = task or infer_task(frame[target])
         if task == "classification":
             return cls(columns, target, task, tuple(class_names or class_levels(frame[target])))
@@ -106,22 +106,22 @@ class TableTransform:
 
     @property
     def feature_names(self) -> tuple[str, ...]:
-        """The names of the input features, in order."""
+        """Return the names of the input features, in order."""
         return tuple(name for column in self.columns for name in column.feature_names)
 
     def encode(self, frame: pd.DataFrame) -> Tensor:
-        """Rows to float32 inputs `[N, features]`; the target and columns that were not fitted may be there or not."""
+        """Return float32 inputs `[N, features]`; the target and columns that were not fitted are ignored."""
         frame = frame.rename(columns=str)
         missing = [column.name for column in self.columns if column.name not in frame.columns]
         if missing:
-            raise InputError(f"the table lacks the column(s) {', '.join(map(repr, missing))}; it has {_listed(frame)}.")
+            raise InputError(f"The table lacks the column(s) {', '.join(map(repr, missing))}; it has {_listed(frame)}.")
         if len(frame) == 0:
-            raise InputError("the table has no rows; there is nothing to transform.")
+            raise InputError("The table has no rows; there is nothing to transform.")
         features = np.concatenate([column.encode(frame[column.name]) for column in self.columns], axis=1)
         return torch.from_numpy(features).float()
 
     def encode_targets(self, frame: pd.DataFrame) -> Tensor:
-        """The target column as int64 classes `[N]`, or as standardised float32 values `[N, 1]`."""
+        """Return the target column as int64 classes `[N]`, or as standardised float32 values `[N, 1]`."""
         series = checked_frame(frame, self.target)[self.target]
         if self.task == "regression":
             return ((_values(series, self.target) - self.target_loc) / self.target_scale).float()
@@ -130,11 +130,11 @@ class TableTransform:
         unknown = sorted(set(labels) - numbers.keys())
         if unknown:
             known = ", ".join(self.class_names)
-            raise InputError(f"the target {self.target!r} holds the unknown class {unknown[0]!r}; known are {known}.")
+            raise InputError(f"The target {self.target!r} holds the unknown class {unknown[0]!r}; known are {known}.")
         return torch.tensor([numbers[label] for label in labels])
 
     def to_json(self) -> str:
-        """Write as JSON, to be kept beside the model."""
+        """Return the transform as JSON, to be saved with the model."""
         kinds = {column_type: kind for kind, column_type in _KINDS.items()}
         content = dataclasses.asdict(self)
         content["columns"] = [{"kind": kinds[type(c)], **dataclasses.asdict(c)} for c in self.columns]
@@ -150,26 +150,26 @@ class TableTransform:
             columns = tuple(_KINDS[column.pop("kind")](**_as_tuples(column)) for column in content.pop("columns"))
             return cls(columns=columns, **_as_tuples(content))
         except (ValueError, KeyError, TypeError, AttributeError) as error:
-            raise FileFormatError(f"this is not a table transform written by to_json ({error}).") from error
+            raise FileFormatError(f"This JSON was not written by TableTransform.to_json ({error}).") from error
 
 
 def checked_frame(frame: pd.DataFrame, target: str) -> pd.DataFrame:
-    """The frame with its column names as text, once it is known to have rows and a whole target column."""
+    """Return the frame with column names as text; raise if it has no rows or an incomplete target column."""
     frame = frame.rename(columns=str)
     if target not in frame.columns:
-        raise InputError(f"the table has no target column {target!r}; it has {_listed(frame)}.")
+        raise InputError(f"The table has no target column {target!r}; it has {_listed(frame)}.")
     if len(frame) == 0:
-        raise InputError("the table has no rows; there is nothing to learn from.")
+        raise InputError("The table has no rows; there is nothing to learn from.")
     twice = frame.columns[frame.columns.duplicated()]
     if len(twice):
-        raise InputError(f"the table has two columns named {twice[0]!r}; rename one.")
+        raise InputError(f"The table has two columns named {twice[0]!r}: rename one.")
     if frame[target].isna().any():
-        raise InputError(f"the target column {target!r} has missing values; leave those rows out.")
+        raise InputError(f"The target column {target!r} has missing values: leave those rows out.")
     return frame
 
 
 def infer_task(targets: pd.Series[Any]) -> Task:
-    """Regression for numbers with more than 20 different values or with fractions, else classification."""
+    """Return regression for numbers with more than 20 distinct values or with fractions, else classification."""
     import pandas as pd
 
     inferred = pd.api.types.infer_dtype(targets)
@@ -177,7 +177,7 @@ def infer_task(targets: pd.Series[Any]) -> Task:
         if is_mostly(found := numbers_of(targets)):
             row, value = first_stray(targets, found)
             raise InputError(
-                f"the target column {targets.name!r} holds numbers but for row {row!r}, which holds {value}: correct "
+                f"The target column {targets.name!r} holds numbers but for row {row!r}, which holds {value}: correct "
                 "it, or say task='classification'."
             )
         return "classification"
@@ -187,10 +187,10 @@ def infer_task(targets: pd.Series[Any]) -> Task:
 
 
 def class_levels(targets: pd.Series[Any]) -> tuple[str, ...]:
-    """The classes of a target column, in ascending order (numbers by value, all else by name)."""
+    """Return the classes of a target column in ascending order (numbers by value, others by name)."""
     present = targets.unique().tolist()
     if len(present) < 2:
-        raise InputError(f"the target has one class only, {as_label(present[0])!r}; classification needs two.")
+        raise InputError(f"The target has only one class, {as_label(present[0])!r}; classification needs two.")
     try:
         present.sort()
     except TypeError:  # mixed types have no order of their own

@@ -1,4 +1,4 @@
-"""Text to padded integer sequences: a small tokenizer, and a vocabulary counted on the training part."""
+"""Turn texts into padded integer sequences, with a small tokenizer and a vocabulary from the training part."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def tokenize(text: str) -> list[str]:
 
 @dataclass(frozen=True)
 class Vocabulary:
-    """The words a network knows, and the length its inputs are padded or cut to.
+    """The words that have a number of their own, and the length to which inputs are padded or cut.
 
     Token 0 is padding, token 1 stands for every unknown word; the others follow by falling frequency.
 
@@ -51,7 +51,7 @@ class Vocabulary:
     def fit(
         cls, texts: Iterable[str], *, max_words: int = 20_000, min_count: int = 2, max_length: int = 64
     ) -> Vocabulary:
-        """Count the words of the training texts.
+        """Build the vocabulary of the training texts.
 
         Args:
             texts: The training texts.
@@ -61,7 +61,7 @@ class Vocabulary:
         """
         tokens = [tokenize(text) for text in texts]
         if not tokens:
-            raise InputError("a vocabulary needs at least one text; got none.")
+            raise InputError("A vocabulary needs at least one text, got none.")
         counts = Counter(chain.from_iterable(tokens))
         frequent = sorted((word for word, count in counts.items() if count >= min_count), key=lambda w: (-counts[w], w))
         length = min(max_length, max(1, max(map(len, tokens))))
@@ -75,9 +75,9 @@ class Vocabulary:
         return {word: number for number, word in enumerate(self.words)}
 
     def encode(self, texts: Sequence[str]) -> Tensor:
-        """Texts to int64 token numbers `[N, length]`, cut or padded at the end; an empty text is one unknown word."""
+        """Return int64 tokens `[N, length]`, cut or padded at the end; an empty text becomes one unknown word."""
         if isinstance(texts, str):
-            raise InputError("encode takes a list of texts, not a single string; wrap it in a list.")
+            raise InputError("`encode` takes a list of texts, got a single string: wrap it in a list.")
         numbers = torch.full((len(texts), self.length), PADDING, dtype=torch.int64)
         for row, text in enumerate(texts):
             tokens = tokenize(text)[: self.length]
@@ -87,11 +87,11 @@ class Vocabulary:
         return numbers
 
     def decode(self, numbers: Tensor) -> list[str]:
-        """Token numbers `[N, length]` to words joined by spaces, without the padding."""
+        """Return the words of tokens `[N, length]`, joined by spaces, without the padding."""
         return [" ".join(self.words[token] for token in row if token != PADDING) for row in numbers.tolist()]
 
     def to_json(self) -> str:
-        """Write as JSON, to be kept beside the network that was trained with it."""
+        """Return the vocabulary as JSON, to be saved with the network that was trained with it."""
         return json.dumps({"format": "dubito.vocabulary/1", "length": self.length, "words": self.words})
 
     @classmethod
@@ -103,4 +103,4 @@ class Vocabulary:
                 raise ValueError(f"its format is {content['format']!r}")
             return cls(tuple(content["words"]), int(content["length"]))
         except (ValueError, KeyError, TypeError) as error:
-            raise FileFormatError(f"this is not a vocabulary written by to_json ({error}).") from error
+            raise FileFormatError(f"This JSON was not written by Vocabulary.to_json ({error}).") from error

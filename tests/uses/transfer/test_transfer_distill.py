@@ -240,7 +240,7 @@ def test_the_weight_of_the_concentration() -> None:
     assert distance(None) == distance(0.02)
     assert distance(1.0) < distance(0.02) < distance(1e-4)
     for wrong in (0.0, -1.0, math.inf, "much"):
-        with pytest.raises(InputError, match="weight of the concentration must be a positive number"):
+        with pytest.raises(InputError, match="must be a positive number"):
             dubito.distill(teacher, linear(3, 3), x, "distribution", concentration_weight=wrong)  # type: ignore[arg-type]
     for case in ((teacher, linear(3, 3), x, "mean"), (regressor(), linear(3, 3), x, "distribution")):
         with pytest.raises(InputError, match="concentration_weight is for the classes of keep='distribution'"):
