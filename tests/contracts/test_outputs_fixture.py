@@ -9,11 +9,13 @@ from pathlib import Path
 
 import pytest
 import torch
+from first_version_files import network_of
 from outputs_fixture import FILES, FOLDER, outputs, probe
 from safetensors import safe_open
-from test_posterior_contract import RECIPES, TASKS, network, problem, quantities
+from test_posterior_contract import RECIPES, TASKS, problem, quantities
 
 import dubito
+from dubito import compression
 
 
 @pytest.fixture(autouse=True)
@@ -36,18 +38,27 @@ def test_the_same_seed_gives_the_same_numbers_as_before(index: int, task: str) -
 
 @pytest.mark.parametrize("file", sorted(FILES.glob("*.safetensors")), ids=lambda file: file.stem)
 def test_files_of_the_first_version_load(file: Path) -> None:
-    task = file.stem.rpartition("-")[2]
-    posterior = dubito.load(file, network(task, torch.float32))
+    name, _, task = file.stem.rpartition("-")
+    posterior = dubito.load(file, network_of(name, task))
     prediction = posterior.predict(problem(task, torch.float32)[0])
     assert all(bool(value.isfinite().all()) for value in quantities(prediction).values())
 
 
+def test_compressed_files_of_the_first_version_load() -> None:
+    model = network_of("compressed", "classification")
+    found = {form: compression.load(FILES / f"compressed-{form}.bin", model) for form in ("dense", "csr", "coded")}
+    for name, value in found["dense"].named_parameters():
+        assert torch.equal(found["csr"].get_parameter(name), value)
+        assert (found["coded"].get_parameter(name) - value).abs().max() <= (0.05 / 2 + 1e-6 if value.ndim > 1 else 0)
+
+
 def test_a_new_process_knows_every_family() -> None:
-    families = {file.stem.rpartition("-")[0] for file in FILES.glob("*.safetensors")}
+    kinds = {"Snapshot", "MeanStudent", "DistributionStudent"}  # of other families' files
+    families = {file.stem.rpartition("-")[0] for file in FILES.glob("*.safetensors")} - kinds
     code = "import dubito; from dubito.core.settings import load_all; load_all(); print(*dubito.Posterior._families)"
     found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert families <= set(found.stdout.split())
 
 
 def test_there_is_a_file_of_every_family() -> None:
-    assert len(list(FILES.glob("*-classification.safetensors"))) >= 10
+    assert len(list(FILES.glob("*-classification.safetensors"))) == 16

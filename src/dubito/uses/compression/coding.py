@@ -21,12 +21,15 @@ def pack(content: bytes) -> bytes:
     return lzma.compress(content, lzma.FORMAT_RAW, filters=_FILTERS)
 
 
-def unpack(content: bytes) -> bytes:
-    """Undo `pack`."""
+def unpack(content: bytes, most: int) -> bytes:
+    """Undo `pack`; content that would become more than `most` bytes is refused before it does."""
     try:
-        return lzma.decompress(content, lzma.FORMAT_RAW, filters=_FILTERS)
-    except lzma.LZMAError as error:
+        found = lzma.LZMADecompressor(lzma.FORMAT_RAW, filters=_FILTERS).decompress(content, max_length=most + 1)
+    except (lzma.LZMAError, EOFError) as error:
         raise FileFormatError("A compressed network is truncated or altered.") from error
+    if len(found) > most:
+        raise FileFormatError(f"A part of a compressed network is more than the {most} bytes that it should be.")
+    return found
 
 
 def encode(numbers: np.ndarray) -> tuple[bytes, bytes]:

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import copy
 import json
+import math
 import os
 import struct
 import zlib
 from collections.abc import Mapping
 from itertools import pairwise
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 import torch
@@ -18,6 +19,7 @@ from torch import Tensor, nn
 
 from dubito.core import io
 from dubito.core.atomic import write_atomic
+from dubito.core.constraints import is_whole
 from dubito.core.errors import FileFormatError, InputError
 from dubito.core.settings import bytes_of
 from dubito.networks.layers import rule_for
@@ -27,6 +29,8 @@ from dubito.uses.compression.quantize import rounded
 Format = Literal["dense", "csr", "coded"]
 KIND = "compressed network"
 MAGIC = b"DUBITOC1"
+# Bytes that the header of a coded file may have beyond a hundred times its packed size.
+HEADER = 2**20
 # Bytes in the header of a file that three tensors and a shape take beyond those of one tensor.
 ROWS_HEADER = 300
 # Values that a tensor may have at most to be stored by a codebook.
@@ -67,31 +71,60 @@ def load(path: str | os.PathLike[str], model: nn.Module) -> nn.Module:
     Layers get the sizes that they have in the file, so `model` may be the network before it was compressed. It is not
     changed.
     """
-    tensors = read(path)
-    found = copy.deepcopy(model)
-    for name, module in list(found.named_modules()):
-        _resize(found, name, module, tensors)
-    own = {**dict(found.named_parameters()), **dict(found.named_buffers())}
-    for name in {**own, **tensors}:
-        there, here = (tuple(side[name].shape) if name in side else "missing" for side in (tensors, own))
-        if there != here:
-            raise FileFormatError(
-                f"'{path}' was saved for another network: '{name}' is {there} in the file and {here} in the model."
-            )
-        own[name].data.copy_(tensors[name])
+    if not isinstance(model, nn.Module):
+        raise InputError(f"load(path, model) needs the network as a torch.nn.Module, not {model!r}.")
+    with io.reading(path):
+        tensors = _read(Path(path), _Sizes(path, model))
+        found = copy.deepcopy(model)
+        for name, module in list(found.named_modules()):
+            _resize(found, name, module, tensors)
+        own = {**dict(found.named_parameters()), **dict(found.named_buffers())}
+        for name in {**own, **tensors}:
+            there, here = (tuple(side[name].shape) if name in side else "missing" for side in (tensors, own))
+            if there != here:
+                raise _another(path, name, there, here)
+            own[name].data.copy_(tensors[name])
     return found.eval()
 
 
-def read(path: str | os.PathLike[str]) -> dict[str, Tensor]:
+def _another(path: str | os.PathLike[str], name: str, there: Any, here: Any) -> FileFormatError:
+    return FileFormatError(
+        f"'{path}' was saved for another network: '{name}' is {there} in the file and {here} in the model."
+    )
+
+
+class _Sizes:
+    """How large the tensors of a file may be: compressing makes none larger than it is in the network.
+
+    A few bytes can stand for any number of zeros, so this is asked before anything is made of them.
+    """
+
+    def __init__(self, path: str | os.PathLike[str], model: nn.Module) -> None:
+        self.path = path
+        self.own = {name: tuple(value.shape) for name, value in _tensors(model).items()}
+
+    def checked(self, name: Any, shape: Any) -> list[int]:
+        """Return the shape of a tensor of the file; raise where the network has no room for it."""
+        if not isinstance(name, str) or not isinstance(shape, list) or not all(is_whole(size, 0) for size in shape):
+            raise FileFormatError(f"'{self.path}' names a tensor {name!r} of shape {shape!r}, which cannot be.")
+        # a bias that only the file has takes up the mean of a unit that was removed: one number for each output
+        here = self.own.get(name, self.own.get(f"{name.removesuffix('bias')}weight") if name.endswith("bias") else None)
+        if here is None or math.prod(shape) > math.prod(here):
+            raise _another(self.path, name, tuple(shape), self.own.get(name, "missing"))
+        return shape
+
+
+def _read(path: Path, sizes: _Sizes) -> dict[str, Tensor]:
     """Return the tensors of a file by name."""
-    target = Path(path)
-    if target.is_file():
-        with target.open("rb") as stream:
+    if path.is_file():
+        with path.open("rb") as stream:
             coded = stream.read(len(MAGIC)) == MAGIC
         if coded:
-            return _decoded(target)
+            return _decoded(path, sizes)
     tree = io.load(path, KIND)
-    return {name: value if isinstance(value, Tensor) else _from_rows(value) for name, value in tree.items()}
+    return {
+        name: value if isinstance(value, Tensor) else _from_rows(name, value, sizes) for name, value in tree.items()
+    }
 
 
 def _tensors(model: nn.Module) -> dict[str, Tensor]:
@@ -124,10 +157,13 @@ def _smallest(numbers: np.ndarray, largest: int) -> Tensor:
     return torch.from_numpy(numbers.astype(kind))
 
 
-def _from_rows(tree: Mapping[str, Any]) -> Tensor:
-    shape = tree["shape"]
+def _from_rows(name: str, tree: Mapping[str, Any], sizes: _Sizes) -> Tensor:
+    shape = sizes.checked(name, tree["shape"])
     starts, columns = tree["starts"].long(), tree["columns"].long()
-    rows = torch.repeat_interleave(torch.arange(shape[0]), starts.diff())
+    counts = starts.diff()
+    if len(counts) != shape[0] or bool((counts < 0).any()) or int(counts.sum()) != len(columns):
+        raise FileFormatError(f"'{sizes.path}' is altered: the rows of '{name}' do not fit its values.")
+    rows = torch.repeat_interleave(torch.arange(shape[0]), counts)
     found = torch.zeros(shape[0], int(np.prod(shape[1:])), dtype=tree["values"].dtype)
     found[rows, columns] = tree["values"]
     return found.reshape(shape)
@@ -174,27 +210,57 @@ def _numbers(value: Tensor, book: Tensor) -> Tensor:
     return numbers.masked_fill_(value == 0, 0).int()
 
 
-def _decoded(path: Path) -> dict[str, Tensor]:
+def _decoded(path: Path, limits: _Sizes) -> dict[str, Tensor]:
     content = path.read_bytes()[len(MAGIC) :]
     if len(content) < 20 or zlib.crc32(content[4:]) != struct.unpack("<I", content[:4])[0]:
         raise FileFormatError(f"'{path}' was truncated or altered after it was written: its checksum does not match.")
     sizes = struct.unpack("<4I", content[4:20])
-    ends = np.cumsum((20, *sizes))
-    header, *streams = (coding.unpack(content[a:b]) for a, b in pairwise(ends))
-    gaps, values, plain = (_Reader(stream) for stream in streams)
-    found: dict[str, Tensor] = {}
-    for name, shape, kind, *rest in json.loads(header):
-        dtype = getattr(torch, kind)
-        if len(rest) == 3:
-            step, num_gaps, num_values = rest
-            numbers = torch.from_numpy(coding.decode(gaps.take(num_gaps), values.take(num_values), int(np.prod(shape))))
-            book = torch.tensor([0.0, *step], dtype=torch.float64) if isinstance(step, list) else None
-            whole = numbers.double() * step if book is None else book[numbers.long()]
-            found[name] = whole.to(dtype).reshape(shape)
-        else:
-            raw = bytearray(plain.take(rest[0]))
-            found[name] = (torch.frombuffer(raw, dtype=dtype) if raw else torch.empty(0, dtype=dtype)).reshape(shape)
-    return found
+    if sum(sizes) != len(content) - 20:
+        raise FileFormatError(f"'{path}' is altered: its parts are not as long as it says.")
+    packed, *streams = (content[a:b] for a, b in pairwise(np.cumsum((20, *sizes)).tolist()))
+    entries = [_entry(path, entry, limits) for entry in json.loads(coding.unpack(packed, HEADER + 100 * len(packed)))]
+    if len({entry.name for entry in entries}) < len(entries):
+        raise FileFormatError(f"'{path}' is altered: it names a tensor twice.")
+    lengths = [sum(entry.lengths[i] for entry in entries) for i in range(3)]
+    readers = [_Reader(coding.unpack(stream, length)) for stream, length in zip(streams, lengths, strict=True)]
+    return {entry.name: entry.tensor(*(reader.take(n) for reader, n in zip(readers, entry.lengths, strict=True)))
+            for entry in entries}  # fmt: skip
+
+
+class _Entry(NamedTuple):
+    """One tensor of a coded file: how many bytes it has of the gaps, the values and the plain numbers."""
+
+    name: str
+    shape: list[int]
+    dtype: torch.dtype
+    scale: float | list[float] | None
+    lengths: tuple[int, int, int]
+
+    def tensor(self, gaps: bytes, values: bytes, plain: bytes) -> Tensor:
+        """Make the tensor."""
+        if self.scale is None:
+            raw = torch.frombuffer(bytearray(plain), dtype=self.dtype) if plain else torch.empty(0, dtype=self.dtype)
+            return raw.reshape(self.shape)
+        numbers = torch.from_numpy(coding.decode(gaps, values, math.prod(self.shape)))
+        if isinstance(self.scale, list):
+            return (
+                torch.tensor([0.0, *self.scale], dtype=torch.float64)[numbers.long()].to(self.dtype).reshape(self.shape)
+            )
+        return (numbers.double() * self.scale).to(self.dtype).reshape(self.shape)
+
+
+def _entry(path: Path, raw: Any, limits: _Sizes) -> _Entry:
+    """Read what the header says of one tensor; every length in it is bounded by the size of the tensor."""
+    name, shape, kind, *rest = raw
+    shape, dtype = limits.checked(name, shape), getattr(torch, kind)
+    if not isinstance(dtype, torch.dtype):
+        raise FileFormatError(f"'{path}' is altered: there is no type {kind!r} of numbers.")
+    scale, *lengths = (None, 0, 0, *rest) if len(rest) == 1 else (*rest, 0)
+    size = math.prod(shape)
+    most = (0, 0, size * dtype.itemsize) if scale is None else (size, 2 * size + 1, 0)
+    if not all(is_whole(length, 0) and length <= limit for length, limit in zip(lengths, most, strict=True)):
+        raise FileFormatError(f"'{path}' is altered: '{name}' has more bytes than a tensor of its size.")
+    return _Entry(name, shape, dtype, scale, (lengths[0], lengths[1], lengths[2]))
 
 
 class _Reader:
