@@ -25,7 +25,7 @@ ROOMS = re.findall(r"^\d+\. `(\w+)`:", PAGE.read_text(), flags=re.MULTILINE)
 # Arrows against the order of the rooms; each needs a reason, which the page gives.
 AGAINST_THE_ORDER = {("select", "methods")}
 # Files of one method that may use another method's folder; the page gives the reason.
-BETWEEN_METHODS = {("map", "laplace"), ("rank1", "variational")}
+BETWEEN_METHODS = {("map", "laplace")}
 
 HEAVY = {"sklearn", "pandas", "matplotlib", "scipy", "PIL", "jinja2", "pyarrow", "torchvision", "tqdm", "typer", "rich"}
 

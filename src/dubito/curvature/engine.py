@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -33,6 +32,7 @@ from dubito.networks.layers import require_rule, rule_for
 from dubito.networks.layers.base import LayerRule
 from dubito.networks.layers.rows import Rows
 from dubito.networks.twin import twin
+from dubito.networks.watching import watch
 
 # Bytes that the gradients of one vector-Jacobian product may take; batches and columns are split to stay below.
 MEMORY_BUDGET = 96 * 2**20
@@ -49,24 +49,6 @@ TRIED = 4
 
 class FallbackWarning(UserWarning):
     """Something is done by a slower general method."""
-
-
-@contextmanager
-def _activations(model: nn.Module) -> Iterator[list[int]]:
-    """Write down how many numbers each module of a network returns."""
-    sizes = [1]
-
-    def note(layer: nn.Module, args: Any, output: Any) -> None:
-        if isinstance(output, Tensor):
-            sizes.append(output.numel())
-
-    watched = (module for module in model.modules() if not isinstance(module, torch.jit.ScriptModule))  # has no hooks
-    hooks = [module.register_forward_hook(note) for module in watched]
-    try:
-        yield sizes
-    finally:
-        for hook in hooks:
-            hook.remove()
 
 
 @dataclass
@@ -296,7 +278,13 @@ class Engine:
             self._measure(inputs)
 
     def _measure(self, inputs: Any) -> None:
-        with _activations(self.model) as sizes:
+        sizes = [1]
+
+        def note(name: str, layer: nn.Module, args: Any, kwargs: Any, output: Any) -> None:
+            if isinstance(output, Tensor):
+                sizes.append(output.numel())
+
+        with watch(dict(self.model.named_modules()), after=note):
             tape = self._forward(batches.take(inputs, slice(0, TRIED)))
         size = len(tape.outputs)
         self._largest = max(1, max(sizes) // size)

@@ -16,12 +16,12 @@ from dubito.methods.rank1.fused import BlockDense
 from dubito.methods.rank1.sites import Pieces
 from dubito.networks.layers import LayerRule, Side
 from dubito.networks.layers.linear import LinearRule
+from dubito.networks.swapping import Swapped, swap_class
 
 Perturbation = Literal["multiplicative", "additive"]
-_CLASSES: dict[tuple[type[nn.Module], type[nn.Module]], type[nn.Module]] = {}
 
 
-class Factored(nn.Module):
+class Factored(Swapped):
     """Mixed into the class of a module by `make_factored`.
 
     Attributes:
@@ -31,6 +31,7 @@ class Factored(nn.Module):
         label: The name of the module in its network, for messages.
     """
 
+    prefix = "Factored"
     pieces: Pieces | None
     examples: int | None
     perturbation: Perturbation
@@ -102,8 +103,4 @@ class FactoredLayer(Factored):
 
 def make_factored(module: nn.Module, mixin: type[Factored], label: str, perturbation: Perturbation, **own: Any) -> None:
     """Turn a module, in place, into a factored one."""
-    plain = type(module)
-    if (mixin, plain) not in _CLASSES:
-        _CLASSES[mixin, plain] = type(f"Factored{plain.__name__}", (mixin, plain), {"__module__": __name__})
-    module.__class__ = _CLASSES[mixin, plain]
-    vars(module).update(pieces=None, examples=None, perturbation=perturbation, label=label, **own)
+    swap_class(module, mixin, pieces=None, examples=None, perturbation=perturbation, label=label, **own)

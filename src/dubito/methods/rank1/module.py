@@ -16,7 +16,7 @@ from dubito.methods.rank1.layers import Factored, FactoredLayer, make_factored
 from dubito.methods.rank1.norm import make_component_norms
 from dubito.methods.rank1.recurrent import FactoredLSTM
 from dubito.methods.rank1.sites import Layout, find_layout, scalable_rule, without_batch_axis
-from dubito.methods.variational.module import FUSED, calling_every_layer
+from dubito.networks.swapping import calling_every_layer, fused_modules
 
 if TYPE_CHECKING:
     from dubito.methods.rank1.recipe import BatchEnsemble, Rank1
@@ -67,7 +67,7 @@ class Rank1Module(nn.Module):
             extra = {"rule": scalable_rule(module)} if site.kind == "layer" else {}
             make_factored(module, _MIXINS[site.kind], site.name, plan.perturbation, **extra)
         self.places = [modules[site.name] for site in layout.sites]
-        self.fused = [module for module in network.modules() if isinstance(module, FUSED)]
+        self.fused = fused_modules(network)
         per_component = plan.normalization == "component"
         self.norms = make_component_norms(network, plan.components) if per_component else {}
 

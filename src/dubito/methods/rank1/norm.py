@@ -10,18 +10,19 @@ from torch import Tensor, nn
 from dubito.core.errors import UnsupportedError
 from dubito.networks.layers import rule_for
 from dubito.networks.layers.norm import NormRule
+from dubito.networks.swapping import Swapped, swap_class
 
 STACKED = ("weight", "bias", "running_mean", "running_var")
-_CLASSES: dict[type[nn.Module], type[nn.Module]] = {}
 
 
-class ComponentNorm(nn.Module):
+class ComponentNorm(Swapped):
     """Mixed into a normalization layer whose tensors have a leading axis ``[K]``, one slice for each component.
 
     Attributes:
         blocks: Which component the rows belong to: pairs of a component and its number of rows.
     """
 
+    prefix = "Component"
     blocks: list[tuple[int, int]]
     rule: NormRule[Any]
 
@@ -59,11 +60,7 @@ def make_component_norms(network: nn.Module, components: int) -> dict[str, Compo
             buffer = module._buffers.get(key)
             if buffer is not None:
                 module._buffers[key] = buffer.expand(components, *buffer.shape).clone()
-        plain = type(module)
-        if plain not in _CLASSES:
-            _CLASSES[plain] = type(f"Component{plain.__name__}", (ComponentNorm, plain), {"__module__": __name__})
-        module.__class__ = _CLASSES[plain]
-        vars(module).update(blocks=[], rule=rule)
+        swap_class(module, ComponentNorm, blocks=[], rule=rule)
         assert isinstance(module, ComponentNorm)
         found[name] = module
     return found

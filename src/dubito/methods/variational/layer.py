@@ -14,7 +14,6 @@ layer that is used several times in one pass has one weight sample for all of th
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Callable, Sequence
 from typing import Any, cast
 
@@ -26,10 +25,10 @@ from dubito.methods.variational.fused import DenseOutput, NormalOutput, floored
 from dubito.methods.variational.mean_field import MeanField, moments_and_kl
 from dubito.networks.layers import LayerRule
 from dubito.networks.layers.linear import LinearRule
+from dubito.networks.swapping import Swapped, restore_class, swap_class
 
 # What a stochastic layer has beyond its class.
 OWN = ("rule", "estimator", "random", "drawn", "calls", "shared", "moments", "memory")
-_CLASSES: dict[type[nn.Module], type[nn.Module]] = {}
 
 
 class Memory:
@@ -50,7 +49,7 @@ class Memory:
         return found
 
 
-class StochasticLayer(nn.Module):
+class StochasticLayer(Swapped):
     """Mixed into the class of a layer; see the module's text. Made by `make_stochastic` only.
 
     Attributes:
@@ -64,6 +63,9 @@ class StochasticLayer(nn.Module):
         memory: The moments of its outputs, kept from sample to sample of a prediction; else None.
     """
 
+    prefix = "Stochastic"
+    weight = property(lambda self: self._read("weight"))
+    bias = property(lambda self: self._read("bias"))
     rule: LayerRule[Any]
     estimator: str
     random: dict[str, MeanField]
@@ -149,9 +151,6 @@ class StochasticLayer(nn.Module):
         else:
             super().__setattr__(name, value)
 
-    def __reduce__(self) -> Any:  # the class is made at run time, so that it cannot be found by its name
-        return _blank, (_plain_class(type(self)),), self.__getstate__()
-
 
 def compute_moments(layers: Sequence[StochasticLayer]) -> Tensor:
     """Compute mean and variance of the layers' parameters for the calls to come, and return the summed divergence."""
@@ -170,35 +169,10 @@ def compute_moments(layers: Sequence[StochasticLayer]) -> Tensor:
 
 def make_stochastic(layer: nn.Module, rule: LayerRule[Any], estimator: str, random: dict[str, MeanField]) -> None:
     """Turn a layer of one of our own networks, in place, into a stochastic one; `make_plain` undoes it."""
-    layer.__class__ = _stochastic_class(type(layer))
     values = (rule, estimator, random, None, 0, False, None, None)
-    vars(layer).update(zip(OWN, values, strict=True))
+    swap_class(layer, StochasticLayer, **dict(zip(OWN, values, strict=True)))
 
 
 def make_plain(layer: nn.Module) -> None:
     """Turn a stochastic layer, in place, into what it was; its parameters are the means."""
-    layer.__class__ = _plain_class(type(layer))
-    for name in OWN:
-        del vars(layer)[name]
-
-
-def _stochastic_class(plain: type[nn.Module]) -> type[nn.Module]:
-    """The class of stochastic layers of one kind, made when it is first needed."""
-    if plain not in _CLASSES:
-        readers = {name: property(functools.partial(_reader, name=name)) for name in ("weight", "bias")}
-        bases = (StochasticLayer, plain)
-        _CLASSES[plain] = type(f"Stochastic{plain.__name__}", bases, {"__module__": __name__, **readers})
-    return _CLASSES[plain]
-
-
-def _reader(layer: StochasticLayer, name: str) -> Tensor | None:
-    return layer._read(name)
-
-
-def _plain_class(stochastic: type[nn.Module]) -> type[nn.Module]:
-    return stochastic.__mro__[2]
-
-
-def _blank(plain: type[nn.Module]) -> nn.Module:
-    cls = _stochastic_class(plain)
-    return cls.__new__(cls)
+    restore_class(layer, OWN)

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import TYPE_CHECKING, Any, cast
 
 import torch
 from torch import Tensor, nn
-from torch.overrides import TorchFunctionMode
 
 from dubito.core import params
 from dubito.core.errors import InputError
@@ -17,16 +16,12 @@ from dubito.core.params import Params
 from dubito.methods.variational.layer import StochasticLayer, compute_moments, make_plain
 from dubito.methods.variational.mean_field import MeanField, samples_and_kl
 from dubito.networks.selection import Selection
+from dubito.networks.swapping import calling_every_layer, fused_modules
 
 if TYPE_CHECKING:
     from dubito.beliefs.likelihoods import Likelihood
     from dubito.core.batches import Data
     from dubito.methods.variational.posterior import VariationalPosterior
-
-# Modules with a fused path that reads the weights of their parts instead of calling them.
-FUSED = (nn.MultiheadAttention, nn.TransformerEncoderLayer, nn.TransformerEncoder)
-# What these modules ask of themselves, before they read any weight, to decide on the fused path.
-_ASKED_FIRST = ("activation_relu_or_gelu", "use_nested_tensor")
 
 
 class VariationalModule(nn.Module):
@@ -54,7 +49,7 @@ class VariationalModule(nn.Module):
         self.layers = [module for module in network.modules() if isinstance(module, StochasticLayer)]
         on_outputs = {id(part) for layer in self.layers for part in layer.random.values()}
         self.sampled = [name for name, part in posterior.items() if id(part) not in on_outputs]
-        self.fused = [module for module in network.modules() if isinstance(module, FUSED)]
+        self.fused = fused_modules(network)
         self.settings: dict[str, Any] = {}  # what `convert` was told, for `to_posterior`
         self.weight_noise: torch.Generator | None = None
         self.ready: Params = {}  # weights that a training step has drawn already, for its first call
@@ -214,34 +209,6 @@ def kl(module: nn.Module) -> Tensor:
     """Return the summed divergence of every converted part of a module."""
     parts = [part.kl() for part in module.modules() if isinstance(part, VariationalModule)]
     return torch.stack(parts).sum() if parts else torch.zeros(())
-
-
-@contextmanager
-def calling_every_layer(fused: Sequence[nn.Module]) -> Iterator[None]:
-    """Turn off the fused paths of modules of a network of our own: they read weights instead of calling layers.
-
-    torch has a switch for it, but one for all threads.
-    """
-    if not fused:
-        yield
-        return
-    before = [(vars(module), name) for module in fused for name in _ASKED_FIRST if vars(module).get(name)]
-    values = [own[name] for own, name in before]
-    for own, name in before:
-        own[name] = False
-    try:
-        with _Watching():
-            yield
-    finally:
-        for (own, name), value in zip(before, values, strict=True):
-            own[name] = value
-
-
-class _Watching(TorchFunctionMode):
-    """Does nothing; but torch takes no fused path while anything watches its functions."""
-
-    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        return func(*args, **(kwargs or {}))
 
 
 def _key(name: str) -> str:
