@@ -311,6 +311,11 @@ def split(raw: Any) -> tuple[Any, Any]:
     return raw, None
 
 
+def _small_number(sampler: Any) -> int:
+    """Draw the number of an epoch from the stream that is active, where there is a sampler that asks for one."""
+    return 0 if sampler is None else int(torch.randint(2**31, ()))
+
+
 def _as_pair(data: Any) -> tuple[Any, Any] | None:
     if isinstance(data, TensorDataset) and len(data.tensors) > 1:
         data = split(data.tensors)
