@@ -249,7 +249,7 @@ class Source:
 
     def _raw(self, stream: Stream | None = None) -> Iterator[Any]:
         stream = stream or self.stream(0)
-        with stream.active(), shards.at_epoch(self._sampler, _small_number(self._sampler)):
+        with stream.active(), shards.in_new_order(self._sampler):
             iterator = self._start()
             raw = self._next(iterator)
         while raw is not _END:

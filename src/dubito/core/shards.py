@@ -14,6 +14,7 @@ from collections.abc import Callable
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+import torch
 from torch import Tensor
 from torch.utils.data import DataLoader, DistributedSampler
 
@@ -111,13 +112,13 @@ def declared_sampler(loader: Any) -> DistributedSampler[Any] | None:
 
 
 @contextmanager
-def at_epoch(sampler: DistributedSampler[Any] | None, number: int) -> Iterator[None]:
-    """Let a sampler draw the order of some epoch, and put it back: without it every epoch has the same order."""
+def in_new_order(sampler: DistributedSampler[Any] | None) -> Iterator[None]:
+    """Let a sampler start in an order drawn from the active stream; left to itself it has the same in every epoch."""
     if sampler is None:
         yield
         return
     before = sampler.epoch
-    sampler.set_epoch(number)
+    sampler.set_epoch(int(torch.randint(2**31, ())))
     try:
         yield
     finally:
