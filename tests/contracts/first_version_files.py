@@ -25,9 +25,8 @@ MORE = ("BatchNormNoise", "Tempered", "Snapshot", "MeanStudent", "DistributionSt
 def data_of(task: str) -> tuple[Tensor, Tensor]:
     """Return a small data set."""
     x = torch.randn(45, 4, generator=torch.Generator().manual_seed(0))
-    return x, (x[:, 0] > 0).long() + (x[:, 1] > 1) if task == "classification" else torch.stack(
-        [x[:, 0].sin(), x[:, 1]], 1
-    )
+    classes, numbers = (x[:, 0] > 0).long() + (x[:, 1] > 1), torch.stack([x[:, 0].sin(), x[:, 1]], 1)
+    return x, classes if task == "classification" else numbers
 
 
 def network_of(name: str, task: str) -> nn.Module:

@@ -57,8 +57,4 @@ def test_a_new_process_knows_every_family() -> None:
     families = {file.stem.rpartition("-")[0] for file in FILES.glob("*.safetensors")} - kinds
     code = "import dubito; from dubito.core.settings import load_all; load_all(); print(*dubito.Posterior._families)"
     found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert families <= set(found.stdout.split())
-
-
-def test_there_is_a_file_of_every_family() -> None:
-    assert len(list(FILES.glob("*-classification.safetensors"))) == 16
+    assert families == set(found.stdout.split())  # so there is a file of every family

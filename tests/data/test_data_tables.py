@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import builtins
 import datetime
+import gzip
 import json
 from pathlib import Path
 
@@ -13,7 +14,7 @@ from dubito.errors import FileFormatError, InputError, MissingDataError, Unsuppo
 from sklearn.preprocessing import OneHotEncoder, StandardScaler
 
 from dubito import data
-from dubito.data import TableTransform
+from dubito.data import TableTransform, formats
 
 
 def frame(num: int = 60) -> pd.DataFrame:
@@ -296,6 +297,26 @@ def test_bad_files(tmp_path: Path):
             data.read_table(tmp_path / name)
     with pytest.raises(InputError, match="`test` must be a fraction"):
         data.load_table(frame(), "price", test=0.0)
+
+
+def test_a_truncated_gzip_file_is_one_sentence(tmp_path: Path):
+    frame().to_csv(tmp_path / "a.csv.gz", index=False)
+    whole = (tmp_path / "a.csv.gz").read_bytes()
+    for size in (0, 5, len(whole) // 2, len(whole) - 4):
+        (tmp_path / "a.csv.gz").write_bytes(whole[:size])
+        with pytest.raises(FileFormatError, match=r"not a complete gzip file|not a readable csv table"):
+            data.read_table(tmp_path / "a.csv.gz")
+
+
+def test_a_gzip_file_may_not_fill_the_memory(tmp_path: Path, monkeypatch):
+    path = tmp_path / "a.csv.gz"
+    path.write_bytes(gzip.compress(b"a,b\n" + b"1,2\n" * 1_000_000))
+    assert len(data.read_table(path)) == 1_000_000  # a few megabytes are always allowed
+    monkeypatch.setattr(formats, "ALWAYS_UNPACKED", 1_000_000)
+    monkeypatch.setattr(formats, "CHUNK", 2**16)
+    with pytest.raises(FileFormatError, match=r"unpacks to more than 100 times its size.*raise data.read_table"):
+        data.read_table(path)
+    assert len(data.read_table(path, max_ratio=2000)) == 1_000_000
 
 
 @pytest.mark.parametrize(("module", "suffix"), [("pandas", ".csv"), ("pyarrow", ".parquet")])

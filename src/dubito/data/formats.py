@@ -19,14 +19,29 @@ from dubito.core.errors import FileFormatError
 from dubito.data.locate import cache_folder
 
 Array = NDArray[Any]
+# How many times its own size a packed file may have when it is unpacked; text that repeats itself reaches about 50.
+MAX_RATIO = 100.0
+# Bytes that a packed file may always unpack to.
+ALWAYS_UNPACKED = 100 * 2**20
+# Bytes that are unpacked at a time.
+CHUNK = 2**22
 
 
-def read_gzip(path: Path) -> bytes:
-    """Return the unpacked bytes of a gzip file."""
+def read_gzip(path: Path, max_ratio: float = MAX_RATIO) -> bytes:
+    """Return the unpacked bytes of a gzip file, at most `max_ratio` times its size or `ALWAYS_UNPACKED`."""
     try:
-        return gzip.decompress(path.read_bytes())
+        most, content = max(max_ratio * path.stat().st_size, ALWAYS_UNPACKED), bytearray()
+        with gzip.open(path) as stream:
+            while len(content) <= most and (part := stream.read(CHUNK)):
+                content += part
     except (OSError, EOFError, zlib.error) as error:
         raise FileFormatError(f"The file {path} is not a complete gzip file ({error}): fetch it again.") from error
+    if len(content) > most:
+        raise FileFormatError(
+            f"The file {path} unpacks to more than {max_ratio:g} times its size, as files do that are made to fill the "
+            "memory: if you trust it, unpack it yourself, or raise data.read_table(..., max_ratio=)."
+        )
+    return bytes(content)
 
 
 def read_idx(path: Path) -> Array:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import warnings
 from collections.abc import Mapping, Sequence
 from os import PathLike
@@ -13,6 +14,7 @@ import torch
 from dubito.core.errors import FileFormatError, InputError, MissingDataError, UnsupportedError
 from dubito.data.columns import without_strays
 from dubito.data.dataset import DataSet, Pair, Standardizer, Task
+from dubito.data.formats import MAX_RATIO, read_gzip
 from dubito.data.source import carve
 from dubito.data.transform import TableTransform, checked_frame, class_levels, infer_task
 
@@ -20,10 +22,14 @@ if TYPE_CHECKING:
     import pandas as pd
 
 
-def read_table(path: str | PathLike[str]) -> pd.DataFrame:
+def read_table(path: str | PathLike[str], *, max_ratio: float = MAX_RATIO) -> pd.DataFrame:
     """Read a `.csv`, `.tsv` or `.parquet` file (text may be gzipped) into a pandas frame.
 
     A first column of text files that has no name holds row numbers, as R and pandas write them, and is left out.
+
+    Args:
+        path: The file.
+        max_ratio: How many times its own size a gzipped file may have when it is unpacked; 100 MB are always allowed.
     """
     path = Path(path)
     suffix = path.with_suffix("").suffix if path.suffix == ".gz" else path.suffix
@@ -36,11 +42,14 @@ def read_table(path: str | PathLike[str]) -> pd.DataFrame:
 
         if suffix == ".parquet":
             return pd.read_parquet(path, engine="pyarrow")
-        frame = pd.read_csv(path, sep="\t" if suffix == ".tsv" else ",")
+        text = io.BytesIO(read_gzip(path, max_ratio)) if path.suffix == ".gz" else path
+        frame = pd.read_csv(text, sep="\t" if suffix == ".tsv" else ",")
         return frame.drop(columns="Unnamed: 0") if frame.columns[0] == "Unnamed: 0" else frame
     except ImportError as error:
         needed = "pandas and pyarrow" if suffix == ".parquet" else "pandas"
         raise UnsupportedError(f"Reading {path.name} needs {needed}: install them with dubito[tables].") from error
+    except FileFormatError:
+        raise
     except (ValueError, OSError) as error:
         raise FileFormatError(f"The file {path} is not a readable {suffix[1:]} table ({error}).") from error
 
