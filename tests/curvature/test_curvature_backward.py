@@ -13,6 +13,7 @@ from torch.autograd.graph import get_gradient_edge
 from torch.nn import functional as F
 
 from dubito import models
+from dubito.core import limits
 from dubito.curvature import backward
 from dubito.curvature.engine import Engine
 from dubito.curvature.workspace import Workspace
@@ -137,23 +138,22 @@ def test_a_hook_that_changes_gradients_is_obeyed() -> None:
     assert not engine.walks
 
 
-def test_parts_of_a_batch_share_memory_without_mixing(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_parts_of_a_batch_share_memory_without_mixing() -> None:
     torch.manual_seed(0)
     model = nn.Sequential(nn.Conv2d(2, 3, 3), nn.ReLU(), nn.MaxPool2d(2), nn.Conv2d(3, 2, 2), nn.MaxPool2d(2),
                           nn.Flatten(), nn.Linear(2, 2)).double()  # fmt: skip
     x = images(2, 8).repeat(3, 1, 1, 1)[:8]
     engine = Engine(model, ["0.weight"])
     whole = engine.run(x).pull(torch.ones(1, 8, 2, dtype=torch.float64))["0.weight"].per_sample()
-    for name in ("MANY", "FEW"):
-        monkeypatch.setattr(f"dubito.curvature.engine.{name}", 3)
-    found = [
-        tape.pull(torch.ones(1, len(tape.outputs), 2, dtype=torch.float64))["0.weight"].per_sample()
-        for _, tape in engine.chunks(x, 1)
-    ]
-    assert [each.shape[1] for each in found] == [3, 3, 2]
-    for _, tape in engine.chunks(x, 1):
-        for _ in range(3):  # as with many outputs: memory is that of one pull
-            tape.pull(torch.ones(1, len(tape.outputs), 2, dtype=torch.float64))
+    with limits.using(gradients=3 * 2 * engine._size_of_one * 8):
+        found = [
+            tape.pull(torch.ones(1, len(tape.outputs), 2, dtype=torch.float64))["0.weight"].per_sample()
+            for _, tape in engine.chunks(x, 1)
+        ]
+        assert [each.shape[1] for each in found] == [3, 3, 2]
+        for _, tape in engine.chunks(x, 1):
+            for _ in range(3):  # as with many outputs: memory is that of one pull
+                tape.pull(torch.ones(1, len(tape.outputs), 2, dtype=torch.float64))
     assert len(engine._kept.kept) == 3  # one for each pool and for the linear layer
     torch.testing.assert_close(torch.cat(found, dim=1), whole, **TOLERANCE)
 

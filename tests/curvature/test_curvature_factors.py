@@ -9,8 +9,8 @@ import torch
 from torch import Tensor
 
 from curvature.curvature_cases import CASES, build, close, engine_of, normal
-from dubito.core import params
-from dubito.curvature import Factor, factors
+from dubito.core import limits, params
+from dubito.curvature import Factor
 from dubito.curvature.factors import CallsFactor, ConvolutionFactor
 from dubito.curvature.groups import group
 from dubito.curvature.one_layer import one_layer
@@ -19,14 +19,14 @@ from dubito.networks.selection import Selection
 
 COLUMNS = 3
 SOME_IN_CHUNKS = ("mlp", "conv2d", "conv_transpose", "embedding_called_twice", "norms", "called_often", "sequence")
-AT_ONCE, IN_CHUNKS = [(name, factors.CHUNK) for name in CASES], [(name, 7) for name in SOME_IN_CHUNKS]
+AT_ONCE, IN_CHUNKS = [(name, 2**22) for name in CASES], [(name, 7) for name in SOME_IN_CHUNKS]
 
 
 @pytest.fixture(params=AT_ONCE + IN_CHUNKS, ids=lambda param: f"{param[0]}-{param[1]}")
-def name(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
+def name(request: pytest.FixtureRequest) -> Iterator[str]:
     """The name of a case, whose explicit gradients come in large or in tiny chunks."""
-    monkeypatch.setattr(factors, "CHUNK", request.param[1])
-    return request.param[0]
+    with limits.using(chunk=4 * request.param[1]):
+        yield request.param[0]
 
 
 def pulled(name: str, shared: bool) -> dict[str, Factor]:

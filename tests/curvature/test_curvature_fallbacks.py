@@ -134,7 +134,7 @@ def custom_function() -> Awkward:
         return net.out(Numpy.apply(net.first(x)))
 
     model = Net(use, first=nn.Linear(3, 4), out=nn.Linear(4, 3))
-    return Awkward(classes(model, normal(BATCH, 3)), ["go one by one"], set())
+    return Awkward(classes(model, normal(BATCH, 3)), ["are computed one by one"], set())
 
 
 def custom_function_and_own_parameter() -> Awkward:
@@ -142,7 +142,9 @@ def custom_function_and_own_parameter() -> Awkward:
         return net.out(Numpy.apply(net.scale(net.first(x))))
 
     model = Net(use, first=nn.Linear(3, 4), scale=Scale(4), out=nn.Linear(4, 3))
-    return Awkward(classes(model, normal(BATCH, 3)), ["a layer rule for Scale", "go one by one"], {"scale.factor"})
+    return Awkward(
+        classes(model, normal(BATCH, 3)), ["a layer rule for Scale", "are computed one by one"], {"scale.factor"}
+    )
 
 
 def checkpointed(reentrant: bool) -> Case:

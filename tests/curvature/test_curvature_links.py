@@ -10,7 +10,7 @@ import torch
 from dubito.likelihoods import Bernoulli, Categorical, Gaussian, HeteroscedasticGaussian
 from torch import Tensor, nn
 
-from dubito.core import params
+from dubito.core import limits, params
 from dubito.curvature import links
 from dubito.curvature.links import Noise
 from dubito.fitting.monte_carlo import weight_predictor
@@ -192,16 +192,16 @@ def test_bridge_prediction(layout: str, link: str) -> None:
 
 
 @every_layout
-def test_parts_of_a_batch_are_put_together(layout: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_parts_of_a_batch_are_put_together(layout: str) -> None:
     likelihood, shape = LAYOUTS[layout]
     outputs = normal(*shape)
     canonical = likelihood.canonical(outputs)
     variance, covariance = torch.rand_like(canonical), covariances(*canonical.shape[:-1], size=canonical.shape[-1])
     whole = links.predict(likelihood, outputs, variance, noise(5))
     sampled = links.predict_with_covariance(likelihood, outputs, covariance, noise(5), "mc")
-    monkeypatch.setattr(links, "CHUNK", 1)
-    close(links.predict(likelihood, outputs, variance, noise(5)).entropy, whole.entropy)
-    close(links.predict_with_covariance(likelihood, outputs, covariance, noise(5), "mc").probs, sampled.probs)
+    with limits.using(chunk=4):
+        close(links.predict(likelihood, outputs, variance, noise(5)).entropy, whole.entropy)
+        close(links.predict_with_covariance(likelihood, outputs, covariance, noise(5), "mc").probs, sampled.probs)
 
 
 @pytest.mark.parametrize("shape", [(5,), (5, 2)])

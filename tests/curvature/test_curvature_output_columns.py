@@ -10,6 +10,7 @@ from dubito.likelihoods import Bernoulli, Categorical, Gaussian, Heteroscedastic
 from torch import Tensor
 
 from curvature.curvature_cases import CASES, build, close, output_hessian, outputs_of
+from dubito.core import limits
 from dubito.curvature import output_columns as seeds
 
 every_case = pytest.mark.parametrize("name", CASES)
@@ -48,7 +49,6 @@ def test_large_diagonal_roots_are_never_held_as_a_whole(
     outputs = torch.randn(5, 6, dtype=torch.float64)
     targets = likelihood.sample(outputs)
     whole = torch.cat(list(seeds.columns("ggn", likelihood, outputs, targets)))
-    monkeypatch.setattr(seeds, "CHUNK", 2 * 6 * 6)
     asked = []
     root = type(likelihood).hessian_root
 
@@ -57,7 +57,8 @@ def test_large_diagonal_roots_are_never_held_as_a_whole(
         return root(self, outputs, *args)
 
     monkeypatch.setattr(type(likelihood), "hessian_root", counting)
-    close(torch.cat(list(seeds.columns("ggn", likelihood, outputs, targets, most=4))), whole)
+    with limits.using(chunk=4 * 2 * 6 * 6):
+        close(torch.cat(list(seeds.columns("ggn", likelihood, outputs, targets, most=4))), whole)
     assert asked == [2, 2, 1]
 
 
@@ -67,8 +68,8 @@ def test_outputs_that_interact_keep_their_whole_root(monkeypatch: pytest.MonkeyP
     mix = torch.randn(4, 4, dtype=torch.float64)
     coupled = lambda self, outputs, targets: mix[:, None].expand(-1, len(outputs), -1)  # noqa: E731
     monkeypatch.setattr(Gaussian, "hessian_root", coupled)
-    monkeypatch.setattr(seeds, "CHUNK", 1)
-    found = torch.cat(list(seeds.columns("ggn", likelihood, outputs, torch.zeros(3, 4), most=3)))
+    with limits.using(chunk=4):
+        found = torch.cat(list(seeds.columns("ggn", likelihood, outputs, torch.zeros(3, 4), most=3)))
     close(found, mix[:, None].expand(4, 3, 4))
 
 

@@ -20,6 +20,7 @@ from curvature.curvature_cases import (
     output_hessian,
     outputs_of,
 )
+from dubito.core import limits
 from dubito.curvature import FallbackWarning
 from dubito.curvature.output_layer import few_columns, hessian_diagonal, hessian_sum, is_direct, is_one_linear
 from dubito.curvature.structures import make_accumulator
@@ -52,13 +53,13 @@ def test_few_columns_say_it_all(likelihood: Likelihood, batch: int, structure: s
 
 
 @every_likelihood
-def test_output_hessians(likelihood: Likelihood, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_output_hessians(likelihood: Likelihood) -> None:
     case = linear_case(likelihood, 5)
     outputs, expected = outputs_of(case), output_hessian(case)
-    for chunk in (2**22, 1):
-        monkeypatch.setattr("dubito.curvature.output_layer.CHUNK", chunk)
-        close(hessian_diagonal(likelihood, outputs, case.targets), expected.diagonal(dim1=1, dim2=2))
-        close(hessian_sum(likelihood, outputs, case.targets), expected.sum(0))
+    for chunk in (2**24, 4):
+        with limits.using(chunk=chunk):
+            close(hessian_diagonal(likelihood, outputs, case.targets), expected.diagonal(dim1=1, dim2=2))
+            close(hessian_sum(likelihood, outputs, case.targets), expected.sum(0))
 
 
 def test_curvature_of_almost_certain_classes_does_not_vanish_by_rounding() -> None:

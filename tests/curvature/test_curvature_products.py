@@ -6,37 +6,37 @@ import pytest
 import torch
 from torch import nn
 
+from dubito.core import limits
 from dubito.curvature import Engine, products
 
 
 @pytest.mark.parametrize("cached", [1, 20, 50, 200, 2**20])
-def test_parts_of_any_size_make_up_the_whole(cached: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(products, "CACHED", cached)
+def test_parts_of_any_size_make_up_the_whole(cached: int) -> None:
     grads, inputs = torch.randn(2, 5, 7, 4, dtype=torch.float64), torch.randn(5, 7, 3, dtype=torch.float64)
     whole = torch.einsum("vbto,bti->bvoi", grads, inputs).flatten(2)
     found, seen = torch.zeros_like(whole), torch.zeros(5, 12)
-    for examples, entries, part in products.explicit_products(grads, inputs):
-        assert part.numel() <= max(cached, 2 * 3)  # one output of one example is the least
-        found[examples, :, entries] = part
-        seen[examples, entries] += 1
-        part.fill_(torch.nan)  # the caller may do so
+    with limits.using(cached_products=4 * cached):
+        for examples, entries, part in products.explicit_products(grads, inputs):
+            assert part.numel() <= max(cached, 2 * 3)  # one output of one example is the least
+            found[examples, :, entries] = part
+            seen[examples, entries] += 1
+            part.fill_(torch.nan)  # the caller may do so
     torch.testing.assert_close(found, whole, atol=1e-12, rtol=1e-12)
     assert bool((seen == 1).all())
 
 
 @pytest.mark.parametrize("cached", [1, 50, 2**20])
-def test_squares_of_a_convolution(cached: int, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_squares_of_a_convolution(cached: int) -> None:
     torch.manual_seed(0)
     layers = (nn.Conv2d(2, 3, 2, padding=1), nn.Tanh(), nn.ConvTranspose2d(3, 2, 2), nn.Flatten(), nn.Linear(50, 2))
     engine = Engine(nn.Sequential(*layers).double(), ["0.weight", "2.weight"])
     factors = engine.run(torch.randn(4, 2, 3, 3).double()).pull(torch.randn(3, 4, 2).double())
-    monkeypatch.setattr(products, "CACHED", cached)
     for factor in factors.values():
         explicit, weight = factor.per_sample().flatten(2), torch.rand(factor.shape).double()
-        torch.testing.assert_close(factor.square_sum(), explicit.square().sum((0, 1)), atol=1e-12, rtol=1e-12)
-        torch.testing.assert_close(
-            factor.weighted_square(weight), explicit.square() @ weight.flatten(), atol=1e-12, rtol=1e-12
-        )
+        with limits.using(cached_products=4 * cached):
+            squares, weighted = factor.square_sum(), factor.weighted_square(weight)
+        torch.testing.assert_close(squares, explicit.square().sum((0, 1)), atol=1e-12, rtol=1e-12)
+        torch.testing.assert_close(weighted, explicit.square() @ weight.flatten(), atol=1e-12, rtol=1e-12)
 
 
 @pytest.mark.parametrize("width", [1, 64, 65, 200])

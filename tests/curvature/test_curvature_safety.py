@@ -14,10 +14,12 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from curvature.curvature_cases import BATCH, CASES, Case, build, classes, close, fresh, jacobian_matrix, normal
 from dubito import Laplace
+from dubito.core import limits
+from dubito.core.limits import numbers
 from dubito.curvature import Engine, jacobian
 from dubito.curvature import matrices as linalg
 from dubito.curvature import output_columns as seeds
-from dubito.curvature.engine import FallbackWarning, _activations
+from dubito.curvature.engine import FEW, FallbackWarning, _activations
 from dubito.curvature.functional import FunctionalTerms
 from dubito.curvature.structures import make_accumulator
 from dubito.networks.selection import Selection
@@ -196,22 +198,20 @@ def test_a_thousand_outputs_in_bounded_memory(structure: str, likelihood: Any) -
             for part in seeds.identity(likelihood, tape.outputs, columns):
                 FunctionalTerms(matrix, selection, tape.pull(part)).variance(covariance)
     factor = MANY**2 if structure == "kron" else 0  # the Kronecker factor of a thousand outputs
-    assert largest.elements <= max(2 * columns * batch * MANY, seeds.CHUNK, factor)
+    assert largest.elements <= max(2 * columns * batch * MANY, numbers(limits.current().chunk), factor)
     assert largest.elements < batch * MANY * MANY / 10
     assert isinstance(matrix, linalg.Diagonal | linalg.Kronecker)
 
 
-def test_large_activations_go_through_a_few_examples_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("dubito.curvature.engine.ACTIVATION", 4 * 1000 * 20)
-    monkeypatch.setattr("dubito.curvature.engine.FEW", 4)
+def test_large_activations_go_through_a_few_examples_at_a_time() -> None:
     model = nn.Sequential(nn.Linear(3, 1000), nn.ReLU(), nn.Linear(1000, 2))
     engine = Engine(model, ["2.weight"])
-    with Largest() as largest:
-        sizes = [len(tape.outputs) for _, tape in engine.chunks(torch.randn(100, 3), 1)]
-    assert sizes == [20] * 5
-    assert largest.elements <= 20 * 1000
-    monkeypatch.setattr("dubito.curvature.engine.ACTIVATION", 1)
-    assert {len(tape.outputs) for _, tape in engine.chunks(torch.randn(100, 3), 1)} == {4}
+    with Largest() as largest, limits.using(activation=4 * 1000 * 80):
+        sizes = [len(tape.outputs) for _, tape in engine.chunks(torch.randn(400, 3), 1)]
+    assert sizes == [80] * 5
+    assert largest.elements <= 80 * 1000
+    with limits.using(activation=1):
+        assert {len(tape.outputs) for _, tape in engine.chunks(torch.randn(640, 3), 1)} == {FEW}
 
 
 @pytest.mark.filterwarnings("ignore:.torch.jit:DeprecationWarning")

@@ -20,11 +20,11 @@ from curvature.curvature_cases import (
     outputs_of,
     selections,
 )
-from dubito.core import params
-from dubito.curvature import Engine, engine, factors, products
+from dubito.core import limits, params
+from dubito.curvature import Engine, products
 from dubito.curvature import matrices as linalg
 from dubito.curvature import output_columns as seeds
-from dubito.curvature.structures import LARGEST_FULL, FullAccumulator, make_accumulator
+from dubito.curvature.structures import FullAccumulator, make_accumulator
 from dubito.networks.selection import Selection
 
 every_case = pytest.mark.parametrize("name", CASES)
@@ -150,15 +150,13 @@ def test_exact_hessian(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", CASES)
-def test_chunks_change_nothing(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_chunks_change_nothing(name: str) -> None:
     case = build(name)
     for chosen, selection in selections(case.model).items():
         if chosen == "half":  # as "few", and slower
             continue
         whole = {s: dense(accumulate(case, selection, s)) for s in ("diag", "kron", "full")}
-        with monkeypatch.context() as tiny:
-            tiny.setattr(engine, "MEMORY_BUDGET", 1)
-            tiny.setattr(factors, "CHUNK", 1)
+        with limits.using(gradients=1, chunk=4):
             for structure, expected in whole.items():
                 if structure == "kron":  # its factors are sums over examples, whatever the chunks
                     close(dense(accumulate(case, selection, structure, most=100)), expected, 1e-9)
@@ -189,10 +187,11 @@ def test_low_rank_finds_the_leading_eigenpairs() -> None:
 
 
 def test_full_over_too_many_weights_is_refused() -> None:
-    model = torch.nn.Linear(LARGEST_FULL, 1, bias=False)
+    size = 20_000
+    model = torch.nn.Linear(size, 1, bias=False)
     selection = Selection.all_of(model)
     FullAccumulator(Engine(model, selection.names), selection)
-    wider = torch.nn.Linear(LARGEST_FULL + 1, 1, bias=False)
+    wider = torch.nn.Linear(size + 1, 1, bias=False)
     selection = Selection.all_of(wider)
     with pytest.raises(InputError, match="select fewer weights"):
         FullAccumulator(Engine(wider, selection.names), selection)

@@ -7,6 +7,7 @@ import torch
 from subnetwork_cases import Case, brute_greedy, captured, case, centred, curvature, jacobian
 
 from dubito import select
+from dubito.core import limits
 from dubito.select import greedy
 
 PRIOR = 0.7
@@ -38,8 +39,8 @@ def test_columns_in_small_blocks_and_rows_computed_again_change_nothing(monkeypa
     expected = ranked(one, 20)
     monkeypatch.setattr(greedy, "BLOCK", 2)
     assert ranked(one, 20) == expected
-    monkeypatch.setattr(greedy, "KEPT", 10)
-    assert ranked(one, 20) == expected
+    with limits.using(kept_rows=4 * 10):
+        assert ranked(one, 20) == expected
 
 
 def test_a_smaller_size_is_a_beginning_of_a_larger_one() -> None:

@@ -20,6 +20,7 @@ from subnetwork_cases import Case, case, centred, curvature, jacobian
 from torch import Tensor
 
 from dubito import Laplace, select
+from dubito.core import limits
 from dubito.curvature import FallbackWarning
 from dubito.methods.laplace import LaplacePosterior
 from dubito.networks.selection import Selection
@@ -155,10 +156,9 @@ def test_tuning_and_updating_over_a_subnetwork(structure: str) -> None:
     assert tuned.update(one.data).selection == tuned.selection
 
 
-def test_too_many_weights_for_a_full_matrix_have_a_low_rank_form(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_too_many_weights_for_a_full_matrix_have_a_low_rank_form() -> None:
     one = case("categorical")
-    with monkeypatch.context() as patch:
-        patch.setattr("dubito.curvature.structures.LARGEST_FULL", 19)
+    with limits.using(full_matrix=8 * 19**2):
         with pytest.raises(InputError, match=r"over 20 weights would need .* GB: select fewer .*'lowrank'"):
             fit(one, select.subnetwork(20))
         small = fit(one, select.subnetwork(20), "lowrank")  # its rank is large enough to be exact

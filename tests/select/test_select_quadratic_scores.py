@@ -10,8 +10,8 @@ from dubito.likelihoods import Bernoulli, Categorical, HeteroscedasticGaussian, 
 from subnetwork_cases import Case, case, centred, curvature, jacobian
 from torch import Tensor
 
+from dubito.core import limits
 from dubito.core.batches import Source
-from dubito.select import sums
 from dubito.select.directions import direction_seeds
 from dubito.select.quadratic_scores import Forms
 from dubito.select.scores import Scores, measure
@@ -100,10 +100,10 @@ def test_outputs_that_interact_take_a_product_for_each_number() -> None:
 
 @pytest.mark.parametrize("waiting", [0, 50, 200])
 @pytest.mark.parametrize("name", ["categorical", "gaussian", "sequence", "image"])
-def test_rows_may_wait_or_not(name: str, waiting: int, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_rows_may_wait_or_not(name: str, waiting: int) -> None:
     expected = scored(case(name))
-    monkeypatch.setattr(sums, "WAITING", waiting)
-    found = scored(case(name))
+    with limits.using(chunk=4 * waiting):
+        found = scored(case(name))
     torch.testing.assert_close(found.curvature, expected.curvature, atol=1e-14, rtol=1e-12)
     torch.testing.assert_close(found.slopes, expected.slopes, atol=1e-14, rtol=1e-12)
 

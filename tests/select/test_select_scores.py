@@ -10,8 +10,9 @@ from dubito.errors import InputError, NonFiniteError
 from subnetwork_cases import CASES, Case, case, centred, curvature, jacobian
 from torch import nn
 
+from dubito.core import limits
 from dubito.core.batches import Source
-from dubito.curvature import FallbackWarning, products
+from dubito.curvature import FallbackWarning
 from dubito.select import scores
 from dubito.select.scores import Scores, measure
 
@@ -45,11 +46,11 @@ def test_context_replaces_the_inputs_of_the_slopes_only(name: str) -> None:
 
 @pytest.mark.parametrize("cached", [1, 30, 100])
 @pytest.mark.parametrize("name", ["categorical", "bernoulli", "sequence", "image", "grouped", "tokens", "tied"])
-def test_parts_of_any_size_change_nothing(name: str, cached: int, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_parts_of_any_size_change_nothing(name: str, cached: int) -> None:
     one = case(name)
     expected = scored(one)
-    monkeypatch.setattr(products, "CACHED", cached)
-    found = scored(one)
+    with limits.using(cached_products=4 * cached):
+        found = scored(one)
     torch.testing.assert_close(found.curvature, expected.curvature, atol=1e-12, rtol=1e-10)
     torch.testing.assert_close(found.slopes, expected.slopes, atol=1e-12, rtol=1e-10)
 

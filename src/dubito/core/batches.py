@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import itertools
 import math
-import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any, NamedTuple
 
@@ -25,6 +24,7 @@ from dubito.core.nests import map_leaves as map_leaves
 from dubito.core.nests import num_rows as num_rows
 from dubito.core.nests import place as place
 from dubito.core.nests import take as take
+from dubito.core.once import WarnOnce
 from dubito.core.randomness import Stream
 
 Seen = Callable[[Any], None]  # is shown what a loader gives
@@ -74,7 +74,7 @@ class Source:
         joins_single_rows: Whether a batch of one row becomes part of a neighbour; see `join_single_rows`.
     """
 
-    joins_single_rows = _has_said_joined = False
+    joins_single_rows = False
 
     def __init__(
         self,
@@ -88,7 +88,7 @@ class Source:
         device: torch.device | None = None,
         dtype: torch.dtype | None = None,
     ) -> None:
-        self.device, self.dtype, self.shard = device, dtype, shard
+        self.device, self.dtype, self.shard, self._warn_once = device, dtype, shard, WarnOnce()
         self.pair = _as_pair(data)
         self._is_the_users = isinstance(data, DataLoader | Dataset)  # whose errors are not ours to explain
         self.in_memory = [self.pair] if self.pair is not None else data if isinstance(data, list) else None
@@ -194,12 +194,9 @@ class Source:
         return size > 1 and self.num_data % size == 1 and self.num_batches == self.num_data // size + 1 > 1
 
     def _say_joined(self) -> None:
-        if not self._has_said_joined:
-            self._has_said_joined = True
-            warnings.warn(
-                "A batch of one row is joined to the batch before it: batch normalization needs two rows to train.",
-                stacklevel=2,
-            )
+        self._warn_once(
+            "A batch of one row is joined to the batch before it: batch normalization needs two rows to train."
+        )
 
     def replay(self) -> Iterator[Batch]:
         """Yield the batches of a pass that is the same each time and leaves the loader's generators as they were."""

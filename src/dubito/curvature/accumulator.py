@@ -2,20 +2,24 @@
 
 from __future__ import annotations
 
+import math
 from abc import ABC, abstractmethod
 from collections.abc import Iterable
 from typing import Any
 
 from torch import Tensor
 
+from dubito.core import limits
 from dubito.curvature import matrices as linalg
 from dubito.curvature.engine import Engine, Tape
 from dubito.networks.selection import Selection
 
 Sums = dict[str, Any]
 
-# A full matrix over more weights than this would take over 3 GB.
-LARGEST_FULL = 20_000
+
+def most_full() -> int:
+    """Return the most weights over which a full float64 matrix is built."""
+    return math.isqrt(limits.current().full_matrix // 8)
 
 
 class Accumulator(ABC):

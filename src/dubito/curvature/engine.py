@@ -10,7 +10,6 @@ The gradient edges of the layers' outputs are taken in a forward hook: they surv
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any
@@ -20,8 +19,9 @@ from torch import Tensor, nn
 from torch.autograd.graph import GradientEdge, get_gradient_edge
 from torch.nn.modules.batchnorm import _BatchNorm
 
-from dubito.core import batches, params
+from dubito.core import batches, limits, params
 from dubito.core.errors import InputError, UnsupportedError
+from dubito.core.once import warn_once
 from dubito.core.randomness import drawing_aside
 from dubito.curvature import backward, per_example
 from dubito.curvature.call_gradients import CallGradient
@@ -34,15 +34,9 @@ from dubito.networks.layers.rows import Rows
 from dubito.networks.twin import twin
 from dubito.networks.watching import watch
 
-# Bytes that the gradients of one vector-Jacobian product may take; batches and columns are split to stay below.
-MEMORY_BUDGET = 96 * 2**20
-# What fits the caches: larger parts gain nothing, so parts stay this small unless that leaves too few examples. Their
-# number is bounded too, because the forward pass has caches of its own.
-CACHE = 8 * 2**20
+# The examples of one part of a batch: at least FEW, unless memory allows only fewer, and at most MANY, because the
+# forward pass has caches of its own.
 FEW, MANY = 64, 512
-# Bytes that one activation of a forward pass may take, as long as a few examples go through at a time.
-ACTIVATION = 12 * 2**20
-
 # Examples on which the engine is tried out before it is trusted.
 TRIED = 4
 
@@ -188,7 +182,8 @@ class Engine:
         self.fallback += new
         self.roles = {m: {r: n for r, n in roles.items() if n not in new} for m, roles in self.roles.items()}
         more = f" and {len(new) - 3} more" if len(new) > 3 else ""
-        _say(f"Gradients of {', '.join(new[:3])}{more} are computed example by example, which is slower: {why}")
+        which = ", ".join(new[:3]) + more
+        warn_once(f"Gradients of {which} are computed example by example, which is slower: {why}", FallbackWarning)
 
     def _record(self, layer: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> None:
         roles = self.roles.get(layer)
@@ -242,7 +237,11 @@ class Engine:
                 return list(_grad(outputs, inputs, seeds, is_grads_batched=True))
             except RuntimeError as error:
                 self.batched = False
-                _say(f"The columns of a vector-Jacobian product go one by one, which is slower: {_first_line(error)}")
+                reason = _first_line(error)
+                warn_once(
+                    f"The columns of a vector-Jacobian product are computed one by one, which is slower: {reason}",
+                    FallbackWarning,
+                )
         columns = [_grad(outputs, inputs, seed) for seed in seeds]
         return [None if each[0] is None else torch.stack(each) for each in zip(*columns, strict=True)]
 
@@ -259,9 +258,11 @@ class Engine:
         columns = min(num_columns, self.num_outputs)
         width = next(self.model.parameters()).element_size()
         bytes_of_one = max((2 * self._size_of_one + extra) * columns * width, 1)
-        passing = max(FEW, ACTIVATION // (self._largest * width))
-        most = max(1, min(MANY, passing, MEMORY_BUDGET // bytes_of_one))
-        parts = max(-(-size // most), round(size / max(FEW, CACHE // bytes_of_one)))  # equal ones, none left over
+        limit = limits.current()
+        passing = max(FEW, limit.activation // (self._largest * width))
+        most = max(1, min(MANY, passing, limit.gradients // bytes_of_one))
+        cached = max(FEW, limit.cached_gradients // bytes_of_one)
+        parts = max(-(-size // most), round(size / cached))  # equal ones, none left over
         step = -(-size // parts)
         for start in range(0, size, step):
             rows = slice(start, min(start + step, size))
@@ -343,13 +344,3 @@ def _grad(outputs: Tensor, inputs: list[Any], seeds: Tensor, **options: Any) -> 
 
 def _first_line(error: Exception) -> str:
     return next(iter(str(error).strip().splitlines()), type(error).__name__)
-
-
-def _say(sentence: str) -> None:
-    """Warn of each thing once: Python forgets what it has shown whenever somebody changes the filters of warnings."""
-    if sentence not in _said:
-        warnings.warn(sentence, FallbackWarning, stacklevel=1)
-        _said.add(sentence)
-
-
-_said: set[str] = set()

@@ -19,14 +19,12 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
-from dubito.curvature import products
+from dubito.core import limits
+from dubito.core.limits import numbers
 from dubito.curvature.call_gradients import CallGradient
 from dubito.curvature.products import closed, explicit_products, slices, weighted_outer
 from dubito.curvature.workspace import Workspace
 from dubito.networks.layers.rows import Dense, Index
-
-# Numbers that one chunk of explicit per-example gradients may hold.
-CHUNK = 2**22
 
 
 class Forms(Protocol):
@@ -59,8 +57,9 @@ class Factor(ABC):
     def chunks(self, all_columns: bool = False) -> Iterator[tuple[slice, slice, Tensor]]:
         """Yield explicit gradients ``[v, b, size of shape]`` for some columns and examples at a time, and which."""
         size = max(math.prod(self.shape), 1)
-        width = self.columns if all_columns else min(self.columns, max(1, CHUNK // size))
-        step = max(1, CHUNK // (width * size))
+        most = numbers(limits.current().chunk)
+        width = self.columns if all_columns else min(self.columns, max(1, most // size))
+        step = max(1, most // (width * size))
         for rows in slices(self.size, step):
             for columns in slices(self.columns, width):
                 yield columns, rows, self.per_sample(rows, columns).flatten(2)
@@ -87,8 +86,8 @@ class Factor(ABC):
 
     def form_sum(self, forms: Forms) -> Tensor:
         """Return two quadratic forms of every weight, added up over examples: ``[2, size]``."""
-        total = self.like.new_zeros(2, math.prod(self.shape))
-        for examples in slices(self.size, products.CACHED // max(self.columns * math.prod(self.shape), 1)):
+        total, cached = self.like.new_zeros(2, math.prod(self.shape)), numbers(limits.current().cached_products)
+        for examples in slices(self.size, cached // max(self.columns * math.prod(self.shape), 1)):
             total += forms.added_up(self.per_sample(examples).flatten(2).transpose(0, 1).clone(), examples)
         return total
 
@@ -273,7 +272,7 @@ class ConvolutionFactor(CallsFactor):
         if 16 * len(positions) >= math.prod(self.shape):
             return super()._gather(positions)
         inputs, grads, where = self.inputs, self.calls[0].grads_as_rows(), self.calls[0].in_matrix(positions)
-        step = max(1, CHUNK // max(self.columns * grads.shape[2] * len(positions), 1))
+        step = numbers(limits.current().chunk) // max(self.columns * grads.shape[2] * len(positions), 1)
         width, gathered = inputs.shape[-1], []
         for rows in slices(self.size, step):
             left, right = grads[:, rows][..., where // width], inputs[rows][..., where % width]

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from dubito.core.errors import InputError, UnsupportedError
 from dubito.curvature import matrices as linalg
-from dubito.curvature.accumulator import LARGEST_FULL, Accumulator, Sums
+from dubito.curvature.accumulator import Accumulator, Sums, most_full
 from dubito.curvature.call_gradients import CallGradient
 from dubito.curvature.engine import Engine, Tape
 from dubito.curvature.factors import CallsFactor, Factor
@@ -181,7 +181,7 @@ def _input_factor(inputs: Dense | Grouped | Index) -> Tensor:
 
 def _submatrix(sums: Sums, chosen: Tensor, order: Tensor | None) -> Tensor:
     """The principal submatrix of a Kronecker block over some of its weights."""
-    if len(chosen) > LARGEST_FULL:
+    if len(chosen) > most_full():
         raise InputError(f"structure='kron' over {len(chosen):,} single weights of one layer is too large: use 'diag'.")
     where = chosen if order is None else order.argsort()[chosen]
     left, right = sums["left"], sums.get("right")

@@ -11,12 +11,13 @@ from torch import Tensor
 
 from dubito.beliefs.likelihoods import Bernoulli, Categorical, Likelihood
 from dubito.beliefs.prediction import Prediction
+from dubito.core import limits
+from dubito.core.limits import numbers
 
 Link = Literal["probit", "mc", "bridge", "bridge-norm"]
 
-# Sampled logits that are held at a time, and how many per example are still kept in the prediction.
-CHUNK = 2**22
-KEPT = 4096
+# The most sampled logits per example that a prediction keeps.
+MOST_KEPT = 4096
 
 
 @dataclass
@@ -123,9 +124,9 @@ def draw(mean: Tensor, covariance: Tensor, noise: Noise) -> Tensor:
 
 
 def _with_samples(likelihood: Likelihood, samples: Tensor, log_probs: Tensor | None) -> Prediction:
-    keep = samples[:, 0].numel() <= KEPT
+    keep = samples[:, 0].numel() <= MOST_KEPT
     return likelihood.predict_samples(samples, log_probs=log_probs, keep_samples=keep)
 
 
 def _rows_at_a_time(outputs: Tensor, noise: Noise) -> int:
-    return max(1, CHUNK // max(noise.num_samples * outputs[0].numel(), 1))
+    return max(1, numbers(limits.current().chunk) // max(noise.num_samples * outputs[0].numel(), 1))

@@ -17,12 +17,11 @@ from torch import Tensor
 
 from dubito.beliefs.likelihoods import Categorical, Likelihood
 from dubito.beliefs.likelihoods.categorical import softmax_root
+from dubito.core import limits
 from dubito.core.errors import InputError
+from dubito.core.limits import numbers
 
 Kind = Literal["ggn", "fisher-mc", "fisher-empirical", "hessian"]
-
-# Numbers of a whole root that may be held at a time.
-CHUNK = 2**22
 
 # From numbers of columns and of positions, both [v], to what these columns are at these positions, [v, B, C].
 Root = Callable[[Tensor, Tensor], Tensor]
@@ -90,8 +89,9 @@ def _root(likelihood: Likelihood, outputs: Tensor, targets: Tensor) -> tuple[Roo
     width = canonical.shape[-1]
     if isinstance(likelihood, Categorical):
         return _softmax_root(canonical, likelihood.observed(targets)), max(width - 1, 1)
-    large = canonical.ndim == 2 and canonical.numel() * width > CHUNK
-    if large and (scales := _scales(likelihood, outputs, targets, max(1, CHUNK // width**2))) is not None:
+    most = numbers(limits.current().chunk)
+    large = canonical.ndim == 2 and canonical.numel() * width > most
+    if large and (scales := _scales(likelihood, outputs, targets, max(1, most // width**2))) is not None:
         return _diagonal_root(scales), width
     whole = likelihood.hessian_root(outputs, targets)
     flat = whole.reshape(len(whole), len(outputs), -1, width)

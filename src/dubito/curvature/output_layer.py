@@ -13,12 +13,11 @@ from torch import Tensor
 from torch.autograd.graph import get_gradient_edge
 
 from dubito.beliefs.likelihoods import Categorical, Likelihood
+from dubito.core import limits
+from dubito.core.limits import numbers
 from dubito.curvature.engine import Tape
 from dubito.curvature.matrices.base import eigh
 from dubito.networks.layers.rows import Dense
-
-# Numbers of output Hessians that are held at a time.
-CHUNK = 2**22
 
 
 def is_direct(tape: Tape) -> bool:
@@ -72,6 +71,6 @@ def hessian_sum(likelihood: Likelihood, outputs: Tensor, targets: Tensor) -> Ten
 
 
 def _hessians(likelihood: Likelihood, outputs: Tensor, targets: Tensor) -> Iterator[Tensor]:
-    step = max(1, CHUNK // outputs.shape[-1] ** 2)
+    step = max(1, numbers(limits.current().chunk) // outputs.shape[-1] ** 2)
     for part in zip(outputs.split(step), targets.split(step), strict=True):
         yield likelihood.hessian(*part)

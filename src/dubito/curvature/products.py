@@ -7,10 +7,10 @@ from collections.abc import Iterator
 import torch
 from torch import Tensor
 
+from dubito.core import limits
+from dubito.core.limits import numbers
 from dubito.curvature.matrices.base import column_blocks
 
-# Numbers of explicit gradients that are held at a time: what stays in a processor's cache.
-CACHED = 2**20
 # The fewest columns of one block of a symmetric product.
 NARROWEST = 64
 
@@ -29,9 +29,10 @@ def explicit_products(
     """
     columns, size, _, num_outputs = grads.shape
     width = inputs.shape[-1]
-    outputs = slices(num_outputs, CACHED // max(columns * width, 1))
+    cached = numbers(limits.current().cached_products)
+    outputs = slices(num_outputs, cached // max(columns * width, 1))
     height = outputs[0].stop
-    parts = slices(size, CACHED // max(columns * width * height, 1))
+    parts = slices(size, cached // max(columns * width * height, 1))
     buffer = grads.new_empty(parts[0].stop, columns, height, width)
     for examples in parts:
         for some in outputs:
@@ -44,7 +45,7 @@ def explicit_products(
 
 def fits(grads: Tensor, inputs: Tensor) -> bool:
     """Whether `explicit_products` yields whole matrices, even with a bias."""
-    return grads.shape[0] * grads.shape[-1] * (inputs.shape[-1] + 1) <= CACHED
+    return grads.shape[0] * grads.shape[-1] * (inputs.shape[-1] + 1) <= numbers(limits.current().cached_products)
 
 
 def gram(rows: Tensor, weights: Tensor | None = None) -> Tensor:

@@ -12,7 +12,7 @@ from dubito.core import batches, params
 from dubito.core.errors import InputError
 from dubito.core.randomness import default_generator
 from dubito.curvature import matrices as linalg
-from dubito.curvature.accumulator import LARGEST_FULL, Accumulator, Sums
+from dubito.curvature.accumulator import Accumulator, Sums, most_full
 from dubito.curvature.engine import Engine, Tape
 from dubito.curvature.factors import Factor
 from dubito.curvature.groups import group
@@ -63,7 +63,7 @@ class FullAccumulator(Accumulator):
 
     def __init__(self, engine: Engine, selection: Selection) -> None:
         super().__init__(engine, selection)
-        if selection.num_weights > LARGEST_FULL:
+        if selection.num_weights > most_full():
             raise InputError(
                 f"structure='full' over {selection.num_weights:,} weights would need "
                 f"{8 * selection.num_weights**2 / 2**30:,.0f} GB: select fewer weights (select.subnetwork(1000)), or "

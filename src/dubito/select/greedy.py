@@ -17,13 +17,12 @@ from collections.abc import Callable, Iterator
 import torch
 from torch import Tensor
 
-from dubito.core import distributed
+from dubito.core import distributed, limits
+from dubito.core.limits import numbers
 from dubito.select.budgets import Budget
 
 # Columns of the Gram matrices that one pass over the rows gives.
 BLOCK = 128
-# Numbers of the Jacobian's rows that are kept between passes; more than this is computed again each time.
-KEPT = 2**27
 
 
 class Rows:
@@ -55,10 +54,11 @@ class Rows:
             yield from self.kept
             return
         kept: list[Tensor] | None = []
+        most = numbers(limits.current().kept_rows)
         for rows in self.make():
             if kept is not None:
                 kept.append(rows)
-                kept = kept if sum(part.numel() for part in kept) <= KEPT else None
+                kept = kept if sum(part.numel() for part in kept) <= most else None
             yield rows
         self.kept = kept
 

@@ -5,13 +5,12 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from dubito.core import limits
+from dubito.core.limits import numbers
 from dubito.curvature.factors import OuterFactor
 from dubito.curvature.groups import Group
 from dubito.networks.selection import Selection
 from dubito.select.quadratic_scores import Forms
-
-# Numbers that wait to be multiplied.
-WAITING = 2**22
 
 
 class Sums:
@@ -54,7 +53,7 @@ class Sums:
         """Add ``Σ_n rows_n inputs_n²ᵀ`` of rows ``[B, k, O]`` later."""
         self._rows.setdefault((first, names), []).append((rows, inputs.square()))
         self._waiting += rows.numel() + inputs.numel()
-        if self._waiting > WAITING:
+        if self._waiting > numbers(limits.current().chunk):
             self._multiply()
 
     def _multiply(self) -> None:

@@ -16,7 +16,7 @@ from variational_cases import Loop, convolutional, mlp, normal, seeded
 
 import dubito
 from dubito import MAP, Training, Variational, likelihoods, objectives, priors, select
-from dubito.core import params
+from dubito.core import limits, params
 from dubito.methods.variational import convert
 from oracles import LinearRegression, regression_data
 
@@ -151,11 +151,11 @@ class TestLinearRegression:
         torch.testing.assert_close(at_mean.mean.squeeze(1), mean)
         assert float(at_mean.epistemic.max()) == 0.0
 
-    def test_many_weights_are_drawn_batch_by_batch(self, monkeypatch: pytest.MonkeyPatch) -> None:
+    def test_many_weights_are_drawn_batch_by_batch(self) -> None:
         x, y = regression_data(20)
         posterior: Any = Variational(prior=PRIOR).fit(blank_linear(), (x, y), likelihood=LIKELIHOOD, training=SHORT)
-        monkeypatch.setattr("dubito.methods.variational.posterior.KEPT", 3)
-        whole, cut = posterior.predict(x, num_samples=50), posterior.predict(x, num_samples=50, batch_size=7)
+        with limits.using(kept_weights=4 * 3):
+            whole, cut = posterior.predict(x, num_samples=50), posterior.predict(x, num_samples=50, batch_size=7)
         torch.testing.assert_close(whole.means, cut.means)
         assert float(whole.epistemic.min()) > 0
 

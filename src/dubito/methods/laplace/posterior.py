@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from dubito.beliefs.likelihoods import Gaussian, Likelihood
 from dubito.beliefs.prediction import Prediction
-from dubito.core import batches, io, params
+from dubito.core import batches, io, limits, params
 from dubito.core.constraints import check
 from dubito.core.errors import InputError, UnsupportedError
 from dubito.core.params import Params
@@ -32,9 +32,6 @@ from dubito.networks.selection import Selection
 if TYPE_CHECKING:
     from dubito.core.batches import Data
     from dubito.fitting.training import Training
-
-# Weights that are drawn at a time.
-NUMBERS_AT_ONCE = 2**23
 
 
 class LaplacePosterior(Posterior):
@@ -151,7 +148,7 @@ class LaplacePosterior(Posterior):
         generator, size = default_generator(generator), self.selection.num_weights
         center = self.selection.ravel(self.mean())
         # few at a time: noise is drawn and coloured in float64, of which many large networks would not fit
-        steps = torch.arange(num_samples).split(max(1, NUMBERS_AT_ONCE // size))
+        steps = torch.arange(num_samples).split(max(1, limits.current().drawn_weights // (8 * size)))
         noise = torch.cat([self.covariance.sample(len(step), size, generator, center) for step in steps])
         return self.selection.merge(self.mean(), noise.add_(center))
 

@@ -9,12 +9,9 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from dubito.core import batches, params
+from dubito.core import batches, limits, params
 from dubito.core.batches import Source
 from dubito.networks.watching import inputs_of, watch
-
-# Bytes of cached features; a data set with more is sent through the whole network each time.
-CACHE = 2**30
 
 
 class _Call(NamedTuple):
@@ -96,7 +93,7 @@ def cache_features(tail: Tail, source: Source) -> bool:
         return False
     inputs, targets = source.pair
     one = tail.features(source.place(batches.take(inputs, slice(0, 1))))
-    if one.numel() * one.element_size() * source.num_data > CACHE:
+    if one.numel() * one.element_size() * source.num_data > limits.current().cached_features:
         return False
     rows = range(0, batches.num_rows(inputs), 1024)
     parts = [tail.features(source.place(batches.take(inputs, slice(row, row + 1024)))) for row in rows]

@@ -16,15 +16,14 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from dubito.core import distributed, io
+from dubito.core import distributed, io, limits
 from dubito.core.atomic import reserve
 from dubito.core.errors import FileFormatError
+from dubito.core.limits import numbers
 from dubito.core.randomness import derive_seed, draw_seed
 from dubito.core.settings import bytes_of
 from dubito.fitting.inference import State
 
-# Numbers that are sent to other processes in one message.
-MESSAGE = 2**22
 # Updates after which processes tell each other whether all chains are well.
 MEETING = 50
 # Bytes of a digest of samples.
@@ -165,7 +164,7 @@ class Chains:
         whole, self._room = self._room, None
         if whole is None or count < self.num_samples:
             whole = _mapped(None, (self.num, count, self.size), state["position"].dtype)
-        rows = max(1, MESSAGE // self.size)
+        rows = max(1, numbers(limits.current().message) // self.size)
         for k in range(self.num):
             for start in range(0, count, rows):
                 part = whole[k, start : start + rows]

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from dubito.beliefs.likelihoods import Categorical, Likelihood
-from dubito.core import params
+from dubito.core import limits, params
 from dubito.core.errors import InputError, UnsupportedError
 from dubito.core.params import Params
 from dubito.core.randomness import default_generator
@@ -22,10 +22,6 @@ if TYPE_CHECKING:
     from dubito.core.batches import Data
     from dubito.fitting.training import Training
     from dubito.methods.mcmc.diagnosis import Diagnosis
-
-
-# Numbers that are worked on at a time where samples are in a file.
-AT_ONCE = 2**23
 
 
 class ParticlePosterior(Posterior):
@@ -231,7 +227,7 @@ def mean_and_variance(samples: Tensor) -> tuple[Tensor, Tensor]:
     >>> mean.item(), variance.item()
     (2.0, 1.0)
     """
-    parts = samples.split(max(1, AT_ONCE // samples.shape[1]))
+    parts = samples.split(max(1, limits.current().drawn_weights // (8 * samples.shape[1])))
     mean = torch.stack([part.double().sum(0) for part in parts]).sum(0) / len(samples)
     squares = torch.stack([(part.double() - mean).square().sum(0) for part in parts]).sum(0)
     return mean, squares / len(samples)

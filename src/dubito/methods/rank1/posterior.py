@@ -12,8 +12,9 @@ from torch import Tensor, nn
 
 from dubito.beliefs.likelihoods import Likelihood
 from dubito.beliefs.prediction import Prediction
-from dubito.core import batches, params
+from dubito.core import batches, limits, params
 from dubito.core.errors import InputError, UnsupportedError
+from dubito.core.limits import numbers
 from dubito.core.params import Params
 from dubito.core.randomness import default_generator
 from dubito.fitting.posterior import Posterior, Predictor
@@ -26,8 +27,6 @@ from dubito.networks.twin import twin
 
 # Draws of each component in a prediction by default, where the tails of its factors are heavy; else one is enough.
 HEAVY_DRAWS = 4
-# Numbers in merged weights that are kept from batch to batch; above it they are made again for each batch.
-KEPT = 2**26
 
 
 @dataclass(frozen=True)
@@ -117,7 +116,7 @@ class Rank1Posterior(Posterior):
         if not self.mixture.mergeable:
             return lambda inputs: self._by_module(inputs, pairs)
         size = len(pairs) * params.num_weights(dict(self.model.named_parameters()))
-        kept = [self._values(k, f) for k, f in pairs] if size <= KEPT else None
+        kept = [self._values(k, f) for k, f in pairs] if size <= numbers(limits.current().kept_weights) else None
 
         def outputs(inputs: Any) -> Iterator[Tensor]:
             for values in kept or (self._values(k, f) for k, f in pairs):

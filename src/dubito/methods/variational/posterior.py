@@ -14,8 +14,9 @@ from dubito.beliefs.likelihoods import Likelihood
 from dubito.beliefs.prediction import Prediction
 from dubito.beliefs.priors import GroupPrior, Prior
 from dubito.beliefs.priors.base import Value, unchecked
-from dubito.core import params
+from dubito.core import limits, params
 from dubito.core.errors import InputError, UnsupportedError
+from dubito.core.limits import numbers
 from dubito.core.params import Params
 from dubito.core.randomness import default_generator, draw_seed
 from dubito.core.settings import Setting
@@ -30,9 +31,6 @@ if TYPE_CHECKING:
     from dubito.fitting.training import Training
     from dubito.methods.variational.diagnosis import Diagnosis
     from dubito.methods.variational.module import VariationalModule
-
-# Numbers in weight samples that are kept from batch to batch; above it they are drawn again for each batch.
-KEPT = 2**26
 
 
 @dataclass(frozen=True)
@@ -187,7 +185,7 @@ class VariationalPosterior(Posterior):
         raise InputError(f"method must be 'weights', 'local' or 'mean', not {method!r}.")
 
     def _weight_predictor(self, num_samples: int, generator: torch.Generator) -> Predictor:
-        if num_samples * self.selection.num_weights <= KEPT:
+        if num_samples * self.selection.num_weights <= numbers(limits.current().kept_weights):
             return weight_predictor(self.model, self.likelihood, self.sample(num_samples, generator=generator))
         seeds = [draw_seed(generator) for _ in range(num_samples)]
         return lambda inputs: self.likelihood.predict_samples(

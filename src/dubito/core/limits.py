@@ -1,0 +1,72 @@
+"""How much working memory the library takes, in bytes.
+
+Work is cut into parts that stay below these limits. Where a part consists of the model's own numbers, each counts as
+four bytes (`numbers`): a network is then cut in the same way in every precision, and in float64 takes twice the limit.
+
+>>> with using(chunk=2**10):
+...     numbers(current().chunk)
+256
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
+from dataclasses import dataclass, replace
+
+MIB = 2**20
+
+
+@dataclass(frozen=True)
+class Limits:
+    """Bytes that each kind of intermediate result may take.
+
+    Args:
+        gradients: Gradients of one vector-Jacobian product; batches and columns are split to stay below.
+        cached_gradients: The same, where they should fit the processor's cache; larger parts are no faster.
+        activation: The largest activation of one forward pass of the curvature engine.
+        cached_products: Explicit gradients of convolutions, which should fit the processor's cache.
+        chunk: Explicit per-example gradients, output Hessians, sampled logits and other short-lived arrays.
+        full_matrix: A float64 matrix over pairs of weights; a structure that needs a larger one is refused.
+        kept_rows: Rows of Jacobians that the greedy selection keeps; further ones are computed again on each pass.
+        drawn_weights: Float64 weight samples that are drawn or averaged at a time.
+        kept_weights: Weight samples that a prediction keeps from batch to batch; further ones are drawn again.
+        cached_features: Features of frozen layers that a sampler keeps in place of its inputs.
+        message: One message between processes.
+    """
+
+    gradients: int = 96 * MIB
+    cached_gradients: int = 8 * MIB
+    activation: int = 12 * MIB
+    cached_products: int = 4 * MIB
+    chunk: int = 16 * MIB
+    full_matrix: int = 8 * 20_000**2
+    kept_rows: int = 512 * MIB
+    drawn_weights: int = 64 * MIB
+    kept_weights: int = 256 * MIB
+    cached_features: int = 1024 * MIB
+    message: int = 16 * MIB
+
+
+_current: ContextVar[Limits] = ContextVar("limits", default=Limits())  # noqa: B039 - frozen
+
+
+def current() -> Limits:
+    """Return the limits that hold here."""
+    return _current.get()
+
+
+@contextmanager
+def using(**changes: int) -> Iterator[Limits]:
+    """Change some limits for a block of code, in this thread only."""
+    token = _current.set(replace(current(), **changes))
+    try:
+        yield current()
+    finally:
+        _current.reset(token)
+
+
+def numbers(size: int) -> int:
+    """Return how many of a model's numbers fit into `size` bytes, at four bytes each."""
+    return size // 4
