@@ -72,6 +72,13 @@ def batch_size() -> int:
     return 8 // distributed.world_size()
 
 
+def later() -> tuple[Tensor, Tensor]:
+    """Data of which only the first rows are the same in all processes."""
+    x, y = rows()
+    own, targets = rows(seed=5 + distributed.rank())
+    return torch.cat([x[:8], own]), torch.cat([y[:8], targets])
+
+
 def sampled(shuffle: bool = False) -> Any:
     """A loader that gives each process its own rows, as scripts for DistributedDataParallel have it."""
     if not distributed.is_active():
@@ -185,6 +192,7 @@ def recognised(folder: Path) -> dict[str, Any]:
             "batches": fit(MAP(), [part(), part(10)]).num_data,
         }
         refused = {
+            "later batches": words(lambda: fit(MAP(), DataLoader(TensorDataset(*later()), batch_size=8))),
             "same inputs": words(lambda: fit(MAP(), same_inputs)),
             "random parts": words(lambda: fit(MAP(), DataLoader(Augmented(part()), batch_size=8))),
             "constant targets": words(lambda: fit(MAP(), DataLoader(Augmented(constant), batch_size=8))),

@@ -54,6 +54,7 @@ def test_what_is_divided_and_what_is_refused(results: Any) -> None:
     }  # fmt: skip
     assert first["refused"] == second["refused"]
     begins = {
+        "later batches": "InputError: The loaders of the processes give the same first batch, but different ones later",
         "same inputs": "InputError: The processes hold the same inputs with different targets",
         "random parts": "InputError: The loaders of the processes give different batches, and different ones",
         "constant targets": "InputError: The loaders of the processes give different batches, and different ones",

@@ -96,6 +96,7 @@ class Source:
         self.dataset: Any = None
         self.batch_size: int | None = batch_size
         self.is_shard: bool | None = None
+        self._trail: shards.Trail | None = None  # of the first pass over a loader that is the same in all processes
         self._sampler = shards.declared_sampler(data) if shard else None
         if self.pair is not None:
             rows: int | None = num_rows(self.pair)
@@ -125,6 +126,7 @@ class Source:
         for generator in self.generators:
             distributed.share_generator(generator, self.device)
         self.is_shard, everyone = shards.are_shards(self._evidence(), self._evidence)
+        self._trail = shards.Trail(everyone) if self.in_memory is None and not self.is_shard else None
         if self.is_shard:
             self.num_data = sum(each.examples for each in everyone)
             known = [each.batches for each in everyone if each.batches is not None]
@@ -163,9 +165,14 @@ class Source:
         if self.is_shard and self.shard:
             yield from self._joint(self.pieces(stream, seen), skip)
             return
+        trail, self._trail = self._trail, None
         for index, raw in enumerate(self.pieces(stream, seen)):
+            if trail is not None:
+                trail.see(*(list(leaves(part)) for part in as_tensors(split(raw))))
             if index >= skip:
                 yield self._batch(raw, self.shard and distributed.is_active())
+        if trail is not None:
+            trail.compare()
 
     def pieces(self, stream: Stream | None = None, seen: Seen | None = None) -> Iterator[Any]:
         """Yield what the loader itself gives in one pass; `seen` is shown each piece first."""

@@ -86,6 +86,33 @@ def are_shards(own: Evidence, again: Callable[[], Evidence]) -> tuple[bool, list
     return True, everyone
 
 
+class Trail:
+    """A digest of the first pass over a loader whose first batch is the same in all processes.
+
+    It sees the targets of every batch and one row of its inputs, unless these are random.
+
+    Args:
+        everyone: What each process knows of its data.
+    """
+
+    def __init__(self, everyone: list[Evidence]) -> None:
+        self._with_inputs = len({each.inputs for each in everyone}) == 1
+        self._total = hashlib.sha256()
+
+    def see(self, inputs: list[Tensor], targets: list[Tensor]) -> None:
+        """Add one batch."""
+        rows = [value[:1] for value in inputs if value.ndim] if self._with_inputs else []
+        self._total.update(_digest([*rows, *targets]).encode())
+
+    def compare(self) -> None:
+        """Raise unless all processes saw the same."""
+        if len(set(distributed.texts(self._total.hexdigest()))) > 1:
+            raise InputError(
+                "The loaders of the processes give the same first batch, but different ones later: give every process "
+                "the same data, or use a DistributedSampler if each gives a shard."
+            )
+
+
 def say(shards: bool, num_data: int) -> None:
     """Let the first process say which of the two was assumed."""
     if distributed.rank() > 0:
