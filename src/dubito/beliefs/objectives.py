@@ -31,6 +31,23 @@ if TYPE_CHECKING:
 __all__ = ["ELBO", "Objective", "Renyi"]
 
 
+def kl_weight(progress: float, rise: tuple[float, float], cycles: int = 1) -> float:
+    """Return the weight of the KL divergence after a fraction `progress` of all steps.
+
+    Args:
+        progress: The fraction.
+        rise: The fractions, of all steps or of a cycle, between which the weight rises from 0 to 1; up to 0: none.
+        cycles: How often it rises, in equal parts of the training.
+
+    >>> [kl_weight(progress, (0.0, 0.5), cycles=2) for progress in (0.0, 0.125, 0.25, 0.375, 0.5, 1.0)]
+    [0.0, 0.5, 1.0, 1.0, 0.0, 1.0]
+    """
+    begin, end = rise
+    if end == 0 or progress >= 1:
+        return 1.0
+    return min(max((progress * cycles % 1.0 - begin) / (end - begin), 0.0), 1.0)
+
+
 @dataclass(frozen=True)
 class Step:
     """One batch and how it counts; the arguments of `Objective.__call__`."""

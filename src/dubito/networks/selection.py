@@ -184,7 +184,7 @@ class Selection:
             span = self.slices.get(name)
             count = span.stop - span.start if span else 0
             filled = round(20 * count / math.prod(shape)) if math.prod(shape) else 0
-            bar = ("█" * filled or "▏" * bool(count)).ljust(20, "·")  # a few are not none
+            bar = ("█" * filled or "▏" * bool(count)).ljust(20, "·")  # a bar for a few weights is not empty
             lines.append(f"  {name:<32} {bar} {count:>9,} of {math.prod(shape):,}")
         return "\n".join(lines)
 

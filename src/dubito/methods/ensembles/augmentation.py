@@ -31,9 +31,9 @@ if TYPE_CHECKING:
 class TestTimeAugmentation(Recipe):
     r"""Predict for changed copies of the inputs and average: $p(y \mid x) = \mathbb E_a\, p(y \mid f(a(x)))$.
 
-    What the network was trained to ignore should not change its mind; where it does, that is uncertainty. Train with
-    the same changes in the data loader. Each draw of a change, the same for all inputs of a call, meets one draw of the
-    posterior that `recipe` finds. (Wang et al. 2019, https://arxiv.org/abs/1807.07356)
+    A change that the network was trained to ignore should not change its prediction; where it does, the prediction is
+    uncertain. Train with the same changes in the data loader. Each draw of a change, the same for all inputs of a
+    call, is combined with one draw of the posterior that `recipe` finds. (Wang et al. 2019, https://arxiv.org/abs/1807.07356)
 
     Args:
         recipe: How the posterior is found.
@@ -42,7 +42,7 @@ class TestTimeAugmentation(Recipe):
         noise: The standard deviation of normal noise that is added to inputs of any shape.
     """
 
-    __test__ = False  # the name is no promise to a test runner
+    __test__ = False  # pytest would take the name for a test class
     setting_name = "ensembles.TestTimeAugmentation"
     recipe: Recipe = MAP()
     flip: bool = False
@@ -118,7 +118,7 @@ class Change:
 
 
 class AugmentedPosterior(Posterior):
-    """A posterior that is asked about changed copies of every input; its weights are those of the one within.
+    """Predict for changed copies of every input with another posterior, and average.
 
     Args:
         inner: The posterior within.
@@ -159,7 +159,7 @@ class AugmentedPosterior(Posterior):
         predictors = self.inner.predictors(num_samples, generator, **options)
 
         def predict(inputs: Any) -> Prediction:
-            return mixture([ask(change(inputs)) for change, ask in zip(changes, predictors, strict=True)])
+            return mixture([predictor(change(inputs)) for change, predictor in zip(changes, predictors, strict=True)])
 
         return predict
 

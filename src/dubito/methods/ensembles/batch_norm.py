@@ -139,7 +139,7 @@ class BatchNormPosterior(Posterior):
 
     @property
     def default_samples(self) -> int:
-        """As usual, but no more than the batches that were looked at."""
+        """The usual number, at most the number of batches whose statistics are known."""
         return min(super().default_samples, len(next(iter(self.statistics.values()))))
 
     def predictors(self, num_samples: int, generator: torch.Generator, **options: Any) -> list[Predictor]:

@@ -1,8 +1,8 @@
-r"""Training all members at once: their linear layers as one batched product, one fused optimizer over all of them.
+r"""Train all members at once: their linear layers as one batched product, one fused optimizer over all of them.
 
 $$Y_k = X_k W_k^\top + b_k \quad (k = 1 \dots K) \qquad \text{as one product of } [K, B, I] \text{ and } [K, I, O]$$
 
-The rows of all members go through the network as one batch of ``K * B`` rows, so whatever the network does between its
+The rows of all members go through the network as one batch of ``K * B`` rows, so what the network does between its
 linear layers needs no change. The loss is the sum of the members' losses: no gradient of one reaches another.
 """
 
@@ -36,7 +36,7 @@ if TYPE_CHECKING:
 
 
 class _Products(torch.autograd.Function):
-    """``x Wᵀ + b`` for K members; written by hand, because the slopes of W then lie in memory as W does."""
+    """``x Wᵀ + b`` for K members; written by hand, so that the gradient of W has the memory layout of W."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
@@ -44,13 +44,13 @@ class _Products(torch.autograd.Function):
         return torch.bmm(x, weight.mT) if bias is None else torch.baddbmm(bias.unsqueeze(1), x, weight.mT)
 
     @staticmethod
-    def backward(ctx: Any, slopes: Tensor) -> tuple[Tensor | None, ...]:
+    def backward(ctx: Any, grads: Tensor) -> tuple[Tensor | None, ...]:
         x, weight = ctx.saved_tensors
         of_x, of_weight, of_bias = ctx.needs_input_grad
         return (
-            torch.bmm(slopes, weight) if of_x else None,
-            torch.bmm(slopes.mT, x) if of_weight else None,
-            slopes.sum(dim=1) if of_bias else None,
+            torch.bmm(grads, weight) if of_x else None,
+            torch.bmm(grads.mT, x) if of_weight else None,
+            grads.sum(dim=1) if of_bias else None,
         )
 
 
@@ -102,7 +102,7 @@ def obstacle(ensemble: Ensemble, training: Training, model: nn.Module, source: S
         return "layers that share weights are not"
     try:
         agrees = _agrees(model, source)
-    except (RuntimeError, TypeError, ValueError, LookupError):  # of which the fit of one member gives an account
+    except (RuntimeError, TypeError, ValueError, LookupError):  # the fit of a single member reports it
         return "the network cannot be copied, or called on a batch"
     return None if agrees else "the network mixes the rows of a batch"
 
@@ -126,7 +126,7 @@ class Together(Recipe):
     """Fit all members of an ensemble at once.
 
     Args:
-        ensemble: What is asked for.
+        ensemble: The recipe of the ensemble.
         seeds: One for each member: of its start, its order of the data and its bootstrap.
     """
 
@@ -141,21 +141,21 @@ class Together(Recipe):
 
 
 class _Joint:
-    def __init__(self, plan: Together, problem: Problem) -> None:
+    def __init__(self, together: Together, problem: Problem) -> None:
         from dubito.methods.ensembles.members import start_of_member
 
-        self.plan, self.problem, self.count = plan, problem, len(plan.seeds)
-        self.recipe: MAP = plan.ensemble.steps()[0]
+        self.together, self.problem, self.count = together, problem, len(together.seeds)
+        self.recipe: MAP = together.ensemble.steps()[0]
         self.recipe.build(problem)  # raises, before any work is done, what is wrong for every member
         first = self.recipe.replace(start="model")  # the weights are drawn here
         self.models = [
-            start_of_member(plan.ensemble, first, problem.model, seed, k) for k, seed in enumerate(plan.seeds)
+            start_of_member(together.ensemble, first, problem.model, seed, k) for k, seed in enumerate(together.seeds)
         ]
         self.pair = problem.source.pair
         self.size = batches.num_rows(self.pair)
         self.drawn = [
-            drawn_rows(self.size, derive_seed(seed, "bootstrap")) if plan.ensemble.bootstrap else None
-            for seed in plan.seeds
+            drawn_rows(self.size, derive_seed(seed, "bootstrap")) if together.ensemble.bootstrap else None
+            for seed in together.seeds
         ]
         self.orders: tuple[int, list[Tensor]] = (-1, [])
         joint = stacked(self.models)
@@ -186,7 +186,7 @@ class _Joint:
         """The order in which the fit loop would give the data to this member alone."""
         order = torch.arange(self.size)
         if self.problem.training.shuffle:
-            generator = torch.Generator().manual_seed(derive_seed(self.plan.seeds[k], "loader", epoch))
+            generator = torch.Generator().manual_seed(derive_seed(self.together.seeds[k], "loader", epoch))
             order = torch.randperm(self.size, generator=generator)
         drawn = self.drawn[k]
         return order if drawn is None else drawn[order]
@@ -205,7 +205,7 @@ class _Joint:
     def posterior(self, state: State) -> EnsemblePosterior:
         """Return the members, each finished as `MAP` finishes a single network."""
         joint = self.descent.load(state)
-        return EnsemblePosterior([self._member(joint, state, k) for k in range(self.count)], self.plan.ensemble)
+        return EnsemblePosterior([self._member(joint, state, k) for k in range(self.count)], self.together.ensemble)
 
     def _member(self, joint: nn.Module, state: State, k: int) -> Posterior:
         problem, drawn = self.problem, self.drawn[k]

@@ -1,4 +1,4 @@
-r"""Where a network drops, and what: masks on the inputs of its layers, or in the place of its dropout layers.
+r"""Dropout masks: on the inputs of layers, or in place of the network's dropout layers.
 
 $$h \leftarrow h \circ \frac{z}{1 - p}, \qquad z_c \sim \mathrm{Bernoulli}(1 - p)$$
 
@@ -45,7 +45,7 @@ def dropping(model: nn.Module, sites: list[str], draw: Draw, *, filterwise: bool
     Args:
         model: The network; its own dropout layers must be off.
         sites: Names of layers, at whose inputs masks are put, and of dropout layers, in whose place they are.
-        draw: Where masks come from; one that is needed several times in a pass is drawn once.
+        draw: Draws a mask; one that is used several times in a pass is drawn once.
         filterwise: Whether whole channels are dropped, else single activations.
         shared: Whether all examples have the same mask: one network for all. Else each has its own.
     """
@@ -108,7 +108,7 @@ def bernoulli(rates: dict[str, float], seed: int | None = None) -> Draw:
 
 
 def concrete(logits: dict[str, Tensor], temperature: float = 0.1) -> Draw:
-    r"""Return masks that are nearly binary and have slopes with respect to the rate.
+    r"""Return masks that are nearly binary and have gradients with respect to the rate.
 
     $$z = 1 - \sigma\Big(\frac{\operatorname{logit} p + \operatorname{logit} u}{t}\Big), \qquad u \sim U(0, 1)$$
 

@@ -25,7 +25,7 @@ from dubito.methods.ensembles.points import prior_decay
 from dubito.networks.layers import require_rule
 
 DEFAULT_RATE = 0.1
-# A rate is one number that all data move: it may go faster than a weight.
+# A factor of the learning rate of a dropout rate, which is one number and gets a gradient from all data.
 RATE_FACTOR = 10.0
 
 Rate = Annotated[OpenProbability | Mapping[str, OpenProbability], "a probability above 0 and below 1, a dict of them"]
@@ -111,7 +111,7 @@ class _Trainer:
         self.rates = recipe.rates(problem)
         self.own = {name: module.p for name, module in problem.model.named_modules() if type(module) in OWN}
         for name in self.own:
-            problem.model.get_submodule(name).p = 0.0  # type: ignore[assignment]  # ours take their place
+            problem.model.get_submodule(name).p = 0.0  # type: ignore[assignment]  # `dropping` drops in their place
         self.epochs = problem.training.epochs if recipe.train else 0
         learned = {_key(name): torch.tensor(rate).logit() for name, rate in self.rates.items()} if recipe.learn else {}
         self.descent = Descent(

@@ -1,4 +1,4 @@
-"""Fitting the members of an ensemble: one after another, divided among processes, or all at once."""
+"""Fit the members of an ensemble: one after another, divided among processes, or all at once."""
 
 from __future__ import annotations
 
@@ -70,9 +70,9 @@ class Members:
         if self.ensemble.together is True and reason is not None:
             raise InputError(f"The members cannot be trained together: {reason}.")
         if self.ensemble.together is not False and reason is None:
-            plan = Together(self.ensemble, tuple(draw_seed(self._generator(k)) for k in range(self.ensemble.members)))
+            recipe = Together(self.ensemble, tuple(draw_seed(self._generator(k)) for k in range(self.ensemble.members)))
             options: dict[str, Any] = {"training": self.training, "progress": self.progress, **self.options}
-            return plan.fit(self.model, self.data, generator=self.generator, **options)
+            return recipe.fit(self.model, self.data, generator=self.generator, **options)
         try:
             divided = distributed.is_active() and not self.in_shards  # else no process has all the data
             members = self._divided() if divided else [self._fit(k) for k in self._numbers]

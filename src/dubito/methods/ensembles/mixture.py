@@ -1,4 +1,4 @@
-r"""The equally weighted mixture of several predictions: what an ensemble says.
+r"""The equally weighted mixture of several predictions: the prediction of an ensemble.
 
 $$p(y) = \frac1K \sum_k p_k(y)$$
 """

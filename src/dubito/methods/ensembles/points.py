@@ -1,4 +1,4 @@
-"""What recipes that follow one network's training share: plain descent under another schedule, and its end."""
+"""Shared by recipes that follow one network's training: gradient descent with another schedule, and its posterior."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The posterior of an ensemble: several posteriors of one network, each equally believed."""
+"""The posterior of an ensemble: an equally weighted mixture of posteriors of one network."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ class EnsemblePosterior(Posterior):
         if len(self.members) == 1:
             return self.members[0].marginals()
         raise UnsupportedError(
-            "An ensemble has several modes, and the mean of their weights is no network: ask one of "
+            "An ensemble has several modes, and the mean of their weights is no useful network: use one of "
             "`posterior.members` for its marginals."
         )
 
@@ -73,7 +73,7 @@ class EnsemblePosterior(Posterior):
             same = all(torch.equal(mean[n], other[0][n]) and torch.equal(variance[n], other[1][n]) for n in mean)
             if not same:
                 raise UnsupportedError(
-                    "Each member of this ensemble has another prior: ask one of `posterior.members` for its own."
+                    "The members of this ensemble have different priors: use one of `posterior.members`."
                 )
         return mean, variance
 
@@ -82,7 +82,7 @@ class EnsemblePosterior(Posterior):
         if len(self.members) == 1:
             return self.members[0].log_evidence()
         raise UnsupportedError(
-            "An ensemble defines no evidence of its own: ask one of `posterior.members`, where its recipe gives one."
+            "An ensemble has no evidence of its own: use one of `posterior.members`, if its recipe gives one."
         )
 
     def predictor(self, num_samples: int, generator: torch.Generator, **options: Any) -> Predictor:

@@ -27,9 +27,9 @@ class Snapshot(Recipe):
 
     $$\alpha(t) = \frac{\alpha_0}2 \Big(\cos \frac{\pi \, (t \bmod T/M)}{T/M} + 1\Big)$$
 
-    with T steps in M cycles (Huang et al. 2017, https://arxiv.org/abs/1704.00109): an ensemble for the price of one
-    training run, whose members are closer to each other than those of `Ensemble`. ``Training(schedule=...)`` has no
-    say; a warm-up comes once, at the start.
+    with T steps in M cycles (Huang et al. 2017, https://arxiv.org/abs/1704.00109): an ensemble at the cost of one
+    training run, whose members are closer to each other than those of `Ensemble`. ``Training(schedule=...)`` is
+    ignored; a warm-up comes once, at the start.
 
     Args:
         cycles: How many, and how many members.

@@ -41,7 +41,7 @@ class SWAG(Recipe):
     then made, are computed anew on the training data.
 
     The learning rate stays at ``Training.lr`` for the first half of the burn-in, falls linearly to `lr` in the second,
-    and stays there; ``Training(schedule=...)`` has no say.
+    and stays there; ``Training(schedule=...)`` is ignored.
 
     Args:
         rank: How many of the last networks make the low-rank part; 0 is a diagonal Gaussian, with all of the variance.

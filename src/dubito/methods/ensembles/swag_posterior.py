@@ -114,7 +114,7 @@ class SWAGPosterior(Posterior):
 
     @property
     def default_samples(self) -> int:
-        """As usual, but no more than there are statistics of BatchNorm layers for."""
+        """The usual number, at most the number of draws with statistics of their own."""
         return min([super().default_samples, *(len(value) for value in self.buffers.values())])
 
     def predictors(self, num_samples: int, generator: torch.Generator, **options: Any) -> list[Predictor]:

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-# Rows of a block from which slopes of the weight by blocks take less time than one more product with all rows.
+# Rows of a block from which gradients of the weight by blocks take less time than one more product with all rows.
 MANY_ROWS = 20
 
 
@@ -20,8 +20,8 @@ class BlockDense(torch.autograd.Function):
     $$\bar b_m = \textstyle\sum g, \quad \bar r_m = \sum g \circ z, \quad \bar s_m = \sum \bar u \circ x, \quad
       \bar W = \bar z^\top (x \circ s), \quad \bar x = \bar u \circ s_m .$$
 
-    Data has no slopes, and then $\bar u$, a product as large as the layer, is not needed: the slopes of the weight are,
-    and by blocks, $G_m = \bar z_m^\top x_m$, they take no more multiplications and give
+    Data needs no gradient, and then $\bar u$, a product as large as the layer, is not needed. The gradients of the
+    weight by blocks, $G_m = \bar z_m^\top x_m$, take no more multiplications than all at once, and give
 
     $$\bar W = \sum_m G_m \circ s_m, \qquad \bar s_m = 1^\top (W \circ G_m) .$$
     """
@@ -39,11 +39,11 @@ class BlockDense(torch.autograd.Function):
 
     @staticmethod
     @once_differentiable
-    def backward(ctx: Any, slope: Tensor) -> tuple[Tensor | None, ...]:
-        """Return the slopes of all arguments."""
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+        """Return the gradients of all arguments."""
         x, weight, s, r, scaled, middle = ctx.saved_tensors
         on_x, on_weight, *_ = ctx.needs_input_grad
-        blocks = slope.reshape(len(s), -1, len(weight))
+        blocks = grad.reshape(len(s), -1, len(weight))
         inputs, on_middle = x.view(len(s), -1, x.shape[1]), blocks * r.unsqueeze(1)
         others = (blocks * middle.view(blocks.shape)).sum(1), blocks.sum(1)
         if ctx.by_blocks:
@@ -59,10 +59,10 @@ class BlockDense(torch.autograd.Function):
 
 
 def _by_blocks(inputs: Tensor, weight: Tensor, s: Tensor, on_middle: Tensor) -> tuple[Tensor, Tensor]:
-    """The slopes of the weight and of the input factors; one block at a time, which stays in the cache."""
+    """The gradients of the weight and of the input factors; one block at a time, which stays in the cache."""
     on_weight, on_s, part = torch.zeros_like(weight), torch.empty_like(s), torch.empty_like(weight)
-    for m, (x, slopes) in enumerate(zip(inputs, on_middle, strict=True)):
-        torch.mm(slopes.t(), x, out=part)
+    for m, (x, grads) in enumerate(zip(inputs, on_middle, strict=True)):
+        torch.mm(grads.t(), x, out=part)
         on_weight.addcmul_(part, s[m])
         torch.sum(part.mul_(weight), 0, out=on_s[m])
     return on_weight, on_s

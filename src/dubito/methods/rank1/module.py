@@ -1,4 +1,4 @@
-"""A network with K components: a plain `nn.Module` for anyone's training loop."""
+"""A network with K components as a plain `nn.Module`, for training loops of your own."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ class Rank1Module(nn.Module):
     Args:
         network: A private copy of the network, which is changed.
         layout: Where factors go.
-        plan: The settings.
+        recipe: The settings.
         generator: The source of the initial factors; by default the global one.
     """
 
@@ -43,17 +43,17 @@ class Rank1Module(nn.Module):
     frozen_biases: Tensor | None
 
     def __init__(
-        self, network: nn.Module, layout: Layout, plan: Rank1, *, generator: torch.Generator | None = None
+        self, network: nn.Module, layout: Layout, recipe: Rank1, *, generator: torch.Generator | None = None
     ) -> None:
         super().__init__()
         biases = layout.biases_of(network)
-        self.layout, self.plan, self.network = layout, plan, network
-        self.loc = nn.Parameter(initial_locations(plan, sum(layout.factor_sizes), biases, generator))
+        self.layout, self.recipe, self.network = layout, recipe, network
+        self.loc = nn.Parameter(initial_locations(recipe, sum(layout.factor_sizes), biases, generator))
         self.log_scale = None
-        if plan.posterior != "delta":
-            rows = plan.components if plan.scales == "component" else 1
-            self.log_scale = nn.Parameter(torch.full_like(self.loc[:rows], plan.initial_scale).log())
-        self.bias = nn.Parameter(biases.expand(plan.components, -1).clone())
+        if recipe.posterior != "delta":
+            rows = recipe.components if recipe.scales == "component" else 1
+            self.log_scale = nn.Parameter(torch.full_like(self.loc[:rows], recipe.initial_scale).log())
+        self.bias = nn.Parameter(biases.expand(recipe.components, -1).clone())
         own = dict(network.named_parameters())
         moves = [torch.full_like(own[n].flatten(), own[n].requires_grad) for n in layout.bias_names]
         frozen = torch.cat([biases.new_empty(0), *moves]) == 0
@@ -65,11 +65,11 @@ class Rank1Module(nn.Module):
         for site in layout.sites:
             module = modules[site.name]
             extra = {"rule": scalable_rule(module)} if site.kind == "layer" else {}
-            make_factored(module, _MIXINS[site.kind], site.name, plan.perturbation, **extra)
+            make_factored(module, _MIXINS[site.kind], site.name, recipe.perturbation, **extra)
         self.places = [modules[site.name] for site in layout.sites]
         self.fused = fused_modules(network)
-        per_component = plan.normalization == "component"
-        self.norms = make_component_norms(network, plan.components) if per_component else {}
+        per_component = recipe.normalization == "component"
+        self.norms = make_component_norms(network, recipe.components) if per_component else {}
 
     @property
     def scale(self) -> Tensor | None:
@@ -90,7 +90,7 @@ class Rank1Module(nn.Module):
 
     def all_components(self, inputs: Any, *, once: bool = False) -> Tensor:
         """Return the outputs ``[K, B, ...]`` for one batch, each example with factors of its own; see `run`."""
-        count, rows = self.plan.components, batches.num_rows(inputs)
+        count, rows = self.recipe.components, batches.num_rows(inputs)
         repeated = batches.map_leaves(lambda leaf: leaf.repeat(count, *[1] * (leaf.ndim - 1)), inputs)
         return self.run(repeated, [(k, rows) for k in range(count)], once=once).unflatten(0, (count, rows))
 
@@ -131,14 +131,14 @@ class Rank1Module(nn.Module):
         return self._draw(torch.tensor([k for k, _ in blocks], device=self.loc.device), blocks)
 
     def _draw(self, index: Tensor, blocks: Blocks) -> Tensor:
-        family, loc, scale = self.plan.posterior, self.loc.index_select(0, index), self.scale
+        family, loc, scale = self.recipe.posterior, self.loc.index_select(0, index), self.scale
         if scale is not None and len(scale) > 1:
             scale = scale.index_select(0, index)
-        if scale is None or self.plan.sample == "batch":
+        if scale is None or self.recipe.sample == "batch":
             return _by_row(families.draw(family, loc, scale), blocks)
         if not _even(blocks):
             return families.draw(family, _by_row(loc, blocks), scale if len(scale) == 1 else _by_row(scale, blocks))
-        # Normals are dear: blocks share them up to random signs, which leaves draws of different blocks uncorrelated.
+        # Normal draws are slow: blocks share them up to random signs, so draws of different blocks are uncorrelated.
         signs = torch.empty_like(loc).random_(2).mul_(2).sub_(1)
         shape = (blocks[0][1], loc.shape[1])
         return families.draw(family, loc.unsqueeze(1), (scale * signs).unsqueeze(1), shape=shape).flatten(0, 1)
@@ -149,9 +149,9 @@ class Rank1Module(nn.Module):
         The divergence is convex: $\mathrm{KL}(\frac1K \sum_k q_k \| p) \le \frac1K \sum_k \mathrm{KL}(q_k \| p)$. With
         ``mixture_kl="sum"`` it is K times that.
         """
-        plan = self.plan
-        total = families.divergence(plan.posterior, plan.prior, self.loc, self.log_scale, generator=generator)
-        return total if plan.mixture_kl == "sum" else total / plan.components
+        recipe = self.recipe
+        total = families.divergence(recipe.posterior, recipe.prior, self.loc, self.log_scale, generator=generator)
+        return total if recipe.mixture_kl == "sum" else total / recipe.components
 
 
 def convert(
@@ -179,24 +179,24 @@ def convert(
     """
     from dubito.methods.rank1.recipe import Rank1
 
-    plan = (recipe or Rank1()).as_rank1()
+    recipe = (recipe or Rank1()).as_rank1()
     network = private_copy(model)
-    layout = find_layout(network, plan.factors)
+    layout = find_layout(network, recipe.factors)
     if inputs is not None:
-        layout = find_layout(network, plan.factors, without_batch_axis(network.eval(), layout, inputs))
-    return Rank1Module(network, layout, plan, generator=generator).train(model.training)
+        layout = find_layout(network, recipe.factors, without_batch_axis(network.eval(), layout, inputs))
+    return Rank1Module(network, layout, recipe, generator=generator).train(model.training)
 
 
-def initial_locations(plan: Rank1, size: int, like: Tensor, generator: torch.Generator | None) -> Tensor:
+def initial_locations(recipe: Rank1, size: int, like: Tensor, generator: torch.Generator | None) -> Tensor:
     """The locations ``[K, D]`` of the factors at the start: random signs, or near 1."""
     device = like.device if generator is None else generator.device
-    blank = torch.empty(plan.components, size, dtype=like.dtype, device=device)
-    can_be_negative = plan.posterior != "log-normal" and plan.perturbation == "multiplicative"
-    if plan.start == "fresh" and plan.initial == "sign" and can_be_negative:
+    blank = torch.empty(recipe.components, size, dtype=like.dtype, device=device)
+    can_be_negative = recipe.posterior != "log-normal" and recipe.perturbation == "multiplicative"
+    if recipe.start == "fresh" and recipe.initial == "sign" and can_be_negative:
         return blank.bernoulli_(0.5, generator=generator).mul_(2).sub_(1).to(like.device)
-    spread = plan.spread if plan.components > 1 else 0.0
+    spread = recipe.spread if recipe.components > 1 else 0.0
     near = blank.normal_(generator=generator).mul_(spread)
-    return (near if plan.posterior == "log-normal" else near.add_(1)).to(like.device)
+    return (near if recipe.posterior == "log-normal" else near.add_(1)).to(like.device)
 
 
 def split_blocks(rows: int, components: int, first: int) -> Blocks:

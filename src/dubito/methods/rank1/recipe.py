@@ -48,12 +48,12 @@ class Rank1(Recipe):
         perturbation: ``"multiplicative"`` factors, or ``"additive"`` ones, $y = (x + s - 1) W + r - 1 + b$.
         kl_warmup: The fraction of all steps over which the weight of the divergence rises from 0 to 1.
         weight_decay: λ of an L2 penalty $\frac\lambda2 \|W\|^2$ in the mean loss, on weights and biases, not factors
-            (decoupled under ``Training(optimizer="adamw")``).
+            (decoupled under ``Training(optimizer="adamw")``). ``Training(weight_decay=...)`` is added to it.
         start: ``"model"`` starts at the model's weights with factors near 1, ``"fresh"`` at newly drawn weights; a MAP,
-            Rank1 or BatchEnsemble posterior starts at what it found.
+            Rank1 or BatchEnsemble posterior starts at its weights.
         normalization: Whether normalization layers are ``"shared"`` by the components, or each ``"component"`` has its
             own gains and statistics.
-        recalibrate: Take the statistics of BatchNorm layers again after training, in one pass at the final weights.
+        recalibrate: Recompute the running statistics of normalization layers after training, at the final weights.
         scales: Whether the scales of the posterior are ``"shared"`` by the components, or each ``"component"`` has its
             own, for twice the parameters.
         initial_scale: The scale of every factor at the start.
@@ -117,7 +117,7 @@ class BatchEnsemble(Recipe):
         weight_decay: An L2 penalty on weights and biases.
         start: ``"model"``, ``"fresh"``, or a posterior.
         normalization: ``"shared"`` or one for each ``"component"``.
-        recalibrate: Take BatchNorm statistics again after training.
+        recalibrate: Recompute the running statistics of normalization layers after training.
         spread: The standard deviation of the members' factors around 1 at the start.
         factor_rate: A factor of the learning rate for factors.
     """

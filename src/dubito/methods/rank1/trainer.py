@@ -1,4 +1,4 @@
-"""Training a mixture over factors as an `Inference`: one update is one step on the bound."""
+"""Train a mixture over factors: one update is one optimizer step on the evidence bound."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor, nn
 
+from dubito.beliefs.objectives import kl_weight
 from dubito.core import batches, params
 from dubito.core.batches import Batch
 from dubito.core.errors import InputError
@@ -29,12 +30,12 @@ from dubito.networks.normalization import recalibrate
 if TYPE_CHECKING:
     from dubito.methods.rank1.recipe import BatchEnsemble, Rank1
 
-# The noise level of a regression is one number that all data move: it may go faster than a weight.
+# A factor of the learning rate of the noise level, which is one number and gets a gradient from all data.
 NOISE_RATE = 10.0
 
 
 def expected_log_prob(log_prob: Tensor, bound: str) -> Tensor:
-    r"""What one datum adds to the bound, from its log-probability under each component ``[K, B]``: ``[B]``.
+    r"""Return each example's term of the evidence bound ``[B]`` from its log-probability by component ``[K, B]``.
 
     The ``"mixture"``, $\log \frac1K \sum_k p_k$, is at least the ``"average"``, $\frac1K \sum_k \log p_k$ (Jensen).
 
@@ -54,14 +55,15 @@ class Trainer:
     """
 
     def __init__(self, recipe: Rank1 | BatchEnsemble, problem: Problem) -> None:
-        self.recipe, self.plan, self.problem = recipe, recipe.as_rank1(), problem
+        self.recipe, self.rank1, self.problem = recipe, recipe.as_rank1(), problem
         self.progress = 0.0
-        earlier = _load_start(self.plan, problem.model)
-        self.plain = copy.deepcopy(problem.model).eval()  # of the user's own classes, into which states are lent
+        earlier = _load_start(self.rank1, problem.model)
+        # a network of the user's own classes, into which `_found` loads the current weights
+        self.plain = copy.deepcopy(problem.model).eval()
         inputs = problem.source.first().inputs
-        self.left_out = without_batch_axis(self.plain, find_layout(self.plain, self.plan.factors), inputs)
-        layout = find_layout(self.plain, self.plan.factors, self.left_out)
-        self.module = Rank1Module(problem.model, layout, self.plan, generator=problem.generator)
+        self.left_out = without_batch_axis(self.plain, find_layout(self.plain, self.rank1.factors), inputs)
+        layout = find_layout(self.plain, self.rank1.factors, self.left_out)
+        self.module = Rank1Module(problem.model, layout, self.rank1, generator=problem.generator)
         if earlier is not None:
             _continue_from(self.module, earlier)
         self.mergeable = self._is_mergeable(inputs)
@@ -88,9 +90,9 @@ class Trainer:
 
     @torch.no_grad()
     def posterior(self, state: State) -> Rank1Posterior:
-        """Return what was learned."""
+        """Return the posterior at a state."""
         self.descent.load(state)
-        if self.plan.recalibrate:
+        if self.rank1.recalibrate:
             recalibrate(self.module, self.problem.source, call=self.module.all_components, rows=None)
         found = self._found()
         found.model = copy.deepcopy(found.model)
@@ -101,36 +103,36 @@ class Trainer:
         return found
 
     def _descent(self) -> Descent:
-        problem, plan = self.problem, self.plan
+        problem, rank1 = self.problem, self.rank1
         hyper = problem.likelihood.hyper()
         if "log_noise" in hyper:
             hyper["log_noise"] = fit_log_noise(self.plain, problem)
         factors = ("loc", "log_scale")
-        decay = dict.fromkeys(dict(self.module.named_parameters()), problem.training.weight_decay + plan.weight_decay)
-        rates = {**dict.fromkeys(factors, plan.factor_rate), **{f"hyper.{name}": NOISE_RATE for name in hyper}}
+        decay = dict.fromkeys(dict(self.module.named_parameters()), problem.training.weight_decay + rank1.weight_decay)
+        rates = {**dict.fromkeys(factors, rank1.factor_rate), **{f"hyper.{name}": NOISE_RATE for name in hyper}}
         decay |= dict.fromkeys(factors, 0.0)  # which have a prior of their own
         return Descent(problem, self.module, self._loss, hyper=hyper, weight_decay=decay, rates=rates)
 
     def _loss(self, module: nn.Module, batch: Batch, hyper: Params, generator: torch.Generator) -> Tensor:
-        plan, likelihood = self.plan, self.problem.likelihood
-        if plan.batch == "split":
-            first = int(torch.randint(plan.components, ()))
-            blocks = split_blocks(batch.num_rows, plan.components, first)
+        rank1, likelihood = self.rank1, self.problem.likelihood
+        if rank1.batch == "split":
+            first = int(torch.randint(rank1.components, ()))
+            blocks = split_blocks(batch.num_rows, rank1.components, first)
             outputs = self.module.run(batch.inputs, blocks, once=True)
             explained = likelihood.log_prob(outputs, batch.targets, hyper)
         else:
             every = self.module.all_components(batch.inputs, once=True).flatten(0, 1)
-            targets = batch.targets.repeat(plan.components, *[1] * (batch.targets.ndim - 1))
-            log_prob = likelihood.log_prob(every, targets, hyper).view(plan.components, -1)
-            explained = expected_log_prob(log_prob, plan.bound)
+            targets = batch.targets.repeat(rank1.components, *[1] * (batch.targets.ndim - 1))
+            log_prob = likelihood.log_prob(every, targets, hyper).view(rank1.components, -1)
+            explained = expected_log_prob(log_prob, rank1.bound)
         loss = -explained.sum() / batch.size
-        if plan.prior is None:
+        if rank1.prior is None:
             return loss
-        warm = min(self.progress / plan.kl_warmup, 1.0) if plan.kl_warmup else 1.0
+        warm = kl_weight(self.progress, (0.0, rank1.kl_warmup))
         return loss + self.module.kl() * (warm * batch.num_rows / batch.size / self.problem.num_data)
 
     def _found(self) -> Rank1Posterior:
-        """The posterior at what the module holds now, with the network that this trainer lends to all of them."""
+        """Return the posterior at the module's current weights; all of them share the network `self.plain`."""
         module, norms = self.module, self.module.component_tensors()
         values = {**dict(module.network.named_parameters()), **dict(module.network.named_buffers())}
         shared = {name: value.detach().mean(0) if name in norms else value for name, value in values.items()}
@@ -147,7 +149,7 @@ class Trainer:
         """The logarithm of the noise that maximizes the likelihood: of the root mean square over all components."""
         squares = []
         for k, factors in enumerate(found.center()):
-            network = _Lent(found, k, factors)
+            network = _Component(found, k, factors)
             squares.append((2 * fit_log_noise(network, self.problem)).exp())
         return torch.stack(squares).mean().log() / 2
 
@@ -155,7 +157,7 @@ class Trainer:
     def _is_mergeable(self, inputs: Any) -> bool:
         """Whether a network with merged weights gives what the module gives, at random factors, on a few rows."""
         layout, plain = self.module.layout, self.plain
-        if self.plan.perturbation == "additive" or not can_merge(plain, layout):
+        if self.rank1.perturbation == "additive" or not can_merge(plain, layout):
             return False
         few = batches.take(inputs, slice(0, 3))
         factors = 1 + 0.3 * torch.randn_like(self.module.loc[0])
@@ -168,8 +170,8 @@ class Trainer:
         return bool(torch.allclose(found, expected, rtol=1e-3, atol=1e-3 * float(expected.abs().max())))
 
 
-class _Lent(nn.Module):
-    """One component as a network, for code that asks for one."""
+class _Component(nn.Module):
+    """Wrap one component as a network."""
 
     def __init__(self, found: Rank1Posterior, component: int, factors: Tensor) -> None:
         super().__init__()
@@ -180,9 +182,9 @@ class _Lent(nn.Module):
         return next(iter(self.outputs(kwargs if kwargs else args)))
 
 
-def _load_start(plan: Rank1, network: nn.Module) -> Rank1Posterior | None:
+def _load_start(rank1: Rank1, network: nn.Module) -> Rank1Posterior | None:
     """Put the shared weights of the posterior to start from into the network; return it if it has components."""
-    start = plan.start
+    start = rank1.start
     if isinstance(start, str):
         return None
     if isinstance(start, Absent):
@@ -196,21 +198,21 @@ def _load_start(plan: Rank1, network: nn.Module) -> Rank1Posterior | None:
 def _continue_from(module: Rank1Module, earlier: Posterior) -> None:
     """Take the factors, biases and normalization of an earlier mixture; its scales only where it has any."""
     assert isinstance(earlier, Rank1Posterior)
-    if earlier.components != module.plan.components or earlier.layout != module.layout:
+    if earlier.components != module.recipe.components or earlier.layout != module.layout:
         raise InputError(
-            f"The posterior to start from has {earlier.components} components with factors='{earlier.plan.factors}': "
+            f"The posterior to start from has {earlier.components} components with factors='{earlier.rank1.factors}': "
             "Rank1 must have as many, on the same layers."
         )
-    if earlier.plan.perturbation != module.plan.perturbation:
+    if earlier.rank1.perturbation != module.recipe.perturbation:
         raise InputError(
-            f"The posterior to start from has {earlier.plan.perturbation} factors: Rank1 must have "
-            f"perturbation='{earlier.plan.perturbation}', too."
+            f"The posterior to start from has {earlier.rank1.perturbation} factors: Rank1 must have "
+            f"perturbation='{earlier.rank1.perturbation}', too."
         )
     with torch.no_grad():
-        module.loc.copy_(families.location(module.plan.posterior, earlier.center()))
+        module.loc.copy_(families.location(module.recipe.posterior, earlier.center()))
         module.bias.copy_(earlier.mixture.bias)
         scale = earlier.mixture.scale
         if module.log_scale is not None and scale is not None:
             module.log_scale.copy_(scale.log() if len(scale) == len(module.log_scale) else scale.log().mean(0))
-    if module.plan.normalization == "component":
+    if module.recipe.normalization == "component":
         params.load_(module.network, earlier.mixture.norms)

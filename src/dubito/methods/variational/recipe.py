@@ -6,7 +6,7 @@ from typing import Literal
 
 from torch import Tensor
 
-from dubito.beliefs.objectives import ELBO, Objective
+from dubito.beliefs.objectives import ELBO, Objective, kl_weight
 from dubito.beliefs.priors import ByName, GroupPrior, Normal, Prior
 from dubito.beliefs.priors.base import require_real
 from dubito.core.constraints import Count, NonNegative, Positive, Probability, Start
@@ -115,10 +115,7 @@ class Variational(Recipe):
         >>> [Variational(kl_warmup=(0.25, 0.75)).kl_weight(done) for done in (0.0, 0.25, 0.5, 0.75)]
         [0.0, 0.0, 0.5, 1.0]
         """
-        begin, end = self._rise
-        if end == 0 or progress >= 1:
-            return 1.0
-        return min(max((progress * self.kl_cycles % 1.0 - begin) / (end - begin), 0.0), 1.0)
+        return kl_weight(progress, self._rise, self.kl_cycles)
 
     @property
     def _rise(self) -> tuple[float, float]:

@@ -1,4 +1,4 @@
-"""Layer rules: what each method knows of each layer type, one file per type.
+"""Layer rules: everything that methods need to know about a layer type, one file per type.
 
 `rule_for(module)` finds the rule, `LayerRule` is the contract, `register` adds a layer of your own.
 """

@@ -1,4 +1,4 @@
-"""The contract of a layer rule: all that any method must know of one layer type.
+"""The contract of a layer rule: everything that methods need to know about one layer type.
 
 Every method (curvature, variational inference, rank-1 factors, pruning) is written once against `LayerRule`, so a new
 layer type is one file with one rule, and a new method serves every layer type at once.
@@ -40,7 +40,7 @@ class LayerRule(ABC, Generic[M]):
     """Whether the layer is a normalization; see `dubito.networks.layers.norm`."""
 
     def obstacle(self, layer: M) -> str | None:
-        """Why this rule does not describe this particular layer, and what to do; None where it does."""
+        """Return why this rule does not describe this particular layer, and what to do; None if it does."""
         return None
 
     @abstractmethod
@@ -85,7 +85,7 @@ class LayerRule(ABC, Generic[M]):
         return matrix
 
     def constant_weights(self, layer: M) -> Tensor | None:
-        """A mask, shaped as the weight, of entries that are never learned and must stay as they are; None: no such."""
+        """A mask, shaped as the weight, of entries that are constant and never learned; None if there are none."""
         return None
 
     def num_inputs(self, layer: M) -> int:

@@ -32,7 +32,7 @@ def windows(x: Tensor, kernel: Sequence[int], stride: Sequence[int], dilation: S
 
 
 def window_rows(view: Tensor, groups: int) -> Tensor:
-    """Windows `[N, C, *positions, *kernel]` as rows `[N, T, Gr, (C / Gr)·kernel]`; this is where memory is spent."""
+    """Windows `[N, C, *positions, *kernel]` as rows `[N, T, Gr, (C / Gr)·kernel]`; a copy, no view."""
     dims = (view.ndim - 2) // 2
     rows = view.movedim(1, 1 + dims)
     positions, channels, kernel = rows.shape[1 : 1 + dims], rows.shape[1 + dims], rows.shape[2 + dims :]
@@ -138,7 +138,7 @@ class ConvRule(ChannelsFirstRule):
     """
 
     def obstacle(self, layer: _ConvNd) -> str | None:
-        """`forward` hands all work to `_conv_forward`, so that must be the known one too."""
+        """`forward` calls `_conv_forward`, so that must be torch's own too."""
         known = getattr(type(layer), "_conv_forward", None) in _CONV_FORWARDS
         return None if known else f"its _conv_forward is overridden; {how_to_add(layer)}"
 

@@ -1,4 +1,4 @@
-"""`nn.ConvTranspose1d`, `2d`, `3d`: every input position paints its window of the output."""
+"""`nn.ConvTranspose1d`, `2d`, `3d`: every input position adds to its window of the output."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _CONV_TRANSPOSE: dict[int, Any] = {1: F.conv_transpose1d, 2: F.conv_transpose2d,
 
 @register(nn.ConvTranspose1d, nn.ConvTranspose2d, nn.ConvTranspose3d)
 class ConvTransposeRule(ChannelsFirstRule):
-    r"""Input `[B, I, *size]`; rows are input positions, and gradient rows the windows they painted.
+    r"""Input `[B, I, *size]`; rows are input positions, and gradient rows the windows they add to.
 
     The weight `[I, O / Gr, *kernel]` is the matrix `[fan_out, I]` with fan_out = O · kernel, or
     `[Gr, fan_out / Gr, I / Gr]`, because $\partial W_{iok} = \sum_t x_{it}\, g_{o,\,st + dk - p}$.
@@ -39,7 +39,7 @@ class ConvTransposeRule(ChannelsFirstRule):
         g = batched(layer, g)
         view = windows(pad(layer, g.flatten(0, 1)), layer.kernel_size, layer.stride, layer.dilation)
         for axis, (extra, step) in enumerate(zip(layer.output_padding, layer.stride, strict=True), start=2):
-            # output_padding may reach past the stride when it is below the dilation: whole windows nobody painted
+            # output_padding may reach past the stride if it is below the dilation: windows that no input adds to
             view = view.narrow(axis, 0, view.shape[axis] - extra // step)
         rows = window_rows(view, layer.groups).unflatten(0, g.shape[:2])
         return rows.squeeze(3) if layer.groups == 1 else rows

@@ -16,7 +16,7 @@ class EmbeddingRule(LayerRule[nn.Embedding]):
     """Input `[B, *positions]` of integers; the weight is `[num_embeddings, D]`, and there is no bias.
 
     The row of `padding_idx` is a constant: it is looked up like any other, but gets no gradient. The gradients of
-    `apply` are dense, also where the layer asks for sparse ones.
+    `apply` are dense, even if the layer has `sparse=True`.
     """
 
     linear_in_input = False
@@ -26,7 +26,7 @@ class EmbeddingRule(LayerRule[nn.Embedding]):
         if layer.max_norm is not None:
             return "max_norm rewrites its weight in every forward pass; build it without max_norm"
         if layer.scale_grad_by_freq:
-            return "scale_grad_by_freq makes its gradient another one; build it without scale_grad_by_freq"
+            return "scale_grad_by_freq changes its gradient; build it without scale_grad_by_freq"
         return None
 
     def apply(self, layer: nn.Embedding, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:

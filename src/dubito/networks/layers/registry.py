@@ -55,14 +55,15 @@ def rule_for(module: nn.Module) -> LayerRule[Any] | None:
     - settings that the rule does not describe (an `nn.Embedding` with `max_norm`).
 
     A rule says nothing of how a module is used. `out_proj` inside `nn.MultiheadAttention` is a linear layer and has a
-    rule, although attention reads its weight and never calls it; whoever relies on calls must see them happen.
+    rule, although attention reads its weight and never calls it: methods that rely on calls must check that they
+    happen.
     """
     rule, obstacle = _find(module)
     return None if obstacle else rule
 
 
 def require_rule(module: nn.Module, purpose: str = "this method") -> LayerRule[Any]:
-    """`rule_for`, or an error that says what `purpose` misses: why there is no rule, and what to do about it."""
+    """Return the rule of a module, or raise an error that says why there is none and what to do."""
     rule, obstacle = _find(module)
     if rule is not None and obstacle is None:
         return rule
@@ -91,16 +92,16 @@ def _class_rule(module: nn.Module) -> LayerRule[Any] | None:
 
 
 def _find(module: nn.Module) -> tuple[LayerRule[Any] | None, str | None]:
-    """The nearest rule by method resolution order, and what stands in its way."""
+    """Return the nearest rule by method resolution order, and why it does not apply."""
     known = next((cls for cls in type(module).__mro__ if cls in _RULES), None)
-    if known is None:  # a module that can have none may say why
+    if known is None:  # a module may say itself why it has none
         return None, getattr(module, "no_rule_because", f"none is registered for its class; {how_to_add(module)}")
     rule = _RULES[known]
     return rule, _changed(module, known) or rule.obstacle(module)
 
 
 def _changed(module: nn.Module, known: type[nn.Module]) -> str | None:
-    """In what way the module computes something other than its known class."""
+    """Return how the module's computation differs from that of its known class; None if it does not."""
     if parametrize.is_parametrized(module):
         return "its tensors are parametrized; call torch.nn.utils.parametrize.remove_parametrizations on it first"
     if type(module).forward is not known.forward or "forward" in vars(module):

@@ -1,4 +1,4 @@
-r"""What a layer's input looks like to its weight: rows, and the contractions that turn rows into gradients.
+r"""A layer's input as rows that its weight multiplies, and the contractions of rows into gradients.
 
 A layer that is linear in its weight has the per-sample gradient $\nabla_W = \sum_t G_t a_t^\top$: a sum over positions
 of outer products between a row of output gradients and a row of inputs. Layers differ only in what a row is, so every
