@@ -50,6 +50,8 @@ class Setting:
     """A frozen dataclass of settings; subclasses are found by `setting_name`, such as ``"priors.Normal"``."""
 
     setting_name: ClassVar[str] = ""
+    former_names: ClassVar[tuple[str, ...]] = ()
+    """Names in files of earlier versions, which are still read."""
     described: ClassVar[str] = ""
     """What an error calls a value of this kind, such as "one of dubito.priors"."""
     old_fields: ClassVar[Mapping[str, str]] = {}
@@ -60,7 +62,8 @@ class Setting:
     def __init_subclass__(cls, **kwargs: Any) -> None:
         super().__init_subclass__(**kwargs)
         if "setting_name" in cls.__dict__:
-            _REGISTRY[_key(cls.setting_name)] = cls
+            for name in (cls.setting_name, *cls.__dict__.get("former_names", ())):
+                _REGISTRY[_key(name)] = cls
         else:  # never the name of its parent, as which it would be read back
             cls.setting_name = cls.__name__
 

@@ -12,14 +12,15 @@ from dubito.likelihoods import Categorical
 from dubito.transfer import (
     Concentration,
     Dirichlet,
+    GaussianWithUncertainty,
+    GaussianWithUncertaintyMoments,
     Moments,
-    NoiseAndDoubt,
-    NoiseAndDoubtMoments,
     SoftBernoulli,
     SoftLabels,
 )
 from torch import Tensor
 
+import dubito
 from dubito.beliefs.prediction import ClassPrediction, RegressionPrediction
 from dubito.core.settings import Setting
 from dubito.uses.transfer.distillation_losses import LOG_CONCENTRATIONS, expected_log_normal, match_concentration
@@ -73,7 +74,7 @@ class TestDirichlet:
             torch.testing.assert_close(outputs.softmax(axis), (logits / 3).softmax(axis), rtol=1e-12, atol=1e-12)
 
 
-class TestNoiseAndDoubt:
+class TestGaussianWithUncertainty:
     def total(self) -> tuple[Tensor, Tensor]:
         means, noise, doubt = OUTPUTS.chunk(3, dim=-1)
         return means, noise.exp() + doubt.exp()
@@ -81,17 +82,19 @@ class TestNoiseAndDoubt:
     def test_density_and_prediction(self) -> None:
         means, variance = self.total()
         expected = torch.distributions.Normal(means, variance.sqrt()).log_prob(TARGETS).sum(-1)
-        torch.testing.assert_close(NoiseAndDoubt().log_prob(OUTPUTS, TARGETS), expected, rtol=1e-12, atol=1e-12)
-        prediction = NoiseAndDoubt().predict(OUTPUTS)
+        torch.testing.assert_close(
+            GaussianWithUncertainty().log_prob(OUTPUTS, TARGETS), expected, rtol=1e-12, atol=1e-12
+        )
+        prediction = GaussianWithUncertainty().predict(OUTPUTS)
         torch.testing.assert_close(prediction.log_prob(TARGETS), expected, rtol=1e-12, atol=1e-12)
         torch.testing.assert_close(prediction.epistemic, OUTPUTS[:, 4:].exp(), rtol=1e-12, atol=1e-12)
         torch.testing.assert_close(prediction.aleatoric, OUTPUTS[:, 2:4].exp(), rtol=1e-12, atol=1e-12)
 
     def test_derivatives(self) -> None:
         leaf = OUTPUTS.clone().requires_grad_()
-        (slope,) = torch.autograd.grad(-NoiseAndDoubt().log_prob(leaf, TARGETS).sum(), leaf)
-        torch.testing.assert_close(NoiseAndDoubt().gradient(OUTPUTS, TARGETS), slope, rtol=1e-10, atol=1e-10)
-        hessian, root = NoiseAndDoubt().hessian(OUTPUTS), NoiseAndDoubt().hessian_root(OUTPUTS)
+        (slope,) = torch.autograd.grad(-GaussianWithUncertainty().log_prob(leaf, TARGETS).sum(), leaf)
+        torch.testing.assert_close(GaussianWithUncertainty().gradient(OUTPUTS, TARGETS), slope, rtol=1e-10, atol=1e-10)
+        hessian, root = GaussianWithUncertainty().hessian(OUTPUTS), GaussianWithUncertainty().hessian_root(OUTPUTS)
         torch.testing.assert_close(torch.einsum("rbi,rbj->bij", root, root), hessian, rtol=1e-12, atol=1e-12)
         # The Fisher information is E[g gᵀ] over targets: exact by Gauss-Hermite quadrature, here one output at a time.
         nodes, weights = np.polynomial.hermite_e.hermegauss(8)
@@ -99,25 +102,25 @@ class TestNoiseAndDoubt:
         means, variance = one[:, :1], one[:, 1:2].exp() + one[:, 2:].exp()
         fisher = torch.zeros(5, 3, 3, dtype=torch.float64)
         for node, weight in zip(nodes, weights / weights.sum(), strict=True):
-            gradient = NoiseAndDoubt().gradient(one, means + variance.sqrt() * node)
+            gradient = GaussianWithUncertainty().gradient(one, means + variance.sqrt() * node)
             fisher += weight * torch.einsum("bi,bj->bij", gradient, gradient)
-        torch.testing.assert_close(NoiseAndDoubt().hessian(one), fisher, rtol=1e-9, atol=1e-9)
+        torch.testing.assert_close(GaussianWithUncertainty().hessian(one), fisher, rtol=1e-9, atol=1e-9)
 
     def test_draws_and_temperature(self) -> None:
         means, variance = self.total()
-        draws = torch.stack([NoiseAndDoubt().sample(OUTPUTS, generator=GENERATOR) for _ in range(4000)])
+        draws = torch.stack([GaussianWithUncertainty().sample(OUTPUTS, generator=GENERATOR) for _ in range(4000)])
         assert bool(((draws.mean(0) - means).abs() < 5 * (variance / 4000).sqrt()).all())
         torch.testing.assert_close(draws.var(0), variance, rtol=0.15, atol=0.0)
-        outputs, likelihood = NoiseAndDoubt().temper(OUTPUTS, 2.0)
+        outputs, likelihood = GaussianWithUncertainty().temper(OUTPUTS, 2.0)
         hot = likelihood.predict(outputs)
         assert isinstance(hot, RegressionPrediction)
         torch.testing.assert_close(hot.variance, 4 * variance, rtol=1e-12, atol=1e-12)
 
     def test_shapes_that_do_not_fit(self) -> None:
         with pytest.raises(InputError, match="needs outputs"):
-            NoiseAndDoubt().predict(torch.zeros(2, 4))
+            GaussianWithUncertainty().predict(torch.zeros(2, 4))
         with pytest.raises(InputError, match="must have shape"):
-            NoiseAndDoubt().check(torch.zeros(2, 3), torch.zeros(2, 2))
+            GaussianWithUncertainty().check(torch.zeros(2, 3), torch.zeros(2, 2))
 
 
 class TestLessons:
@@ -171,11 +174,11 @@ class TestLessons:
 
     def test_each_lesson_is_best_at_the_teachers_answer(self) -> None:
         classes = Dirichlet().predict(LOGITS)
-        numbers = NoiseAndDoubt().predict(OUTPUTS)
+        numbers = GaussianWithUncertainty().predict(OUTPUTS)
         cases = [
             (SoftLabels(), ClassPrediction.from_logits(LOGITS), LOGITS),
             (Concentration(), classes, LOGITS),
-            (NoiseAndDoubtMoments(), numbers, OUTPUTS),
+            (GaussianWithUncertaintyMoments(), numbers, OUTPUTS),
             (Moments(), numbers, torch.cat([OUTPUTS[:, :2], numbers.variance.log()], -1)),
         ]
         for lesson, prediction, best in cases:
@@ -193,6 +196,14 @@ class TestLessons:
         assert bool(Concentration().observed(deep).all())
 
 
-@pytest.mark.parametrize("likelihood", [Dirichlet(), NoiseAndDoubt()])
+@pytest.mark.parametrize("likelihood", [Dirichlet(), GaussianWithUncertainty()])
 def test_settings_travel(likelihood: Setting) -> None:
     assert Setting.from_json(likelihood.to_json()) == likelihood
+
+
+def test_former_names_are_read_and_deprecated() -> None:
+    with pytest.warns(DeprecationWarning, match=r"transfer\.GaussianWithUncertainty"):
+        assert dubito.transfer.NoiseAndDoubt is GaussianWithUncertainty
+    for cls in (GaussianWithUncertainty, GaussianWithUncertaintyMoments):
+        saved = {**cls().to_json(), "$setting": cls.setting_name.replace("GaussianWithUncertainty", "NoiseAndDoubt")}
+        assert Setting.from_json(saved) == cls()

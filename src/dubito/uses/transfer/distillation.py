@@ -1,4 +1,4 @@
-"""`distill`: many networks' answers in one network's pass."""
+"""`distill`: train one network to give the predictions of a posterior."""
 
 from __future__ import annotations
 
@@ -23,14 +23,14 @@ from dubito.methods.map.recipe import MAP
 from dubito.uses.fixed_draws import FixedDraws, inputs_of
 from dubito.uses.transfer.distillation_losses import (
     Concentration,
+    GaussianWithUncertaintyMoments,
     Lesson,
     Means,
     Moments,
-    NoiseAndDoubtMoments,
     SoftBernoulli,
     SoftLabels,
 )
-from dubito.uses.transfer.student_likelihoods import Dirichlet, NoiseAndDoubt
+from dubito.uses.transfer.student_likelihoods import Dirichlet, GaussianWithUncertainty
 
 Keep = Literal["mean", "distribution"]
 
@@ -53,27 +53,27 @@ def distill(
     generator: torch.Generator | None = None,
     progress: bool = True,
 ) -> PointPosterior:
-    """Train a plain network to answer as a posterior does, in one pass.
+    """Train a plain network to give the predictions of a posterior in one forward pass.
 
     ``keep="mean"`` keeps the mean predictive: the student is an ordinary network for the teacher's likelihood.
-    ``keep="distribution"`` keeps noise and doubt apart: a classifier becomes a Dirichlet (`transfer.Dirichlet`, as many
-    outputs as classes), a regression has three outputs per number (`transfer.NoiseAndDoubt`).
+    ``keep="distribution"`` also keeps the epistemic uncertainty: a classifier becomes a Dirichlet (`transfer.Dirichlet`, as many
+    outputs as classes), a regression has three outputs per number (`transfer.GaussianWithUncertainty`).
 
-    The targets of `data` are not looked at. Data in memory is answered once, before training; a loader's batches are
-    answered as they come, so augmentation is part of the lesson.
+    The targets of `data` are not used. For data in memory the teacher predicts once, before training; for a loader it
+    predicts every batch as it comes, so that augmented inputs get predictions of their own.
 
     Args:
         posterior: The teacher.
         student: The network to train, from the weights it has; it is not changed.
-        data: Inputs to learn from: a tensor, or data as for `fit`. More than the teacher was trained on will help.
+        data: Inputs to train on: a tensor, or data as for `fit`. More inputs than the teacher was trained on help.
         keep: ``"mean"`` or ``"distribution"``.
         validation: Held-out inputs for early stopping.
         training: Epochs, learning rate, checkpoints and so on.
         num_samples: How many samples the teacher draws; its own default if not given.
-        temperature: Above 1, the mean of classes is taught softened (`transfer.SoftLabels`), which shows how a sure
+        temperature: Above 1, the class probabilities are softened (`transfer.SoftLabels`), which shows how a confident
             teacher ranks the other classes.
-        concentration_weight: λ of a Dirichlet student: how much its concentration (the doubt) counts beside its mean,
-            0.02 if not given. A larger one keeps the doubt better and the mean worse.
+        concentration_weight: λ of a Dirichlet student: the weight of its concentration (the epistemic uncertainty) relative
+            to its mean, 0.02 if not given. A larger one fits the uncertainty better and the mean worse.
         generator: The source of randomness; by default the same call gives the same result.
         progress: Show a progress bar when on a terminal.
 
@@ -116,15 +116,15 @@ def lessons_from(
 ) -> tuple[Lesson, Any, int | None]:
     """Return the likelihood of a teacher's mean predictive, data with its answers, and the number of data if unknown.
 
-    Whoever trains a network on these distills the teacher into it. That network has the likelihood `wanted`, which must
-    be about targets of the teacher's kind.
+    Training a network on these distills the teacher into it. The network has the likelihood `wanted`, which must be for
+    the same kind of targets as the teacher's.
     """
     teacher = _teacher(posterior, None, generator)
     lesson, likelihood = _lesson(posterior, _first_answer(teacher, data), "mean", temperature)
     if not isinstance(wanted, type(likelihood)):
         raise InputError(
-            f"The teacher speaks of {type(likelihood).__name__} targets, the network of {type(wanted).__name__} ones: "
-            "take a teacher of the same task."
+            f"The teacher predicts {type(likelihood).__name__} targets and the network {type(wanted).__name__} targets: "
+            "use a teacher of the same task."
         )
     return lesson, *_taught(data, lambda inputs: lesson.answers(teacher.predict(inputs)), training)
 
@@ -149,8 +149,8 @@ def _lesson(posterior: Posterior, prediction: Prediction, keep: Keep, temperatur
             return Concentration(), Dirichlet()
         return (SoftLabels(temperature=temperature), Categorical()) if classes else (SoftBernoulli(), Bernoulli())
     if keep == "distribution":
-        return NoiseAndDoubtMoments(), NoiseAndDoubt()
-    if isinstance(own, HeteroscedasticGaussian | NoiseAndDoubt):
+        return GaussianWithUncertaintyMoments(), GaussianWithUncertainty()
+    if isinstance(own, HeteroscedasticGaussian | GaussianWithUncertainty):
         return Moments(), HeteroscedasticGaussian()
     if isinstance(own, Gaussian):
         noise = prediction.aleatoric.mean().sqrt()  # type: ignore[attr-defined]  # a first guess, for the scale

@@ -1,6 +1,6 @@
-"""What a student is taught: the teacher's answers as targets, and the likelihoods that are maximized over them.
+"""The distillation losses: likelihoods whose targets are the teacher's predictions.
 
-Each lesson is the student's own likelihood with soft targets in place of observed ones, so the one fit loop trains it.
+Each is the student's own likelihood with soft targets in place of observed ones, so the one fit loop trains it.
 """
 
 from __future__ import annotations
@@ -17,14 +17,14 @@ from dubito.beliefs.prediction import ClassPrediction, Prediction, RegressionPre
 from dubito.core.constraints import Positive
 from dubito.core.errors import InputError
 from dubito.core.settings import setting
-from dubito.uses.transfer.student_likelihoods import Dirichlet, NoiseAndDoubt
+from dubito.uses.transfer.student_likelihoods import Dirichlet, GaussianWithUncertainty
 
-# Concentrations a student is asked for: beyond, the doubt is below 1e-4 nats and its exact size no matter.
+# The range of target concentrations: beyond it the epistemic uncertainty is below 1e-4 nats and its size irrelevant.
 LOG_CONCENTRATIONS = (math.log(1e-2), math.log(1e5))
-# How much the concentration counts beside the mean: its logarithm ranges over ten units, a mean over a nat or two.
+# The weight of the concentration: its logarithm ranges over ten units, the loss of the mean over a nat or two.
 CONCENTRATION_WEIGHT = 0.02
-# The least doubt a student is asked for, as a share of the noise's variance.
-LEAST_DOUBT = 1e-4
+# The smallest target for the function variance, as a fraction of the noise variance.
+MIN_FUNCTION_VARIANCE = 1e-4
 
 
 class Lesson(Likelihood, ABC):
@@ -39,7 +39,7 @@ class Lesson(Likelihood, ABC):
         """Return how many outputs a student needs for one datum, and for what."""
 
     def check(self, outputs: Tensor, targets: Tensor) -> None:
-        """Raise unless the student has as many outputs as its lesson needs, and the lesson is one of numbers."""
+        """Raise unless the student has the number of outputs that the loss needs and the targets are finite."""
         given, (needed, purpose) = outputs[0].numel(), self.needed(targets)
         if given != needed:
             raise InputError(
@@ -55,8 +55,8 @@ class Lesson(Likelihood, ABC):
         """Return the gradient of ``-log_prob``, by differentiating it."""
         with torch.enable_grad():
             leaf = outputs.detach().requires_grad_()
-            (slope,) = torch.autograd.grad(-self.log_prob(leaf, targets, hyper).sum(), leaf)
-        return self.canonical(slope)
+            (gradient,) = torch.autograd.grad(-self.log_prob(leaf, targets, hyper).sum(), leaf)
+        return self.canonical(gradient)
 
 
 @setting
@@ -158,7 +158,7 @@ class Concentration(Lesson, Dirichlet):
     $$\sum_c \bar p_c \log p_c - \tfrac\lambda2 (\log \alpha_0 - \log \alpha_0^*)^2$$
 
     The divergence between the two Dirichlets would weigh the mean of each datum by its concentration, and sure data
-    would drown the doubtful ones; here every datum counts once. Malinin et al. (2020,
+    would outweigh the uncertain ones; here every datum counts once. Malinin et al. (2020,
     https://arxiv.org/abs/1905.00076) fit the Dirichlet to the samples instead, Ryabinin et al. (2021,
     https://arxiv.org/abs/2105.06987) to a proxy of them, as here.
 
@@ -193,26 +193,27 @@ class Concentration(Lesson, Dirichlet):
 
 
 @setting
-class NoiseAndDoubtMoments(Lesson, NoiseAndDoubt):
+class GaussianWithUncertaintyMoments(Lesson, GaussianWithUncertainty):
     """The teacher's mean, noise variance and function variance, each Gaussian matched by its expected log-density."""
 
-    setting_name = "transfer.NoiseAndDoubtMoments"
+    setting_name = "transfer.GaussianWithUncertaintyMoments"
+    former_names = ("transfer.NoiseAndDoubtMoments",)
 
     def answers(self, prediction: Prediction) -> Tensor:
         """Return means, noise variances and function variances ``[B, 3·O]``."""
         assert isinstance(prediction, RegressionPrediction)
         noise = prediction.aleatoric
-        return torch.cat([prediction.mean, noise, prediction.epistemic.maximum(LEAST_DOUBT * noise)], dim=-1)
+        return torch.cat([prediction.mean, noise, prediction.epistemic.maximum(MIN_FUNCTION_VARIANCE * noise)], dim=-1)
 
     def needed(self, targets: Tensor) -> tuple[int, str]:
         """Three outputs per number."""
-        return targets.shape[1], f"mean, noise and doubt of {_numbers(targets.shape[1] // 3)}"
+        return targets.shape[1], f"mean, noise and function variance of {_numbers(targets.shape[1] // 3)}"
 
     def log_prob(self, outputs: Tensor, targets: Tensor, hyper: Hyper = None) -> Tensor:
         """Return the sum of both expected log-densities ``[B]``."""
-        (mean, noise, doubt), (m, s, d) = targets.chunk(3, dim=-1), self.canonical(outputs).chunk(3, dim=-1)
+        (mean, noise, function), (m, s, d) = targets.chunk(3, dim=-1), self.canonical(outputs).chunk(3, dim=-1)
         zero = torch.zeros_like(mean)
-        return expected_log_normal(mean, doubt, m, d) + expected_log_normal(zero, noise, zero, s)
+        return expected_log_normal(mean, function, m, d) + expected_log_normal(zero, noise, zero, s)
 
 
 def expected_log_normal(mean: Tensor, variance: Tensor, m: Tensor, s: Tensor) -> Tensor:
@@ -237,8 +238,8 @@ def match_concentration(probs: Tensor, information: Tensor) -> Tensor:
         middle = (low + high) / 2
         level = middle.exp()
         expected = (wide * torch.digamma(level.unsqueeze(-1) * wide + 1)).sum(dim=-1)
-        too_doubtful = total - torch.digamma(level + 1) + expected > wanted
-        low, high = torch.where(too_doubtful, middle, low), torch.where(too_doubtful, high, middle)
+        too_uncertain = total - torch.digamma(level + 1) + expected > wanted
+        low, high = torch.where(too_uncertain, middle, low), torch.where(too_uncertain, high, middle)
     return (low + high) / 2
 
 

@@ -1,4 +1,4 @@
-"""What a student that keeps the teacher's doubt says about targets: one pass gives noise and doubt apart."""
+"""Likelihoods of students that predict both aleatoric and epistemic uncertainty in one pass."""
 
 from __future__ import annotations
 
@@ -72,30 +72,31 @@ def dirichlet_entropies(logits: Tensor) -> tuple[Tensor, Tensor]:
 
 
 @setting
-class NoiseAndDoubt(Likelihood):
-    r"""Regression that tells noise from doubt, $y_o \sim \mathcal N(m_o,\ e^{s_o} + e^{d_o})$.
+class GaussianWithUncertainty(Likelihood):
+    r"""Regression with separate noise and function variances, $y_o \sim \mathcal N(m_o,\ e^{s_o} + e^{d_o})$.
 
     For O targets the network has 3·O outputs ``[B, 3·O]``: the means $m$, the log-variances of the noise $s$ and those
     of the function $d$. To targets it is a heteroscedastic Gaussian with the log-variance $\log(e^s + e^d)$, and all
     derivatives follow from that one by the chain rule.
 
-    >>> prediction = NoiseAndDoubt().predict(torch.tensor([[3.0, 0.0, math.log(4.0)]]))
+    >>> prediction = GaussianWithUncertainty().predict(torch.tensor([[3.0, 0.0, math.log(4.0)]]))
     >>> prediction.aleatoric.item(), round(prediction.epistemic.item(), 5)
     (1.0, 4.0)
     """
 
-    setting_name = "transfer.NoiseAndDoubt"
+    setting_name = "transfer.GaussianWithUncertainty"
+    former_names = ("transfer.NoiseAndDoubt",)
 
     def check(self, outputs: Tensor, targets: Tensor) -> None:
         """Raise unless the targets are finite numbers, one per three outputs."""
         canonical = self.canonical(outputs)
-        check_rows(targets, len(canonical), canonical.shape[1] // 3, "NoiseAndDoubt")
+        check_rows(targets, len(canonical), canonical.shape[1] // 3, "GaussianWithUncertainty")
 
     def canonical(self, outputs: Tensor) -> Tensor:
         """Return the outputs as they are, ``[B, 3·O]``."""
         if outputs.ndim != 2 or outputs.shape[1] % 3:
             raise InputError(
-                "NoiseAndDoubt needs outputs [B, 3·O], a mean and the log-variances of noise and function per target, "
+                "GaussianWithUncertainty needs outputs [B, 3·O], a mean and the log-variances of noise and function per target, "
                 f"got shape {tuple(outputs.shape)}."
             )
         return outputs
@@ -109,7 +110,7 @@ class NoiseAndDoubt(Likelihood):
         return self._pulled(HeteroscedasticGaussian().gradient(self._total(outputs), targets), outputs)
 
     def hessian(self, outputs: Tensor, targets: Tensor | None = None, hyper: Hyper = None) -> Tensor:
-        """Return the Fisher information ``[B, 3·O, 3·O]``; it does not tell noise from doubt and has rank 2·O."""
+        """Return the Fisher information ``[B, 3·O, 3·O]``; of rank 2·O, as only the total variance matters."""
         root = self.hessian_root(outputs)
         return torch.einsum("rbi,rbj->bij", root, root)
 
@@ -122,7 +123,7 @@ class NoiseAndDoubt(Likelihood):
         return HeteroscedasticGaussian().sample(self._total(outputs), generator=generator)
 
     def predict(self, outputs: Tensor, hyper: Hyper = None) -> RegressionPrediction:
-        """Return a Gaussian per datum with the network's own noise and doubt."""
+        """Return a Gaussian per datum with the predicted noise and function variances."""
         return self.predict_samples(outputs.unsqueeze(0), hyper)
 
     def predict_samples(
@@ -135,24 +136,24 @@ class NoiseAndDoubt(Likelihood):
     ) -> RegressionPrediction:
         """Return the equal mixture of the samples' Gaussians."""
         no_link(log_probs)
-        means, noise, doubt = torch.stack([self.canonical(sample) for sample in outputs]).chunk(3, dim=-1)
-        return RegressionPrediction(means, noise.exp(), doubt.exp())
+        means, noise, function = torch.stack([self.canonical(sample) for sample in outputs]).chunk(3, dim=-1)
+        return RegressionPrediction(means, noise.exp(), function.exp())
 
-    def temper(self, outputs: Tensor, temperature: float) -> tuple[Tensor, NoiseAndDoubt]:
+    def temper(self, outputs: Tensor, temperature: float) -> tuple[Tensor, GaussianWithUncertainty]:
         """Multiply both standard deviations by the temperature."""
         check("temperature", Positive, temperature)
-        means, noise, doubt = outputs.chunk(3, dim=-1)
+        means, noise, function = outputs.chunk(3, dim=-1)
         shift = 2 * math.log(temperature)
-        return torch.cat([means, noise + shift, doubt + shift], dim=-1), self
+        return torch.cat([means, noise + shift, function + shift], dim=-1), self
 
     def _total(self, outputs: Tensor) -> Tensor:
         """The outputs of the heteroscedastic Gaussian that this is to targets."""
-        means, noise, doubt = self.canonical(outputs).chunk(3, dim=-1)
-        return torch.cat([means, torch.logaddexp(noise, doubt)], dim=-1)
+        means, noise, function = self.canonical(outputs).chunk(3, dim=-1)
+        return torch.cat([means, torch.logaddexp(noise, function)], dim=-1)
 
     def _pulled(self, values: Tensor, outputs: Tensor) -> Tensor:
         """Pull ``[..., B, 2·O]`` back through `_total`, to ``[..., B, 3·O]``."""
-        _, noise, doubt = self.canonical(outputs).chunk(3, dim=-1)
+        _, noise, function = self.canonical(outputs).chunk(3, dim=-1)
         of_mean, of_variance = values.chunk(2, dim=-1)
-        share = (noise - doubt).sigmoid()
+        share = (noise - function).sigmoid()
         return torch.cat([of_mean, of_variance * share, of_variance * (1 - share)], dim=-1)
