@@ -35,6 +35,13 @@ def unwrapped(model: nn.Module) -> nn.Module:
     return model
 
 
+def check_finite(model: nn.Module) -> None:
+    """Raise where a weight of a network is NaN or infinite."""
+    for name, value in model.named_parameters():
+        if value.is_floating_point() and not bool(value.detach().isfinite().all()):
+            raise InputError(f"The network's weight '{name}' holds NaN or infinite values: load it or train it again.")
+
+
 def trainable(model: nn.Module) -> list[str]:
     """Return the names of the parameters that ask for gradients."""
     return [name for name, value in model.named_parameters() if value.requires_grad]

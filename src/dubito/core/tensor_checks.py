@@ -42,7 +42,11 @@ def class_rows(name: str, values: Tensor, targets: Tensor, ignore_index: int | N
 
 def widen(values: Tensor) -> Tensor:
     """Drop the gradient, and raise half precision to float32."""
-    values = values.detach()
+    return at_least_float32(values.detach())
+
+
+def at_least_float32(values: Tensor) -> Tensor:
+    """Raise half precision to float32."""
     return values.float() if values.dtype in (torch.float16, torch.bfloat16) else values
 
 

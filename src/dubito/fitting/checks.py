@@ -31,6 +31,7 @@ def check(problem: Problem) -> Template:
     """Try the first batch of the data and the validation data, and look at all that is in memory."""
     if problem.training.needs_validation and problem.validation is None:
         raise InputError("Early stopping and restore_best need data to judge by: pass `validation=`.")
+    params.check_finite(problem.model)
     template = _check_source(problem, problem.source)
     if problem.validation is not None:
         try:

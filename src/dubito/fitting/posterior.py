@@ -251,6 +251,7 @@ class Posterior(Lendable, ABC):
         try:
             return _finite(predict_batch(self._checked(inputs)))
         except DubitoError:
+            params.check_finite(self.model)
             raise
         except (RuntimeError, TypeError, ValueError, LookupError):
             self._check_fit(inputs)

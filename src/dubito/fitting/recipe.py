@@ -67,9 +67,11 @@ class Recipe(Setting, ABC):
             generator: The source of all our randomness; by default the same call gives the same result.
             progress: Show a progress bar when on a terminal.
         """
+        from dubito.core.randomness import restoring_generators
         from dubito.fitting.loop import fit
 
-        return fit(
-            self, model, data, likelihood=likelihood, validation=validation, training=training,
-            num_data=num_data, generator=generator, progress=progress,
-        )  # fmt: skip
+        with restoring_generators():
+            return fit(
+                self, model, data, likelihood=likelihood, validation=validation, training=training,
+                num_data=num_data, generator=generator, progress=progress,
+            )  # fmt: skip

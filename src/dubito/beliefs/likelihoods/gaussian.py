@@ -23,6 +23,7 @@ from dubito.core.constraints import Positive, check
 from dubito.core.errors import InputError
 from dubito.core.params import Params
 from dubito.core.settings import setting
+from dubito.core.tensor_checks import at_least_float32
 
 
 @setting
@@ -115,6 +116,7 @@ class Gaussian(Likelihood):
     ) -> RegressionPrediction:
         """Return the equal mixture of Gaussians around the samples' outputs; `log_noise` may be one per sample."""
         no_link(log_probs)
+        outputs = at_least_float32(outputs)
         means = torch.stack([self.canonical(sample) for sample in outputs])
         noise_variance = (2 * self._log_noise(hyper, outputs)).exp().reshape(-1, 1, 1)
         return RegressionPrediction(means, noise_variance, torch.zeros_like(means))
@@ -128,6 +130,7 @@ class Gaussian(Likelihood):
         covariance: Tensor | None = None,
     ) -> RegressionPrediction:
         """Return one Gaussian per datum: function variance plus noise."""
+        mean, variance = at_least_float32(mean), at_least_float32(variance)
         noise_variance = (2 * self._log_noise(hyper, mean)).exp()
         function_variance = self.canonical(variance).unsqueeze(0)
         return RegressionPrediction(self.canonical(mean).unsqueeze(0), noise_variance, function_variance, covariance)

@@ -20,6 +20,7 @@ from dubito.beliefs.prediction import RegressionPrediction
 from dubito.core.constraints import Positive, check
 from dubito.core.errors import InputError
 from dubito.core.settings import setting
+from dubito.core.tensor_checks import at_least_float32
 
 
 @setting
@@ -100,6 +101,7 @@ class HeteroscedasticGaussian(Likelihood):
     ) -> RegressionPrediction:
         """Return the equal mixture of the samples' Gaussians, each with its own noise."""
         no_link(log_probs)
+        outputs = at_least_float32(outputs)
         means, log_variances = torch.stack([self.canonical(sample) for sample in outputs]).chunk(2, dim=-1)
         return RegressionPrediction(means, log_variances.exp(), torch.zeros_like(means))
 
@@ -116,10 +118,10 @@ class HeteroscedasticGaussian(Likelihood):
         The function variance is that of the mean outputs. The noise is taken at the mean log-variance: doubt about the
         noise itself is left out, because its exact predictive is not Gaussian.
         """
-        means, log_variances = self._split(mean)
+        means, log_variances = self._split(at_least_float32(mean))
         num_targets = means.shape[-1]
         joint = None if covariance is None else covariance[:, :num_targets, :num_targets]
-        function_variance = self._split(variance)[0].unsqueeze(0)
+        function_variance = self._split(at_least_float32(variance))[0].unsqueeze(0)
         return RegressionPrediction(means.unsqueeze(0), log_variances.exp().unsqueeze(0), function_variance, joint)
 
     def temper(self, outputs: Tensor, temperature: float) -> tuple[Tensor, HeteroscedasticGaussian]:

@@ -13,6 +13,7 @@ from torch import Tensor
 from dubito.beliefs.prediction.base import Prediction, frame
 from dubito.beliefs.prediction.uncertainty import split_entropy
 from dubito.core.errors import InputError, UnsupportedError
+from dubito.core.tensor_checks import at_least_float32
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -78,7 +79,9 @@ class ClassPrediction(Prediction):
             log_probs: The predictive log-probabilities where a link gives them; by default the log of the mean sample.
             keep_samples: Whether the prediction holds the samples' log-probabilities.
         """
-        samples = _log_softmax(logits)
+        samples = _log_softmax(at_least_float32(logits))
+        if log_probs is not None and log_probs.dtype != at_least_float32(log_probs).dtype:
+            log_probs = _log_softmax(at_least_float32(log_probs))  # half a precision does not sum to 1
         if log_probs is None:
             log_probs = samples.logsumexp(dim=0) - math.log(len(samples)) if len(samples) > 1 else samples[0]
         _, aleatoric, epistemic = (part.to(samples.dtype) for part in split_entropy(samples))
@@ -86,7 +89,7 @@ class ClassPrediction(Prediction):
 
     @property
     def probs(self) -> Tensor:
-        """The class probabilities ``[B, *positions, C]``."""
+        """The class probabilities ``[B, *positions, C]``, in float32 or better whatever the network's precision."""
         return self.log_probs.exp()
 
     @property

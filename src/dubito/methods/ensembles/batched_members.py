@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from dubito.core import batches, params
 from dubito.core.batches import Batch, Source
 from dubito.core.params import Params
-from dubito.core.randomness import derive_seed
+from dubito.core.randomness import Stream, derive_seed
 from dubito.core.settings import setting
 from dubito.fitting.gradient_training import Descent
 from dubito.fitting.inference import Inference, Info, Problem, State
@@ -116,8 +116,9 @@ def _agrees(model: nn.Module, source: Source) -> bool:
     models = [copy.deepcopy(model).eval() for _ in range(2)]
     for value in models[1].parameters():
         value.mul_(-0.5)
-    both = params.call(stacked(models), batches.concatenate(placed))
-    alone = torch.cat([params.call(one, rows) for one, rows in zip(models, placed, strict=True)])
+    with Stream(0, weight.device).active():
+        both = params.call(stacked(models), batches.concatenate(placed))
+        alone = torch.cat([params.call(one, rows) for one, rows in zip(models, placed, strict=True)])
     return both.shape == alone.shape and torch.allclose(both, alone, rtol=1e-3, atol=1e-4 * float(alone.abs().max()))
 
 

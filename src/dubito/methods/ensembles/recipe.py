@@ -95,9 +95,10 @@ class Ensemble(Recipe):
         ``run.member-0`` and so on: a killed run goes on with the member, and within it the step, at which it was.
         """
         from dubito.core import distributed
+        from dubito.core.randomness import restoring_generators
         from dubito.methods.ensembles.members import Members
 
         options: dict[str, Any] = {"likelihood": likelihood, "validation": validation, "num_data": num_data}
         training = training or self.default_training()
-        with distributed.together():
+        with restoring_generators(), distributed.together():
             return Members(self, model, data, training, generator, progress, options).fit()

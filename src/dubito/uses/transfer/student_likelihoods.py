@@ -13,6 +13,7 @@ from dubito.beliefs.prediction import ClassPrediction, RegressionPrediction
 from dubito.core.constraints import Positive, check
 from dubito.core.errors import InputError
 from dubito.core.settings import setting
+from dubito.core.tensor_checks import at_least_float32
 
 
 @setting
@@ -34,7 +35,7 @@ class Dirichlet(Categorical):
 
     def predict(self, outputs: Tensor, hyper: Hyper = None) -> ClassPrediction:
         """Return the mean of the Dirichlet, and its entropies in closed form."""
-        logits = self.canonical(outputs)
+        logits = at_least_float32(self.canonical(outputs))
         total, aleatoric = dirichlet_entropies(logits)
         epistemic = (total - aleatoric).clamp_min(0)
         return ClassPrediction(logits.log_softmax(dim=-1), aleatoric.to(logits.dtype), epistemic.to(logits.dtype))
