@@ -349,6 +349,12 @@ class TestTrees:
         with pytest.raises(InputError, match="does not fit this run"):
             io.copy_into({"w": torch.zeros(2)}, source)
 
+    @pytest.mark.parametrize("source", ["1", None, True, [1], {"a": 1}, torch.ones(1)])
+    def test_copy_into_refuses_another_type(self, source: Any) -> None:
+        with pytest.raises(InputError, match="does not fit this run"):
+            io.copy_into({"step": 3}, {"step": source})
+        assert io.copy_into({"step": None, "rate": 1}, {"step": source, "rate": 0.5})["rate"] == 0.5
+
     def test_clone_shares_nothing(self) -> None:
         tree = {"a": [torch.zeros(2, requires_grad=True)], "b": "text"}
         again = io.clone(tree)

@@ -99,6 +99,9 @@ def copy_into(target: Any, source: Any) -> Any:
         return {key: copy_into(value, source[key]) for key, value in target.items()}
     if isinstance(target, list) and isinstance(source, list) and len(target) == len(source):
         return [copy_into(*pair) for pair in zip(target, source, strict=True)]
+    kinds = (bool, int | float, str, list | tuple)
+    if any(isinstance(target, kind) != isinstance(source, kind) for kind in kinds) and target is not None:
+        raise InputError(f"The saved state does not fit this run: {source!r} stands where {target!r} should.")
     return source
 
 
@@ -119,6 +122,13 @@ def tensors(tree: Any) -> Iterator[Tensor]:
         yield tree
     for value in tree.values() if isinstance(tree, Mapping) else tree if isinstance(tree, list | tuple) else ():
         yield from tensors(value)
+
+
+def is_finite(tree: Any) -> bool:
+    """Whether every floating tensor of a tree is free of NaN and infinities."""
+    floats = (tensor for tensor in tensors(tree) if tensor.is_floating_point())
+    # a finite sum has finite terms and is found several times as fast; one that is not may just have overflowed
+    return all(bool(each.sum().isfinite()) or bool(each.isfinite().all()) for each in floats)
 
 
 def digest(tree: Any) -> str:

@@ -195,7 +195,7 @@ class _Loop:
         for batch in self._batches():
             self._one_update(batch, bar)
         self._validate()
-        if not _all_finite(self.state):
+        if not io.is_finite(self.state):
             raise self._non_finite("The weights became NaN or infinite")
         with self.interrupts.held():
             self.epoch, self.batch = self.epoch + 1, 0
@@ -342,26 +342,29 @@ class _Loop:
         if path is None or not distributed.from_first(Path(path).is_file(), self.problem.source.device):
             return
         saved = io.load(path, "checkpoint")
+        self._check_identity(path, saved)
         with io.reading(path):
-            self._check_identity(path, saved)
-            self.done, self.epoch, self.batch = (saved[key] for key in ("done", "epoch", "batch"))
+            own = {"done": self.done, "epoch": self.epoch, "batch": self.batch}
+            self.done, self.epoch, self.batch = io.copy_into(own, {key: saved[key] for key in own}).values()
             self.problem.source.set_generator_states(saved["loader_states"])
             self.problem.generator.set_state(saved["generator"])
-            self.best = Best(**saved["best"])
+            best = saved["best"]
+            found = None if best["state"] is None else io.copy_into(io.clone(self.state), best["state"])
+            self.best = Best(float(best["score"]), int(best["epoch"]), found)
             if not self.inference.additive or distributed.rank() == 0:  # else the first process holds the sum of all
                 self.state = io.copy_into(self.state, saved["state"])
 
     def _check_identity(self, path: str, saved: dict[str, Any]) -> None:
         """Refuse the checkpoint of another run; where there are several processes, the first one decides."""
-        why = run_identity.refuse_another(path, saved.get("identity"), self.identity)
-        if why is None:
-            self.seed, self.witness = saved["seed"], run_identity.read_witness(saved["witness"])
-            self.first_states = saved["first_states"]
-            if distributed.rank() == 0 and not self.witness.agrees(
-                self.problem.source, self._loader_stream(0), self.first_states
-            ):
-                why = run_identity.refusal(path, "other batches from the loader")
-        if not distributed.from_first(why is None, self.problem.source.device):
+        source = self.problem.source
+        with io.reading(path):
+            why = run_identity.refuse_another(path, saved.get("identity"), self.identity)
+            if why is None:
+                self.seed, self.witness, self.first_states = run_identity.claims(saved, source)
+        is_first = why is None and distributed.rank() == 0
+        if is_first and not self.witness.agrees(source, self._loader_stream(0), self.first_states):
+            why = run_identity.refusal(path, "other batches from the loader")
+        if not distributed.from_first(why is None, source.device):
             raise FileFormatError(why or run_identity.refusal(path, "see the error of the first process"))
 
 
@@ -382,12 +385,6 @@ def reset_parameters(model: nn.Module) -> None:
     for name, value in model.named_parameters():
         if value.requires_grad and id(value) not in reset:
             raise InputError(f"start='fresh' cannot redraw '{name}': its module has no reset_parameters(); add one.")
-
-
-def _all_finite(state: State) -> bool:
-    floats = (tensor for tensor in io.tensors(state) if tensor.is_floating_point())
-    # a finite sum has finite terms and is found several times as fast; one that is not may just have overflowed
-    return all(bool(each.sum().isfinite()) or bool(each.isfinite().all()) for each in floats)
 
 
 def _bar(problem: Problem, inference: Inference, epoch: int, batch: int) -> Any:

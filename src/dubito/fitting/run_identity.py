@@ -6,7 +6,7 @@ import hashlib
 import os
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -139,12 +139,13 @@ class Witness:
         return again.first == self.first if known else again == self
 
 
-def read_witness(tree: Mapping[str, Any]) -> Witness:
-    """Return a witness that was saved."""
-    found = Witness(**tree)
-    if not isinstance(found.count, int):
-        raise FileFormatError("A checkpoint counts its batches by a whole number.")
-    return found
+def claims(saved: Mapping[str, Any], source: Source) -> tuple[int, Witness, list[Tensor]]:
+    """Return the seed of a saved run, the witness of its data, and its loader's generators before the first pass."""
+    plain = io.copy_into({"seed": 0, "witness": asdict(Witness())}, {key: saved[key] for key in ("seed", "witness")})
+    states = source.generator_states()
+    source.set_generator_states(saved["first_states"])  # raises where they are no states
+    source.set_generator_states(states)
+    return plain["seed"], Witness(**plain["witness"]), saved["first_states"]
 
 
 def _described(source: Source) -> list[Any]:
