@@ -14,7 +14,21 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader, Dataset, DistributedSampler, IterableDataset, TensorDataset
 
 import dubito
-from dubito import MAP, SGMCMC, Ensemble, Laplace, Posterior, Training, select
+from dubito import (
+    MAP,
+    SGMCMC,
+    SVGD,
+    SWAG,
+    BatchEnsemble,
+    Ensemble,
+    Laplace,
+    MCDropout,
+    Posterior,
+    Rank1,
+    Snapshot,
+    Training,
+    select,
+)  # fmt: skip
 from dubito.core import distributed, params
 from dubito.core.randomness import Stream
 from dubito.fitting.recipe import Recipe
@@ -223,6 +237,14 @@ def networks(folder: Path) -> dict[str, Any]:
     }
 
 
+def recipes(folder: Path) -> dict[str, Any]:
+    """Recipes of every kind, on shards and from networks that start differently."""
+    chosen = (SVGD(num_particles=4), SWAG(), Snapshot(cycles=2), MCDropout(0.5), Rank1(components=2), BatchEnsemble(2))
+    with told():
+        found = [fit(recipe, part(), network(3 + distributed.rank())) for recipe in chosen]
+    return {repr(each.recipe): [each.digest(), each.num_data] for each in found}
+
+
 def everything(folder: Path) -> dict[str, Any]:
     """Run all cases."""
-    return {case.__name__: case(folder) for case in (shards, unequal, recognised, networks)}
+    return {case.__name__: case(folder) for case in (shards, unequal, recognised, networks, recipes)}

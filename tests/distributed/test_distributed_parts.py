@@ -74,3 +74,9 @@ def test_networks_are_the_first_process_s(results: Any, tmp_path: Path) -> None:
     for name in ("laplace", "distilled", "wrapped", "loaded"):
         compare(first[name], alone[name], 1e-8)
     assert list(first["wrapped"]) == list(alone["wrapped"])
+
+
+def test_every_kind_of_recipe_finds_one_posterior(results: Any) -> None:
+    first, second = results("recipes")
+    assert first == second
+    assert {num_data for _, num_data in first.values()} == {parts_cases.ROWS}
