@@ -32,6 +32,9 @@ if TYPE_CHECKING:
 
 Predictor = Callable[[Any], Prediction]
 
+# Numbers in the samples of a prediction on a Dataset or a loader, up to which they are kept unless told otherwise.
+KEPT_SAMPLES = 2**24
+
 
 class Posterior(Lendable, ABC):
     """A posterior over the weights of one network.
@@ -132,6 +135,7 @@ class Posterior(Lendable, ABC):
         num_samples: int | None = None,
         generator: torch.Generator | None = None,
         batch_size: int = 1024,
+        keep_samples: bool | None = None,
         **options: Any,
     ) -> Prediction:
         """Predict for a tensor, a tuple or dict of tensors, a Dataset or a DataLoader (whose targets are ignored).
@@ -141,19 +145,52 @@ class Posterior(Lendable, ABC):
             num_samples: How many weight (or output) samples, where the family draws any.
             generator: The source of randomness; by default the same call gives the same numbers.
             batch_size: How many rows are worked on at a time.
+            keep_samples: Whether the prediction holds all samples, or its summary alone (`Prediction.summary`). By
+                default those of tensors are kept, and those of a Dataset or a loader while they take little memory.
             options: What the family offers beyond this, such as `link` for Laplace.
+        """
+        streamed, kept = isinstance(x, DataLoader | Dataset), 0
+        parts: list[Prediction] = []
+        for part in self.predict_batches(
+            x, num_samples=num_samples, generator=generator, batch_size=batch_size, **options
+        ):
+            kept += 0 if part.samples is None else part.samples.numel()
+            if keep_samples is None and streamed and kept > KEPT_SAMPLES:
+                keep_samples, parts = False, [before.summary() for before in parts]
+            parts.append(part.summary() if keep_samples is False else part)
+        if not parts:
+            raise InputError("There is nothing to predict: the input is empty.")
+        return parts[0] if len(parts) == 1 else type(parts[0]).cat(parts)
+
+    def predict_batches(
+        self,
+        x: Any,
+        *,
+        num_samples: int | None = None,
+        generator: torch.Generator | None = None,
+        batch_size: int = 1024,
+        **options: Any,
+    ) -> Iterator[Prediction]:
+        """Return an iterator over the predictions of one batch after another, with their samples; see `predict`.
+
+        Nothing is kept from batch to batch, and the weights are drawn once for all of them.
         """
         count = self.default_samples if num_samples is None else num_samples
         for name, value in {"num_samples": count, "batch_size": batch_size}.items():
             if not is_whole(value, 1):
                 raise InputError(f"{name} must be a whole number of at least 1, not {value!r}.")
-        generator = default_generator(generator)
-        with torch.no_grad(), self.working_copy() as own:
-            ask = own._answers(count, generator, options)
-            parts = [ask(inputs) for inputs in self._input_batches(x, batch_size)]
-        if not parts:
-            raise InputError("There is nothing to predict: the input is empty.")
-        return parts[0] if len(parts) == 1 else type(parts[0]).cat(parts)
+        return self._predictions(self._input_batches(x, batch_size), count, default_generator(generator), options)
+
+    def _predictions(
+        self, inputs: Iterator[Any], count: int, generator: torch.Generator, options: dict[str, Any]
+    ) -> Iterator[Prediction]:
+        with self.working_copy() as own:
+            with torch.no_grad():
+                ask = own._answers(count, generator, options)
+            for each in inputs:
+                with torch.no_grad():  # not while the caller has the prediction
+                    found = ask(each)
+                yield found
 
     def update(
         self,

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 import torch
-from dubito.errors import InputError, NonFiniteError
+from dubito.errors import InputError
 from dubito.likelihoods import Gaussian
 from dubito.transfer import Concentration, Dirichlet, GaussianWithUncertainty
 from torch import Tensor, nn

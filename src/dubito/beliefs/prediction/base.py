@@ -27,6 +27,15 @@ class Prediction(ABC):
     def log_prob(self, y: Tensor) -> Tensor:
         """Return the log-probability or log-density of the targets, one number per datum ``[B]``."""
 
+    @property
+    def samples(self) -> Tensor | None:
+        """What each weight sample predicts, on a leading axis; None where that was not kept."""
+        raise NotImplementedError
+
+    @abstractmethod
+    def summary(self) -> Self:
+        """Return the prediction without its samples, in memory that does not grow with their number."""
+
     @abstractmethod
     def _headlines(self) -> dict[str, Tensor]:
         """Return what `numpy` gives, by name."""

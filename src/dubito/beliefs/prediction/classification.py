@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, ClassVar
 
 import torch
@@ -124,6 +124,10 @@ class ClassPrediction(Prediction):
             raise InputError(f"The label {labels[wrong][0].item()} lies outside of the {self.num_classes} classes.")
         picked = self.log_probs.gather(-1, labels.masked_fill(ignored, 0).unsqueeze(-1))
         return picked.masked_fill(ignored.unsqueeze(-1), 0.0).flatten(1).sum(dim=1)
+
+    def summary(self) -> ClassPrediction:
+        """Return the prediction without its samples: probabilities and entropies are the same."""
+        return replace(self, samples=None)
 
     def to_frame(self, classes: Sequence[str] | None = None) -> pd.DataFrame:
         """Return one row per datum: the probabilities ``p_<class>``, mode, entropy, aleatoric and epistemic.

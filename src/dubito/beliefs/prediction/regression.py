@@ -129,6 +129,17 @@ class RegressionPrediction(Prediction):
         """Return the continuous ranked probability score of each output ``[B, O]``, in the units of the target."""
         return gaussian_mixture.crps(*self._mixture, self.checked_targets(y))
 
+    def summary(self) -> RegressionPrediction:
+        """Return the Gaussian with the same mean and the same parts of the variance, in the place of the mixture.
+
+        `mean`, `stddev`, `aleatoric` and `epistemic` stay as they are. `log_prob`, `cdf`, `quantile`, `interval` and
+        `crps` become those of a Gaussian; one component is one already.
+        """
+        if len(self.means) == 1:
+            return self
+        mean, noise, function = (part.unsqueeze(0) for part in (self.mean, self.aleatoric, self.epistemic))
+        return RegressionPrediction(mean, noise, function, self.covariance)
+
     def rescale(self, loc: float | Tensor, scale: float | Tensor) -> RegressionPrediction:
         """Return the prediction of ``loc + scale * y``: in original units where targets were standardised.
 

@@ -152,7 +152,10 @@ class VariationalPosterior(Posterior):
             own = torch.Generator().manual_seed(seed)
             return Posterior.predict(self, x, num_samples=count, generator=own, **options)
 
-        return predict_to(standard_error, num_samples, predict)
+        keep = options.pop("keep_samples", None)  # of the result; the error is found from samples
+        options["keep_samples"] = True
+        found = predict_to(standard_error, num_samples, predict)
+        return found.summary() if keep is False else found
 
     def predictor(
         self,
