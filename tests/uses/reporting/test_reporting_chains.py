@@ -163,9 +163,7 @@ print("matplotlib" in sys.modules)
 def test_a_prediction_that_is_not_finite_is_named() -> None:
     x, y = number_data(num_inputs=1)
     noisy = KnownPosterior(likelihoods.HeteroscedasticGaussian(), lambda x, _: (1000 * x.clamp(min=0)).expand(1, -1, 2))
-    beyond = int((1000 * x > 710).sum())
-    words = rf"^The data cannot be scored: the prediction is NaN or infinite for {beyond} of 101 inputs; look for"
-    with pytest.raises(NonFiniteError, match=words):
+    with pytest.raises(NonFiniteError, match=r"^The data cannot be scored. The prediction is NaN or infinite"):
         evaluate(noisy, (x, y))
-    with pytest.raises(NonFiniteError, match=r"^The ood set 'far' cannot be scored: .* for 1 of 2 inputs"):
+    with pytest.raises(NonFiniteError, match=r"^The ood set 'far' cannot be scored. The prediction"):
         evaluate(noisy, (-x.abs(), y), ood={"far": torch.tensor([[-1.0], [1.0]], dtype=torch.float64)})

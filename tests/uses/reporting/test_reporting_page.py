@@ -265,4 +265,4 @@ def test_histograms_share_an_axis_except_where_all_is_zero(classes: Evaluation) 
 def test_unequal_counts_are_told(plain: Evaluation, tmp_path: Path) -> None:
     assert "Scored on 101 targets." in write(tmp_path, {"map": plain})
     mixed = {"map": plain, "other": dataclasses.replace(plain, count=1234)}
-    assert "not all were scored on equally many targets: 101 to 1,234." in write(tmp_path, mixed).lower()
+    assert "the number of scored targets differs between methods: 101 to 1,234." in write(tmp_path, mixed).lower()

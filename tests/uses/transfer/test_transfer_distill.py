@@ -209,7 +209,9 @@ def test_distillation_faults() -> None:
         dubito.distill(teacher, linear(3, 7), x)
     with pytest.raises(InputError, match="gives 1 output per input, but a Dirichlet over 3 classes needs 3"):
         dubito.distill(teacher, linear(3, 1), x, "distribution")
-    with pytest.raises(InputError, match="gives 2 outputs per input, but mean, noise and function variance of 1 number needs 3"):
+    with pytest.raises(
+        InputError, match="gives 2 outputs per input, but mean, noise and function variance of 1 number needs 3"
+    ):
         dubito.distill(regressor(), linear(3, 2), x, "distribution")
     with pytest.raises(InputError, match="gives 2 outputs per input, but the mean of 1 number needs 1"):
         dubito.distill(regressor(), linear(3, 2), x)

@@ -1,4 +1,8 @@
-"""Which units of a chain of layers are fed to which inputs: a traced network in which every result is used once."""
+"""Find the units of a chain of layers, with torch.fx.
+
+Two tracers exist because chains, the common case, need no further package this way; skip connections and concatenation
+need the graph of torch-pruning, an optional extra (`units_by_torch_pruning`).
+"""
 
 from __future__ import annotations
 

@@ -24,11 +24,6 @@ Vectors = dict[str, Tensor]
 
 BAND_LEVEL = 0.95
 
-# How unsure a prediction is: higher is less sure. The first of each orders the risk-coverage curve.
-DOUBTS = {
-    "classification": ("max-probability", "entropy", "epistemic"),
-    "regression": ("stddev", "epistemic"),
-}
 # All vectors that a pass can leave behind; a process without rows must take part in gathering them all the same.
 _VECTORS = ("max-probability", "entropy", "stddev", "epistemic", "loss", "pit", "x", "mean", "low", "high", "target")
 
@@ -65,7 +60,7 @@ class Pass:
 
     Attributes:
         metrics: The accumulated scores; None where targets were not asked for.
-        vectors: One number per scored datum: the uncertainties of `DOUBTS`, ``loss`` (0/1 or squared error) and for
+        vectors: One number per scored datum: the uncertainties of `UNCERTAINTIES`, ``loss`` (0/1 or squared error) and for
             regression ``pit`` (one per output), and ``x, mean, low, high, target`` where the input is a single number.
         seconds: The time spent in predicting.
         num_rows: How many inputs there were.
@@ -99,7 +94,6 @@ def collect(
         shapes = shapes or _shapes(inputs)
         start = time.perf_counter()
         prediction = _ask(question, inputs, what, like)
-        _check_finite(prediction, what)
         clock += torch.tensor([time.perf_counter() - start, batches.num_rows(inputs)], dtype=torch.float64)
         if labelled and targets is None:
             raise InputError(f"{what} has no targets to score against: give (inputs, targets) or a loader of them.")
@@ -107,7 +101,7 @@ def collect(
             sums = sums or _new_metrics(isinstance(prediction, ClassPrediction))
             vectors = _scored(question, prediction, targets, inputs, sums)
         else:
-            vectors = _doubts(prediction)
+            vectors = _uncertainties(prediction)
         for name, vector in vectors.items():
             kept.setdefault(name, []).append(vector)
     distributed.sum_([clock])
@@ -140,6 +134,8 @@ def _ask(question: Question, inputs: Any, what: str, like: Pass | None) -> Predi
     """Predict; where the network fails on inputs of another shape than those it was made for, say so."""
     try:
         return question.ask(inputs)
+    except NonFiniteError as error:
+        raise NonFiniteError(f"{what} cannot be scored. {error}") from error
     except (RuntimeError, TypeError, ValueError, LookupError) as error:
         shapes = _shapes(inputs)
         meant = isinstance(error, DubitoError) and error.__cause__ is None  # not what the network itself raised
@@ -149,21 +145,6 @@ def _ask(question: Question, inputs: Any, what: str, like: Pass | None) -> Predi
             f"{what} has inputs of shape {_show(shapes)}, but the evaluated data has {_show(like.shapes)}, and the "
             "network cannot take both: bring them to the same shape."
         ) from error
-
-
-def _check_finite(prediction: Prediction, what: str) -> None:
-    """Raise where a prediction is no distribution: whoever reads of it in a score would look for it in the data."""
-    if isinstance(prediction, ClassPrediction):
-        bad = prediction.log_probs.isnan().flatten(1).any(dim=1)
-    else:
-        assert isinstance(prediction, RegressionPrediction)
-        parts = (prediction.means, prediction.noise_variance + prediction.function_variance)
-        bad = ~torch.stack([part.isfinite().all(dim=0).all(dim=-1) for part in parts]).all(dim=0)
-    if bool(bad.any()):
-        raise NonFiniteError(
-            f"{what} cannot be scored: the prediction is NaN or infinite for {int(bad.sum())} of {len(bad)} inputs; "
-            "look for extreme values among them, or fit again with a smaller step size or learning rate."
-        )
 
 
 def _shapes(inputs: Any) -> list[tuple[int, ...]]:
@@ -194,8 +175,8 @@ def _scored_classes(
     if len(log_probs) == 0:  # a batch of nothing but padding
         return {}
     sums.update(log_probs, labels[kept])
-    doubts = {name: doubt[kept.flatten()] for name, doubt in _doubts(prediction).items()}
-    return {**doubts, "loss": log_probs.exp().argmax(dim=-1) != labels[kept]}
+    uncertainties = {name: value[kept.flatten()] for name, value in _uncertainties(prediction).items()}
+    return {**uncertainties, "loss": log_probs.exp().argmax(dim=-1) != labels[kept]}
 
 
 def _scored_numbers(
@@ -204,7 +185,7 @@ def _scored_numbers(
     stddevs = (prediction.noise_variance + prediction.function_variance).sqrt()
     sums.update(prediction.means, stddevs, truth)
     vectors = {
-        **_doubts(prediction),
+        **_uncertainties(prediction),
         "loss": (prediction.mean - truth).square().mean(dim=-1),
         "pit": metrics.pit(prediction.means, stddevs, truth).flatten(),
     }
@@ -215,19 +196,19 @@ def _scored_numbers(
     return vectors
 
 
-def _doubts(prediction: Prediction) -> Vectors:
-    """Return the uncertainties of `DOUBTS`: one number per position, or one per datum of a regression.
+def _uncertainties(prediction: Prediction) -> Vectors:
+    """Return the uncertainties of `UNCERTAINTIES`: one number per position, or one per datum of a regression.
 
     Several outputs of a regression are taken together by their mean variance.
     """
     if isinstance(prediction, ClassPrediction):
         # In float64, where 1 - p of a float32 probability is exact and makes no ties.
-        doubts = {
+        found = {
             "max-probability": 1 - prediction.confidence.double().clamp(max=1),
             "entropy": prediction.entropy,
             "epistemic": prediction.epistemic,
         }
-        return {name: doubt.flatten() for name, doubt in doubts.items()}
+        return {name: value.flatten() for name, value in found.items()}
     assert isinstance(prediction, RegressionPrediction)
     return {
         "stddev": prediction.variance.mean(dim=-1).sqrt(),

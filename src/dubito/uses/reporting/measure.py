@@ -17,7 +17,8 @@ from dubito.fitting.history import History, Numbers, evenly_spaced
 from dubito.fitting.posterior import Posterior
 from dubito.uses import metrics
 from dubito.uses.fixed_draws import FixedDraws
-from dubito.uses.reporting.collect import BAND_LEVEL, DOUBTS, Pass, Question, Scale, Vectors, collect
+from dubito.uses.metrics.scores import UNCERTAINTIES, computed
+from dubito.uses.reporting.collect import BAND_LEVEL, Pass, Question, Scale, Vectors, collect
 from dubito.uses.reporting.evaluation import (
     Band,
     Curves,
@@ -118,25 +119,21 @@ def _scores(done: Pass) -> Scores:
     assert done.metrics is not None
     scores = done.metrics.compute()
     del scores["count"]
-    if "pit" in done.vectors:
-        scores["quantile_error"] = float(metrics.quantile_calibration_error(done.vectors["pit"]))
-    scores["aurc"] = float(metrics.aurc(*_risks(done)))
-    return scores
+    uncertainty, _ = _risks(done)
+    return scores | computed({**done.vectors, "uncertainty": uncertainty})
 
 
 def _risks(done: Pass) -> tuple[Tensor, Tensor]:
-    return done.vectors[DOUBTS[_task(done)][0]], done.vectors["loss"]
+    return done.vectors[UNCERTAINTIES[_task(done)][0]], done.vectors["loss"]
 
 
 def _detection(main: Pass, other: Pass) -> dict[str, Scores]:
     """Return how well each uncertainty tells the other set (the positives) from the data."""
     found: dict[str, Scores] = {}
-    for doubt in DOUBTS[_task(main)]:
-        inside, outside = main.vectors[doubt].double(), other.vectors[doubt].double()
+    for name in UNCERTAINTIES[_task(main)]:
+        inside, outside = main.vectors[name].double(), other.vectors[name].double()
         scores = torch.cat([inside, outside])
-        labels = torch.arange(len(scores)) >= len(inside)
-        functions = {"auroc": metrics.auroc, "aupr": metrics.aupr, "fpr95": metrics.fpr95}
-        found[doubt] = {name: float(function(scores, labels)) for name, function in functions.items()}
+        found[name] = computed({"scores": scores, "labels": torch.arange(len(scores)) >= len(inside)})
     return found
 
 
@@ -151,7 +148,7 @@ def _curves(main: Pass, outside: Mapping[str, Pass]) -> Curves:
         quantiles = Quantiles(*map(_numbers, metrics.quantile_calibration(main.vectors["pit"])))
     histograms = {}
     if outside:
-        histograms = {doubt: _histogram(doubt, main, outside) for doubt in DOUBTS[_task(main)]}
+        histograms = {name: _histogram(name, main, outside) for name in UNCERTAINTIES[_task(main)]}
     return Curves(
         risk_coverage=RiskCoverage(_numbers(curve.coverage[points]), _numbers(curve.risk[points])),
         reliability=reliability,
@@ -161,15 +158,15 @@ def _curves(main: Pass, outside: Mapping[str, Pass]) -> Curves:
     )
 
 
-def _histogram(doubt: str, main: Pass, outside: Mapping[str, Pass]) -> Histogram:
+def _histogram(name: str, main: Pass, outside: Mapping[str, Pass]) -> Histogram:
     """Count in equal bins from 0 to the 99.5 % point of all values, so that a few huge ones do not hide the rest."""
-    everything = torch.cat([done.vectors[doubt] for done in (main, *outside.values())]).double()
+    everything = torch.cat([done.vectors[name] for done in (main, *outside.values())]).double()
     rank = max(round(0.995 * len(everything)), 1)
     top = float(everything.kthvalue(rank).values) or float(everything.max()) or 1.0
     edges = torch.linspace(0, top, _NUM_BINS + 1, dtype=torch.float64)
 
     def count(done: Pass) -> Numbers:
-        index = torch.bucketize(done.vectors[doubt].double(), edges[1:-1], right=True)
+        index = torch.bucketize(done.vectors[name].double(), edges[1:-1], right=True)
         return _numbers(torch.bincount(index, minlength=_NUM_BINS))
 
     return Histogram(_numbers(edges), count(main), {key: count(done) for key, done in outside.items()})

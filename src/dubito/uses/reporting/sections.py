@@ -1,4 +1,4 @@
-"""What a report shows: which tables and figures, in which order. No markup and no numbers of its own."""
+"""Choose the tables and figures of a report, and their order."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from dubito.fitting.history import Trace
+from dubito.uses.metrics.scores import DETECTION, SCORES
 from dubito.uses.reporting import plots
 from dubito.uses.reporting.evaluation import Evaluation, Histogram, Reliability
 from dubito.uses.reporting.plots import Look
@@ -19,19 +20,19 @@ if TYPE_CHECKING:
 Methods = Mapping[str, Sequence[Evaluation]]  # one evaluation per seed
 
 _SHIFT_SCORES = {"classification": ("accuracy", "nll", "ece"), "regression": ("rmse", "nll", "coverage@0.95")}
-_DOUBT_TITLES = {
+_UNCERTAINTY_TITLES = {
     "max-probability": "1 − largest probability",
     "entropy": "Entropy (nats)",
     "epistemic": "Epistemic uncertainty",
     "stddev": "Standard deviation",
 }
-_DOUBT_NAMES = {
+_UNCERTAINTY_NAMES = {
     "max-probability": "max prob.",
     "entropy": "entropy",
     "epistemic": "epistemic",
     "stddev": "stddev",
 }
-_SHOWN_DOUBTS = {"classification": ("entropy", "epistemic"), "regression": ("stddev", "epistemic")}
+_SHOWN_UNCERTAINTIES = {"classification": ("entropy", "epistemic"), "regression": ("stddev", "epistemic")}
 
 
 @dataclass(frozen=True)
@@ -45,7 +46,7 @@ class Table:
 
 @dataclass(frozen=True)
 class Panel:
-    """A figure, what stands under it, and what a reader who cannot see it is told."""
+    """A figure, its caption, and its text alternative."""
 
     figure: Figure
     caption: str
@@ -78,7 +79,7 @@ class Section:
 
 
 def sections(methods: Methods) -> Iterator[Section]:
-    """Yield the sections for which there is anything to show."""
+    """Yield the sections that have something to show."""
     look_of = plots.looks(methods)
     first = next(iter(methods.values()))[0]
     yield _scores(methods)
@@ -107,13 +108,13 @@ def _scores(methods: Methods) -> Section:
     names = list(dict.fromkeys(name for runs in methods.values() for run in runs for name in run.scores))
     columns = [_score_column(name, methods) for name in names]
     columns.append(_column("seconds", methods, lambda run: run.seconds_per_1000))
-    note = "The best value of each column is bold. Time is the wall clock of 1,000 predictions on the machine at hand."
+    note = "The best value of each column is bold. Time is wall-clock seconds for 1,000 predictions on this machine."
     seeds = {len(runs) for runs in methods.values()}
     if max(seeds) > 1:
         note += " Values are the mean ± standard deviation over seeds."
     counts = {run.count for runs in methods.values() for run in runs}
     if len(counts) > 1:
-        note += f" Not all were scored on equally many targets: {min(counts):,} to {max(counts):,}."
+        note += f" The number of scored targets differs between methods: {min(counts):,} to {max(counts):,}."
     else:
         note += f" Scored on {counts.pop():,} targets."
     return Section("scores", "Scores", note, (_table("Scores on the evaluated data", methods, columns),))
@@ -135,7 +136,7 @@ def _reliability(methods: Methods, look_of: Mapping[str, Look]) -> Section:
         panels.append(Panel(plots.reliability(curve, look=look_of[name]), name, alt))
     note = (
         "Of the predictions made with a confidence of 80 %, are 80 % right? Bars are the accuracy in each bin, pale "
-        "where there are fewer than ten predictions; lines are the mean confidence. Calibrated bars end at their line."
+        "where there are fewer than ten predictions; lines are the mean confidence. A bar below its line means that the model is overconfident there."
     )
     return Section("calibration", "Calibration", note, groups=(tuple(panels),))
 
@@ -188,8 +189,8 @@ def _risk_coverage(methods: Methods, look_of: Mapping[str, Look], task: str) -> 
         f"{loss} against the fraction answered; area under the curve: {areas}.",
     )
     note = (
-        "What remains wrong if only the surest inputs are answered and the rest is left to somebody else? Lower is "
-        "better; uncertainty that knows where the errors are makes the curve fall steeply to the left."
+        "How large is the error if the network answers only the inputs it is most certain about? Lower is better; a "
+        "useful uncertainty makes the curve fall steeply to the left."
     )
     return Section("rejection", "Rejection", note, groups=((panel,),), legend=True)
 
@@ -208,7 +209,7 @@ def _shifts(methods: Methods, look_of: Mapping[str, Look], task: str) -> Iterato
         )
         for score in _SHIFT_SCORES[task]
     ]
-    note = "The same scores on shifted versions of the data; severity 0 is the data itself."
+    note = "The same scores on shifted versions of the data; severity 0 is the unshifted data."
     yield Section("shift", "Under shift", note, tuple(tables), tuple(filter(None, groups)), legend=any(groups))
 
 
@@ -248,11 +249,11 @@ def _ood(methods: Methods, look_of: Mapping[str, Look], task: str) -> Iterator[S
     if not sets:
         return
     tables = [_table(f"Detecting {key}", methods, _ood_columns(methods, key)) for key in sets]
-    groups = [tuple(_ood_panels(methods, look_of, doubt)) for doubt in _SHOWN_DOUBTS[task]]
+    groups = [tuple(_ood_panels(methods, look_of, uncertainty)) for uncertainty in _SHOWN_UNCERTAINTIES[task]]
     note = (
-        "How well does each uncertainty tell foreign inputs from the data? AUROC of 0.5 is chance: an uncertainty that "
-        "is the same everywhere. In the figures the data is filled, foreign sets are lines; the axis of shares is "
-        "logarithmic."
+        "How well does each uncertainty tell unfamiliar inputs from the data? An AUROC of 0.5 means that it cannot, 1 "
+        "that it always can. In the figures the evaluated data is filled, unfamiliar data sets are lines; the axis of "
+        "shares is logarithmic."
     )
     lines = tuple((key, Look(plots.INK, plots.DASHES[i % len(plots.DASHES)])) for i, key in enumerate(sets))
     yield Section(
@@ -266,31 +267,32 @@ def _ood(methods: Methods, look_of: Mapping[str, Look], task: str) -> Iterator[S
 
 
 def _ood_columns(methods: Methods, key: str) -> list[Column]:
-    doubts = list(dict.fromkeys(d for runs in methods.values() for run in runs for d in run.ood.get(key, {})))
-    return [_ood_column(methods, key, doubt, score) for score in ("auroc", "aupr", "fpr95") for doubt in doubts]
+    uncertainties = list(dict.fromkeys(d for runs in methods.values() for run in runs for d in run.ood.get(key, {})))
+    detection = [name for name, score in SCORES.items() if score.vectors == DETECTION]
+    return [_ood_column(methods, key, uncertainty, score) for score in detection for uncertainty in uncertainties]
 
 
-def _ood_column(methods: Methods, key: str, doubt: str, score: str) -> Column:
+def _ood_column(methods: Methods, key: str, uncertainty: str, score: str) -> Column:
     def value(run: Evaluation) -> float | None:
-        return run.ood.get(key, {}).get(doubt, {}).get(score)
+        return run.ood.get(key, {}).get(uncertainty, {}).get(score)
 
-    return _column(score, methods, value, title=_DOUBT_NAMES[doubt], group=describe(score))
+    return _column(score, methods, value, title=_UNCERTAINTY_NAMES[uncertainty], group=describe(score))
 
 
-def _ood_panels(methods: Methods, look_of: Mapping[str, Look], doubt: str) -> Iterator[Panel]:
-    curves = {name: runs[0].curves.histograms.get(doubt) for name, runs in methods.items()}
+def _ood_panels(methods: Methods, look_of: Mapping[str, Look], uncertainty: str) -> Iterator[Panel]:
+    curves = {name: runs[0].curves.histograms.get(uncertainty) for name, runs in methods.items()}
     shown = {name: curve for name, curve in curves.items() if curve is not None}
     right = max(map(_reach, shown.values()), default=0.0)
-    title = _DOUBT_TITLES[doubt]
+    title = _UNCERTAINTY_TITLES[uncertainty]
     for name, curve in shown.items():
         end = right if _reach(curve) else None
         figure = plots.histogram(curve, xlabel=title, look=look_of[name], right=end, legend=False)
-        areas = ", ".join(f"{key} {by[doubt]['auroc']:.3g}" for key, by in methods[name][0].ood.items())
+        areas = ", ".join(f"{key} {by[uncertainty]['auroc']:.3g}" for key, by in methods[name][0].ood.items())
         yield Panel(figure, name, f"{title} of {name} in and out of distribution; AUROC: {areas}.")
 
 
 def _chains(methods: Methods) -> Iterator[Section]:
-    """Yield one section for each method that is a sampler: what is said of its chains, and what they did."""
+    """Yield one section for each sampler: the diagnosis of its chains, and their traces."""
     for number, (name, runs) in enumerate(methods.items()):
         chains = runs[0].curves.chains
         if chains is None:
@@ -299,10 +301,9 @@ def _chains(methods: Methods) -> Iterator[Section]:
         named = tuple((f"chain {i + 1}", look) for i, look in enumerate(looks)) if len(looks) > 1 else ()
         panels = tuple(_trace_panel(name, curve, looks) for curve in chains.traces)
         note = (
-            "A chain that has mixed looks like noise around one level, the same for all chains, and soon forgets where "
-            "it was: its autocorrelation falls to zero within a few lags. Shown are what mixes worst of the outputs at "
-            "some training inputs, and of the weights."
-            + (" Of several seeds the first is shown." if len(runs) > 1 else "")
+            "A chain that has mixed looks like noise around one level, which is the same for all chains, and its "
+            "autocorrelation falls to zero within a few lags. Shown are the outputs at training inputs and the weights "
+            "that mix worst." + (" Of several seeds the first is shown." if len(runs) > 1 else "")
         )
         groups = (panels,) if panels else ()
         yield Section(f"chains-{number}", f"Chains: {name}", note, groups=groups, sets=named, words=chains.words)

@@ -1,4 +1,4 @@
-"""Numbers as text, and tables that compare methods: which way is better, which value is best, how many digits."""
+"""Format numbers and tables that compare methods: direction, best value and digits of every score."""
 
 from __future__ import annotations
 
@@ -8,22 +8,7 @@ import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-# Every score by name: its title, and what is best: as high as possible (inf), as low (-inf), or nothing (None).
-_KNOWN: dict[str, tuple[str, float | None]] = {
-    "accuracy": ("Accuracy", math.inf),
-    "nll": ("NLL", -math.inf),
-    "brier": ("Brier", -math.inf),
-    "ece": ("ECE", -math.inf),
-    "mce": ("MCE", -math.inf),
-    "aurc": ("AURC", -math.inf),
-    "rmse": ("RMSE", -math.inf),
-    "crps": ("CRPS", -math.inf),
-    "quantile_error": ("Quantile error", -math.inf),
-    "auroc": ("AUROC", math.inf),
-    "aupr": ("AUPR", math.inf),
-    "fpr95": ("FPR95", -math.inf),
-    "seconds": ("s / 1,000", -math.inf),
-}
+from dubito.uses.metrics.scores import SCORES
 
 Runs = Sequence[float]  # the values of one score over seeds
 
@@ -66,7 +51,7 @@ def describe(name: str) -> str:
     ('NLL', '95 % coverage')
     """
     stem, _, level = name.partition("@")
-    return f"{100 * float(level):g} % {stem}" if level else _KNOWN[name][0]
+    return f"{100 * float(level):g} % {stem}" if level else SCORES[name].title
 
 
 def goal(name: str) -> float | None:
@@ -76,7 +61,7 @@ def goal(name: str) -> float | None:
     """
     stem, _, level = name.partition("@")
     if not level:
-        return _KNOWN[name][1]
+        return SCORES[name].best
     return float(level) if stem == "coverage" else None
 
 

@@ -97,8 +97,8 @@ class GaussianWithUncertainty(Likelihood):
         """Return the outputs as they are, ``[B, 3·O]``."""
         if outputs.ndim != 2 or outputs.shape[1] % 3:
             raise InputError(
-                "GaussianWithUncertainty needs outputs [B, 3·O], a mean and the log-variances of noise and function per target, "
-                f"got shape {tuple(outputs.shape)}."
+                "GaussianWithUncertainty needs outputs [B, 3·O], a mean and two log-variances (noise, function) for "
+                f"each target, got shape {tuple(outputs.shape)}."
             )
         return outputs
 
