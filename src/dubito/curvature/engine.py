@@ -17,7 +17,6 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.autograd.graph import GradientEdge, get_gradient_edge
-from torch.nn.modules.batchnorm import _BatchNorm
 
 from dubito.core import batches, limits, params
 from dubito.core.errors import InputError, UnsupportedError
@@ -28,7 +27,7 @@ from dubito.curvature.call_gradients import CallGradient
 from dubito.curvature.check import is_independent, misfits
 from dubito.curvature.factors import ExplicitFactor, Factor, make_factor
 from dubito.curvature.workspace import Workspace
-from dubito.networks.layers import require_rule, rule_for
+from dubito.networks.layers import class_rule, require_rule, rule_for
 from dubito.networks.layers.base import LayerRule
 from dubito.networks.layers.rows import Rows
 from dubito.networks.twin import twin
@@ -158,7 +157,7 @@ class Engine:
         canonical = {id(value): name for name, value in self.parameters.items()}
         reasons: dict[str, list[str]] = {}
         for module in self.model.modules():
-            if isinstance(module, _BatchNorm) and module.running_mean is None:
+            if (rule := class_rule(module)) is not None and rule.mixes_examples(module):
                 raise UnsupportedError(
                     f"A {type(module).__name__} without running statistics mixes the examples of a batch, so they have "
                     "no gradients of their own: build it with track_running_stats=True."

@@ -18,7 +18,6 @@ from dubito.curvature.factors import CallsFactor, Factor
 from dubito.curvature.matrices.kronecker import kronecker_block
 from dubito.curvature.products import gram
 from dubito.networks.layers import rule_for
-from dubito.networks.layers.norm import NormRule
 from dubito.networks.layers.rows import Dense, Elementwise, Grouped, Index
 from dubito.networks.selection import Selection
 
@@ -141,7 +140,7 @@ class KroneckerAccumulator(Accumulator):
 
 def _kind(call: CallGradient) -> Any:
     """Return what calls must have in common to share factors; None where they have none."""
-    if isinstance(call.rows, Elementwise) or isinstance(call.rule, NormRule):
+    if isinstance(call.rows, Elementwise) or call.rule.normalizes:
         return None
     if isinstance(call.rows, Dense | Grouped):
         return type(call.rule), *call.rows.a.shape[2:]

@@ -1,1 +1,1 @@
-"""The user's network: one rule per layer type, selections of its weights, and networks by name."""
+"""The user's network: a rule per layer type, watching and swapping its modules, selections, networks by name."""

@@ -224,9 +224,7 @@ class _Listed(torch.utils.data.Dataset[Any]):
 class TestPosterior:
     def test_several_modes_have_no_marginals(self) -> None:
         found = fit(Ensemble(members=2))
-        with pytest.raises(
-            UnsupportedError, match=r"several modes, and the mean of their weights is no useful network"
-        ):
+        with pytest.raises(UnsupportedError, match="the mean of their weights is no useful network"):
             found.marginals()
         with pytest.raises(UnsupportedError, match="no evidence of its own"):
             found.log_evidence()

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from dubito.core.params import Params
 from dubito.methods.rank1.sites import Layout, Map
-from dubito.networks.layers import rule_for, weight_axis
+from dubito.networks.layers import class_rule, weight_axis
 
 
 def can_merge(network: nn.Module, layout: Layout) -> bool:
@@ -43,7 +43,7 @@ def merge(network: nn.Module, layout: Layout, values: Mapping[str, Tensor], fact
 
 
 def _scaled(module: nn.Module, weight: Tensor, map_: Map, s: Tensor | None, r: Tensor | None) -> Tensor:
-    rule = rule_for(module)
+    rule = class_rule(module)
     if rule is not None:
         s = None if s is None else rule.weight_factors(module, s, "input")
         return _times(weight, s, None if r is None else rule.weight_factors(module, r, "output"))

@@ -15,7 +15,7 @@ from dubito.networks.layers import (  # noqa: F401 - they register their rules
     rms_norm,
 )
 from dubito.networks.layers.base import LayerRule, Side
-from dubito.networks.layers.registry import is_norm, register, require_rule, rule_for, weight_axis
+from dubito.networks.layers.registry import class_rule, is_norm, register, require_rule, rule_for, weight_axis
 from dubito.networks.layers.rows import Dense, Elementwise, Grouped, Index, Rows, per_sample_gradient, summed_gradient
 
 __all__ = [
@@ -26,6 +26,7 @@ __all__ = [
     "LayerRule",
     "Rows",
     "Side",
+    "class_rule",
     "is_norm",
     "per_sample_gradient",
     "register",

@@ -116,6 +116,10 @@ class LayerRule(ABC, Generic[M]):
             raise InputError(f"factors of shape {tuple(v.shape)} have too many axes for an activation of {ndim} axes")
         return v.reshape(*lead, *[1] * (axis - len(lead)), size, *[1] * (ndim - axis - 1))
 
+    def mixes_examples(self, layer: M) -> bool:
+        """Whether, in evaluation mode too, the output for one example depends on the others of its batch."""
+        return False
+
     def weight_axis(self, layer: M, side: Side) -> int | None:
         """The axis of the weight with one entry per channel of that side; None where the weight has no such axis."""
         return None

@@ -188,6 +188,10 @@ class BatchNormRule(RunningNormRule[BatchNorm]):
             return "it takes its statistics over several processes; use BatchNorm1d, 2d or 3d"
         return None
 
+    def mixes_examples(self, layer: BatchNorm) -> bool:
+        """Without running statistics it always normalizes by those of the batch."""
+        return layer.running_mean is None
+
     def apply(self, layer: BatchNorm, x: Tensor, weight: Tensor | None, bias: Tensor | None) -> Tensor:
         r"""$\gamma_c \hat x_{ct} + \beta_c$; running statistics are read but, unlike in `forward`, never updated."""
         if _uses_batch(layer):

@@ -72,7 +72,7 @@ def require_rule(module: nn.Module, purpose: str = "this method") -> LayerRule[A
 
 def is_norm(module: nn.Module) -> bool:
     """Whether a module is a normalization layer, by its class."""
-    rule = _class_rule(module)
+    rule = class_rule(module)
     return rule is not None and rule.normalizes
 
 
@@ -82,11 +82,11 @@ def weight_axis(module: nn.Module, side: Side) -> int | None:
     >>> weight_axis(nn.Linear(3, 2), "input"), weight_axis(nn.Embedding(3, 2), "input")
     (1, 0)
     """
-    rule = _class_rule(module)
+    rule = class_rule(module)
     return ("output", "input").index(side) if rule is None else rule.weight_axis(module, side)
 
 
-def _class_rule(module: nn.Module) -> LayerRule[Any] | None:
+def class_rule(module: nn.Module) -> LayerRule[Any] | None:
     """The rule of the module's class, also where it does not describe this module's `forward`."""
     return next((_RULES[cls] for cls in type(module).__mro__ if cls in _RULES), None)
 
