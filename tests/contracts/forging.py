@@ -99,7 +99,7 @@ def mutate_tensor(stored: dict[str, Tensor], rng: random.Random) -> None:
         lambda: value.flatten(), lambda: value.reshape(-1)[:-1], lambda: value.double(), lambda: value.long(),
         lambda: value[None], lambda: value.t() if value.ndim == 2 else value.flip(0) if value.ndim else value,
         lambda: torch.empty(0, 2**40), lambda: torch.tensor(1.0), lambda: torch.zeros(3, 3), lambda: value > 0,
-        lambda: value * float("nan"), lambda: value - 1e9, lambda: stored[rng.choice(sorted(stored))],
+        lambda: value * float("nan"), lambda: value.double() - 1e9, lambda: stored[rng.choice(sorted(stored))],
     )  # fmt: skip
     stored[name] = rng.choice(changes)().contiguous().clone()
 
