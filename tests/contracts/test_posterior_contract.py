@@ -117,7 +117,7 @@ def network(task: str, dtype: torch.dtype) -> nn.Module:
 def fitted(recipe: Recipe, task: str, dtype: torch.dtype = torch.float32) -> Case:
     data, validation, model = problem(task, dtype), problem(task, dtype, seed=1), network(task, dtype)
     likelihood: Any = "categorical" if task == "classification" else "gaussian"
-    trained = getattr(recipe, "needs_trained_model", False)
+    trained = recipe.needs_trained_model
     if trained:
         model = MAP().fit(model, data, likelihood=likelihood, training=TRAINING).model
     training = None if trained else TRAINING
@@ -350,7 +350,7 @@ class TestNothingElseChanges:
         data, validation = problem(case.task, torch.float32), problem(case.task, torch.float32, seed=1)
         weights, tensors = copy.deepcopy(model.state_dict()), [part.clone() for part in (*data, *validation)]
         keys = [sorted(vars(module)) for module in model.modules()]
-        training = None if getattr(case.recipe, "needs_trained_model", False) else TRAINING
+        training = None if case.recipe.needs_trained_model else TRAINING
         state = torch.get_rng_state()
         posterior = case.recipe.fit(model, data, likelihood=likelihood, validation=validation, training=training)
         posterior.predict(data[0])

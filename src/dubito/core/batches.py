@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import itertools
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -100,11 +101,11 @@ class Source:
         self._sampler = shards.declared_sampler(data) if shard else None
         if self.pair is not None:
             rows: int | None = num_rows(self.pair)
-            self._start: Callable[[], Iterator[Any]] = lambda: _pair_batches(self.pair, batch_size, shuffle)
+            self._start: Callable[[Any], Iterator[Any]] = lambda pair: _pair_batches(pair, batch_size, shuffle)
             self.num_batches: int | None = math.ceil(num_rows(self.pair) / batch_size)
         else:
             loader, rows = _as_loader(data, batch_size, shuffle)
-            self._start = lambda: iter(loader)
+            self._start = lambda _: iter(loader)
             self.num_batches = _length(loader)
             self.generators, self.dataset = _generators_of(loader), getattr(loader, "dataset", None)
             self.batch_size = getattr(loader, "batch_size", None)
@@ -133,10 +134,16 @@ class Source:
             self.num_batches = max(known) if len(known) == len(everyone) else None
         shards.say(self.is_shard, self.num_data)
 
-    def keep_whole(self, who: str) -> None:
-        """Let every process see all rows of all batches."""
+    def kept_whole(self, who: str) -> Source:
+        """Return the same data, of which every process sees all rows of all batches."""
         self.refuse_shards(who)
-        self.shard = False
+        return self.changed(shard=False)
+
+    def changed(self, **attributes: Any) -> Source:
+        """Return a copy with other attributes."""
+        other = copy.copy(self)
+        other.__dict__.update(attributes)
+        return other
 
     def refuse_shards(self, who: str) -> None:
         """Raise where each process holds only a shard of the data."""
@@ -254,7 +261,7 @@ class Source:
     def _raw(self, stream: Stream | None = None) -> Iterator[Any]:
         stream = stream or self.stream(0)
         with stream.active(), shards.in_new_order(self._sampler):
-            iterator = self._start()
+            iterator = self._start(self.pair)
             raw = self._next(iterator)
         while raw is not _END:
             yield raw

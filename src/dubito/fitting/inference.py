@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Literal, NamedTuple
 
 import torch
@@ -14,6 +14,7 @@ from dubito.core.batches import Batch, Source
 from dubito.core.params import Buffers, Params
 from dubito.fitting.posterior import Posterior
 from dubito.fitting.training import Training
+from dubito.networks.selection import Selection
 
 State = dict[str, Any]  # tensors, numbers and text, nested; it can be written to a checkpoint at any time
 Info = dict[str, Tensor | float]  # numbers of one update for the progress bar
@@ -33,6 +34,7 @@ class Inference(NamedTuple):
     batches: Literal["mini", "full"] = "mini"
     score: Callable[[State, Batch], Tensor] | None = None  # validation log-probabilities ``[B]``, for early stopping
     additive: bool = False  # the state is a sum over this process's rows; else it is the same in every process
+    source: Source | None = None  # what the loop draws batches from in place of the problem's own data
     anytime: bool = True  # a state along the way is a posterior already; else only the last one is
 
 
@@ -52,6 +54,7 @@ class Problem:
         training: The settings of the loop.
         generator: Our randomness.
         progress: Whether to show progress.
+        selection: The random weights; by default all that can be trained.
     """
 
     model: nn.Module
@@ -61,6 +64,11 @@ class Problem:
     training: Training
     generator: torch.Generator
     progress: bool
+    selection: Selection = field(default=None)  # type: ignore[assignment]
+
+    def __post_init__(self) -> None:
+        if self.selection is None:
+            object.__setattr__(self, "selection", Selection.all_of(self.model))
 
     @property
     def num_data(self) -> int:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import dataclasses
 import time
 import warnings
 from collections.abc import Callable, Iterator
@@ -22,6 +23,7 @@ from dubito.core.batches import Batch, Data, Source
 from dubito.core.errors import FileFormatError, InputError, NonFiniteError, UnsupportedError
 from dubito.core.randomness import Stream, default_generator, derive_seed, draw_seed
 from dubito.fitting import run_identity
+from dubito.fitting.build import build
 from dubito.fitting.checks import Template, check, check_batch
 from dubito.fitting.inference import Inference, NonFinite, Problem, State
 from dubito.fitting.interrupts import Interrupts, Terminated
@@ -83,8 +85,9 @@ def fit(
             if recipe.starts_fresh:
                 reset_parameters(private)
             own = {} if training.checkpoint is None else run_identity.identity(recipe, problem, private, start)
-            rule = getattr(recipe, "weights", None)
-            inference = recipe.build(problem) if rule is None else rule.build(recipe, problem)
+            inference = build(recipe, problem)
+        if inference.source is not None:
+            problem = dataclasses.replace(problem, source=inference.source)
         return _Loop(inference, problem, template, own, seed).run()
     except KeyboardInterrupt:
         generator.set_state(start)  # so that the same call goes on from the checkpoint

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from dubito.core.settings import Setting, setting
 
@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from dubito.fitting.inference import Inference, Problem
     from dubito.fitting.posterior import Posterior
     from dubito.fitting.training import Training
+    from dubito.select.rule import SelectionRule
 
 
 @setting
@@ -26,16 +27,40 @@ class Recipe(Setting, ABC):
 
     @abstractmethod
     def build(self, problem: Problem) -> Inference:
-        """Return the steps that the fit loop drives."""
+        """Return the steps that the fit loop drives; `problem.selection` holds what `weights` chose."""
+
+    @property
+    def weights(self) -> SelectionRule | None:
+        """The rule that chooses the random weights; None where there is no choice. A recipe may have a field for it."""
+        return None
+
+    @property
+    def start(self) -> Any:
+        """Where training starts: ``"model"`` or ``"fresh"``. A recipe may have a field for it."""
+        return "model"
 
     @property
     def starts_fresh(self) -> bool:
         """Whether training starts from newly drawn weights instead of the model's own."""
-        return getattr(self, "start", "model") == "fresh"
+        return isinstance(self.start, str) and self.start == "fresh"
+
+    @property
+    def needs_trained_model(self) -> bool:
+        """Whether the model must have been trained before."""
+        return False
+
+    @property
+    def assumed_precision(self) -> float:
+        """The prior precision that a rule of `weights` may assume when it compares variances."""
+        return 1.0
 
     def starting(self, start: str) -> Recipe:
         """Return this recipe from the model's weights (``"model"``) or newly drawn ones (``"fresh"``)."""
-        return self.replace(start=start) if hasattr(self, "start") else self
+        return self.replace(start=start) if "start" in self.fields() else self
+
+    def on_subspace(self) -> Recipe:
+        """Return the recipe for a network whose only parameter is one row of coordinates."""
+        return self
 
     def default_training(self) -> Training:
         """Return the training settings used when the user gives none."""

@@ -14,7 +14,6 @@ Rules combine with ``|``, ``&`` and ``~``, all but the last; ``rule.report(model
 over all weights the chosen ones keep.
 """
 
-import dubito.select.subspace_posterior  # noqa: F401 - a family must be known before its files are loaded
 from dubito.select.choose import SelectionWarning
 from dubito.select.names import all, last_layer, layers, mask
 from dubito.select.subnetwork import largest_variance, subnetwork

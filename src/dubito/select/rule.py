@@ -15,8 +15,6 @@ if TYPE_CHECKING:
 
     from dubito.beliefs.likelihoods import Likelihood
     from dubito.core.batches import Data, Source
-    from dubito.fitting.inference import Inference, Problem
-    from dubito.fitting.recipe import Recipe
     from dubito.select.report import SubnetworkReport
 
 
@@ -38,10 +36,6 @@ class SelectionRule(Setting, ABC):
         generator: torch.Generator | None = None,
     ) -> Selection:
         """Decide. Rules that look only at names ignore everything but `model`."""
-
-    def build(self, recipe: Recipe, problem: Problem) -> Inference:
-        """Return the steps of `recipe`, whose rule this is; one that chooses other things than weights changes them."""
-        return recipe.build(problem)
 
     def report(self, model: nn.Module, data: Data, **options: Any) -> SubnetworkReport:
         """Say how much of the posterior over all weights these ones keep; see `dubito.select.report.report`."""

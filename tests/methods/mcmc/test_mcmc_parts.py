@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from dubito import SGMCMC, likelihoods, priors, select
 from dubito.core import params
 from dubito.methods.mcmc import diagnostics
-from dubito.methods.mcmc.cached_head import cache_features, split
+from dubito.methods.mcmc.cached_head import cached_features, split
 from dubito.methods.mcmc.prior_energy import Quadratic, from_particles, make_belief
 from dubito.methods.mcmc.sampling import Setup
 from dubito.methods.mcmc.schedule import Schedule
@@ -136,13 +136,15 @@ class TestTail:
         given = problem(model, data)
         tail = split(model.eval(), ["4.weight"], data[0])
         assert tail is not None
-        assert cache_features(tail, given.source)
-        batches = list(given.source.epoch())
+        cached = cached_features(tail, given.source)
+        assert cached is not None
+        batches = list(cached.epoch())
         torch.testing.assert_close(batches[1].inputs, tail.features(data[0])[20:40])
         assert torch.equal(batches[1].targets, data[1][20:40])
         assert data[0].shape == (60, 4)  # the user's own stays
+        assert torch.equal(next(iter(given.source.epoch())).inputs, data[0][:20])  # and so does the problem
         listed = problem(model, [(data[0], data[1])])
-        assert not cache_features(tail, listed.source)
+        assert cached_features(tail, listed.source) is None
 
 
 class TestSchedule:

@@ -16,7 +16,7 @@ import dubito
 from dubito import MAP, Laplace, Training, Variational, data
 from dubito.fitting.recipe import Recipe
 from dubito.uses.comparison import Comparison, Failure, Run
-from dubito.uses.comparison.fits import FitsOfSeed, needs_trained_model
+from dubito.uses.comparison.fits import FitsOfSeed
 
 DIGITS = data.load("digits", limit=60)
 
@@ -78,10 +78,10 @@ class TestSharing:
         assert found.evaluations == {"laplace": (expected,)}
 
     def test_a_recipe_says_whether_it_needs_a_trained_network(self) -> None:
-        assert needs_trained_model(Laplace())
-        assert needs_trained_model(MAP(train=False))
-        assert not needs_trained_model(MAP())
-        assert not needs_trained_model(Variational())
+        assert Laplace().needs_trained_model
+        assert MAP(train=False).needs_trained_model
+        assert not MAP().needs_trained_model
+        assert not Variational().needs_trained_model
 
 
 class TestSeeds:

@@ -22,6 +22,7 @@ from dubito.fitting.recipe import Recipe
 from dubito.fitting.training import Training
 from dubito.methods.ensembles.mixture import mixture
 from dubito.methods.map.recipe import MAP
+from dubito.select.rule import SelectionRule
 
 if TYPE_CHECKING:
     from dubito.core.batches import Data
@@ -64,7 +65,21 @@ class TestTimeAugmentation(Recipe):
     @property
     def needs_trained_model(self) -> bool:
         """Whether the recipe within does."""
-        return bool(getattr(self.recipe, "needs_trained_model", False))
+        return self.recipe.needs_trained_model
+
+    @property
+    def weights(self) -> SelectionRule | None:
+        """The rule of the recipe within."""
+        return self.recipe.weights
+
+    @property
+    def assumed_precision(self) -> float:
+        """The one of the recipe within."""
+        return self.recipe.assumed_precision
+
+    def on_subspace(self) -> TestTimeAugmentation:
+        """As the recipe within."""
+        return self.replace(recipe=self.recipe.on_subspace())
 
     def default_training(self) -> Training:
         """Return the training settings of the recipe within."""

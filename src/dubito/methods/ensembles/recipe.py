@@ -65,7 +65,7 @@ class Ensemble(Recipe):
         >>> Ensemble(recipe=Laplace()).steps()
         (MAP(start='fresh'), Laplace())
         """
-        if getattr(self.recipe, "needs_trained_model", False):
+        if self.recipe.needs_trained_model and not isinstance(self.recipe, MAP):
             return MAP(start=self.start), self.recipe
         return (self.recipe.starting(self.start),)
 

@@ -66,6 +66,11 @@ class SWAG(Recipe):
     samples: Count = 32
     start: Start = "model"
 
+    @property
+    def assumed_precision(self) -> float:
+        """The prior precision, or 1 where the prior is flat."""
+        return self.prior_precision or 1.0
+
     def default_training(self) -> Training:
         """Stochastic gradient descent with momentum, whose path is what is looked at."""
         return Training(optimizer="sgd", lr=0.05)
@@ -73,13 +78,7 @@ class SWAG(Recipe):
     def build(self, problem: Problem) -> Inference:
         """Return the steps of training and collecting."""
         check_training("SWAG", problem.training)
-        selection = self.weights.resolve(
-            problem.model, problem.source, problem.likelihood,
-            prior_precision=self.prior_precision or 1.0, generator=problem.generator,
-        )  # fmt: skip
-        if selection.num_weights == 0:
-            raise InputError(f"{self.weights!r} selects no weight: nothing would be random.")
-        run = _Run(self, problem, selection)
+        run = _Run(self, problem, problem.selection)
         return Inference(run.init, run.update, run.posterior, epochs=problem.training.epochs)
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Annotated, ClassVar, Literal
+from typing import Annotated, Literal
 
 from dubito.core.constraints import Count, FiniteValue, Positive, PositiveValue
 from dubito.core.errors import InputError
@@ -47,7 +47,6 @@ class Laplace(Recipe):
     """
 
     setting_name = "Laplace"
-    needs_trained_model: ClassVar[bool] = True
     structure: Literal["kron", "full", "diag", "lowrank"] = "kron"
     weights: SelectionRule = all_weights()
     curvature: output_columns.Kind = "ggn"
@@ -70,6 +69,20 @@ class Laplace(Recipe):
         if self.curvature == "hessian" and self.structure != "full":
             raise InputError("curvature='hessian' needs structure='full': it may have negative directions.")
 
+    @property
+    def needs_trained_model(self) -> bool:
+        """Yes: the weights are the centre of the posterior."""
+        return True
+
+    @property
+    def assumed_precision(self) -> float:
+        """The prior precision where it is one number, else 1."""
+        return float(self.prior_precision) if isinstance(self.prior_precision, int | float) else 1.0
+
+    def on_subspace(self) -> Laplace:
+        """Use the whole matrix in the place of Kronecker factors, of which one would be a single number."""
+        return self.replace(structure="full") if self.structure == "kron" else self
+
     def default_training(self) -> Training:
         """One pass in larger batches; nothing is trained."""
         return Training(epochs=1, batch_size=1024, shuffle=False)
@@ -80,13 +93,7 @@ class Laplace(Recipe):
 
         if self.prior_precision == "validation" and problem.validation is None:
             raise InputError("prior_precision='validation' needs data to judge by: pass `validation=` to fit.")
-        guess = float(self.prior_precision) if isinstance(self.prior_precision, int | float) else 1.0
-        selection = self.weights.resolve(
-            problem.model, problem.source, problem.likelihood, prior_precision=guess, generator=problem.generator
-        )
-        if selection.num_weights == 0:
-            raise InputError(f"{self.weights!r} selects no weight: nothing would be random.")
-        collector = Collector(self, problem, selection)
+        collector = Collector(self, problem, problem.selection)
         return Inference(
             collector.init, collector.update, collector.posterior,
             epochs=collector.accumulator.passes, additive=collector.additive, anytime=False,

@@ -48,6 +48,11 @@ class MAP(Recipe):
 
         check_map_prior(self.prior, self.prior_precision)
 
+    @property
+    def needs_trained_model(self) -> bool:
+        """Whether the network is taken as it is."""
+        return not self.train
+
     def build(self, problem: Problem) -> Inference:
         """Return the steps of plain training."""
         if self.temperature == "validation" and problem.validation is None:

@@ -84,21 +84,21 @@ def split(model: nn.Module, names: list[str], inputs: Any) -> Tail | None:
     return tail if torch.equal(tail(tail.features(inputs)), outputs) else None
 
 
-def cache_features(tail: Tail, source: Source) -> bool:
-    """Give a source in memory the tail's features in the place of its inputs, where they fit; say whether it was done.
+def cached_features(tail: Tail, source: Source) -> Source | None:
+    """Return the data with the tail's features in the place of its inputs, or None where they do not fit into memory.
 
     A loader may draw each example anew, so only data in memory is replaced.
     """
     if source.pair is None:
-        return False
+        return None
     inputs, targets = source.pair
     one = tail.features(source.place(batches.take(inputs, slice(0, 1))))
     if one.numel() * one.element_size() * source.num_data > limits.current().cached_features:
-        return False
+        return None
     rows = range(0, batches.num_rows(inputs), 1024)
     parts = [tail.features(source.place(batches.take(inputs, slice(row, row + 1024)))) for row in rows]
-    source.pair = (torch.cat(parts), targets)
-    return True
+    pair = (torch.cat(parts), targets)
+    return source.changed(pair=pair, in_memory=[pair])
 
 
 def _owners(model: nn.Module, names: list[str]) -> set[str]:

@@ -10,7 +10,6 @@ from torch import Tensor
 
 from dubito.beliefs.prediction import RegressionPrediction
 from dubito.core import batches, params
-from dubito.core.errors import InputError
 from dubito.core.params import Params
 from dubito.fitting.inference import Problem
 from dubito.fitting.loop import reset_parameters
@@ -19,7 +18,6 @@ from dubito.methods.mcmc.cached_head import Tail, split
 from dubito.methods.mcmc.posterior import ParticlePosterior, function_values, mean_and_variance
 from dubito.methods.mcmc.prior_energy import Belief, from_particles, make_belief
 from dubito.methods.mcmc.target import Target, start_of
-from dubito.networks.selection import Selection
 
 # How many numbers of function space are followed, and for how many training inputs at most.
 TRACED = 64
@@ -37,9 +35,7 @@ class Setup:
 
     def __init__(self, recipe: Any, problem: Problem, before: ParticlePosterior | None = None) -> None:
         self.recipe, self.problem, self.before = recipe, problem, before
-        self.selection = before.selection if before else self._select()
-        if self.selection.num_weights == 0:
-            raise InputError(f"{recipe.weights!r} selects no weight: nothing would be random.")
+        self.selection = before.selection if before else problem.selection
         hyper = problem.likelihood.hyper()
         self.log_noise = fit_log_noise(problem.model, problem) if "log_noise" in hyper else None
         self.start = start_of(problem, self.selection, self.log_noise)
@@ -47,12 +43,6 @@ class Setup:
         self.model = copy.deepcopy(problem.model)  # into which positions are put; the problem's own stays as it is
         self.probes = self._probe_inputs()
         self.tail: Tail | None = split(self.model.eval(), self.selection.names, self.probes)
-
-    def _select(self) -> Selection:
-        problem = self.problem
-        return self.recipe.weights.resolve(
-            problem.model, problem.source, problem.likelihood, generator=problem.generator
-        )
 
     def _belief(self, num_hyper: int) -> Belief:
         if self.before is not None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
 from typing import ClassVar
 
@@ -18,7 +19,7 @@ from dubito.core.settings import setting
 from dubito.fitting.inference import Inference, Info, NonFinite, Problem, State
 from dubito.fitting.optimizers import Optimizer
 from dubito.fitting.training import Training
-from dubito.methods.mcmc.cached_head import cache_features
+from dubito.methods.mcmc.cached_head import cached_features
 from dubito.methods.mcmc.posterior import ParticlePosterior
 from dubito.methods.mcmc.recipe import Sampler, check_sampler
 from dubito.methods.mcmc.sampling import Setup
@@ -100,15 +101,18 @@ class _Particles:
             raise UnsupportedError(
                 "SVGD(start='fresh') has no statistics for BatchNorm to use: train the network first, then start there."
             )
-        self.recipe, self.problem, self.before = recipe, problem, before
+        self.recipe, self.before = recipe, before
         self.setup = Setup(recipe, problem, before)
-        cached = self.setup.tail is not None and cache_features(self.setup.tail, problem.source)
-        self.target = self.setup.target(self.setup.tail if cached else None)
+        tail = self.setup.tail
+        features = None if tail is None else cached_features(tail, problem.source)
+        self.problem = dataclasses.replace(problem, source=features or problem.source)
+        self.target = self.setup.target(None if features is None else tail)
         self.optimizer = Optimizer(problem.training, ["particles"], weight_decay={"particles": 0.0})
 
     def inference(self) -> Inference:
         """Return the steps for the fit loop."""
-        return Inference(self.init, self.update, self.posterior, epochs=self.problem.training.epochs)
+        problem = self.problem
+        return Inference(self.init, self.update, self.posterior, epochs=problem.training.epochs, source=problem.source)
 
     def init(self, initial: Params, buffers: Buffers, generator: torch.Generator) -> State:
         """Particles around the network, at newly drawn ones, or where they were."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
 from typing import TYPE_CHECKING
 
@@ -39,14 +40,14 @@ class Trajectories:
     """
 
     def __init__(self, recipe: HMC, problem: Problem, before: ParticlePosterior | None = None) -> None:
-        self.recipe, self.problem = recipe, problem
+        self.recipe = recipe
         if recipe.starts_fresh and running_norms(problem.model):
             raise UnsupportedError(
                 "HMC(start='fresh') has no statistics for BatchNorm to use: train the network first, then start there."
             )
         self.plan = Schedule("constant", recipe.burn_in, recipe.thinning, recipe.num_samples, 1)
         self.setup = Setup(recipe, problem, before)
-        problem.source.keep_whole("HMC")
+        self.problem = dataclasses.replace(problem, source=problem.source.kept_whole("HMC"))
         self.target = self.setup.target(self.setup.tail)
         self.step, self.masses, self.windows = StepSize(recipe.acceptance), Masses(), windows(recipe.burn_in)
         size = len(self.setup.start)
@@ -56,7 +57,8 @@ class Trajectories:
     def inference(self) -> Inference:
         """Return the steps for the fit loop."""
         return Inference(
-            self.init, self.update, self.posterior, epochs=self.plan.total, batches="full", additive=True
+            self.init, self.update, self.posterior, epochs=self.plan.total, batches="full", additive=True,
+            source=self.problem.source,
         )  # fmt: skip
 
     def init(self, initial: Params, buffers: Buffers, generator: torch.Generator) -> State:

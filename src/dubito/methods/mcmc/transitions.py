@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
 from typing import TYPE_CHECKING
 
@@ -13,7 +14,7 @@ from dubito.core.batches import Batch
 from dubito.core.errors import NonFiniteError
 from dubito.core.params import Buffers, Params
 from dubito.fitting.inference import Inference, Info, Problem, State
-from dubito.methods.mcmc.cached_head import cache_features
+from dubito.methods.mcmc.cached_head import cached_features
 from dubito.methods.mcmc.chains import KEPT, Chains, chain_view
 from dubito.methods.mcmc.kernels import Step, make_kernel
 from dubito.methods.mcmc.posterior import ParticlePosterior
@@ -41,13 +42,14 @@ class Transitions:
     """
 
     def __init__(self, recipe: SGMCMC, problem: Problem, before: ParticlePosterior | None = None) -> None:
-        self.recipe, self.problem, self.plan = recipe, problem, recipe.plan
+        self.recipe, self.plan = recipe, recipe.plan
         self.setup = Setup(recipe, problem, before)
-        problem.source.keep_whole("SGMCMC")
+        source = problem.source.kept_whole("SGMCMC")
         self.norms = running_norms(self.setup.model) if recipe.starts_fresh and before is None else {}
         tail = None if self.norms else self.setup.tail
-        cached = tail is not None and cache_features(tail, problem.source)
-        self.target = self.setup.target(tail if cached else None)
+        features = None if tail is None else cached_features(tail, source)
+        self.problem = dataclasses.replace(problem, source=features or source)
+        self.target = self.setup.target(None if features is None else tail)
         self.probes = self.setup.probes if self.target.tail is None else self.target.tail.features(self.setup.probes)
         for norm in self.norms.values():
             norm.train()
@@ -59,7 +61,9 @@ class Transitions:
     def inference(self) -> Inference:
         """Return the steps for the fit loop."""
         epochs = math.ceil(self.plan.total / (self.problem.source.num_batches or 1))
-        return Inference(self.init, self.update, self.posterior, epochs=epochs, additive=True)
+        return Inference(
+            self.init, self.update, self.posterior, epochs=epochs, additive=True, source=self.problem.source
+        )
 
     def init(self, initial: Params, buffers: Buffers, generator: torch.Generator) -> State:
         """Return the chains at their start."""

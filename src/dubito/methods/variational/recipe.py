@@ -126,13 +126,9 @@ class Variational(Recipe):
         """Return the steps of training."""
         from dubito.methods.variational.trainer import Trainer
 
-        chosen = self.weights.resolve(
-            problem.model, problem.source, problem.likelihood,
-            prior_precision=self._precision(), generator=problem.generator,
-        )  # fmt: skip
         module = convert(
             problem.model, prior=self.prior, estimator=self.sampling, initial_scale=self.initial_scale,
-            biases=self.biases, weights=chosen, rest="train" if self.starts_fresh else "hold",
+            biases=self.biases, weights=problem.selection, rest="train" if self.starts_fresh else "hold",
             family=self.family, rank=self.rank,
         )  # fmt: skip
         if isinstance(self.prior, GroupPrior):
@@ -149,7 +145,8 @@ class Variational(Recipe):
                 given = f"{name}={getattr(self, name)!r}"
                 raise InputError(f"{self.prior!r} is a prior of groups and cannot be used with {given}.")
 
-    def _precision(self) -> float:
+    @property
+    def assumed_precision(self) -> float:
         """A prior precision for rules that choose weights by their variance; 1 where the prior has no single one."""
         try:
             variance = self.prior.variance()

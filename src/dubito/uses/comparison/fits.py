@@ -69,7 +69,7 @@ class FitsOfSeed:
         """Return the posterior and the seconds of its fit, without those of the network that is shared."""
         if recipe == self.fits.base:
             return self._base()
-        return self._fit(recipe, self._base()[0].model if needs_trained_model(recipe) else self.model)
+        return self._fit(recipe, self._base()[0].model if recipe.needs_trained_model else self.model)
 
     def _base(self) -> tuple[Posterior, float]:
         if self._trained is None:
@@ -93,8 +93,3 @@ class FitsOfSeed:
 def base_of(recipes: Mapping[str, Recipe]) -> Recipe:
     """Return the recipe that trains the shared network: the first MAP that trains, or `MAP()`."""
     return next((recipe for recipe in recipes.values() if isinstance(recipe, MAP) and recipe.train), MAP())
-
-
-def needs_trained_model(recipe: Recipe) -> bool:
-    """Whether a recipe needs a network that is already trained."""
-    return bool(getattr(recipe, "needs_trained_model", isinstance(recipe, MAP) and not recipe.train))

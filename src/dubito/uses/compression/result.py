@@ -160,8 +160,8 @@ class Compression:
             if name not in self.plan.keep:
                 mask.fill_(True)
         whole = all(bool(mask.all()) for mask in left.values())  # as where units went: nothing is to be held at zero
-        weights = getattr(recipe, "weights", None)
-        if not whole and (weights is None or getattr(recipe, "start", "model") == "fresh"):
+        weights = recipe.weights
+        if not whole and (weights is None or recipe.starts_fresh):
             raise UnsupportedError(
                 f"{recipe!r} cannot be held to the weights that are left: use a recipe with a choice of weights that "
                 "starts at the model, such as Laplace() or Variational()."

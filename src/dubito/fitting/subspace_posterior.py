@@ -12,15 +12,15 @@ from torch import Tensor, nn
 
 from dubito.beliefs.likelihoods import Likelihood
 from dubito.core import params
-from dubito.core.errors import UnsupportedError
+from dubito.core.errors import InputError, UnsupportedError
 from dubito.core.params import Params
 from dubito.core.settings import Setting
 from dubito.fitting.history import History
 from dubito.fitting.inference import Inference, Problem, State
 from dubito.fitting.posterior import Posterior, Predictor
+from dubito.networks.selection import Selection
+from dubito.networks.subspace import Subspace
 from dubito.networks.twin import twin
-from dubito.select.names import all as all_weights
-from dubito.select.subspace import Subspace
 
 if TYPE_CHECKING:
     from dubito.core.batches import Data
@@ -64,13 +64,12 @@ class Lifted(nn.Module):
         return params.functional_call(model, subspace.merge(base, self.z.reshape(-1)), inputs)
 
 
-def lifted_inference(recipe: Recipe, problem: Problem, subspace: Subspace) -> Inference:
+def build_on_subspace(recipe: Recipe, problem: Problem, subspace: Subspace) -> Inference:
     """Return the steps of a recipe on the coordinates, with a posterior over the network's own weights at the end."""
+    if recipe.starts_fresh:
+        raise InputError("A subspace goes through trained weights: use start='model'.")
     lifted = Lifted(problem.model, subspace)
-    changes: dict[str, Any] = {"weights": all_weights()}
-    if getattr(recipe, "structure", None) == "kron":  # the factors of one row of weights: the whole matrix, and 1
-        changes["structure"] = "full"
-    inner = recipe.replace(**changes).build(dataclasses.replace(problem, model=lifted))
+    inner = recipe.on_subspace().build(dataclasses.replace(problem, model=lifted, selection=Selection.all_of(lifted)))
 
     def init(initial: Params, buffers: Params, generator: torch.Generator) -> State:
         return inner.init(params.of(lifted), params.buffers_of(lifted), generator)  # not those of the network
