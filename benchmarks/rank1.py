@@ -79,7 +79,7 @@ def signs(prior: float) -> Any:
 
 def cauchy(prior: float) -> Any:
     """Rank-1 factors with heavy tails."""
-    return mixture(Rank1, posterior="cauchy", prior=priors.Cauchy(1.0, prior), spread=0.5, initial_scale=prior / 3)
+    return mixture(Rank1, family="cauchy", prior=priors.Cauchy(1.0, prior), spread=0.5, initial_scale=prior / 3)
 
 
 METHODS: dict[str, Method] = {

@@ -29,10 +29,10 @@ GROUPS: dict[str, dict[str, Any]] = {
     "reference": {"rank-1 normal, K = 4": Rank1(), "MAP": MAP(prior_precision=0.0)},
     "hierarchy": {"factors on inputs only": Rank1(factors="input"), "factors on outputs only": Rank1(factors="output")},
     "real or positive, tails": {
-        "Cauchy": Rank1(prior=priors.Cauchy(1.0, 0.1), posterior="cauchy"),
+        "Cauchy": Rank1(prior=priors.Cauchy(1.0, 0.1), family="cauchy"),
         "normal under a Cauchy prior": Rank1(prior=priors.Cauchy(1.0, 0.1)),
-        "log-normal": Rank1(prior=priors.LogNormal(0.0, 0.1), posterior="log-normal"),
-        "log-normal under a half-Cauchy prior": Rank1(prior=priors.HalfCauchy(), posterior="log-normal"),
+        "log-normal": Rank1(prior=priors.LogNormal(0.0, 0.1), family="log-normal"),
+        "log-normal under a half-Cauchy prior": Rank1(prior=priors.HalfCauchy(), family="log-normal"),
         "normal under a log-uniform prior": Rank1(prior=priors.LogUniform()),
     },
     "objective": {
@@ -42,7 +42,7 @@ GROUPS: dict[str, dict[str, Any]] = {
         "prior scale 1": Rank1(prior=priors.Normal(1.0, 1.0)),
     },
     "points": {
-        "points with the prior": Rank1(posterior="delta"),
+        "points with the prior": Rank1(family="delta"),
         "BatchEnsemble, repeated batch": BatchEnsemble(batch="repeat"),
         "BatchEnsemble, split batch": BatchEnsemble(),
         "BatchEnsemble, split batch, 2 x epochs": BatchEnsemble(),

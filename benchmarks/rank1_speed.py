@@ -27,7 +27,7 @@ NETWORKS: dict[str, tuple[Callable[[], nn.Module], tuple[int, ...]]] = {
     "mlp": (models.lenet_300_100, (784,)),
     "lenet5": (models.lenet5, (1, 28, 28)),
 }
-CAUCHY: dict[str, Any] = {"posterior": "cauchy", "prior": priors.Cauchy(1.0, 0.1)}
+CAUCHY: dict[str, Any] = {"family": "cauchy", "prior": priors.Cauchy(1.0, 0.1)}
 STEPS: dict[str, Any] = {
     "BatchEnsemble, split": BatchEnsemble(batch="split"),
     "Rank1 normal, split": Rank1(batch="split"),

@@ -60,7 +60,7 @@ def other_rules(model: nn.Module, train: Any, size: int) -> dict[str, Callable[[
     rules = {
         "select, weight variance": select.largest_variance(size),
         "select, Kronecker marginals": select.subnetwork(size, variance="kron"),
-        "select, one sampled output": select.subnetwork(size, samples=1),
+        "select, one sampled output": select.subnetwork(size, num_samples=1),
         "select, greedy of 2,000": select.subnetwork(size // 2, rule="greedy", prefilter=2000),
     }
 
@@ -149,7 +149,7 @@ def print_resnet(curvature: str, number: int, size: int = 2000) -> None:
         print(f"resnet18 {what}: {seconds:.0f} CPU seconds since the start, peak {peak:.2f} GB", flush=True)
 
     samples = None if curvature == "ggn" else 1
-    chosen = select.subnetwork(size, samples=samples).resolve(model, train, "categorical", 100.0)
+    chosen = select.subnetwork(size, num_samples=samples).resolve(model, train, "categorical", 100.0)
     said(f"select {size:,} of {chosen.total:,}")
     weights = select.mask(chosen.masks())
     recipe = Laplace(structure="full", weights=weights, curvature=curvature, prior_precision=100.0)

@@ -19,7 +19,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor, nn
 
-from dubito import priors
+from dubito import SWAG, Laplace, Rank1, priors, select
 from dubito.core.constraints import (
     Count,
     OpenProbability,
@@ -34,6 +34,7 @@ from dubito.core.constraints import (
 from dubito.core.grammar import parse
 from dubito.core.settings import Absent, Setting, canonical, digest, find, load_all, setting
 from dubito.fitting.training import Training
+from dubito.methods.ensembles import BatchNormNoise
 from dubito.methods.map.recipe import MAP
 
 
@@ -367,3 +368,18 @@ class TestOldSpellings:
             _ = Renamed().sample  # type: ignore[attr-defined]
         with pytest.raises(TypeError, match="sample"):
             Renamed(sample=3)  # type: ignore[call-arg]
+
+
+@pytest.mark.parametrize(
+    ("old", "new"),
+    [
+        (lambda: Laplace(structure="lowrank"), Laplace(structure="low-rank")),
+        (lambda: SWAG(samples=3), SWAG(num_samples=3)),
+        (lambda: BatchNormNoise(samples=3), BatchNormNoise(num_samples=3)),
+        (lambda: select.subnetwork(5, samples=3), select.subnetwork(5, num_samples=3)),
+        (lambda: Rank1(prior=None, posterior="delta"), Rank1(prior=None, family="delta")),
+    ],
+)
+def test_old_spellings_of_public_arguments(old: Any, new: Setting) -> None:
+    with pytest.warns(DeprecationWarning, match="is the old spelling: write"):
+        assert old() == new

@@ -290,7 +290,7 @@ def test_every_structure_works(name: str) -> None:
         close(dense(accumulate(case, selection, "full")), truth)
         close(accumulate(case, selection, "diag").diagonal(), truth.diagonal())
         rank = min(selection.num_weights, 12)
-        close(dense(accumulate(case, selection, "lowrank", rank=rank)), truth, 1e-8)
+        close(dense(accumulate(case, selection, "low-rank", rank=rank)), truth, 1e-8)
         blocks = accumulate(case, selection, "kron")
         for each in Engine(case.model, selection.names).fallback:
             span = selection.slices.get(each)

@@ -31,7 +31,7 @@ from dubito.networks.selection import Selection
 
 SCALE = torch.tensor(0.7, dtype=torch.float64)
 every_case = pytest.mark.parametrize("name", CASES)
-every_structure = pytest.mark.parametrize("structure", ["diag", "full", "kron", "lowrank"])
+every_structure = pytest.mark.parametrize("structure", ["diag", "full", "kron", "low-rank"])
 
 
 def priors(selection: Selection, structure: str) -> list[Tensor]:

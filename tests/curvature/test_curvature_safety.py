@@ -40,7 +40,7 @@ def fingerprint(model: nn.Module) -> Any:
 def use_everything(case: Case) -> None:
     selection = Selection.all_of(case.model)
     engine = Engine(case.model, selection.names)
-    for structure in ("diag", "full", "kron", "lowrank"):
+    for structure in ("diag", "full", "kron", "low-rank"):
         accumulator = make_accumulator(structure, engine, selection)
         sums = accumulator.zeros()
         for rows, tape in engine.chunks(case.inputs, 2):

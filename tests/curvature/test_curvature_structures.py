@@ -171,7 +171,7 @@ def test_low_rank_is_exact_where_the_rank_suffices(name: str) -> None:
     expected = gauss_newton(case, selection)
     values = torch.linalg.eigvalsh(expected)
     rank = min(int((values > 1e-9 * values[-1]).sum()), selection.num_weights)
-    found = accumulate(case, selection, "lowrank", rank=rank)
+    found = accumulate(case, selection, "low-rank", rank=rank)
     close(dense(found), expected, 1e-8)
     close(found.values, values.flip(0)[:rank], 1e-8)
     close(found.vectors.mT @ found.vectors, torch.eye(rank, dtype=torch.float64))
@@ -181,7 +181,7 @@ def test_low_rank_finds_the_leading_eigenpairs() -> None:
     case = build("mlp")
     selection = selections(case.model)["all"]
     values, vectors = torch.linalg.eigh(gauss_newton(case, selection))
-    found = accumulate(case, selection, "lowrank", rank=2)
+    found = accumulate(case, selection, "low-rank", rank=2)
     close(found.values, values.flip(0)[:2], 1e-4)
     close((found.vectors * vectors.flip(1)[:, :2]).sum(0).abs(), torch.ones(2, dtype=torch.float64), 1e-3)
 

@@ -116,7 +116,7 @@ def shards(folder: Path) -> dict[str, Any]:
             "resumed": fit(MAP(), part(), training={**small["training"], "checkpoint": str(folder / "run")}),
             "kron": fit(Laplace(), part()),
             "full": fit(Laplace(structure="full"), uneven()),
-            "low rank": fit(Laplace(structure="lowrank", rank=3), uneven()),
+            "low rank": fit(Laplace(structure="low-rank", rank=3), uneven()),
             "subnetwork": fit(Laplace(structure="full", weights=select.subnetwork(9)), part()),
         }  # fmt: skip
         evaluation = dubito.evaluate(found["map"], uneven(), batch_size=4)

@@ -94,7 +94,7 @@ def test_an_activation_in_place_gives_the_bits_of_one_that_is_not(name: str) -> 
 
 
 @pytest.mark.parametrize("learned", [False, True])
-@pytest.mark.parametrize("structure", ["full", "diag", "lowrank", "kron"])
+@pytest.mark.parametrize("structure", ["full", "diag", "low-rank", "kron"])
 @pytest.mark.parametrize("name", NETWORKS)
 def test_laplace_is_the_curvature_by_autograd(name: str, structure: str, learned: bool) -> None:
     model, (x, y) = network(NETWORKS[name]).double(), (each.double() for each in data())
@@ -105,7 +105,7 @@ def test_laplace_is_the_curvature_by_autograd(name: str, structure: str, learned
         warnings.simplefilter("ignore")  # that no rule fits is said, and tested elsewhere
         found = recipe.fit(model, (x, y), likelihood=likelihood, progress=False)
     truth = rows.mT @ rows / found.noise**2 + 2.0 * torch.eye(rows.shape[1], dtype=torch.float64)
-    if structure in ("full", "lowrank"):
+    if structure in ("full", "low-rank"):
         torch.testing.assert_close(found.precision_matmul(torch.eye(len(truth), dtype=torch.float64)), truth)
     elif structure == "diag":
         diagonal = torch.cat([each.flatten() for each in found.precision_diagonal().values()])

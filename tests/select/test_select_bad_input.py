@@ -43,7 +43,7 @@ def test_a_mask_that_has_no_names() -> None:
         ({"per_layer": [3]}, "must be 'proportional', a dict of sizes or None"),
         ({"per_layer": 3}, "must be 'proportional', a dict of sizes or None"),
         ({"variance": 3}, "`variance` must be 'diag', 'kron', a recipe such as MAP\\(\\) or a posterior"),
-        ({"samples": 1.5}, "`samples` must be a whole number of at least 1 or None, got 1.5"),
+        ({"num_samples": 1.5}, "`num_samples` must be a whole number of at least 1 or None, got 1.5"),
         ({"prefilter": 0}, "`prefilter` must be a whole number of at least 1, got 0"),
         ({"prefilter": 2.5}, "`prefilter` must be a whole number of at least 1, got 2.5"),
     ],

@@ -27,7 +27,7 @@ from dubito.networks.selection import Selection
 from dubito.select.rule import SelectionRule
 
 PRIOR = 0.7
-STRUCTURES = ("full", "diag", "kron", "lowrank")
+STRUCTURES = ("full", "diag", "kron", "low-rank")
 
 
 def fit(one: Case, rule: SelectionRule, structure: str = "full", **options) -> LaplacePosterior:
@@ -159,9 +159,9 @@ def test_tuning_and_updating_over_a_subnetwork(structure: str) -> None:
 def test_too_many_weights_for_a_full_matrix_have_a_low_rank_form() -> None:
     one = case("categorical")
     with limits.using(full_matrix=8 * 19**2):
-        with pytest.raises(InputError, match=r"over 20 weights would need .* GB: select fewer .*'lowrank'"):
+        with pytest.raises(InputError, match=r"over 20 weights would need .* GB: select fewer .*'low-rank'"):
             fit(one, select.subnetwork(20))
-        small = fit(one, select.subnetwork(20), "lowrank")  # its rank is large enough to be exact
+        small = fit(one, select.subnetwork(20), "low-rank")  # its rank is large enough to be exact
     same(one, small, fit(one, select.subnetwork(20)))
 
 

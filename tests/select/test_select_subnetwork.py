@@ -109,7 +109,7 @@ class TestRules:
 
     def test_sampled_outputs_choose_nearly_the_same(self) -> None:
         one = case("categorical")
-        rough = order(one, select.subnetwork(9, samples=500))
+        rough = order(one, select.subnetwork(9, num_samples=500))
         assert len(set(rough) & set(order(one, select.subnetwork(9)))) >= 8
 
 
@@ -377,8 +377,8 @@ class TestBadInput:
             select.subnetwork(3, rule="best")
         with pytest.raises(InputError, match="must be 'diag', 'kron'"):
             select.subnetwork(3, variance="full")
-        for options in ({"samples": 0}, {"samples": 3, "rule": "greedy"}):
-            with pytest.raises(InputError, match="`samples` must be"):
+        for options in ({"num_samples": 0}, {"num_samples": 3, "rule": "greedy"}):
+            with pytest.raises(InputError, match="num_samples"):
                 select.subnetwork(3, **options)
 
     def test_no_data(self) -> None:

@@ -50,7 +50,7 @@ class TestSelection:
         assert merged["weight"].shape == (5, 2, 3)
         torch.testing.assert_close(chosen.ravel(merged), z)
         torch.testing.assert_close(chosen.ravel(params.of(model)), torch.zeros(3, dtype=torch.float64))
-        again = Subspace.from_state(chosen.to_state())
+        again = Subspace.from_state(chosen.to_state(), model)
         assert torch.equal(again.lift(z), chosen.lift(z))
         assert repr(chosen) == "Subspace of 3 directions through 8 weights"
 
@@ -143,7 +143,7 @@ def test_every_method_finds_the_posterior_of_the_coordinates(name: str, tmp_path
 
 
 @pytest.mark.filterwarnings(f"ignore::{FallbackWarning.__module__}.FallbackWarning")
-@pytest.mark.parametrize("structure", ["full", "kron", "lowrank", "diag"])
+@pytest.mark.parametrize("structure", ["full", "kron", "low-rank", "diag"])
 def test_laplace_of_coordinates_is_that_of_a_brute_force_jacobian(structure: Any, tmp_path: Path) -> None:
     """For classes; the Kronecker factors of a single row of weights are no approximation."""
     x = torch.randn(50, 4, generator=torch.Generator().manual_seed(0), dtype=torch.float64)

@@ -67,7 +67,7 @@ class FullAccumulator(Accumulator):
             raise InputError(
                 f"structure='full' over {selection.num_weights:,} weights would need "
                 f"{8 * selection.num_weights**2 / 2**30:,.0f} GB: select fewer weights (select.subnetwork(1000)), or "
-                "use structure='kron', 'diag' or 'lowrank'."
+                "use structure='kron', 'diag' or 'low-rank'."
             )
 
     @property
@@ -185,7 +185,7 @@ def make_accumulator(
     generator: torch.Generator | None = None,
     hessian_of: Likelihood | None = None,
 ) -> Accumulator:
-    """Return the accumulator of a structure by its name: ``"diag"``, ``"full"``, ``"kron"`` or ``"lowrank"``."""
+    """Return the accumulator of a structure by its name: ``"diag"``, ``"full"``, ``"kron"`` or ``"low-rank"``."""
     if hessian_of is not None:
         return HessianAccumulator(engine, selection, hessian_of)
     match structure:
@@ -195,9 +195,9 @@ def make_accumulator(
             return FullAccumulator(engine, selection)
         case "kron":
             return KroneckerAccumulator(engine, selection, mode)
-        case "lowrank":
+        case "low-rank":
             return LowRankAccumulator(engine, selection, rank, default_generator(generator))
-    raise InputError(f"There is no structure '{structure}'; choose 'diag', 'full', 'kron' or 'lowrank'.")
+    raise InputError(f"There is no structure '{structure}'; choose 'diag', 'full', 'kron' or 'low-rank'.")
 
 
 def add_gram(total: Tensor, rows: Tensor) -> None:

@@ -86,7 +86,7 @@ class Chooser:
         by_weights = rule.rule == "weight-variance"
         measured = measure(
             self.model, candidates.names, self.source, self.likelihood,
-            slopes=not by_weights, context=rule.context, samples=rule.samples, generator=self.generator,
+            slopes=not by_weights, context=rule.context, samples=rule.num_samples, generator=self.generator,
         ).of(candidates)  # fmt: skip
         variance = self._variance(measured)
         scores = variance if by_weights else measured.slopes * variance

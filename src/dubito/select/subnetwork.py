@@ -12,7 +12,7 @@ the default here. See `dubito.select.scores` for $h_d$, $J$ and $\Pi$.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
 import torch
 from torch import nn
@@ -58,7 +58,7 @@ class subnetwork(SelectionRule):
             same fraction of each parameter.
         variance: Where σ² comes from: ``"diag"`` (the diagonal Gauss-Newton matrix), ``"kron"`` (a Kronecker-factored
             one), a recipe, or a posterior.
-        samples: Random output directions per example in the place of all, for networks with very many outputs.
+        num_samples: Random output directions per example in the place of all, for networks with very many outputs.
         prefilter: How many candidates, those of the largest scores, the greedy rule looks at.
 
     >>> subnetwork(1000, rule="greedy")
@@ -66,13 +66,14 @@ class subnetwork(SelectionRule):
     """
 
     setting_name = "select.subnetwork"
+    old_fields: ClassVar[Mapping[str, str]] = {"samples": "num_samples"}
     size: Size
     rule: Literal["output-variance", "sampled", "greedy", "weight-variance", "magnitude", "random"] = "output-variance"
     context: Any = None
     candidates: str | type[nn.Module] | tuple[str | type[nn.Module], ...] | SelectionRule | None = None
     per_layer: Literal["proportional"] | Annotated[Mapping[str, NonNegative], "a dict of sizes"] | None = None
     variance: Literal["diag", "kron"] | Recipe | Posterior = "diag"
-    samples: Count | None = None
+    num_samples: Count | None = None
     prefilter: Count = PREFILTER
 
     def __post_init__(self) -> None:
@@ -80,8 +81,8 @@ class subnetwork(SelectionRule):
             if self.rule not in LOOK_AT_OUTPUTS:
                 raise InputError(f"rule={self.rule!r} looks at no inputs: drop `context`.")
             object.__setattr__(self, "context", batches.as_tensors(self.context))
-        if self.samples is not None and self.rule == "greedy":
-            raise InputError(f"rule='greedy' is exact and draws no samples: drop samples={self.samples!r}.")
+        if self.num_samples is not None and self.rule == "greedy":
+            raise InputError(f"rule='greedy' is exact and draws no samples: drop num_samples={self.num_samples!r}.")
 
     @distributed.together()
     def resolve(

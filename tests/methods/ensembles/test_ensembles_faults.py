@@ -19,7 +19,7 @@ RECIPES = [
     Snapshot(2),
     SWAG(lr=1e308),
     MCDropout(0.2),
-    BatchNormNoise(samples=2),
+    BatchNormNoise(num_samples=2),
     TestTimeAugmentation(noise=0.1),
 ]
 

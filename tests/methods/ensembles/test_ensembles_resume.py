@@ -31,7 +31,7 @@ RUNS: dict[str, tuple[Any, Any, Any]] = {
     "swag": (SWAG(rank=2, collect_every=1), loader, normalized),
     "dropout": (MCDropout(0.3, repeats=2), classes, normalized),
     "concrete": (MCDropout(learn=True, prior_precision=1.0), classes, normalized),
-    "statistics": (BatchNormNoise(samples=7), loader, normalized),
+    "statistics": (BatchNormNoise(num_samples=7), loader, normalized),
     "augmentation": (TestTimeAugmentation(noise=0.1), classes, normalized),
 }
 

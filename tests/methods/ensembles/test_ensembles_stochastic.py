@@ -44,7 +44,7 @@ class TestBatchNormNoise:
 
     def test_is_the_mixture_over_training_batches(self) -> None:
         x, _ = classes()
-        found = fit(BatchNormNoise(samples=3), training=TRAINING.replace(shuffle=False))
+        found = fit(BatchNormNoise(num_samples=3), training=TRAINING.replace(shuffle=False))
         outputs = []
         for start in (0, 16, 32):
             statistics = batch_statistics(found.model, x[start : start + 16])
@@ -56,7 +56,7 @@ class TestBatchNormNoise:
         torch.testing.assert_close(found.predict(x, method="mean").probs, found.model(x).softmax(-1).detach(), **EXACT)
 
     def test_one_pass_may_be_too_short(self) -> None:
-        found = fit(BatchNormNoise(samples=9))
+        found = fit(BatchNormNoise(num_samples=9))
         assert len(found.statistics["1.running_mean"]) == 9
         assert len(found.statistics["1.running_mean"].unique(dim=0)) == 9  # each pass has another order
 
@@ -69,7 +69,7 @@ class TestBatchNormNoise:
         assert float(doubt[0].mean()) > 2 * float(doubt[1].mean())
 
     def test_saved_and_loaded(self, tmp_path: Path) -> None:
-        found, (x, _) = fit(BatchNormNoise(samples=4)), classes()
+        found, (x, _) = fit(BatchNormNoise(num_samples=4)), classes()
         found.save(tmp_path / "posterior")
         again = dubito.load(tmp_path / "posterior", normalized())
         assert again.digest() == found.digest()
@@ -79,10 +79,10 @@ class TestBatchNormNoise:
         with pytest.raises(InputError, match="nothing random: the network has no BatchNorm"):
             fit(BatchNormNoise(), dense())
         with pytest.raises(InputError, match="at least 1"):
-            BatchNormNoise(samples=0)
+            BatchNormNoise(num_samples=0)
         with pytest.raises(InputError, match="untrained network"):
             BatchNormNoise(train=False, start="fresh")
-        found = fit(BatchNormNoise(samples=2))
+        found = fit(BatchNormNoise(num_samples=2))
         for method in (found.marginals, found.prior, lambda: found.sample(2)):
             with pytest.raises(UnsupportedError, match="statistics of batches, not in weights"):
                 method()

@@ -129,7 +129,7 @@ class TestBatchNorm:
     def test_every_sample_has_its_own(self) -> None:
         x, y = classes()
         training = TRAINING.replace(shuffle=False)
-        found = fit(SWAG(rank=3, collect_every=1, samples=4), normalized(), training=training)
+        found = fit(SWAG(rank=3, collect_every=1, num_samples=4), normalized(), training=training)
         assert {name: tuple(value.shape) for name, value in found.buffers.items()} == {
             "1.running_mean": (4, 8), "1.running_var": (4, 8)
         }  # fmt: skip
@@ -192,7 +192,7 @@ class TestUse:
             ({"collect_every": 0}, "`collect_every` must be .*, got 0"),
             ({"lr": 0.0}, "`lr` must be .*, got 0.0"),
             ({"temperature": 0.0}, "`temperature` must be .*, got 0.0"),
-            ({"samples": 0}, "`samples` must be .*, got 0"),
+            ({"num_samples": 0}, "`num_samples` must be .*, got 0"),
             ({"weights": "all"}, "one of dubito.select"),
             ({"start": "warm"}, "'model' or 'fresh'"),
             ({"prior_precision": -1.0}, "of at least 0"),

@@ -31,12 +31,12 @@ def fit(recipe: Any, model: nn.Module) -> Any:
     return recipe.fit(model, data(), training=TRAINING, progress=False)
 
 
-SWAG_NORM = SWAG(lr=0.05, collect_every=1, burn_in=0.2, samples=8)
+SWAG_NORM = SWAG(lr=0.05, collect_every=1, burn_in=0.2, num_samples=8)
 
 
 @pytest.mark.parametrize(
     ("recipe", "norm"),
-    [(SWAG_NORM, True), (BatchNormNoise(samples=8), True), (SGMCMC(), False), (MCDropout(0.3), False)],
+    [(SWAG_NORM, True), (BatchNormNoise(num_samples=8), True), (SGMCMC(), False), (MCDropout(0.3), False)],
 )
 def test_changes_meet_different_draws(recipe: Any, norm: bool) -> None:
     """With changes that change nothing, augmentation leaves the doubt of the posterior within as it is."""
@@ -57,7 +57,7 @@ def test_one_member_predicts_as_on_its_own(recipe: Any) -> None:
     torch.testing.assert_close(together.log_probs, alone.log_probs, rtol=0, atol=1e-5)
 
 
-@pytest.mark.parametrize("recipe", [SWAG_NORM, BatchNormNoise(samples=8), Ensemble(members=2, recipe=SWAG_NORM)])
+@pytest.mark.parametrize("recipe", [SWAG_NORM, BatchNormNoise(num_samples=8), Ensemble(members=2, recipe=SWAG_NORM)])
 def test_fewer_statistics_are_enough(recipe: Any) -> None:
     assert fit(recipe, mlp(norm=True)).predict(data()[0]).probs.shape == (128, 3)
 
@@ -138,7 +138,7 @@ def test_frozen_biases_stay() -> None:
         (lambda: MCDropout(prior_precision="a"), "`prior_precision` must be a number"),
         (lambda: SWAG(burn_in="a"), "`burn_in` must be .*, got 'a'"),
         (lambda: SWAG(collect_every=2.5), "`collect_every` must be .*, got 2.5"),
-        (lambda: SWAG(samples=2.5), "`samples` must be .*, got 2.5"),
+        (lambda: SWAG(num_samples=2.5), "`num_samples` must be .*, got 2.5"),
         (lambda: Ensemble(perturbation="a"), "`perturbation` must be a number"),
         (lambda: TestTimeAugmentation(noise="a"), "`noise` must be a number of at least 0"),
         (lambda: TestTimeAugmentation(recipe=Ensemble(), noise=0.1), r"Ensemble\(recipe=TestTimeAugmentation"),

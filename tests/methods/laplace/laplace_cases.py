@@ -91,7 +91,7 @@ CASES = (
     "categorical", "bernoulli", "labels", "gaussian", "gaussian [B]", "heteroscedastic", "sequence", "image", "norm",
     "instance and rms norm",
 )  # fmt: skip
-STRUCTURES = ("kron", "full", "diag", "lowrank")
+STRUCTURES = ("kron", "full", "diag", "low-rank")
 SELECTIONS: dict[str, SelectionRule] = {
     "all": select.all(),
     "last layer": select.last_layer(),

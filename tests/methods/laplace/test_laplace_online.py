@@ -96,7 +96,7 @@ def test_low_rank_is_as_close_as_what_it_leaves_out() -> None:
     x = torch.randn(60, 8, generator=generator, dtype=torch.float64) * scales
     y = torch.randn(60, 1, generator=generator, dtype=torch.float64)
     model = nn.Linear(8, 1, bias=False, dtype=torch.float64)
-    recipe = Laplace(structure="lowrank", rank=4, prior_precision=1.0)
+    recipe = Laplace(structure="low-rank", rank=4, prior_precision=1.0)
     first, second = parts(x, y, [30, 30])
     posterior = recipe.fit(model, first, likelihood=Gaussian(noise=1.0)).update(second)
     exact = x.mT @ x

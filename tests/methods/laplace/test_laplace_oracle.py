@@ -106,7 +106,7 @@ def test_a_subset_of_the_weights_conditions_on_the_rest() -> None:
     torch.testing.assert_close(dense(posterior), torch.linalg.inv(oracle.precision[where][:, where]), **EXACT)
 
 
-@pytest.mark.parametrize("structure", ["full", "lowrank", "kron"])
+@pytest.mark.parametrize("structure", ["full", "low-rank", "kron"])
 def test_structures_that_are_exact_here(structure: str) -> None:
     """Without a bias the curvature is one Kronecker product; low rank with all directions is the whole matrix."""
     x, y = regression_data(outputs=2)
@@ -130,7 +130,7 @@ def test_precision_by_layer_name() -> None:
     x, y = regression_data()
     model = nn.Sequential(nn.Linear(3, 2), nn.Tanh(), nn.Linear(2, 1)).double()
     precisions = {"0": 3.0, "2": 5.0, "2.bias": 7.0}
-    for structure in ("kron", "full", "diag", "lowrank"):
+    for structure in ("kron", "full", "diag", "low-rank"):
         recipe = Laplace(structure=structure, prior_precision=precisions)
         posterior = recipe.fit(model, (x, y), likelihood=Gaussian(noise=0.5))
         expected = torch.tensor([3.0] * 8 + [5.0] * 2 + [7.0], dtype=torch.float64)
@@ -174,7 +174,7 @@ def best_by_scipy(posterior, num_groups: int, tune_noise: bool) -> float:
     return -min(result.fun for result in found)
 
 
-@pytest.mark.parametrize("structure", ["full", "kron", "diag", "lowrank"])
+@pytest.mark.parametrize("structure", ["full", "kron", "diag", "low-rank"])
 @pytest.mark.parametrize("groups", ["all", "layer"])
 @pytest.mark.parametrize("noise", [0.3, "evidence", "learn"])
 def test_tuning_finds_the_largest_evidence(structure: str, groups: str, noise) -> None:
@@ -213,7 +213,7 @@ def test_noise_of_tiny_and_huge_targets() -> None:
         assert scaled.likelihood.noise / unit == pytest.approx(posterior.likelihood.noise, rel=0.02)
 
 
-@pytest.mark.parametrize("structure", ["full", "kron", "diag", "lowrank"])
+@pytest.mark.parametrize("structure", ["full", "kron", "diag", "low-rank"])
 def test_evidence_is_differentiable(structure: str) -> None:
     posterior = tuned(structure, "all", 0.3, outputs=2)
     sizes = torch.tensor([s.stop - s.start for s in posterior.selection.slices.values()])

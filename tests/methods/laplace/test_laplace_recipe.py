@@ -294,7 +294,7 @@ def test_normalization_layers_in_kron(norm: nn.Module) -> None:
     assert (kron.predict(x).epistemic > 0).all()
 
 
-@pytest.mark.parametrize("structure", ["full", "diag", "lowrank"])
+@pytest.mark.parametrize("structure", ["full", "diag", "low-rank"])
 def test_precision_per_weight_of_a_subnetwork(structure: str) -> None:
     problem = case("categorical")
     precision = torch.linspace(0.5, 4.0, 9, dtype=torch.float64)
@@ -333,7 +333,7 @@ def test_recipes_as_text() -> None:
 
 BAD_SETTINGS: dict[str, tuple[dict, str]] = {
     "weights": ({"weights": "sub"}, "`weights` must be one of dubito.select, got 'sub'"),
-    "structure": ({"structure": "eigen"}, "`structure` must be 'kron', 'full', 'diag' or 'lowrank', got 'eigen'"),
+    "structure": ({"structure": "eigen"}, "`structure` must be 'kron', 'full', 'diag' or 'low-rank', got 'eigen'"),
     "curvature": ({"curvature": "fisher"}, "`curvature` must be 'ggn', .* got 'fisher'. Did you mean 'fisher-mc'"),
     "word": (
         {"prior_precision": "marglik"},
@@ -396,7 +396,7 @@ def test_single_precisions_of_a_kronecker_block() -> None:
 def test_several_passes_need_the_number_of_examples(num_data: int) -> None:
     problem = case("categorical")
     with pytest.raises(InputError, match=f"num_data is {num_data}, but the data holds another number"):
-        Laplace(structure="lowrank").fit(problem.model, [problem.data], num_data=num_data)
+        Laplace(structure="low-rank").fit(problem.model, [problem.data], num_data=num_data)
     assert Laplace(structure="diag").fit(problem.model, [problem.data], num_data=num_data).num_data == num_data
 
 

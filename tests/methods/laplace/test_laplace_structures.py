@@ -51,10 +51,10 @@ def test_all_quantities_agree_with_the_dense_covariance(structure: str, name: st
 @pytest.mark.parametrize("name", CASES)
 def test_curvature_is_that_of_the_likelihood(name: str, selection: str) -> None:
     problem = case(name)
-    fits = {s: problem.fit(structure=s, weights=SELECTIONS[selection], rank=200) for s in ("full", "lowrank", "diag")}
+    fits = {s: problem.fit(structure=s, weights=SELECTIONS[selection], rank=200) for s in ("full", "low-rank", "diag")}
     expected = curvature(problem, fits["full"].selection)
     torch.testing.assert_close(dense_curvature(fits["full"]), expected, **CLOSE)
-    torch.testing.assert_close(dense_curvature(fits["lowrank"]), expected, **CLOSE)
+    torch.testing.assert_close(dense_curvature(fits["low-rank"]), expected, **CLOSE)
     torch.testing.assert_close(dense_curvature(fits["diag"]), torch.diag(expected.diagonal()), **CLOSE)
 
 
@@ -141,7 +141,7 @@ def test_a_subnetwork_never_has_more_variance_than_the_whole(seed: int) -> None:
 
 def test_low_rank_keeps_the_largest_directions() -> None:
     problem = case("norm")
-    posterior = problem.fit(structure="lowrank", rank=6)
+    posterior = problem.fit(structure="low-rank", rank=6)
     expected = torch.linalg.eigvalsh(curvature(problem, posterior.selection)).flip(0)[:6]
     torch.testing.assert_close(posterior.matrix.values, expected, rtol=5e-3, atol=0)
     whole = problem.fit(structure="full", prior_precision=posterior.prior_precision.item())

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from typing import Any
 
 import pytest
@@ -37,7 +38,7 @@ class TestPotential:
     def test_against_autograd(self, rule: Any, prior: Any) -> None:
         model, data = network(), classes()
         recipe = SGMCMC(weights=rule, prior=prior)
-        setup = Setup(recipe, problem(model, data))
+        setup = Setup(recipe, dataclasses.replace(problem(model, data), selection=rule.resolve(model)))
         target, selection, base = setup.target(), setup.selection, params.of(model)
         moved = setup.start + 0.1 * torch.randn(setup.start.shape, generator=torch.Generator().manual_seed(0)).double()
         flat = moved.clone().requires_grad_()
@@ -62,7 +63,8 @@ class TestPotential:
 
     def test_through_the_tail_it_is_the_same(self) -> None:
         model, data = network(), classes()
-        setup = Setup(SGMCMC(weights=select.last_layer()), problem(model, data))
+        given = dataclasses.replace(problem(model, data), selection=select.last_layer().resolve(model))
+        setup = Setup(SGMCMC(weights=select.last_layer()), given)
         assert setup.tail is not None
         features = setup.tail.features(data[0])
         assert features.shape == (60, 5)

@@ -16,7 +16,7 @@ def everything() -> dict[str, Any]:
     """Point components that see every row: without noise the result does not depend on the number of processes."""
     data, training = blobs(41, torch.float64), Training(epochs=3, lr=1e-2, batch_size=8)
     found = {}
-    for name, recipe in {"points": BatchEnsemble(batch="repeat"), "prior": Rank1(posterior="delta")}.items():
+    for name, recipe in {"points": BatchEnsemble(batch="repeat"), "prior": Rank1(family="delta")}.items():
         posterior = recipe.fit(small(torch.float64), data, training=training)
         found[name] = {"loc": posterior.mixture.loc, "bias": posterior.mixture.bias, **params.of(posterior.model)}
     noisy = Rank1(batch="split").fit(small(torch.float64), data, training=training)

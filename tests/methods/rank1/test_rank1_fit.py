@@ -39,7 +39,7 @@ def images() -> tuple[Tensor, Tensor]:
 def test_one_component_without_variance_is_map(optimizer: Any, batch: Any) -> None:
     """The same weights after every epoch, up to rounding in float64."""
     data, model = blobs(dtype=torch.float64), small(torch.float64)
-    one = Rank1(components=1, posterior="delta", prior=None, factor_rate=0.0, weight_decay=0.0, batch=batch)
+    one = Rank1(components=1, family="delta", prior=None, factor_rate=0.0, weight_decay=0.0, batch=batch)
     for epochs in (1, 2, 5):
         training = TRAINING.replace(epochs=epochs, optimizer=optimizer, weight_decay=0.01)
         point = MAP().fit(model, data, training=training)
@@ -69,10 +69,10 @@ def test_the_loss_is_the_negative_bound_of_the_stated_kind() -> None:
     losses = {}
     for bound in ("average", "mixture"):
         for mixture_kl in ("mean", "sum"):
-            recipe = Rank1(bound=bound, mixture_kl=mixture_kl, posterior="delta", spread=0.3)
+            recipe = Rank1(bound=bound, mixture_kl=mixture_kl, family="delta", spread=0.3)
             losses[bound, mixture_kl] = first_loss(recipe, data)
     assert losses["mixture", "mean"] < losses["average", "mean"]
-    module = convert(small(), Rank1(posterior="delta", spread=0.3), generator=seeded())
+    module = convert(small(), Rank1(family="delta", spread=0.3), generator=seeded())
     log_prob = torch.stack([torch.log_softmax(out, -1)[torch.arange(64), data[1]] for out in module(data[0])])
     kl = -torch.distributions.Normal(1.0, 0.1).log_prob(module.loc).sum() / 64
     expected = {
@@ -111,10 +111,10 @@ def first_loss(recipe: Rank1 | BatchEnsemble, data: tuple[Tensor, Tensor]) -> fl
 
 def test_the_divergence_warms_up() -> None:
     data = blobs(64)
-    cold = first_loss(Rank1(posterior="delta", spread=0.3, kl_warmup=0.5), data)
+    cold = first_loss(Rank1(family="delta", spread=0.3, kl_warmup=0.5), data)
     none = first_loss(BatchEnsemble(spread=0.3, batch="repeat"), data)
     assert cold == pytest.approx(none, rel=1e-6)
-    assert first_loss(Rank1(posterior="delta", spread=0.3), data) > none + 0.1
+    assert first_loss(Rank1(family="delta", spread=0.3), data) > none + 0.1
 
 
 @pytest.mark.parametrize("rows", [1, 3, 5, 23])
@@ -133,13 +133,13 @@ def test_any_number_of_rows_trains(rows: int, batch: Any) -> None:
 @pytest.mark.parametrize(
     "settings",
     [
-        {"prior": priors.Cauchy(1.0, 0.1), "posterior": "cauchy"},
-        {"prior": priors.LogNormal(0.0, 0.1), "posterior": "log-normal"},
-        {"prior": priors.HalfCauchy(), "posterior": "log-normal"},
+        {"prior": priors.Cauchy(1.0, 0.1), "family": "cauchy"},
+        {"prior": priors.LogNormal(0.0, 0.1), "family": "log-normal"},
+        {"prior": priors.HalfCauchy(), "family": "log-normal"},
         {"prior": priors.LogUniform()},
         {"prior": priors.Normal(1.0, "learn")},
         {"prior": priors.Cauchy(1.0, 0.1)},
-        {"posterior": "delta"},
+        {"family": "delta"},
         {"factors": "input"},
         {"factors": "output", "batch": "split"},
         {"perturbation": "additive"},
@@ -163,7 +163,7 @@ def test_random_signs_only_with_a_fresh_start() -> None:
     near = convert(small(), Rank1()).loc
     assert 0.05 < float(near.detach().std()) < 0.2
     assert float((near.detach() - 1).abs().max()) < 0.6
-    positive = convert(small(), Rank1(start="fresh", posterior="log-normal", prior=priors.LogNormal(0.0, 0.1)))
+    positive = convert(small(), Rank1(start="fresh", family="log-normal", prior=priors.LogNormal(0.0, 0.1)))
     assert float(positive.draw([(0, 5)]).detach().min()) > 0
 
 
@@ -182,7 +182,7 @@ def test_predictions_are_mixtures_with_components_on_the_sample_axis() -> None:
     assert posterior.predict(data[0], num_samples=50).samples.shape[0] == 3  # points have no other draws
     normal = Rank1(components=3).fit(small(), data, training=TRAINING)
     assert normal.predict(data[0], num_samples=4).samples.shape[0] == 6
-    heavy = Rank1(components=2, prior=priors.Cauchy(1.0, 0.1), posterior="cauchy").fit(small(), data, training=TRAINING)
+    heavy = Rank1(components=2, prior=priors.Cauchy(1.0, 0.1), family="cauchy").fit(small(), data, training=TRAINING)
     assert heavy.predict(data[0]).samples.shape[0] == 8
 
 
@@ -216,7 +216,7 @@ def test_the_marginals_of_a_mixture_are_one_sentence_and_of_one_component_exact(
         torch.testing.assert_close(values.mean(0), mean[name], rtol=0, atol=5 * error + 1e-6)
         torch.testing.assert_close(values.var(0), variance[name], rtol=0.1, atol=1e-7)
     assert float(variance["0.bias"].max()) == 0
-    heavy = Rank1(components=1, prior=priors.Cauchy(1.0, 0.1), posterior="cauchy").fit(small(), data, training=TRAINING)
+    heavy = Rank1(components=1, prior=priors.Cauchy(1.0, 0.1), family="cauchy").fit(small(), data, training=TRAINING)
     with pytest.raises(UnsupportedError, match="neither mean nor variance"):
         heavy.marginals()
 
@@ -253,7 +253,7 @@ def test_a_start_that_does_not_fit_is_one_sentence() -> None:
     with pytest.raises(InputError, match="not saved with it"):
         read.fit(small(), data)
     signs = BatchEnsemble(members=3, start="fresh").fit(small(), data, training=Training(epochs=1))
-    positive = Rank1(components=3, start=signs, posterior="log-normal", prior=priors.LogNormal(0.0, 0.1))
+    positive = Rank1(components=3, start=signs, family="log-normal", prior=priors.LogNormal(0.0, 0.1))
     with pytest.raises(InputError, match="below zero"):
         positive.fit(small(), data)
 
@@ -261,7 +261,7 @@ def test_a_start_that_does_not_fit_is_one_sentence() -> None:
 @pytest.mark.parametrize("normalization", ["shared", "component"])
 def test_batch_norm_statistics_are_taken_again(normalization: Any) -> None:
     data, training = images(), Training(epochs=2, lr=1e-2, batch_size=25)
-    recipe = Rank1(components=2, spread=0.5, posterior="delta", normalization=normalization, recalibrate=True)
+    recipe = Rank1(components=2, spread=0.5, family="delta", normalization=normalization, recalibrate=True)
     posterior = recipe.fit(image_net(), data, validation=data, training=training.replace(restore_best=True))
     module = posterior._module
     x, seen = data[0], []

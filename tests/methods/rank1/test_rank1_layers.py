@@ -25,7 +25,7 @@ TIGHT = {"rtol": 1e-11, "atol": 1e-11}
 @pytest.mark.parametrize("perturbation", ["multiplicative", "additive"])
 def test_unit_factors_give_the_networks_own_outputs(name: str, perturbation: str) -> None:
     model, x = network(name)
-    plan = Rank1(components=3, posterior="delta", prior=None, spread=0.0, perturbation=perturbation)
+    plan = Rank1(components=3, family="delta", prior=None, spread=0.0, perturbation=perturbation)
     module = convert(model, plan, inputs=x)
     with torch.no_grad():
         expected = model(x)
@@ -59,7 +59,7 @@ def test_each_example_has_the_network_of_its_own_factors(name: str, factors: str
 @pytest.mark.parametrize("name", CASES)
 def test_rows_meet_the_factors_of_their_own_component(name: str) -> None:
     model, x = network(name)
-    module = convert(model, Rank1(components=3, posterior="delta", prior=None, spread=0.5), inputs=x)
+    module = convert(model, Rank1(components=3, family="delta", prior=None, spread=0.5), inputs=x)
     with torch.no_grad():
         module.bias += torch.randn_like(module.bias)
         alone = [module.run_with(x, [(k, len(x))], module.loc[k], module.bias[k]) for k in range(3)]
@@ -72,7 +72,7 @@ def test_rows_meet_the_factors_of_their_own_component(name: str) -> None:
 
 def test_additive_factors_shift_inputs_and_outputs() -> None:
     layer = nn.Linear(3, 2).double()
-    module = convert(layer, Rank1(components=1, perturbation="additive", posterior="delta", prior=None))
+    module = convert(layer, Rank1(components=1, perturbation="additive", family="delta", prior=None))
     s, r = torch.randn(3, dtype=torch.float64), torch.randn(2, dtype=torch.float64)
     x = torch.randn(4, 3, dtype=torch.float64)
     found = module.run_with(x, [(0, 4)], torch.cat([s, r]), layer.bias)
@@ -94,7 +94,7 @@ PRIORS = [("normal", priors.Normal(1.0, 0.1)), ("cauchy", priors.Cauchy(1.0, 0.1
 @pytest.mark.parametrize(("family", "prior"), PRIORS)
 def test_draws_of_examples_and_components_are_uncorrelated(family: Any, prior: priors.Prior) -> None:
     """Signs are compared, because a Cauchy variable has no correlation."""
-    recipe = Rank1(components=2, posterior=family, prior=prior, spread=0.0, factors="input")
+    recipe = Rank1(components=2, family=family, prior=prior, spread=0.0, factors="input")
     module = convert(nn.Linear(2000, 1), recipe)
     torch.manual_seed(0)
     with torch.no_grad():
@@ -233,7 +233,7 @@ def test_the_call_on_two_and_three_examples_leaves_no_trace() -> None:
     assert not any(module._forward_pre_hooks for module in model.modules())
 
 
-@pytest.mark.parametrize("recipe", [Rank1(), Rank1(prior=priors.Cauchy(1.0, 0.1), posterior="cauchy"), BatchEnsemble()])
+@pytest.mark.parametrize("recipe", [Rank1(), Rank1(prior=priors.Cauchy(1.0, 0.1), family="cauchy"), BatchEnsemble()])
 def test_a_component_of_resnet20_costs_less_than_one_percent(recipe: Rank1 | BatchEnsemble) -> None:
     model = models.resnet20()
     size = sum(p.numel() for p in model.parameters())

@@ -298,13 +298,15 @@ class Interrupting(objectives.ELBO):
 
 
 class TestDiagnosis:
-    def test_a_healthy_one(self) -> None:
+    def test_a_trustworthy_one(self) -> None:
         posterior: Any = Variational(prior=PRIOR, biases="random").fit(
             blank_linear(), regression_data(40), likelihood=LIKELIHOOD, training=LONG
         )
         diagnosis = posterior.diagnose()
-        assert diagnosis.healthy, diagnosis
-        assert "healthy" in str(diagnosis)
+        assert diagnosis.trustworthy, diagnosis
+        assert "can be trusted" in str(diagnosis)
+        with pytest.warns(DeprecationWarning, match="write `trustworthy`"):
+            assert diagnosis.healthy
         record = posterior.record
         assert diagnosis.kl_per_datum == record.kl / 40
         assert diagnosis.nll_per_datum == -record.log_likelihood / 40

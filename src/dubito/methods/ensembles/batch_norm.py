@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from typing import Any, Literal, Self
+from collections.abc import Iterator, Mapping
+from typing import Any, ClassVar, Literal, Self
 
 import torch
 from torch import nn
@@ -40,14 +40,15 @@ class BatchNormNoise(Recipe):
     networks usually do. The smaller the batches, ``Training(batch_size=...)``, the larger the noise.
 
     Args:
-        samples: How many batches are looked at, after training.
+        num_samples: How many batches are looked at, after training.
         prior_precision: Of a zero-mean normal prior on every weight; 0 is a flat prior.
         train: False takes the model's weights as they are.
         start: ``"model"`` trains on from the model's weights, ``"fresh"`` from newly drawn ones.
     """
 
     setting_name = "ensembles.BatchNormNoise"
-    samples: Count = 32
+    old_fields: ClassVar[Mapping[str, str]] = {"samples": "num_samples"}
+    num_samples: Count = 32
     prior_precision: NonNegative = 0.0
     train: bool = True
     start: Start = "model"
@@ -67,7 +68,7 @@ class BatchNormNoise(Recipe):
 
         def posterior(state: State) -> BatchNormPosterior:
             found = plain.posterior(state)
-            batches = _random_batches(problem.source, self.samples, draw_seed(problem.generator))
+            batches = _random_batches(problem.source, self.num_samples, draw_seed(problem.generator))
             drawn = [batch_statistics(found.model, inputs) for inputs in batches]
             for statistics in drawn:
                 distributed.mean_(list(statistics.values()))
@@ -133,7 +134,7 @@ class BatchNormPosterior(Posterior):
         if num_samples > ready:
             raise InputError(
                 f"The statistics of {ready} batches are known, not of {num_samples}: ask for fewer samples, or fit "
-                "BatchNormNoise(samples=...) with more."
+                "BatchNormNoise(num_samples=...) with more."
             )
         return self._over(list(range(num_samples)))
 

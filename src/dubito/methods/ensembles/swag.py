@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import copy
 import math
+from collections.abc import Mapping
+from typing import ClassVar
 
 import torch
 from torch import Tensor
@@ -37,7 +39,7 @@ class SWAG(Recipe):
     covariance of the last `rank` of them (Maddox et al. 2019, https://arxiv.org/abs/1902.02476). Deviations are taken
     from the final mean, so that each half is an unbiased estimate; the paper takes them from the mean so far.
 
-    BatchNorm statistics belong to the weights: those of the mean, and of `samples` draws with which predictions are
+    BatchNorm statistics belong to the weights: those of the mean, and of `num_samples` draws with which predictions are
     then made, are computed anew on the training data.
 
     The learning rate stays at ``Training.lr`` for the first half of the burn-in, falls linearly to `lr` in the second,
@@ -51,11 +53,12 @@ class SWAG(Recipe):
         weights: Which weights are random; the others are at their mean over the networks collected.
         prior_precision: Of a zero-mean normal prior on every weight; 0 is a flat prior.
         temperature: A factor of the covariance; below 1 makes the posterior narrower.
-        samples: How many draws get BatchNorm statistics of their own, where the network has such layers.
+        num_samples: How many draws get BatchNorm statistics of their own, where the network has such layers.
         start: ``"model"`` trains on from the model's weights, ``"fresh"`` from newly drawn ones.
     """
 
     setting_name = "SWAG"
+    old_fields: ClassVar[Mapping[str, str]] = {"samples": "num_samples"}
     rank: CountOrZero = 20
     burn_in: Share = 0.5
     collect_every: Count | None = None
@@ -63,7 +66,7 @@ class SWAG(Recipe):
     weights: SelectionRule = all_weights()
     prior_precision: NonNegative = 0.0
     temperature: Positive = 1.0
-    samples: Count = 32
+    num_samples: Count = 32
     start: Start = "model"
 
     @property
@@ -154,7 +157,7 @@ class _Run:
         parts = (self.selection, variance.clone(), deviations, draw_seed(problem.generator))
         found = SWAGPosterior(centre.model, centre.likelihood, self.recipe, problem.num_data, *parts)
         if running_norms(model):
-            drawn = [self._statistics(found, s) for s in range(self.recipe.samples)]
+            drawn = [self._statistics(found, s) for s in range(self.recipe.num_samples)]
             found.buffers = params.stack(drawn)
         return found
 

@@ -108,7 +108,7 @@ class SWAGPosterior(Posterior):
         if num_samples > ready:
             raise InputError(
                 f"BatchNorm statistics were computed for {ready} draws, not {num_samples}: ask for fewer samples, or "
-                "fit SWAG(samples=...) with more."
+                "fit SWAG(num_samples=...) with more."
             )
         return self._over(list(range(num_samples)))
 

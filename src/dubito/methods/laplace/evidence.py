@@ -98,7 +98,7 @@ def as_precision(value: Tensor | float, selection: Selection, structure: str) ->
         if selection.is_whole(name) and bool((values[span] != values[span.start]).any()):
             raise InputError(
                 f"structure='kron' needs one prior precision for all of '{name}': a Kronecker product has no place for "
-                "single weights; use 'diag', 'full' or 'lowrank'."
+                "single weights; use 'diag', 'full' or 'low-rank'."
             )
     return values
 

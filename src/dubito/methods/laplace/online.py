@@ -179,7 +179,7 @@ class _Selected(nn.Module):
 
 
 def _add_sums(old: LaplacePosterior, new: LaplacePosterior) -> dict[str, Any]:
-    if old.recipe.structure == "lowrank":
+    if old.recipe.structure == "low-rank":
         return {"matrix": _sum_matrices(old, new).state()}
     return _add_trees(old.sums, new.sums)
 

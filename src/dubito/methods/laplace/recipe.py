@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Annotated, Literal
+from typing import Annotated, ClassVar, Literal
 
 from dubito.core.constraints import Count, FiniteValue, Positive, PositiveValue
 from dubito.core.errors import InputError
@@ -24,12 +24,12 @@ class Laplace(Recipe):
 
     $$q(w) = \mathcal N\Big(\hat w, \big(\tfrac1T \sum_n J_n^\top H_n J_n + \Lambda\big)^{-1}\Big)$$
 
-    The network is taken as trained; one pass over the data (four for ``"lowrank"``) is all it costs (MacKay 1992;
+    The network is taken as trained; one pass over the data (four for ``"low-rank"``) is all it costs (MacKay 1992;
     Daxberger et al. 2021, https://arxiv.org/abs/2106.14806). The noise of a Gaussian likelihood that is not a number is
     chosen by the evidence, together with the prior precision or under a given one.
 
     Args:
-        structure: ``"kron"`` (Kronecker factors per layer), ``"full"``, ``"diag"``, or ``"lowrank"``.
+        structure: ``"kron"`` (Kronecker factors per layer), ``"full"``, ``"diag"``, or ``"low-rank"``.
         weights: Which weights are random; the rest stay at their trained value.
         curvature: ``"ggn"`` (exact Gauss-Newton), ``"fisher-mc"`` (sampled targets), ``"fisher-empirical"`` (observed
             ones), or ``"hessian"`` (full structure only).
@@ -40,14 +40,15 @@ class Laplace(Recipe):
         prior_groups: With ``"evidence"``: one precision for ``"all"`` weights, one per ``"layer"`` (each weight and
             each bias), or one per ``"weight"`` (diag only).
         temperature: By which the log-likelihood is divided; below 1 makes the posterior narrower.
-        rank: The number of eigenpairs of ``"lowrank"``.
+        rank: The number of eigenpairs of ``"low-rank"``.
         kron_mode: How ``"kron"`` treats weights shared over positions: ``"expand"`` or ``"reduce"``.
         fisher_samples: Draws per example for ``"fisher-mc"``.
         prior_scaling: ``"plain"``, or ``"S/D"`` to multiply a given precision by the random share of the weights.
     """
 
     setting_name = "Laplace"
-    structure: Literal["kron", "full", "diag", "lowrank"] = "kron"
+    old_values: ClassVar[Mapping[str, Mapping[str, str]]] = {"structure": {"lowrank": "low-rank"}}
+    structure: Literal["kron", "full", "diag", "low-rank"] = "kron"
     weights: SelectionRule = all_weights()
     curvature: output_columns.Kind = "ggn"
     prior_precision: PositiveValue | PositiveByName | Literal["auto", "evidence", "validation"] = "auto"

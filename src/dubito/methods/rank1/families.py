@@ -31,14 +31,14 @@ def check_pair(family: str, prior: Prior | None) -> None:
     """Raise where a prior and a posterior have no finite divergence, in one sentence."""
     if prior is None:
         if family != "delta":
-            raise InputError(f"A {family} posterior needs a prior; only posterior='delta' can do without one.")
+            raise InputError(f"A {family} posterior needs a prior; only family='delta' can do without one.")
         return
     if isinstance(prior, ByName) or isinstance(getattr(prior, "loc", None), str):
         raise InputError(f"{prior!r} speaks of weights, but this prior is of factors: write priors.Normal(1.0, 0.1).")
     if prior.positive and family != "log-normal":
         raise InputError(
             f"{prior!r} allows only positive factors, but a {family} posterior is over all real numbers: use "
-            "posterior='log-normal' with it, or a prior such as priors.Normal(1.0, 0.1)."
+            "family='log-normal' with it, or a prior such as priors.Normal(1.0, 0.1)."
         )
     heavy = (Cauchy, StudentT, LogUniform)
     if family == "cauchy" and not isinstance(prior, heavy):
@@ -93,7 +93,7 @@ def location(family: str, factors: Tensor) -> Tensor:
     if family != "log-normal":
         return factors
     if bool((factors <= 0).any()):
-        raise InputError("A log-normal posterior cannot start from factors below zero: use posterior='normal'.")
+        raise InputError("A log-normal posterior cannot start from factors below zero: use family='normal'.")
     return factors.log()
 
 

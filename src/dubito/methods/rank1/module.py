@@ -50,7 +50,7 @@ class Rank1Module(nn.Module):
         self.layout, self.recipe, self.network = layout, recipe, network
         self.loc = nn.Parameter(initial_locations(recipe, sum(layout.factor_sizes), biases, generator))
         self.log_scale = None
-        if recipe.posterior != "delta":
+        if recipe.family != "delta":
             rows = recipe.components if recipe.scales == "component" else 1
             self.log_scale = nn.Parameter(torch.full_like(self.loc[:rows], recipe.initial_scale).log())
         self.bias = nn.Parameter(biases.expand(recipe.components, -1).clone())
@@ -131,7 +131,7 @@ class Rank1Module(nn.Module):
         return self._draw(torch.tensor([k for k, _ in blocks], device=self.loc.device), blocks)
 
     def _draw(self, index: Tensor, blocks: Blocks) -> Tensor:
-        family, loc, scale = self.recipe.posterior, self.loc.index_select(0, index), self.scale
+        family, loc, scale = self.recipe.family, self.loc.index_select(0, index), self.scale
         if scale is not None and len(scale) > 1:
             scale = scale.index_select(0, index)
         if scale is None or self.recipe.sample == "batch":
@@ -150,7 +150,7 @@ class Rank1Module(nn.Module):
         ``mixture_kl="sum"`` it is K times that.
         """
         recipe = self.recipe
-        total = families.divergence(recipe.posterior, recipe.prior, self.loc, self.log_scale, generator=generator)
+        total = families.divergence(recipe.family, recipe.prior, self.loc, self.log_scale, generator=generator)
         return total if recipe.mixture_kl == "sum" else total / recipe.components
 
 
@@ -191,12 +191,12 @@ def initial_locations(recipe: Rank1, size: int, like: Tensor, generator: torch.G
     """The locations ``[K, D]`` of the factors at the start: random signs, or near 1."""
     device = like.device if generator is None else generator.device
     blank = torch.empty(recipe.components, size, dtype=like.dtype, device=device)
-    can_be_negative = recipe.posterior != "log-normal" and recipe.perturbation == "multiplicative"
+    can_be_negative = recipe.family != "log-normal" and recipe.perturbation == "multiplicative"
     if recipe.start == "fresh" and recipe.initial == "sign" and can_be_negative:
         return blank.bernoulli_(0.5, generator=generator).mul_(2).sub_(1).to(like.device)
     spread = recipe.spread if recipe.components > 1 else 0.0
     near = blank.normal_(generator=generator).mul_(spread)
-    return (near if recipe.posterior == "log-normal" else near.add_(1)).to(like.device)
+    return (near if recipe.family == "log-normal" else near.add_(1)).to(like.device)
 
 
 def split_blocks(rows: int, components: int, first: int) -> Blocks:

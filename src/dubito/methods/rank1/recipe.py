@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Literal
+from collections.abc import Mapping
+from typing import Annotated, ClassVar, Literal
 
 from dubito.beliefs.priors import Normal, Prior
 from dubito.core.constraints import Count, NonNegative, Positive, Probability
@@ -34,7 +35,7 @@ class Rank1(Recipe):
     Args:
         components: K.
         prior: The prior of every factor; its mean of 1 is a factor that changes nothing.
-        posterior: The family of each component: ``"normal"``, ``"cauchy"`` (heavy tails, clipped at ±10),
+        family: The family of each component: ``"normal"``, ``"cauchy"`` (heavy tails, clipped at ±10),
             ``"log-normal"`` (positive) or ``"delta"`` (points).
         factors: ``"both"`` s and r, or only those of the ``"input"`` or the ``"output"`` side.
         bound: ``"average"`` of the components' log-likelihoods, or the log-likelihood of the ``"mixture"``, which is at
@@ -62,9 +63,10 @@ class Rank1(Recipe):
     """
 
     setting_name = "Rank1"
+    old_fields: ClassVar[Mapping[str, str]] = {"posterior": "family"}
     components: Count = 4
     prior: Prior | None = Normal(1.0, 0.1)
-    posterior: Family = "normal"
+    family: Family = "normal"
     factors: Sides = "both"
     bound: Literal["average", "mixture"] = "average"
     mixture_kl: Literal["mean", "sum"] = "mean"
@@ -83,7 +85,7 @@ class Rank1(Recipe):
     factor_rate: NonNegative = 1.0
 
     def __post_init__(self) -> None:
-        check_pair(self.posterior, self.prior)
+        check_pair(self.family, self.prior)
         if self.bound == "mixture" and self.batch == "split":
             raise InputError("bound='mixture' needs every component to see every example: use batch='repeat' with it.")
 
@@ -137,7 +139,7 @@ class BatchEnsemble(Recipe):
     def as_rank1(self) -> Rank1:
         """Return the mixture of points that this is."""
         fields = {name: value for name, value in self.fields().items() if name != "members"}
-        return Rank1(components=self.members, prior=None, posterior="delta", **fields)
+        return Rank1(components=self.members, prior=None, family="delta", **fields)
 
     def starting(self, start: str) -> Recipe:
         """As in `Recipe.starting`; factors that were to start near 1 still do."""

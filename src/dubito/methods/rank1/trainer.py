@@ -209,7 +209,7 @@ def _continue_from(module: Rank1Module, earlier: Posterior) -> None:
             f"perturbation='{earlier.rank1.perturbation}', too."
         )
     with torch.no_grad():
-        module.loc.copy_(families.location(module.recipe.posterior, earlier.center()))
+        module.loc.copy_(families.location(module.recipe.family, earlier.center()))
         module.bias.copy_(earlier.mixture.bias)
         scale = earlier.mixture.scale
         if module.log_scale is not None and scale is not None:

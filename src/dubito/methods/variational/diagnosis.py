@@ -1,7 +1,8 @@
-"""A doctor for variational posteriors: is it healthy, and if not, what to change."""
+"""Diagnose variational posteriors: whether they can be trusted, and if not, what to change."""
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
@@ -27,7 +28,7 @@ class Diagnosis:
         collapsed: The share of random weights that are back at their prior.
         moving_scales: The share of scales that were still on their way when training ended.
         gradient_noise: The share of the last squared gradients that is noise.
-        findings: What is wrong and what to change; empty for a healthy posterior.
+        findings: What is wrong and what to change; empty where the posterior is trustworthy.
     """
 
     kl_per_datum: float
@@ -40,9 +41,15 @@ class Diagnosis:
     findings: tuple[str, ...] = ()
 
     @property
-    def healthy(self) -> bool:
+    def trustworthy(self) -> bool:
         """Whether nothing was found."""
         return not self.findings
+
+    @property
+    def healthy(self) -> bool:
+        """The old spelling of `trustworthy`."""
+        warnings.warn("`healthy` is the old spelling: write `trustworthy`.", DeprecationWarning, stacklevel=2)
+        return self.trustworthy
 
     def __str__(self) -> str:
         given = "" if self.nll_at_start is None else f", network given {self.nll_at_start:.3f}"
@@ -56,7 +63,7 @@ class Diagnosis:
             "Noise in the last gradients": self.gradient_noise,
         }
         lines += [f"{what}: {share:.0%}." for what, share in shares.items() if share is not None]
-        return "\n".join([*lines, *(self.findings or ("The posterior looks healthy.",))])
+        return "\n".join([*lines, *(self.findings or ("The posterior can be trusted.",))])
 
 
 def diagnose(posterior: VariationalPosterior) -> Diagnosis:

@@ -248,7 +248,7 @@ class VariationalPosterior(Posterior):
         return Continue(self).fit(self.model, data, likelihood=self.likelihood, **options)  # type: ignore[return-value]
 
     def diagnose(self) -> Diagnosis:
-        """Say in plain words whether the posterior is healthy, and what to change if not."""
+        """Say in plain words whether the posterior can be trusted, and what to change if not."""
         from dubito.methods.variational.diagnosis import diagnose
 
         return diagnose(self)
