@@ -46,7 +46,7 @@ def everything(folder: Path) -> dict[str, int]:
         "kron": cost(Laplace(structure="kron")),
         "full": cost(Laplace(structure="full")),
         "a batch of low rank": (
-            cost(Laplace(structure="lowrank", rank=3)) - cost(Laplace(structure="lowrank", rank=3), batch_size=ROWS)
+            cost(Laplace(structure="low-rank", rank=3)) - cost(Laplace(structure="low-rank", rank=3), batch_size=ROWS)
         ) // (BATCHES - 1),
         "100 rows": counted(lambda: dubito.evaluate(posterior, rows(280)))
         - counted(lambda: dubito.evaluate(posterior, rows(180))),

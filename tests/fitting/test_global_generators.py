@@ -19,7 +19,7 @@ from dubito.core import randomness
 from dubito.fitting.recipe import Recipe
 
 RECIPES: list[Recipe] = [
-    MAP(), MAP(start="fresh"), Laplace(), Laplace(structure="lowrank", rank=3), Variational(), MCDropout(0.2),
+    MAP(), MAP(start="fresh"), Laplace(), Laplace(structure="low-rank", rank=3), Variational(), MCDropout(0.2),
     SGMCMC(burn_in=2, thinning=1, num_samples=2), HMC(burn_in=2, num_samples=2, chains=1), SVGD(num_particles=2),
     Ensemble(members=2), Snapshot(cycles=2), SWAG(collect_every=1), Rank1(components=2), BatchEnsemble(),
     MAP(temperature="validation"), Laplace(weights=select.subnetwork(5), structure="full"),

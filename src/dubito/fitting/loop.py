@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import copy
-import dataclasses
 import time
 import warnings
 from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -86,8 +85,7 @@ def fit(
                 reset_parameters(private)
             own = {} if training.checkpoint is None else run_identity.identity(recipe, problem, private, start)
             inference = build(recipe, problem)
-        if inference.source is not None:
-            problem = dataclasses.replace(problem, source=inference.source)
+        problem = replace(problem, source=inference.source or problem.source)
         return _Loop(inference, problem, template, own, seed).run()
     except KeyboardInterrupt:
         generator.set_state(start)  # so that the same call goes on from the checkpoint

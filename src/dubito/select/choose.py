@@ -14,12 +14,12 @@ from torch import Tensor, nn
 from dubito.beliefs.likelihoods import Gaussian, Likelihood
 from dubito.core.batches import Source
 from dubito.core.errors import InputError
-from dubito.core.settings import find
 from dubito.curvature import Engine, Tape, jacobian, output_columns
 from dubito.networks.selection import Selection
 from dubito.select.budgets import Budget
 from dubito.select.directions import direction_seeds
 from dubito.select.greedy import Rows, greedy
+from dubito.select.local_gaussian import fit_gaussian
 from dubito.select.scores import MOST_COLUMNS, Scores, context_tapes, measure, tapes
 
 if TYPE_CHECKING:
@@ -113,7 +113,10 @@ class Chooser:
         if of == "diag":
             return measured.variance(self.prior)
         if of == "kron":
-            of = laplace(structure="kron", prior_precision=self.prior)
+            everything = Selection.all_of(self.model)
+            found = fit_gaussian("kron", self.model, everything, self.source, measured.likelihood, self.prior)
+            zeros = {name: torch.zeros(shape, dtype=torch.float64) for name, shape in everything.shapes.items()}
+            return measured.weights.ravel(everything.merge(zeros, found.covariance.variance().double().cpu()))
         if not hasattr(of, "marginals"):
             if not hasattr(of, "fit"):
                 raise InputError("The posterior of this rule was not saved with it: give it one again.")
@@ -155,11 +158,6 @@ class Chooser:
             yield from tapes(engine, self.source, likelihood, extra)
         else:
             yield from ((tape, None) for tape in context_tapes(engine, self.source.place(self.rule.context), extra))
-
-
-def laplace(**settings: Any) -> Any:
-    """The `Laplace` recipe, found by its name: it uses selections, so it cannot be imported here."""
-    return find("Laplace")(**settings)
 
 
 def _fit_data(source: Source) -> Any:

@@ -21,17 +21,17 @@ import torch
 from torch import Tensor, nn
 
 from dubito.beliefs import likelihoods
-from dubito.beliefs.likelihoods import Categorical, Likelihood
+from dubito.beliefs.likelihoods import Likelihood
 from dubito.core import batches, distributed
 from dubito.core.batches import Data
 from dubito.core.constraints import Positive, check
 from dubito.core.errors import InputError, UnsupportedError
 from dubito.core.randomness import default_generator
-from dubito.curvature import Engine, jacobian
+from dubito.curvature import jacobian
 from dubito.networks.selection import Selection
-from dubito.select.choose import Ranking, laplace
+from dubito.select.choose import Ranking
 from dubito.select.directions import direction_seeds
-from dubito.select.names import mask
+from dubito.select.local_gaussian import LocalGaussian, fit_gaussian
 from dubito.select.order import context_of, rank, resized
 from dubito.select.rule import SelectionRule
 from dubito.select.scores import MOST_COLUMNS, Scores, check_inputs, context_tapes, measure
@@ -39,8 +39,6 @@ from dubito.select.subnetwork import as_source
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
-
-    from dubito.methods.laplace import LaplacePosterior
 
 # Networks up to this many weights are compared with the exact posterior over all of them.
 MOST_EXACT = 3000
@@ -176,13 +174,10 @@ def report(
     inputs = source.place(batches.as_tensors(source.full().inputs if inputs is None else inputs))
     exact = scores.weights.num_weights <= MOST_EXACT
 
-    def fit(structure: str, **weights: Any) -> LaplacePosterior:
-        recipe = laplace(structure=structure, prior_precision=prior_precision, **weights)
-        return recipe.fit(model, data, likelihood=known, progress=False)
-
-    part, whole = fit("full", weights=mask(selection.masks())), fit("full" if exact else "kron")
-    check_inputs(part.model, inputs, "these")
-    total = _total_variance(whole, inputs)
+    part = fit_gaussian("full", model, selection, source, known, prior_precision)
+    whole = fit_gaussian("full" if exact else "kron", model, scores.weights, source, known, prior_precision)
+    check_inputs(part.engine.model, inputs, "these")
+    total = whole.total_variance(inputs)
     if not total > 0:
         raise InputError("The network's outputs do not depend on any weight at these inputs: give others.")
     first = max(ranking.together, 1)
@@ -194,22 +189,13 @@ def report(
     return SubnetworkReport(rule, selection, first, kept, exact, distance, everything, from_all, no_sweep)
 
 
-def _total_variance(posterior: LaplacePosterior, inputs: Any) -> float:
-    """The predictive variance of all outputs that matter, summed over the inputs."""
-    centred = isinstance(posterior.likelihood, Categorical)
-    with torch.no_grad(), posterior.working_copy() as own:
-        _, (variance,) = own.linearized.variances(inputs, [posterior.covariance], centred=centred)
-    return float(variance.double().sum())
-
-
-def _captured(posterior: LaplacePosterior, ranking: Ranking, inputs: Any) -> Tensor:
+def _captured(posterior: LocalGaussian, ranking: Ranking, inputs: Any) -> Tensor:
     """The predictive variance that the first 1, 2, … weights capture, summed over the inputs."""
     selection, size = posterior.selection, len(ranking.order)
     where = torch.searchsorted(ranking.order.sort().values, ranking.order)  # of the ranked weights in the selection
-    precision = posterior.precision_matmul(torch.eye(size, dtype=torch.float64))
-    factor = torch.linalg.cholesky(precision[where][:, where])
+    factor = torch.linalg.cholesky(posterior.precision().cpu()[where][:, where])
     total = torch.zeros(size, dtype=torch.float64)
-    for tape in context_tapes(Engine(posterior.model, selection.names), inputs, selection.num_weights):
+    for tape in context_tapes(posterior.engine, inputs, selection.num_weights):
         for columns in direction_seeds(posterior.likelihood, tape.outputs.detach(), None, MOST_COLUMNS):
             rows = jacobian(tape.pull(columns), selection).flatten(0, 1)[:, where].double().cpu()
             total += torch.linalg.solve_triangular(factor, rows.mT, upper=False).square().sum(1)
@@ -223,7 +209,7 @@ def _distance(scores: Scores, ranking: Ranking, prior_precision: float) -> Tenso
     return variance.sum() - chosen.cumsum(0)
 
 
-def _exact_distance(part: LaplacePosterior, whole: LaplacePosterior) -> float:
+def _exact_distance(part: LocalGaussian, whole: LocalGaussian) -> float:
     """The squared Wasserstein distance between the two Gaussians, the smaller one padded with zeros."""
     full, small = (p.covariance.solve(torch.eye(p.selection.num_weights).double()) for p in (whole, part))
     inside = whole.selection.ravel({n: m.double() for n, m in part.selection.masks().items()}).bool()

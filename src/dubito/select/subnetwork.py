@@ -12,7 +12,7 @@ the default here. See `dubito.select.scores` for $h_d$, $J$ and $\Pi$.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Annotated, Any, ClassVar, Literal
+from typing import Annotated, Any, ClassVar, Literal, Protocol, runtime_checkable
 
 import torch
 from torch import nn
@@ -25,7 +25,6 @@ from dubito.core.constraints import Count, NonNegative, Positive, check
 from dubito.core.errors import InputError
 from dubito.core.randomness import default_generator
 from dubito.core.settings import setting
-from dubito.fitting.posterior import Posterior
 from dubito.fitting.recipe import Recipe
 from dubito.networks.selection import Selection
 from dubito.select.budgets import candidates_of, make_budget
@@ -39,6 +38,14 @@ LOOK_AT_OUTPUTS = ("output-variance", "sampled", "greedy")
 BATCH_SIZE = 512
 # Candidates among which the greedy rule searches, those with the largest scores.
 PREFILTER = 10_000
+
+
+@runtime_checkable
+class _Marginals(Protocol):
+    def marginals(self) -> tuple[Any, Any]: ...
+
+
+HasMarginals = Annotated[_Marginals, "a posterior"]
 
 
 @setting
@@ -72,7 +79,7 @@ class subnetwork(SelectionRule):
     context: Any = None
     candidates: str | type[nn.Module] | tuple[str | type[nn.Module], ...] | SelectionRule | None = None
     per_layer: Literal["proportional"] | Annotated[Mapping[str, NonNegative], "a dict of sizes"] | None = None
-    variance: Literal["diag", "kron"] | Recipe | Posterior = "diag"
+    variance: Literal["diag", "kron"] | Recipe | HasMarginals = "diag"
     num_samples: Count | None = None
     prefilter: Count = PREFILTER
 
@@ -144,7 +151,7 @@ class largest_variance(SelectionRule):
 
     setting_name = "select.largest_variance"
     size: Size
-    of: Recipe | Posterior | None = None
+    of: Recipe | HasMarginals | None = None
 
     def resolve(self, model: nn.Module, *args: Any, **kwargs: Any) -> Selection:
         """Select the largest variances among all trainable weights."""

@@ -15,11 +15,11 @@ from dubito.core.errors import InputError, NonFiniteError
 from dubito.core.params import Buffers, Params
 from dubito.curvature import output_columns
 from dubito.curvature.engine import Engine
+from dubito.curvature.linearized import MOST_COLUMNS
 from dubito.curvature.output_layer import few_columns, is_one_linear
 from dubito.curvature.structures import KroneckerAccumulator, LowRankAccumulator, Sums, make_accumulator
 from dubito.fitting.inference import Info, Problem, State
 from dubito.methods.laplace.evidence import DataFit
-from dubito.methods.laplace.linearized import MOST_COLUMNS
 from dubito.methods.laplace.posterior import LaplacePosterior
 from dubito.methods.laplace.tuning import check_prior, tune
 from dubito.networks.selection import Selection

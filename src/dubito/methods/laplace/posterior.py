@@ -20,13 +20,13 @@ from dubito.core.randomness import default_generator
 from dubito.curvature import links
 from dubito.curvature import matrices as linalg
 from dubito.curvature.engine import Engine
+from dubito.curvature.linearized import Linearized
 from dubito.curvature.structures import make_accumulator
 from dubito.fitting.monte_carlo import weight_predictor
 from dubito.fitting.posterior import Posterior, Predictor
 from dubito.fitting.working_copies import shared_property
 from dubito.methods.laplace.conditional_mean import conditional_mean
 from dubito.methods.laplace.evidence import DataFit, Evidence, as_precision
-from dubito.methods.laplace.linearized import Linearized
 from dubito.networks.selection import Selection
 
 if TYPE_CHECKING:

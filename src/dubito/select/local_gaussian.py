@@ -1,0 +1,104 @@
+r"""The Gaussian around the trained weights at a given prior precision: what selections need of a Laplace approximation.
+
+Its precision is $\tfrac{1}{\sigma^2} \sum_n J_n^\top H_n J_n + \lambda I$, with σ the noise of a Gaussian likelihood
+and 1 for others.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from dubito.beliefs.likelihoods import Categorical, Gaussian, Likelihood
+from dubito.core import batches, distributed, io
+from dubito.core.batches import Source
+from dubito.curvature import Engine, output_columns
+from dubito.curvature import matrices as linalg
+from dubito.curvature.linearized import MOST_COLUMNS, Linearized
+from dubito.curvature.structures import Accumulator, Sums, make_accumulator
+from dubito.networks.selection import Selection
+from dubito.select.scores import tapes
+
+
+@dataclass(frozen=True)
+class LocalGaussian:
+    """A Gaussian over selected weights.
+
+    Args:
+        engine: Gives the gradients of the outputs.
+        selection: The weights.
+        likelihood: The likelihood; the noise of a Gaussian one is a number.
+        matrix: The curvature of the loss, at noise 1.
+        prior: The prior precision.
+    """
+
+    engine: Engine
+    selection: Selection
+    likelihood: Likelihood
+    matrix: linalg.Matrix
+    prior: Tensor
+
+    @property
+    def scale(self) -> Tensor:
+        """The factor of the curvature: ``1/σ²`` for a Gaussian likelihood, else 1."""
+        noise = float(self.likelihood.noise) if isinstance(self.likelihood, Gaussian) else 1.0
+        return 1 / torch.tensor(noise, dtype=torch.float64).square()
+
+    @property
+    def covariance(self) -> linalg.Covariance:
+        """The covariance of the weights."""
+        return self.matrix.covariance(self.prior, self.scale)
+
+    def precision(self) -> Tensor:
+        """Return the whole precision matrix in float64."""
+        size = self.selection.num_weights
+        eye = torch.eye(size, dtype=torch.float64, device=self.prior.device)
+        return self.matrix.precision_matmul(eye, self.prior, self.scale)
+
+    def total_variance(self, inputs: Any) -> float:
+        """Return the predictive variance of all outputs that matter, summed over the inputs."""
+        linearized = Linearized(self.engine, self.matrix, self.selection, self.likelihood)
+        with torch.no_grad():
+            _, (variance,) = linearized.variances(
+                inputs, [self.covariance], centred=isinstance(self.likelihood, Categorical)
+            )
+        return float(variance.double().sum())
+
+
+def fit_gaussian(
+    structure: str, model: nn.Module, selection: Selection, source: Source, likelihood: Likelihood, prior: float
+) -> LocalGaussian:
+    """Sum the curvature over the data.
+
+    Args:
+        structure: ``"full"`` or ``"kron"``.
+        model: The trained network.
+        selection: The weights.
+        source: The training data.
+        likelihood: The likelihood; the noise of a Gaussian one is a number.
+        prior: The prior precision.
+    """
+    engine = Engine(model, selection.names)
+    accumulator = make_accumulator(structure, engine, selection)
+    unit = Gaussian(noise=1.0) if isinstance(likelihood, Gaussian) else likelihood
+    sums = accumulator.zeros()
+    if structure == "kron":  # which factors there are, one example shows: every process must have the same
+        first = source.first()
+        (_, tape), *_ = engine.chunks(batches.take(first.inputs, slice(0, 1)), MOST_COLUMNS, accumulator.extra)
+        _add(accumulator, sums, tape, unit, first.targets[:1])
+        for tensor in io.tensors(sums):
+            tensor.zero_()
+    for tape, targets in tapes(engine, source, unit, accumulator.extra):
+        _add(accumulator, sums, tape, unit, targets)
+    distributed.sum_(list(io.tensors(sums)))
+    device = next(model.parameters()).device
+    one = torch.tensor(prior, dtype=torch.float64, device=device)
+    return LocalGaussian(engine, selection, likelihood, accumulator.matrix(sums), one)
+
+
+def _add(accumulator: Accumulator, sums: Sums, tape: Any, likelihood: Likelihood, targets: Tensor) -> None:
+    columns = output_columns.columns("ggn", likelihood, tape.outputs.detach(), targets, most=MOST_COLUMNS)
+    accumulator.add(sums, tape, columns, targets)
