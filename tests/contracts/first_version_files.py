@@ -45,7 +45,7 @@ def posterior_of(name: str, task: str) -> dubito.Posterior:
     data, likelihood = data_of(task), "categorical" if task == "classification" else "gaussian"
     model = network_of(name, task)
     if name == "BatchNormNoise":
-        recipe = dubito.ensembles.BatchNormNoise(samples=4)
+        recipe = dubito.ensembles.BatchNormNoise(num_samples=4)
         return recipe.fit(model, data, likelihood=likelihood, training=TRAINING)
     if name == "Snapshot":
         return Snapshot(cycles=2).fit(model, data, likelihood=likelihood, training=TRAINING)

@@ -172,7 +172,7 @@ def made(kind: str) -> nn.Module:
         Laplace(structure="diag", weights=select.last_layer(), prior_precision=1.0),
         BatchEnsemble(),
         SGMCMC(burn_in=1, thinning=1, num_samples=4),
-        BatchNormNoise(samples=4),
+        BatchNormNoise(num_samples=4),
     ],
     ids=repr,
 )

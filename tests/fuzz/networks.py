@@ -55,7 +55,7 @@ NETWORKS: dict[str, Callable[[int], nn.Module]] = {
 # Recipes as text, so that a case is plain JSON.
 RECIPES = [
     "MAP()", "MAP(prior_precision=0.1)", "MAP(start=fresh)", "MAP(train=False)",
-    "Laplace()", "Laplace(structure=diag)", "Laplace(structure=full)", "Laplace(structure=lowrank, rank=3)",
+    "Laplace()", "Laplace(structure=diag)", "Laplace(structure=full)", "Laplace(structure=low-rank, rank=3)",
     "Laplace(weights=select.last_layer())", "Laplace(structure=full, weights=select.subnetwork(5))",
     "Laplace(structure=full, weights=select.subspace(2, epochs=2))", "Laplace(structure=diag, curvature=fisher-empirical)",
     "Laplace(structure=diag, weights=select.random(4))", "Laplace(prior_precision=1.0, curvature=fisher-mc)",
@@ -66,13 +66,13 @@ RECIPES = [
     "Variational(weights=select.subspace(2, epochs=2))",
     "Rank1(components=2)", "Rank1(components=2, batch=split)", "BatchEnsemble(members=2)",
     "BatchEnsemble(members=2, batch=repeat, normalization=component)",
-    "SWAG(samples=2)", "SWAG(samples=2, weights=select.subspace(2, epochs=2))", "SWAG(samples=2, rank=0)",
+    "SWAG(num_samples=2)", "SWAG(num_samples=2, weights=select.subspace(2, epochs=2))", "SWAG(num_samples=2, rank=0)",
     "Ensemble(2)", "Ensemble(2, start=model)", "Ensemble(2, bootstrap=True)", "Ensemble(2, recipe=Laplace())",
     "MCDropout()", "MCDropout(rate=0.2, learn=True)", "MCDropout(train=False)", "Snapshot(cycles=2)",
     "SGMCMC(burn_in=3, num_samples=3, thinning=1)", "SGMCMC(burn_in=3, num_samples=2, thinning=1, kernel=sgld, chains=2)",
     "SVGD(num_particles=3)", "HMC(burn_in=3, num_samples=3, chains=1, max_depth=2)",
     "HMC(method=hmc, burn_in=3, num_samples=2, chains=2, num_steps=2, weights=select.last_layer())",
-    "ensembles.BatchNormNoise(samples=2)", "ensembles.TestTimeAugmentation(noise=0.1)",
+    "ensembles.BatchNormNoise(num_samples=2)", "ensembles.TestTimeAugmentation(noise=0.1)",
 ]  # fmt: skip
 
 LIKELIHOODS = ["categorical", "gaussian", "heteroscedastic", "bernoulli", "fixed noise"]

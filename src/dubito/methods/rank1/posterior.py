@@ -90,7 +90,7 @@ class Rank1Posterior(Posterior):
     @property
     def default_samples(self) -> int:
         """One draw of each component, or four where tails are heavy."""
-        return self.components * (HEAVY_DRAWS if self.rank1.posterior == "cauchy" else 1)
+        return self.components * (HEAVY_DRAWS if self.rank1.family == "cauchy" else 1)
 
     def predictor(self, num_samples: int, generator: torch.Generator, **options: Any) -> Predictor:
         """Return the mixture over draws that are the same for all inputs of a call."""
@@ -126,7 +126,7 @@ class Rank1Posterior(Posterior):
 
     def center(self) -> Tensor:
         """Return the medians of all factors ``[K, D]``."""
-        return families.center(self.rank1.posterior, self.mixture.loc)
+        return families.center(self.rank1.family, self.mixture.loc)
 
     def sample(self, num_samples: int, *, generator: torch.Generator | None = None) -> Params:
         """Draw weights; components take turns, in a random order."""
@@ -155,7 +155,7 @@ class Rank1Posterior(Posterior):
             )
         self._require_weights()
         mixture = self.mixture
-        mean, variance = (v.double() for v in families.moments(self.rank1.posterior, mixture.loc, mixture.scale))
+        mean, variance = (v.double() for v in families.moments(self.rank1.family, mixture.loc, mixture.scale))
         values = {name: value.double() for name, value in params.of(self.model).items()}
         squares = {name: value.square() for name, value in values.items()}
         bias = mixture.bias[0].double()
@@ -185,7 +185,7 @@ class Rank1Posterior(Posterior):
         loc, scale = self.mixture.loc, self.mixture.scale
         if scale is not None and len(scale) > 1:
             scale = scale[members]
-        return families.draw(self.rank1.posterior, loc[members], scale, generator=generator)
+        return families.draw(self.rank1.family, loc[members], scale, generator=generator)
 
     def _weights(self, component: int | Tensor, factors: Tensor) -> Params:
         """The parameters of a plain network at one draw of the factors, or of several ``[S]``; shared ones once."""
