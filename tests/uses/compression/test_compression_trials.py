@@ -262,7 +262,7 @@ def test_one_sentence(given: Any, options: dict[str, Any], says: str) -> None:
 def test_a_teacher_of_another_task(own: Any, other: Any) -> None:
     model, (x, _) = nn.Sequential(nn.Linear(5, 4), nn.ReLU(), nn.Linear(4, 1)), table()
     mine, teacher = (PointPosterior(copy.deepcopy(model).eval(), one, MAP(), 100) for one in (own, other))
-    with pytest.raises(InputError, match="take a teacher of the same task"):
+    with pytest.raises(InputError, match="use a teacher of the same task"):
         compress(mine, rules.Magnitude(0.5), finetune=(x, (x[:, :1] > 0).float()), teacher=teacher)
 
 

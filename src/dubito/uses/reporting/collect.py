@@ -60,7 +60,7 @@ class Pass:
 
     Attributes:
         metrics: The accumulated scores; None where targets were not asked for.
-        vectors: One number per scored datum: the uncertainties of `UNCERTAINTIES`, ``loss`` (0/1 or squared error) and for
+        vectors: One number per scored datum: those of `UNCERTAINTIES`, ``loss`` (0/1 or squared error) and for
             regression ``pit`` (one per output), and ``x, mean, low, high, target`` where the input is a single number.
         seconds: The time spent in predicting.
         num_rows: How many inputs there were.

@@ -136,7 +136,8 @@ def _reliability(methods: Methods, look_of: Mapping[str, Look]) -> Section:
         panels.append(Panel(plots.reliability(curve, look=look_of[name]), name, alt))
     note = (
         "Of the predictions made with a confidence of 80 %, are 80 % right? Bars are the accuracy in each bin, pale "
-        "where there are fewer than ten predictions; lines are the mean confidence. A bar below its line means that the model is overconfident there."
+        "where there are fewer than ten predictions; lines are the mean confidence. A bar below its line means "
+        "that the model is overconfident there."
     )
     return Section("calibration", "Calibration", note, groups=(tuple(panels),))
 

@@ -56,8 +56,9 @@ def distill(
     """Train a plain network to give the predictions of a posterior in one forward pass.
 
     ``keep="mean"`` keeps the mean predictive: the student is an ordinary network for the teacher's likelihood.
-    ``keep="distribution"`` also keeps the epistemic uncertainty: a classifier becomes a Dirichlet (`transfer.Dirichlet`, as many
-    outputs as classes), a regression has three outputs per number (`transfer.GaussianWithUncertainty`).
+    ``keep="distribution"`` also keeps the epistemic uncertainty: a classifier becomes a Dirichlet
+    (`transfer.Dirichlet`, one output per class), a regression has three outputs per target
+    (`transfer.GaussianWithUncertainty`).
 
     The targets of `data` are not used. For data in memory the teacher predicts once, before training; for a loader it
     predicts every batch as it comes, so that augmented inputs get predictions of their own.
@@ -72,8 +73,8 @@ def distill(
         num_samples: How many samples the teacher draws; its own default if not given.
         temperature: Above 1, the class probabilities are softened (`transfer.SoftLabels`), which shows how a confident
             teacher ranks the other classes.
-        concentration_weight: λ of a Dirichlet student: the weight of its concentration (the epistemic uncertainty) relative
-            to its mean, 0.02 if not given. A larger one fits the uncertainty better and the mean worse.
+        concentration_weight: λ of a Dirichlet student: the weight of its concentration (the epistemic uncertainty)
+            relative to its mean, 0.02 if not given. A larger one fits the uncertainty better and the mean worse.
         generator: The source of randomness; by default the same call gives the same result.
         progress: Show a progress bar when on a terminal.
 
@@ -123,7 +124,7 @@ def lessons_from(
     lesson, likelihood = _lesson(posterior, _first_answer(teacher, data), "mean", temperature)
     if not isinstance(wanted, type(likelihood)):
         raise InputError(
-            f"The teacher predicts {type(likelihood).__name__} targets and the network {type(wanted).__name__} targets: "
+            f"The teacher predicts {type(likelihood).__name__} targets, the network {type(wanted).__name__} targets: "
             "use a teacher of the same task."
         )
     return lesson, *_taught(data, lambda inputs: lesson.answers(teacher.predict(inputs)), training)
