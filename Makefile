@@ -10,7 +10,7 @@ PEERS := laplace-torch curvlinops-for-pytorch asdfghjkl asdl backpack-for-pytorc
 # Tests of what the extras and the peers add; laplace-torch and the like are installed without their dependencies.
 WITH_EXTRAS := tests/peers tests/uses/compression tests/methods/mcmc
 
-.PHONY: demo test test-fast test-extras lint format clean
+.PHONY: fuzz demo test test-fast test-extras lint format clean
 
 $(STAMP): pyproject.toml constraints.txt
 	$(PYTHON) -m venv .venv
@@ -36,6 +36,11 @@ test-fast: $(STAMP)  # for the edit loop: everything that is not marked slow
 
 test-extras: $(EXTRAS_STAMP)
 	DUBITO_TEST_EXTRAS=1 OMP_NUM_THREADS=1 $(EXTRAS)/pytest -n 2 $(WITH_EXTRAS)
+
+# Long runs of the fuzzer, N cases of every target; started again, it goes on where it stopped (state in .fuzz).
+N ?= 1000
+fuzz: $(STAMP)
+	OMP_NUM_THREADS=1 PYTHONPATH=tests $(BIN)/python -m fuzz --cases $(N)
 
 lint: $(STAMP)
 	$(BIN)/ruff check .

@@ -102,7 +102,7 @@ CALLS: dict[str, tuple[Callable[..., Any], Callable[[], dict[str, Any]]]] = {
     "predict numbers": (lambda **o: posterior("numbers").predict(**o), lambda: {"x": inputs(), "num_samples": 2}),
     "quantile": (lambda **o: posterior("numbers").predict(inputs()).quantile(**o), lambda: {"q": 0.5}),
     "interval": (lambda **o: posterior("numbers").predict(inputs()).interval(**o), lambda: {"level": 0.5}),
-    "log_prob": (lambda **o: posterior().predict(inputs()).log_prob(**o), lambda: {"targets": pair()[1]}),
+    "log_prob": (lambda **o: posterior().predict(inputs()).log_prob(**o), lambda: {"y": pair()[1]}),
     "save": (lambda **o: posterior().save(**o), lambda: {"path": "/nonexistent/p"}),
     "load": (_load, lambda: {"model": network()}),
     "update": (lambda **o: posterior().update(progress=False, **o), lambda: {"data": pair(), "training": None}),

@@ -34,14 +34,14 @@ def checked(tensor: Tensor) -> Tensor:
     return tensor
 
 
-def to_tensor(value: Any, name: str) -> Tensor:
+def to_tensor(value: Any, name: str, dtype: torch.dtype | None = None) -> Tensor:
     """Return what `torch.as_tensor` makes of a number, a list or an array; a tensor as it is."""
     if isinstance(value, Tensor):
         return checked(value)
     if isinstance(value, np.ndarray):
         return as_tensor(value)
     try:
-        return torch.as_tensor(value)
+        return torch.as_tensor(value, dtype=dtype)
     except (TypeError, ValueError, RuntimeError, OverflowError) as error:
         kind = type(value).__name__
         raise InputError(f"{name} must be a tensor, or numbers that can become one, not a {kind}.") from error

@@ -23,6 +23,7 @@ from numbers import Integral, Real
 from typing import Annotated, Any, Literal, TypeGuard, Union, get_args, get_origin, get_type_hints
 
 import numpy as np
+import torch
 from torch import Tensor
 
 from dubito.core.errors import InputError
@@ -172,7 +173,8 @@ def _options(kind: Any, within: Range | None) -> Iterator[str]:
 
 def _show(value: Any) -> str:
     if isinstance(value, Tensor):
-        ends = f", values from {value.min():g} to {value.max():g}" if value.numel() and not value.is_complex() else ""
+        shown = value.numel() and not value.is_complex() and value.layout == torch.strided and not value.is_meta
+        ends = f", values from {value.min().item():g} to {value.max().item():g}" if shown else ""
         return f"a tensor of shape {tuple(value.shape)}{ends}"
     return repr(value) if isinstance(value, str | Real | np.generic) else reprlib.repr(value)
 

@@ -18,6 +18,7 @@ import math
 import operator
 from typing import Any
 
+from dubito.core.arguments import checked_arguments
 from dubito.core.errors import InputError
 from dubito.core.settings import Setting, find
 
@@ -37,6 +38,7 @@ _NAMESPACE_OF = {
 }
 
 
+@checked_arguments
 def parse(text: str, namespace: str = "") -> Any:
     """Return the setting that `text` describes, such as ``laplace(weights=select.last_layer(), structure=full)``.
 

@@ -79,6 +79,8 @@ def check_same_shape(**tensors: Tensor) -> None:
     for name, tensor in tensors.items():
         if tensor.numel() == 0:
             raise InputError(f"{name} is empty; give at least one value.")
+        if tensor.is_complex():
+            raise InputError(f"{name} must hold real numbers, but it is {tensor.dtype}.")
         if bool(tensor.isnan().any()):
             raise InputError(f"{name} contains NaN; check the model's outputs and the data before measuring them.")
 

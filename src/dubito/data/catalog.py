@@ -8,6 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
+from dubito.core.arguments import checked_arguments
 from dubito.core.errors import FileFormatError, InputError, MissingDataError
 from dubito.data import images, numeric, text, toys
 from dubito.data.dataset import DataSet, Task
@@ -46,6 +47,7 @@ def names() -> tuple[str, ...]:
     return tuple(_SOURCES)
 
 
+@checked_arguments
 def load(
     name: str,
     *,

@@ -20,6 +20,8 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
+from dubito.core.arguments import checked_arguments
+from dubito.core.arrays import to_tensor
 from dubito.core.errors import InputError
 from dubito.data.dataset import DataSet, Pair, Standardizer
 
@@ -28,6 +30,7 @@ _TOLERANCE = 1e-3  # pixels that went through a standardizer come back with roun
 SEVERITIES: Final = (1, 2, 3, 4, 5)
 
 
+@checked_arguments
 def rotate(inputs: Tensor, degrees: float | Tensor, *, standardizer: Standardizer | None = None) -> Tensor:
     """Rotate images counterclockwise about their centre, with bilinear interpolation and black (0) outside.
 
@@ -42,7 +45,10 @@ def rotate(inputs: Tensor, degrees: float | Tensor, *, standardizer: Standardize
         [[[[2.0, 4.0], [1.0, 3.0]]]]
     """
     _check_images(inputs)
-    angles = torch.as_tensor(degrees, dtype=inputs.dtype, device=inputs.device).expand(len(inputs))
+    angles = to_tensor(degrees, "degrees").to(inputs)
+    if angles.shape not in ((), (1,), (len(inputs),)):
+        raise InputError(f"degrees must be one number, or one for each of {len(inputs)} images, not {angles.shape}.")
+    angles = angles.expand(len(inputs))
     pixels = inputs if standardizer is None else standardizer.decode(inputs)
     chunks = [_rotate(*pair) for pair in zip(pixels.split(_CHUNK), angles.split(_CHUNK), strict=True)]
     rotated = torch.cat(chunks)
@@ -132,6 +138,7 @@ _CORRUPTIONS: Final[dict[str, tuple[Callable[[Tensor, float, torch.Generator], T
 KINDS: Final = tuple(_CORRUPTIONS)
 
 
+@checked_arguments
 def corrupt(
     inputs: Tensor,
     kind: str,
@@ -222,6 +229,7 @@ def shifts(
     }
 
 
+@checked_arguments
 def shuffle_labels(targets: Tensor, fraction: float = 1.0, *, generator: torch.Generator | None = None) -> Tensor:
     """Permute the targets of a random `fraction` of the rows, so that they no longer depend on the inputs.
 

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
+from dubito.core.arguments import checked_arguments
 from dubito.core.errors import FileFormatError, InputError, MissingDataError, UnsupportedError
 from dubito.data.columns import without_strays
 from dubito.data.dataset import DataSet, Pair, Standardizer, Task
@@ -54,6 +55,7 @@ def read_table(path: str | PathLike[str], *, max_ratio: float = MAX_RATIO) -> pd
         raise FileFormatError(f"The file {path} is not a readable {suffix[1:]} table ({error}).") from error
 
 
+@checked_arguments
 def load_table(
     table: str | PathLike[str] | pd.DataFrame,
     target: str,
@@ -133,6 +135,8 @@ def _name(table: str | PathLike[str] | pd.DataFrame) -> str:
 def _frame(table: str | PathLike[str] | pd.DataFrame, target: str) -> pd.DataFrame:
     """Return the table without the rows that have no target."""
     frame = read_table(table) if isinstance(table, str | PathLike) else table
+    if not hasattr(frame, "iloc") or not hasattr(frame, "columns"):
+        raise InputError(f"a table is a data frame or the path of a file, not a {type(frame).__name__}.")
     frame = frame.rename(columns=str)
     if target in frame.columns and len(frame):
         known = frame[target].notna()

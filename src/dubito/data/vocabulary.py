@@ -13,6 +13,7 @@ from itertools import chain
 import torch
 from torch import Tensor
 
+from dubito.core.arguments import checked_arguments
 from dubito.core.errors import FileFormatError, InputError
 
 PADDING, UNKNOWN = 0, 1
@@ -20,6 +21,7 @@ _SPECIAL = ("<pad>", "<unk>")
 _TOKEN = re.compile(r"'?\w+|[^\w\s]")
 
 
+@checked_arguments
 def tokenize(text: str) -> list[str]:
     """Split into lower-case words, clitics and single punctuation marks.
 

@@ -15,6 +15,7 @@ from torch.utils.data import DataLoader, Dataset
 
 from dubito.beliefs.prediction import Prediction
 from dubito.core import batches, io, params
+from dubito.core.arguments import checked_arguments
 from dubito.core.constraints import is_whole
 from dubito.core.errors import DubitoError, FileFormatError, InputError, NonFiniteError, UnsupportedError
 from dubito.core.params import Params
@@ -67,6 +68,8 @@ class Posterior(Lendable, ABC):
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
         super().__init_subclass__(**kwargs)
+        if "sample" in cls.__dict__:
+            setattr(cls, "sample", checked_arguments(cls.sample))  # noqa: B010  (mypy forbids the plain assignment)
         if cls.family:
             Posterior._families[cls.family] = cls
 
@@ -207,6 +210,7 @@ class Posterior(Lendable, ABC):
         """Return the weights at the centre of the posterior."""
         return params.of(self.model)
 
+    @checked_arguments
     def save(self, path: str | os.PathLike[str]) -> None:
         """Write the posterior to one safetensors file, atomically; `dubito.load(path, model)` reads it."""
         io.save(path, "posterior", self._tree())
@@ -304,6 +308,7 @@ class Posterior(Lendable, ABC):
             raise InputError(f"The network cannot be called on inputs of shape {shapes}: {why}") from error
 
 
+@checked_arguments
 def load(path: str | os.PathLike[str], model: nn.Module) -> Posterior:
     """Load a posterior that `posterior.save(path)` wrote, for a network of the same architecture.
 

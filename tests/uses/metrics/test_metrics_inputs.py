@@ -69,7 +69,7 @@ def test_probabilities_and_log_probabilities_are_told_apart() -> None:
 def test_calibration_settings() -> None:
     with pytest.raises(InputError, match="num_bins must lie between 1 and 100000, but it is 0"):
         metrics.ece(PROBS, TARGETS, num_bins=0)
-    with pytest.raises(InputError, match='"equal-width" or "equal-mass", but it is \'quantile\''):
+    with pytest.raises(InputError, match="`binning` must be 'equal-width' or 'equal-mass', got 'quantile'"):
         metrics.ece(PROBS, TARGETS, binning="quantile")
 
 

@@ -11,6 +11,7 @@ from dubito.beliefs.likelihoods.bernoulli import Bernoulli
 from dubito.beliefs.likelihoods.categorical import Categorical
 from dubito.beliefs.likelihoods.gaussian import Gaussian
 from dubito.beliefs.likelihoods.heteroscedastic import HeteroscedasticGaussian
+from dubito.core.arguments import checked_arguments
 from dubito.core.errors import InputError
 
 __all__ = ["Bernoulli", "Categorical", "Gaussian", "HeteroscedasticGaussian", "Likelihood", "resolve"]
@@ -23,6 +24,7 @@ _BY_NAME: dict[str, type[Likelihood]] = {
 }
 
 
+@checked_arguments
 def resolve(likelihood: str | Likelihood) -> Likelihood:
     """Return the likelihood that a name stands for, with its default settings; an object is returned as it is.
 

@@ -12,6 +12,7 @@ from torch import Tensor
 
 from dubito.beliefs.prediction.base import Prediction, frame
 from dubito.beliefs.prediction.uncertainty import split_entropy
+from dubito.core.arrays import to_tensor
 from dubito.core.errors import InputError, UnsupportedError
 from dubito.core.tensor_checks import at_least_float32
 
@@ -150,7 +151,7 @@ class ClassPrediction(Prediction):
 
     def checked_targets(self, y: Tensor) -> Tensor:
         """Return the labels ``[B, *positions]`` as integers, or raise where they do not fit the prediction."""
-        y = torch.as_tensor(y, device=self.log_probs.device)
+        y = to_tensor(y, "y").to(self.log_probs.device)
         wanted = self.log_probs.shape[:-1]
         if y.shape == (*wanted, 1):
             y = y.squeeze(-1)

@@ -11,6 +11,7 @@ from torch import Tensor
 
 from dubito.beliefs.prediction import gaussian_mixture
 from dubito.beliefs.prediction.base import Prediction, frame
+from dubito.core.arguments import checked_arguments
 from dubito.core.errors import InputError
 
 if TYPE_CHECKING:
@@ -101,6 +102,7 @@ class RegressionPrediction(Prediction):
         scales = (self.noise_variance + self.function_variance).sqrt()
         return self.means, scales, self.means.new_full((len(self.means), 1, 1), 1 / len(self.means))
 
+    @checked_arguments
     def log_prob(self, y: Tensor) -> Tensor:
         """Return the log-density of the mixture at the targets ``[B]``, jointly over outputs."""
         means, scales, _ = self._mixture
@@ -112,6 +114,7 @@ class RegressionPrediction(Prediction):
         """Return the marginal distribution functions at the targets ``[B, O]``."""
         return gaussian_mixture.cdf(*self._mixture, self.checked_targets(y))
 
+    @checked_arguments
     def quantile(self, q: float) -> Tensor:
         """Return the q-quantile of each output's mixture ``[B, O]``, solved in float64."""
         if not 0 < q < 1:
@@ -119,6 +122,7 @@ class RegressionPrediction(Prediction):
         means, scales, weights = (part.double() for part in self._mixture)
         return gaussian_mixture.quantile(means, scales, weights, q).to(self.means.dtype)
 
+    @checked_arguments
     def interval(self, level: float = 0.95) -> tuple[Tensor, Tensor]:
         """Return the ends ``[B, O]`` of the central interval that holds `level` of the probability."""
         if not 0 < level < 1:

@@ -7,6 +7,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from dubito.core.arguments import checked_arguments
 from dubito.core.errors import InputError
 from dubito.core.tensor_checks import check_confidence, widen
 
@@ -25,6 +26,7 @@ class EntropyDecomposition(NamedTuple):
     epistemic: Tensor
 
 
+@checked_arguments
 def entropy_decomposition(log_probs: Tensor) -> EntropyDecomposition:
     r"""Split the entropy of a mean prediction, $H[\bar p] = \mathbb E_s H[p_s] + I[y; w]$.
 

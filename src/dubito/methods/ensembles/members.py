@@ -53,6 +53,8 @@ class Members:
     ) -> None:
         if not isinstance(model, nn.Module):
             raise InputError(f"The model must be a torch.nn.Module, not {type(model).__name__}.")
+        if not isinstance(training, Training):
+            raise InputError(f"training must be a Training(...), not {training!r}.")
         self.model = shared_copy(model) if distributed.is_active() else model
         self.ensemble, self.data, self.training = ensemble, data, training
         self.generator, self.progress, self.options = default_generator(generator), progress, options

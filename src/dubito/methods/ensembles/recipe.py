@@ -99,6 +99,6 @@ class Ensemble(Recipe):
         from dubito.methods.ensembles.members import Members
 
         options: dict[str, Any] = {"likelihood": likelihood, "validation": validation, "num_data": num_data}
-        training = training or self.default_training()
+        training = self.default_training() if training is None else training
         with restoring_generators(), distributed.together():
             return Members(self, model, data, training, generator, progress, options).fit()

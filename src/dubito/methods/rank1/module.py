@@ -8,6 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from dubito.core import batches, params
+from dubito.core.arguments import checked_arguments
 from dubito.core.errors import InputError
 from dubito.fitting.loop import private_copy
 from dubito.methods.rank1 import families
@@ -154,6 +155,7 @@ class Rank1Module(nn.Module):
         return total if recipe.mixture_kl == "sum" else total / recipe.components
 
 
+@checked_arguments
 def convert(
     model: nn.Module,
     recipe: Rank1 | BatchEnsemble | None = None,

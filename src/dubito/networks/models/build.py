@@ -10,6 +10,7 @@ from typing import Any
 
 from torch import nn
 
+from dubito.core.arguments import checked_arguments
 from dubito.core.errors import InputError
 from dubito.core.grammar import read_call
 from dubito.networks.models import convolutional, dense, sequence
@@ -30,6 +31,7 @@ def names() -> tuple[str, ...]:
     return tuple(_BUILDERS)
 
 
+@checked_arguments
 def build(
     name: str, input_shape: tuple[int, ...], num_outputs: int, *, vocabulary: int | None = None, **options: Any
 ) -> nn.Module:

@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from dubito.beliefs.priors import Mixture
 from dubito.beliefs.priors.mixture import MERGED
 from dubito.core import params
+from dubito.core.arguments import checked_arguments
 from dubito.core.errors import UnsupportedError
 from dubito.fitting.posterior import Posterior
 from dubito.networks.selection import Selection
@@ -38,6 +39,7 @@ class Codes(NamedTuple):
         return max(1, (len(self.codebook) - 1).bit_length())
 
 
+@checked_arguments
 def share_weights(posterior: Posterior, *, tolerance: float = MERGED) -> dict[str, Codes]:
     """Return each parameter that was trained under a `priors.Mixture` as numbers of its components.
 

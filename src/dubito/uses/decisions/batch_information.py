@@ -12,7 +12,8 @@ import torch
 from torch import Tensor
 
 from dubito.beliefs.prediction import ClassPrediction, Prediction, RegressionPrediction
-from dubito.core.errors import UnsupportedError
+from dubito.core.arguments import checked_arguments
+from dubito.core.errors import InputError, UnsupportedError
 
 # Joint labellings that are enumerated; beyond, so many are drawn. And how many candidates are looked at together.
 MOST_LABELLINGS = 1000
@@ -40,6 +41,7 @@ def greedy_batch(prediction: Prediction, num: int, *, generator: torch.Generator
     return _greedy_numbers(prediction.means[..., 0].double(), prediction.aleatoric[:, 0].double(), num)
 
 
+@checked_arguments
 def joint_information(probs: Tensor) -> Tensor:
     r"""Return $I[y_1, \dots, y_n; w]$ of class probabilities ``[S, n, C]``, by enumerating all $C^n$ labellings.
 
@@ -47,6 +49,8 @@ def joint_information(probs: Tensor) -> Tensor:
     >>> round(joint_information(certain_but_split.expand(2, 3, 2)).item(), 6) == round(math.log(2), 6)
     True
     """
+    if probs.ndim != 3 or not probs.is_floating_point() or not probs.numel():
+        raise InputError(f"probs must be [S, n, C] and floating, but it is {probs.dtype} of {tuple(probs.shape)}.")
     joint = probs.new_ones(1, len(probs))
     for n in range(probs.shape[1]):
         joint = _extended(joint, probs[:, n])

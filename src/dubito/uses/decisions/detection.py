@@ -7,6 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from dubito.core.arguments import checked_arguments
 from dubito.core.batches import Data
 from dubito.core.errors import InputError
 from dubito.fitting.posterior import Posterior
@@ -33,6 +34,7 @@ class Detector:
         threshold: Above this score an input is flagged.
     """
 
+    @checked_arguments
     def __init__(
         self,
         posterior: Posterior,

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from dubito.beliefs.prediction import ClassPrediction, Prediction, RegressionPrediction
+from dubito.core.arguments import checked_arguments
 from dubito.core.batches import Data
 from dubito.core.constraints import is_number
 from dubito.core.errors import InputError, UnsupportedError
@@ -68,6 +69,7 @@ class Rejector:
         curve: Risk against coverage on the calibration data.
     """
 
+    @checked_arguments
     def __init__(
         self,
         posterior: Posterior,

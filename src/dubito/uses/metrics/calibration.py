@@ -12,6 +12,7 @@ from typing import Literal
 import torch
 from torch import Tensor
 
+from dubito.core.arguments import checked_arguments
 from dubito.core.errors import InputError
 from dubito.core.tensor_checks import check_confidence, check_num_bins, class_rows, top_class
 
@@ -45,16 +46,19 @@ class ReliabilityBins:
         return self.correct_sums / self.counts
 
     @property
+    @checked_arguments
     def ece(self) -> Tensor:
         r"""Expected calibration error, $\sum_b \frac{n_b}{N} |\text{acc}_b - \text{conf}_b|$."""
         return (self.confidence_sums - self.correct_sums).abs().sum() / self.counts.sum()
 
     @property
+    @checked_arguments
     def mce(self) -> Tensor:
         r"""Maximum calibration error, $\max_b |\text{acc}_b - \text{conf}_b|$ over the bins with rows."""
         return ((self.confidence_sums - self.correct_sums).abs() / self.counts.clamp(min=1)).max()
 
 
+@checked_arguments
 def reliability(
     probs: Tensor,
     targets: Tensor,
@@ -119,6 +123,7 @@ def mce(
     return reliability(probs, targets, num_bins=num_bins, binning=binning, ignore_index=ignore_index).mce
 
 
+@checked_arguments
 def classwise_ece(
     probs: Tensor,
     targets: Tensor,

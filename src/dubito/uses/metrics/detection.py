@@ -10,10 +10,12 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from dubito.core.arguments import checked_arguments
 from dubito.core.errors import InputError
 from dubito.core.tensor_checks import check_same_shape
 
 
+@checked_arguments
 def auroc(scores: Tensor, labels: Tensor) -> Tensor:
     r"""Return the area under the ROC curve, $P(s_+ > s_-) + \frac12 P(s_+ = s_-)$.
 
@@ -31,6 +33,7 @@ def auroc(scores: Tensor, labels: Tensor) -> Tensor:
     return twice_area.double() / (2 * true_positives[-1] * false_positives[-1])
 
 
+@checked_arguments
 def aupr(scores: Tensor, labels: Tensor) -> Tensor:
     r"""Return the area under the precision-recall curve as average precision, $\sum_i (R_i - R_{i-1}) P_i$.
 
@@ -45,6 +48,7 @@ def aupr(scores: Tensor, labels: Tensor) -> Tensor:
     return ((true_positives - _shifted(true_positives)) * precision).sum() / true_positives[-1]
 
 
+@checked_arguments
 def fpr95(scores: Tensor, labels: Tensor) -> Tensor:
     """Return the false positive rate at the highest threshold that still finds at least 95 % of the positives.
 

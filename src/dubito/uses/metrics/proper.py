@@ -5,9 +5,11 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from dubito.core.arguments import checked_arguments
 from dubito.core.tensor_checks import check_confidence, class_rows, top_class
 
 
+@checked_arguments
 def accuracy(probs: Tensor, targets: Tensor, *, ignore_index: int | None = None) -> Tensor:
     """Return the fraction of rows whose most probable class is the target; of equal classes the first counts.
 
@@ -24,6 +26,7 @@ def accuracy(probs: Tensor, targets: Tensor, *, ignore_index: int | None = None)
     return (prediction == labels).double().mean()
 
 
+@checked_arguments
 def nll(log_probs: Tensor, targets: Tensor, *, ignore_index: int | None = None) -> Tensor:
     r"""Return the mean negative log-likelihood $-\frac1N \sum_n \log p(y_n)$ in nats.
 
@@ -42,6 +45,7 @@ def nll(log_probs: Tensor, targets: Tensor, *, ignore_index: int | None = None) 
     return nll_per_row(rows, labels).mean()
 
 
+@checked_arguments
 def brier(probs: Tensor, targets: Tensor, *, ignore_index: int | None = None) -> Tensor:
     r"""Return the Brier score $\frac1N \sum_n \sum_c (p_{nc} - [y_n = c])^2$, between 0 and 2.
 

@@ -13,6 +13,8 @@ import torch
 from torch import Tensor
 
 from dubito.beliefs.prediction import gaussian_mixture
+from dubito.core.arguments import checked_arguments
+from dubito.core.arrays import to_tensor
 from dubito.core.errors import InputError
 from dubito.core.tensor_checks import check_same_shape
 
@@ -37,6 +39,7 @@ class QuantileCalibration(NamedTuple):
     observed: Tensor
 
 
+@checked_arguments
 def rmse(mean: Tensor, targets: Tensor) -> Tensor:
     r"""Return the root mean squared error $\sqrt{\frac1N \sum_n (\mu_n - y_n)^2}$.
 
@@ -47,6 +50,7 @@ def rmse(mean: Tensor, targets: Tensor) -> Tensor:
     return (mean.detach().double() - targets.detach().double()).square().mean().sqrt()
 
 
+@checked_arguments
 def gaussian_nll(mean: Tensor, stddev: Tensor, targets: Tensor, *, weights: Tensor | None = None) -> Tensor:
     r"""Return the mean negative log density $-\frac1N \sum_n \log p(y_n)$ of Gaussians or mixtures, in nats.
 
@@ -62,6 +66,7 @@ def gaussian_nll(mean: Tensor, stddev: Tensor, targets: Tensor, *, weights: Tens
     return -gaussian_mixture.log_prob(*as_mixture(mean, stddev, targets, weights), targets.detach().double()).mean()
 
 
+@checked_arguments
 def crps(mean: Tensor, stddev: Tensor, targets: Tensor, *, weights: Tensor | None = None) -> Tensor:
     r"""Return the mean continuous ranked probability score $\int (F(t) - [t \ge y])^2\,dt$, in units of the targets.
 
@@ -75,6 +80,7 @@ def crps(mean: Tensor, stddev: Tensor, targets: Tensor, *, weights: Tensor | Non
     return gaussian_mixture.crps(*mixture, targets.detach().double()).mean()
 
 
+@checked_arguments
 def pit(mean: Tensor, stddev: Tensor, targets: Tensor, *, weights: Tensor | None = None) -> Tensor:
     """Return the probability integral transform F(y) [...], uniform on [0, 1] if the prediction is calibrated.
 
@@ -88,6 +94,7 @@ def pit(mean: Tensor, stddev: Tensor, targets: Tensor, *, weights: Tensor | None
     return gaussian_mixture.cdf(*mixture, targets.detach().double()).clamp(max=1)
 
 
+@checked_arguments
 def interval_coverage(lower: Tensor, upper: Tensor, targets: Tensor) -> Tensor:
     """Return the fraction of targets with `lower <= target <= upper`.
 
@@ -99,6 +106,7 @@ def interval_coverage(lower: Tensor, upper: Tensor, targets: Tensor) -> Tensor:
     return ((lower <= targets) & (targets <= upper)).double().mean()
 
 
+@checked_arguments
 def interval_width(lower: Tensor, upper: Tensor) -> Tensor:
     """Return the mean of `upper - lower`: of two intervals with the same coverage the narrower is better.
 
@@ -109,6 +117,7 @@ def interval_width(lower: Tensor, upper: Tensor) -> Tensor:
     return (upper.detach().double() - lower.detach().double()).mean()
 
 
+@checked_arguments
 def quantile_calibration(pit: Tensor, levels: Sequence[float] | Tensor | None = None) -> QuantileCalibration:
     r"""Return how often the truth fell at or below each predicted quantile, $\frac1N \sum_n [F_n(y_n) \le p]$.
 
@@ -122,9 +131,9 @@ def quantile_calibration(pit: Tensor, levels: Sequence[float] | Tensor | None = 
     [0.5, 1.0]
     """
     check_same_shape(pit=pit)
-    if float(pit.min()) < 0 or float(pit.max()) > 1:
+    if pit.is_complex() or float(pit.min()) < 0 or float(pit.max()) > 1:
         raise InputError("pit must lie in [0, 1]: give the predicted cumulative probability of every target.")
-    wanted = torch.arange(5, 100, 5) / 100 if levels is None else torch.as_tensor(levels, dtype=torch.float64)
+    wanted = torch.arange(5, 100, 5) / 100 if levels is None else to_tensor(levels, "levels", torch.float64)
     wanted = wanted.to(pit.device, torch.float64).flatten().contiguous()
     check_same_shape(levels=wanted)
     if float(wanted.min()) < 0 or float(wanted.max()) > 1:
@@ -133,6 +142,7 @@ def quantile_calibration(pit: Tensor, levels: Sequence[float] | Tensor | None = 
     return QuantileCalibration(wanted, torch.searchsorted(ordered, wanted, right=True).double() / len(ordered))
 
 
+@checked_arguments
 def quantile_calibration_error(pit: Tensor, levels: Sequence[float] | Tensor | None = None) -> Tensor:
     """Return the mean over levels of |observed - level|; arguments are those of `quantile_calibration`.
 

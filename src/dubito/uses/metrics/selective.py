@@ -7,6 +7,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from dubito.core.arguments import checked_arguments
 from dubito.core.tensor_checks import check_same_shape
 
 
@@ -24,6 +25,7 @@ class RiskCoverage(NamedTuple):
     thresholds: Tensor
 
 
+@checked_arguments
 def risk_coverage(uncertainty: Tensor, losses: Tensor) -> RiskCoverage:
     r"""Return the mean loss $\frac1n \sum_{i \le n} \ell_{(i)}$ of the n least uncertain inputs, for every n.
 
@@ -47,6 +49,7 @@ def risk_coverage(uncertainty: Tensor, losses: Tensor) -> RiskCoverage:
     return RiskCoverage(answered / len(ordered), risk, thresholds)
 
 
+@checked_arguments
 def aurc(uncertainty: Tensor, losses: Tensor) -> Tensor:
     r"""Return the area under the risk-coverage curve, $\frac1N \sum_n \text{risk}(n/N)$; lower is better.
 

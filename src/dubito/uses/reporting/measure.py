@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from dubito.core import distributed
+from dubito.core.arguments import checked_arguments
 from dubito.core.batches import Data
 from dubito.core.errors import InputError
 from dubito.core.randomness import default_generator, draw_seed
@@ -39,6 +40,7 @@ Shifts = Mapping[str, Data | Mapping[float, Data]]
 
 
 @distributed.together()
+@checked_arguments
 def evaluate(
     posterior: Posterior,
     data: Data,
@@ -77,6 +79,9 @@ def evaluate(
         name: What to call the posterior; its recipe if not given.
         generator: The source of randomness; by default the same call gives the same numbers.
     """
+    for name, sets in {"ood": ood, "shifts": shifts}.items():
+        if sets is not None and not isinstance(sets, Mapping):
+            raise InputError(f"{name} must be a dict from names to data, not a {type(sets).__name__}.")
     generator = default_generator(generator)
     distributed.share_generator(generator)
     question = Question(FixedDraws(posterior, num_samples, generator, batch_size), target_scale)

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import dubito
+from dubito.core.arguments import checked_arguments
 from dubito.core.atomic import write_atomic
 from dubito.core.errors import InputError
 from dubito.uses.reporting import plots
@@ -32,6 +33,7 @@ _VARIABLES = {
 }
 
 
+@checked_arguments
 def report(
     results: Mapping[str, Evaluation | Sequence[Evaluation]],
     path: str | os.PathLike[str] = "report.html",
