@@ -9,7 +9,7 @@ import pytest
 import torch
 from decision_cases import blobs, classifier, line, regressor
 from dubito.decisions import Detector, energy, score_prediction
-from dubito.errors import InputError, UnsupportedError
+from dubito.errors import InputError, NonFiniteError, UnsupportedError
 from dubito.metrics import auroc
 from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
@@ -146,7 +146,7 @@ def test_a_network_that_gives_nan_is_named() -> None:
 
     x = blobs(30, 3)[0].abs()
     posterior = MAP(train=False).fit(Broken(), (x, torch.zeros(30, dtype=torch.long)))
-    with pytest.raises(InputError, match="energy is NaN for some inputs"):
+    with pytest.raises(NonFiniteError, match="prediction is NaN or infinite"):
         energy(posterior, -x)
 
 
