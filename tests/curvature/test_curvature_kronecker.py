@@ -12,10 +12,13 @@ from dubito.likelihoods import Categorical, Gaussian
 from torch import Tensor, nn
 
 from curvature.curvature_cases import (
+    BATCH,
     CASES,
     Case,
+    Net,
     accumulate,
     build,
+    classes,
     close,
     copied,
     dense,
@@ -23,6 +26,7 @@ from curvature.curvature_cases import (
     normal,
     selections,
 )
+from dubito import Laplace
 from dubito.core import params
 from dubito.curvature import Engine, FallbackWarning
 from dubito.curvature import matrices as linalg
@@ -213,3 +217,20 @@ def test_a_layer_that_is_used_in_two_ways_has_no_factors() -> None:
     engine.model.folds = True
     with pytest.warns(FallbackWarning, match="one row per example"), pytest.raises(UnsupportedError, match="'diag'"):
         add()
+
+
+@pytest.mark.filterwarnings("ignore::dubito.curvature.FallbackWarning")
+def test_a_bias_keeps_its_curvature_where_its_weight_has_no_factors() -> None:
+    """The weight is read beside its layer, so no rule covers it; the bias is used as the rule says."""
+
+    def use(net: Any, x: Tensor) -> Tensor:
+        return net.first(x) + x @ net.first.weight.mT.sin()
+
+    case = classes(Net(use, first=nn.Linear(3, 4)), normal(BATCH, 3))
+    selection = Selection.all_of(case.model)
+    posterior = Laplace(structure="kron", prior_precision=1.0).fit(
+        case.model, (case.inputs, case.targets), likelihood=case.likelihood, progress=False
+    )
+    truth = gauss_newton(case, selection)[selection.slices["first.bias"], selection.slices["first.bias"]]
+    found = posterior.matrix.matmul(torch.eye(selection.num_weights).double())
+    close(found[selection.slices["first.bias"], selection.slices["first.bias"]], truth)

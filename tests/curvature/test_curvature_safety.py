@@ -19,7 +19,7 @@ from dubito.core.limits import numbers
 from dubito.curvature import Engine, jacobian
 from dubito.curvature import matrices as linalg
 from dubito.curvature import output_columns as seeds
-from dubito.curvature.engine import FEW, FallbackWarning, _activations
+from dubito.curvature.engine import FEW, FallbackWarning
 from dubito.curvature.functional import FunctionalTerms
 from dubito.curvature.structures import make_accumulator
 from dubito.networks.selection import Selection
@@ -212,17 +212,6 @@ def test_large_activations_go_through_a_few_examples_at_a_time() -> None:
     assert largest.elements <= 80 * 1000
     with limits.using(activation=1):
         assert {len(tape.outputs) for _, tape in engine.chunks(torch.randn(640, 3), 1)} == {FEW}
-
-
-@pytest.mark.filterwarnings("ignore:.torch.jit:DeprecationWarning")
-def test_a_compiled_part_keeps_no_one_from_watching_the_rest() -> None:
-    scripted = torch.jit.script(nn.Sequential(nn.Linear(3, 4), nn.ReLU()))
-    model = nn.Sequential(scripted, nn.Linear(4, 2))
-    with _activations(model) as sizes:
-        model(torch.randn(5, 3))
-    assert sizes == [1, 10, 10]  # of the last layer and of the whole
-    model(torch.randn(5, 3))
-    assert len(sizes) == 3  # nobody watches any more
 
 
 def test_a_fallback_is_said_once_whoever_changes_the_filters() -> None:

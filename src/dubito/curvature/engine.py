@@ -26,8 +26,9 @@ from dubito.curvature import backward, per_example
 from dubito.curvature.call_gradients import CallGradient
 from dubito.curvature.check import is_independent, misfits
 from dubito.curvature.factors import ExplicitFactor, Factor, make_factor
+from dubito.curvature.roles import Roles, find_roles, without
 from dubito.curvature.workspace import Workspace
-from dubito.networks.layers import class_rule, require_rule, rule_for
+from dubito.networks.layers import class_rule, rule_for
 from dubito.networks.layers.base import LayerRule
 from dubito.networks.layers.rows import Rows
 from dubito.networks.twin import twin
@@ -136,7 +137,7 @@ class Engine:
         self.parameters = {name: parameters[name] for name in names}
         self._kept = Workspace()  # where gradients lie while a batch goes through part by part
         self.walks = self.batched = True  # the fast ways to pull columns back, until one fails
-        self.roles: dict[nn.Module, dict[str, str]] = {}
+        self.roles: Roles = {}
         self.fallback: list[str] = []
         self.num_outputs = 0
         self._tried = 0  # the number of examples on which the engine was tried out
@@ -154,22 +155,13 @@ class Engine:
 
     def _find_roles(self) -> None:
         """Decide for each parameter whether every module that holds it has a rule for it."""
-        canonical = {id(value): name for name, value in self.parameters.items()}
-        reasons: dict[str, list[str]] = {}
         for module in self.model.modules():
             if (rule := class_rule(module)) is not None and rule.mixes_examples(module):
                 raise UnsupportedError(
                     f"A {type(module).__name__} without running statistics mixes the examples of a batch, so they have "
                     "no gradients of their own: build it with track_running_stats=True."
                 )
-            for role, value in module._parameters.items():
-                if value is None or id(value) not in canonical:
-                    continue
-                name, obstacle = canonical[id(value)], _obstacle(module, role)
-                if obstacle is None:
-                    self.roles.setdefault(module, {})[role] = name
-                else:
-                    reasons.setdefault(obstacle, []).append(name)
+        self.roles, reasons = find_roles(self.model, self.names)
         for why, which in reasons.items():
             self._fall_back(which, why)
 
@@ -179,7 +171,7 @@ class Engine:
         if not new:
             return
         self.fallback += new
-        self.roles = {m: {r: n for r, n in roles.items() if n not in new} for m, roles in self.roles.items()}
+        self.roles = without(self.roles, set(new))
         more = f" and {len(new) - 3} more" if len(new) > 3 else ""
         which = ", ".join(new[:3]) + more
         warn_once(f"Gradients of {which} are computed example by example, which is slower: {why}", FallbackWarning)
@@ -306,16 +298,6 @@ class Engine:
         self.num_outputs = tape.outputs[0].numel()
         self._tried = size
 
-    def matrix_order(self, name: str) -> Tensor | None:
-        """The flat position in the stored weight of each entry of its matrix form; None where they agree."""
-        for layer, roles in self.roles.items():
-            if roles.get("weight") == name:
-                order = torch.arange(self.parameters[name].numel()).reshape(self.shapes[name])
-                rule = rule_for(layer)
-                flat = order if rule is None else rule.to_matrix(layer, order)
-                return None if torch.equal(flat.flatten(), order.flatten()) else flat.flatten()
-        return None
-
     def explicit_gradients(self, inputs: Any, seeds: Tensor) -> dict[str, Tensor]:
         """Return ``[V, B, *shape]`` gradients of the parameters that have no rule, example by example."""
         if not self.fallback:
@@ -326,15 +308,6 @@ class Engine:
             except (RuntimeError, TypeError, ValueError):
                 self._per_example_by_vmap = False
         return per_example.by_loop(self.model, self.fallback, inputs, seeds)
-
-
-def _obstacle(module: nn.Module, role: str) -> str | None:
-    """Why the engine cannot follow what this module does with one of its parameters; None where it can."""
-    try:
-        require_rule(module, "the fast method")
-    except UnsupportedError as error:
-        return f"{error}."
-    return None if role in ("weight", "bias") else f"the rule of {type(module).__name__} does not know its '{role}'."
 
 
 def _grad(outputs: Tensor, inputs: list[Any], seeds: Tensor, **options: Any) -> tuple[Tensor | None, ...]:

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Iterable
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from dubito.core.errors import InputError, UnsupportedError
 from dubito.curvature import matrices as linalg
@@ -17,7 +16,7 @@ from dubito.curvature.engine import Engine, Tape
 from dubito.curvature.factors import CallsFactor, Factor
 from dubito.curvature.matrices.kronecker import kronecker_block
 from dubito.curvature.products import gram
-from dubito.networks.layers import rule_for
+from dubito.curvature.roles import find_roles, matrix_order, shared_biases
 from dubito.networks.layers.rows import Dense, Elementwise, Grouped, Index
 from dubito.networks.selection import Selection
 
@@ -50,25 +49,11 @@ class KroneckerAccumulator(Accumulator):
 
     def add(self, sums: Sums, tape: Tape, columns: Iterable[Tensor], targets: Tensor | None = None) -> None:
         """Add ``aᵀa`` once and ``GᵀG`` for every column."""
-        shared = self._shared_biases()
+        shared = shared_biases(self.engine.roles)
         for turn, seeds in enumerate(columns):
             for name, factor in tape.pull(seeds).items():
                 if name not in shared:
                     self._add_factor(name, sums[name], factor, first=turn == 0)
-
-    def _shared_biases(self) -> dict[str, str]:
-        """From each bias that meets the same rows of gradients as the weight of its layer to that weight.
-
-        Its factor is that weight's output factor, which need not be computed again.
-        """
-        users = Counter(name for roles in self.engine.roles.values() for name in roles.values())
-        found = {}
-        for layer, roles in self.engine.roles.items():
-            rule = rule_for(layer)
-            own = len(roles) == 2 and all(users[name] == 1 for name in roles.values())
-            if own and rule is not None and rule.bias_shares_rows(layer):
-                found[roles["bias"]] = roles["weight"]
-        return found
 
     def _add_factor(self, name: str, sums: Sums, factor: Factor, first: bool) -> None:
         calls = factor.calls if isinstance(factor, CallsFactor) else None
@@ -111,31 +96,39 @@ class KroneckerAccumulator(Accumulator):
             _accumulate(sums, "count", torch.tensor(float(count)))
 
     def matrix(self, sums: Sums) -> linalg.Kronecker:
-        """One block per parameter; a bias shares the eigenvectors of its weight's output factor."""
-        shared = self._shared_biases()
-        blocks: dict[str, linalg.Block | linalg.Dense | linalg.Diagonal] = {}
-        for name in sorted(self.selection.names, key=lambda name: name in shared):  # weights before biases
-            weight = shared.get(name)
-            known = blocks.get(weight) if weight else None
-            if isinstance(known, linalg.Block) and known.left_values is not None and self.selection.is_whole(name):
-                blocks[name] = linalg.Block(known.left_values[..., None], known.left, None)
-            else:
-                own = {key: sums[weight][key] for key in ("left",) if key in sums[weight]} if weight else sums[name]
-                blocks[name] = self._block(name, own)
-        return linalg.Kronecker([blocks[name] for name in self.selection.names])
+        """Return one block per parameter."""
+        return kronecker_matrix(sums, self.selection, self.engine.model)
 
-    def _block(self, name: str, sums: Sums) -> linalg.Block | linalg.Dense | linalg.Diagonal:
-        chosen, size = self.selection.indices[name], torch.Size(self.selection.shapes[name]).numel()
-        if "left" not in sums:
-            values = sums.get("diagonal", torch.zeros(size, dtype=torch.float64))
-            return linalg.Diagonal(values if chosen is None else values[chosen])
-        order = self.engine.matrix_order(name)
-        if chosen is not None:
-            return linalg.Dense(_submatrix(sums, chosen, order))
-        block = kronecker_block(sums["left"], sums.get("right"), sums.get("count", torch.ones(())), order)
-        dtype = next(self.engine.model.parameters()).dtype
-        block.left, block.right = (None if v is None else v.to(dtype) for v in (block.left, block.right))
-        return block
+
+def kronecker_matrix(sums: Sums, selection: Selection, model: nn.Module) -> linalg.Kronecker:
+    """Return the blocks of all parameters; a bias without sums shares its weight's output factor and eigenvectors."""
+    roles, _ = find_roles(model, selection.names)
+    shared = {bias: weight for bias, weight in shared_biases(roles).items() if not sums[bias]}
+    dtype = next(model.parameters()).dtype
+    blocks: dict[str, linalg.Block | linalg.Dense | linalg.Diagonal] = {}
+    for name in sorted(selection.names, key=lambda name: name in shared):  # weights before biases
+        weight = shared.get(name)
+        known = blocks.get(weight) if weight else None
+        if isinstance(known, linalg.Block) and known.left_values is not None and selection.is_whole(name):
+            blocks[name] = linalg.Block(known.left_values[..., None], known.left, None)
+        else:
+            own = {key: sums[weight][key] for key in ("left",) if key in sums[weight]} if weight else sums[name]
+            blocks[name] = _block(own, selection, name, matrix_order(roles, name), dtype)
+    return linalg.Kronecker([blocks[name] for name in selection.names])
+
+
+def _block(
+    sums: Sums, selection: Selection, name: str, order: Tensor | None, dtype: torch.dtype
+) -> linalg.Block | linalg.Dense | linalg.Diagonal:
+    chosen, size = selection.indices[name], torch.Size(selection.shapes[name]).numel()
+    if "left" not in sums:
+        values = sums.get("diagonal", torch.zeros(size, dtype=torch.float64))
+        return linalg.Diagonal(values if chosen is None else values[chosen])
+    if chosen is not None:
+        return linalg.Dense(_submatrix(sums, chosen, order))
+    block = kronecker_block(sums["left"], sums.get("right"), sums.get("count", torch.ones(())), order)
+    block.left, block.right = (None if v is None else v.to(dtype) for v in (block.left, block.right))
+    return block
 
 
 def _kind(call: CallGradient) -> Any:

@@ -16,7 +16,7 @@ from dubito.curvature.accumulator import Accumulator, Sums, most_full
 from dubito.curvature.engine import Engine, Tape
 from dubito.curvature.factors import Factor
 from dubito.curvature.groups import group
-from dubito.curvature.kronecker import KroneckerAccumulator
+from dubito.curvature.kronecker import KroneckerAccumulator, kronecker_matrix
 from dubito.curvature.one_layer import one_layer
 from dubito.networks.selection import Selection
 
@@ -31,6 +31,7 @@ __all__ = [
     "add_gram",
     "jacobian",
     "make_accumulator",
+    "matrix_from_sums",
 ]
 
 # Rows of an exact Hessian that are differentiated side by side.
@@ -53,9 +54,9 @@ class DiagonalAccumulator(Accumulator):
                 for name, values in each.split(squares).items():
                     sums["diagonal"][self.selection.slices[name]] += values.double().cpu()
 
-    def matrix(self, sums: Sums) -> linalg.Diagonal:
-        """A diagonal matrix."""
-        return linalg.Diagonal(sums["diagonal"])
+    def matrix(self, sums: Sums) -> linalg.Matrix:
+        """Return a diagonal matrix."""
+        return matrix_from_sums("diag", sums, self.selection, self.engine.model)
 
 
 class FullAccumulator(Accumulator):
@@ -89,9 +90,9 @@ class FullAccumulator(Accumulator):
             else:
                 add_gram(sums["full"], jacobian(factors, self.selection).flatten(0, 1))
 
-    def matrix(self, sums: Sums) -> linalg.Dense:
-        """A dense matrix; of an exact Hessian the part without its negative directions."""
-        return linalg.Dense(sums["full"] if "full" in sums else _positive_part(sums["hessian"]))
+    def matrix(self, sums: Sums) -> linalg.Matrix:
+        """Return a dense matrix; of an exact Hessian the part without its negative directions."""
+        return matrix_from_sums("full", sums, self.selection, self.engine.model)
 
 
 class HessianAccumulator(FullAccumulator):
@@ -167,12 +168,9 @@ class LowRankAccumulator(Accumulator):
         sums["basis"].copy_(torch.linalg.qr(sums["product"]).Q)
         sums["product"].zero_()
 
-    def matrix(self, sums: Sums) -> linalg.LowRank:
-        """Rayleigh-Ritz pairs in the last subspace, the largest first."""
-        inner = sums["basis"].mT @ sums["product"]
-        values, vectors = linalg.base.eigh((inner + inner.mT) / 2)
-        keep = torch.argsort(values, descending=True)[: self.rank]
-        return linalg.LowRank(sums["basis"] @ vectors[:, keep], values[keep])
+    def matrix(self, sums: Sums) -> linalg.Matrix:
+        """Return the Rayleigh-Ritz pairs in the last subspace."""
+        return matrix_from_sums("low-rank", sums, self.selection, self.engine.model, self.rank)
 
 
 def make_accumulator(
@@ -197,7 +195,31 @@ def make_accumulator(
             return KroneckerAccumulator(engine, selection, mode)
         case "low-rank":
             return LowRankAccumulator(engine, selection, rank, default_generator(generator))
-    raise InputError(f"There is no structure '{structure}'; choose 'diag', 'full', 'kron' or 'low-rank'.")
+    raise unknown_structure(structure)
+
+
+def matrix_from_sums(
+    structure: str, sums: Sums, selection: Selection, model: nn.Module, rank: int = 50
+) -> linalg.Matrix:
+    """Return the curvature that accumulated sums stand for; it may share memory with them.
+
+    Only Kronecker factors look at the model: at which layer each parameter belongs to.
+    """
+    match structure:
+        case "diag":
+            return linalg.Diagonal(sums["diagonal"])
+        case "full":
+            return linalg.Dense(sums["full"] if "full" in sums else _positive_part(sums["hessian"]))
+        case "kron":
+            return kronecker_matrix(sums, selection, model)
+        case "low-rank":
+            return _leading_pairs(sums, rank)
+    raise unknown_structure(structure)
+
+
+def unknown_structure(structure: str) -> InputError:
+    """Return the error for the name of a structure that does not exist."""
+    return InputError(f"There is no structure '{structure}'; choose 'diag', 'full', 'kron' or 'low-rank'.")
 
 
 def add_gram(total: Tensor, rows: Tensor) -> None:
@@ -219,6 +241,14 @@ def jacobian_width(engine: Engine, selection: Selection) -> int:
 def jacobian(factors: dict[str, Factor], selection: Selection) -> Tensor:
     """The Jacobian of the selected weights, ``[V, B, D]``, by gathering."""
     return torch.cat([factors[name].gather(selection.indices[name]) for name in selection.names], dim=-1)
+
+
+def _leading_pairs(sums: Sums, rank: int) -> linalg.LowRank:
+    """Return the Rayleigh-Ritz pairs in the last subspace, the largest first."""
+    inner = sums["basis"].mT @ sums["product"]
+    values, vectors = linalg.base.eigh((inner + inner.mT) / 2)
+    keep = torch.argsort(values, descending=True)[:rank]
+    return linalg.LowRank(sums["basis"] @ vectors[:, keep], values[keep])
 
 
 def _positive_part(matrix: Tensor) -> Tensor:

@@ -21,7 +21,7 @@ from dubito.curvature import links
 from dubito.curvature import matrices as linalg
 from dubito.curvature.engine import Engine
 from dubito.curvature.linearized import Linearized
-from dubito.curvature.structures import make_accumulator
+from dubito.curvature.structures import matrix_from_sums
 from dubito.fitting.monte_carlo import weight_predictor
 from dubito.fitting.posterior import Posterior, Predictor
 from dubito.fitting.working_copies import shared_property
@@ -87,9 +87,7 @@ class LaplacePosterior(Posterior):
         sums = sums if self.device.type == "cpu" else io.clone(sums, self.device)
         if "matrix" in sums:  # a low-rank matrix after an update: its passes are over
             return linalg.LowRank.from_state(sums["matrix"])
-        recipe = self.recipe
-        options = {"mode": recipe.kron_mode, "rank": recipe.rank}
-        return make_accumulator(recipe.structure, self.engine, self.selection, **options).matrix(sums)
+        return matrix_from_sums(self.recipe.structure, sums, self.selection, self.model, self.recipe.rank)
 
     def owning(self) -> Self:
         """Say that the sums are this posterior's own: a root of the covariance may take the unused half of a matrix."""
