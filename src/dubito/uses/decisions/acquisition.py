@@ -9,7 +9,6 @@ from torch import Tensor
 
 from dubito.beliefs.prediction import Prediction
 from dubito.core import batches, params
-from dubito.core.arguments import checked_arguments
 from dubito.core.batches import Data
 from dubito.core.constraints import is_whole
 from dubito.core.errors import InputError, UnsupportedError
@@ -29,7 +28,6 @@ DOUBTS = ("bald", "variance")
 _SCORES: dict[str, Score] = {"bald": "mutual-information", "variance": "variance", "entropy": "entropy"}
 
 
-@checked_arguments
 def acquire(
     posterior: Posterior,
     pool: Data | Tensor,

@@ -14,7 +14,6 @@ import torch
 from torch import Tensor
 
 from dubito.beliefs.prediction import Prediction, RegressionPrediction
-from dubito.core.arguments import checked_arguments
 from dubito.core.batches import Data
 from dubito.core.errors import InputError
 from dubito.core.randomness import default_generator, draw_seed
@@ -44,7 +43,6 @@ class ConformalSets:
         threshold: The largest nonconformity of a class in the set.
     """
 
-    @checked_arguments
     def __init__(
         self,
         posterior: Posterior,
@@ -109,7 +107,6 @@ class ConformalIntervals:
         threshold: The largest nonconformity inside of the interval, one per output ``[O]``.
     """
 
-    @checked_arguments
     def __init__(
         self,
         posterior: Posterior,

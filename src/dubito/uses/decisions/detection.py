@@ -7,7 +7,6 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from dubito.core.arguments import checked_arguments
 from dubito.core.batches import Data
 from dubito.core.errors import InputError
 from dubito.fitting.posterior import Posterior
@@ -34,7 +33,6 @@ class Detector:
         threshold: Above this score an input is flagged.
     """
 
-    @checked_arguments
     def __init__(
         self,
         posterior: Posterior,

@@ -10,7 +10,6 @@ import torch
 from torch import Tensor
 
 from dubito.beliefs.prediction import ClassPrediction, Prediction, RegressionPrediction
-from dubito.core.arguments import checked_arguments
 from dubito.core.batches import Data
 from dubito.core.constraints import is_number
 from dubito.core.errors import InputError, UnsupportedError
@@ -69,7 +68,6 @@ class Rejector:
         curve: Risk against coverage on the calibration data.
     """
 
-    @checked_arguments
     def __init__(
         self,
         posterior: Posterior,

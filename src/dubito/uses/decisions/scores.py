@@ -24,7 +24,6 @@ from torch import Tensor, nn
 from dubito.beliefs.likelihoods import Categorical, Gaussian
 from dubito.beliefs.prediction import ClassPrediction, Prediction, RegressionPrediction
 from dubito.core import params
-from dubito.core.arguments import checked_arguments
 from dubito.core.errors import InputError, UnsupportedError
 from dubito.fitting.posterior import Posterior
 from dubito.methods.map.posterior import PointPosterior
@@ -68,7 +67,6 @@ def sample_variance(prediction: ClassPrediction) -> Tensor:
     return prediction.samples.double().exp().var(dim=0, correction=0).sum(dim=-1)
 
 
-@checked_arguments
 def energy(posterior: Posterior, x: Any) -> Tensor:
     """Return the energy ``[B]`` of the network at the posterior's centre; `x` is what `posterior.predict` takes."""
     if not isinstance(posterior.likelihood, Categorical):

@@ -17,7 +17,6 @@ from torch import Tensor, nn
 
 from dubito.beliefs.likelihoods import Likelihood
 from dubito.beliefs.prediction import ClassPrediction, Prediction, RegressionPrediction
-from dubito.core.arguments import checked_arguments
 from dubito.core.batches import Data
 from dubito.core.errors import InputError, UnsupportedError
 from dubito.core.numeric import minimize_scalar
@@ -27,7 +26,6 @@ from dubito.fitting.posterior import Posterior, Predictor
 from dubito.uses.fixed_draws import FixedDraws
 
 
-@checked_arguments
 def temper(
     posterior: Posterior,
     calibration: Data,
@@ -94,7 +92,6 @@ class TemperedPosterior(Posterior):
 
     family = "Tempered"
 
-    @checked_arguments
     def __init__(self, posterior: Posterior, temperature: float) -> None:
         super().__init__(posterior.model, posterior.likelihood, posterior.recipe, posterior.num_data)
         self.posterior, self.temperature = posterior, temperature
