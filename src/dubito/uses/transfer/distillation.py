@@ -14,7 +14,6 @@ from torch.utils.data import DataLoader, Dataset
 from dubito.beliefs.likelihoods import Bernoulli, Categorical, Gaussian, HeteroscedasticGaussian, Likelihood
 from dubito.beliefs.prediction import ClassPrediction, Prediction
 from dubito.core import batches, distributed
-from dubito.core.arguments import checked_arguments
 from dubito.core.batches import Data, Source
 from dubito.core.errors import InputError, UnsupportedError
 from dubito.fitting.posterior import Posterior
@@ -40,7 +39,6 @@ ROWS = 1024
 
 
 @distributed.together()
-@checked_arguments
 def distill(
     posterior: Posterior,
     student: nn.Module,
