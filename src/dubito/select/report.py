@@ -23,7 +23,6 @@ from torch import Tensor, nn
 from dubito.beliefs import likelihoods
 from dubito.beliefs.likelihoods import Likelihood
 from dubito.core import batches, distributed
-from dubito.core.arguments import checked_arguments
 from dubito.core.batches import Data
 from dubito.core.constraints import Positive, check
 from dubito.core.errors import InputError, UnsupportedError
@@ -136,7 +135,6 @@ class SubnetworkReport:
 
 
 @distributed.together()
-@checked_arguments
 def report(
     rule: SelectionRule,
     model: nn.Module,

@@ -10,7 +10,6 @@ from typing import Any
 
 from torch import nn
 
-from dubito.core.arguments import checked_arguments
 from dubito.core.errors import InputError
 from dubito.core.grammar import read_call
 from dubito.networks.models import convolutional, dense, sequence
@@ -31,7 +30,6 @@ def names() -> tuple[str, ...]:
     return tuple(_BUILDERS)
 
 
-@checked_arguments
 def build(
     name: str, input_shape: tuple[int, ...], num_outputs: int, *, vocabulary: int | None = None, **options: Any
 ) -> nn.Module:

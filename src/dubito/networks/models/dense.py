@@ -7,7 +7,6 @@ from itertools import pairwise
 
 from torch import nn
 
-from dubito.core.arguments import checked_arguments
 from dubito.core.errors import InputError
 
 ACTIVATIONS: dict[str, type[nn.Module]] = {
@@ -20,7 +19,6 @@ ACTIVATIONS: dict[str, type[nn.Module]] = {
 }
 
 
-@checked_arguments
 def mlp(inputs: int, outputs: int, hidden: Sequence[int] | int = (50,), activation: str = "relu") -> nn.Sequential:
     """Return a multi-layer perceptron; inputs of any shape are flattened to `inputs` features.
 

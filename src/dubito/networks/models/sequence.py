@@ -12,7 +12,6 @@ import math
 import torch
 from torch import Tensor, nn
 
-from dubito.core.arguments import checked_arguments
 from dubito.core.errors import InputError
 
 PADDING = 0  # the token number that `dubito.data` pads with
@@ -103,7 +102,6 @@ class LSTM(nn.Module):
         return self.head(self.dropout(mean_over_tokens(states, tokens != PADDING)))
 
 
-@checked_arguments
 def transformer(
     vocabulary: int,
     outputs: int,
@@ -131,7 +129,6 @@ def transformer(
     return Transformer(vocabulary, outputs, length, width, depth, heads, dropout)
 
 
-@checked_arguments
 def lstm(
     vocabulary: int, outputs: int, width: int = 64, embedding: int = 64, depth: int = 1, dropout: float = 0.1
 ) -> LSTM:

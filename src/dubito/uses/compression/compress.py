@@ -13,7 +13,6 @@ from torch import nn
 
 from dubito.beliefs.likelihoods import Likelihood
 from dubito.core import batches, distributed, params
-from dubito.core.arguments import checked_arguments
 from dubito.core.batches import Data, Source
 from dubito.core.errors import InputError, MissingDataError, UnsupportedError
 from dubito.core.params import Params
@@ -40,7 +39,6 @@ EXAMPLE_ROWS = 128
 RUINED = 0.1
 
 
-@checked_arguments
 def compress(
     posterior: Posterior,
     rule: Rule | None = None,
