@@ -79,9 +79,9 @@ def evaluate(
         name: What to call the posterior; its recipe if not given.
         generator: The source of randomness; by default the same call gives the same numbers.
     """
-    for name, sets in {"ood": ood, "shifts": shifts}.items():
+    for argument, sets in {"ood": ood, "shifts": shifts}.items():
         if sets is not None and not isinstance(sets, Mapping):
-            raise InputError(f"{name} must be a dict from names to data, not a {type(sets).__name__}.")
+            raise InputError(f"`{argument}` must be a dict from names to data, got a {type(sets).__name__}.")
     generator = default_generator(generator)
     distributed.share_generator(generator)
     question = Question(FixedDraws(posterior, num_samples, generator, batch_size), target_scale)
