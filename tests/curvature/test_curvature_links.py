@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, get_args
 
 import numpy as np
 import pytest
@@ -11,6 +11,7 @@ from dubito.likelihoods import Bernoulli, Categorical, Gaussian, Heteroscedastic
 from torch import Tensor, nn
 
 from dubito.core import limits, params
+from dubito.core.errors import InputError
 from dubito.curvature import links
 from dubito.curvature.links import Noise
 from dubito.fitting.monte_carlo import weight_predictor
@@ -137,16 +138,14 @@ every_layout = pytest.mark.parametrize("layout", LAYOUTS)
 
 @every_layout
 @pytest.mark.parametrize("link", ["probit", "mc"])
-def test_certain_outputs_give_the_predictions_of_the_network(layout: str, link: str) -> None:
+def test_certain_outputs_give_the_predictions_of_the_network(layout: str, link: links.LinkName) -> None:
     likelihood, shape = LAYOUTS[layout]
     outputs = normal(*shape)
     canonical = likelihood.canonical(outputs)
     expected = likelihood.predict(outputs)
-    if link == "probit":
-        found = links.predict(likelihood, outputs, torch.zeros_like(canonical), noise(3))
-    else:
-        nothing = torch.zeros(*canonical.shape, canonical.shape[-1], dtype=torch.float64)
-        found = links.predict_with_covariance(likelihood, outputs, nothing, noise(3), link)
+    how = links.find_link(link, likelihood)
+    nothing = torch.diag_embed(torch.zeros_like(canonical)) if how.reads_covariance else torch.zeros_like(canonical)
+    found = links.predict(likelihood, outputs, nothing, noise(3), how)
     close(found.probs, expected.probs)
     close(found.entropy, expected.entropy)
     close(found.epistemic, torch.zeros_like(found.epistemic))
@@ -173,7 +172,7 @@ def test_sampled_prediction_uses_the_covariance_at_each_position(layout: str) ->
     outputs = normal(*shape)
     canonical = likelihood.canonical(outputs)
     covariance = covariances(*canonical.shape[:-1], size=canonical.shape[-1])
-    found = links.predict_with_covariance(likelihood, outputs, covariance, noise(4000), "mc")
+    found = links.predict(likelihood, outputs, covariance, noise(4000), links.LINKS["mc"])
     draws = torch.distributions.MultivariateNormal(canonical, covariance).sample((4000,))
     expected = likelihood.predict_samples(likelihood.restore(draws, outputs), keep_samples=False)
     close(found.probs, expected.probs, 0.04)
@@ -187,7 +186,7 @@ def test_bridge_prediction(layout: str, link: str) -> None:
     outputs = normal(*shape)
     canonical = likelihood.canonical(outputs)
     covariance = covariances(*canonical.shape[:-1], size=canonical.shape[-1])
-    found = links.predict_with_covariance(likelihood, outputs, covariance, noise(9), link)
+    found = links.predict(likelihood, outputs, covariance, noise(9), links.LINKS[link])
     close(found.probs, links.bridge(canonical, covariance, link == "bridge-norm").exp())
 
 
@@ -198,10 +197,10 @@ def test_parts_of_a_batch_are_put_together(layout: str) -> None:
     canonical = likelihood.canonical(outputs)
     variance, covariance = torch.rand_like(canonical), covariances(*canonical.shape[:-1], size=canonical.shape[-1])
     whole = links.predict(likelihood, outputs, variance, noise(5))
-    sampled = links.predict_with_covariance(likelihood, outputs, covariance, noise(5), "mc")
+    sampled = links.predict(likelihood, outputs, covariance, noise(5), links.LINKS["mc"])
     with limits.using(chunk=4):
         close(links.predict(likelihood, outputs, variance, noise(5)).entropy, whole.entropy)
-        close(links.predict_with_covariance(likelihood, outputs, covariance, noise(5), "mc").probs, sampled.probs)
+        close(links.predict(likelihood, outputs, covariance, noise(5), links.LINKS["mc"]).probs, sampled.probs)
 
 
 @pytest.mark.parametrize("shape", [(5,), (5, 2)])
@@ -213,6 +212,23 @@ def test_regression_is_exact(shape: tuple[int, ...]) -> None:
     close(found.mean.reshape(-1), outputs.reshape(-1))
     close(found.epistemic.reshape(-1), variance.reshape(-1))
     close(found.stddev.square(), found.epistemic + 0.25)
+
+
+def test_the_table_of_links_and_the_type_of_the_argument_agree() -> None:
+    assert tuple(links.LINKS) == get_args(links.LinkName)
+    for name, link in links.LINKS.items():
+        assert links.find_link(name, Categorical()) is link
+        if link.softmax_only:
+            with pytest.raises(InputError, match="use 'probit' or 'mc'"):
+                links.find_link(name, Bernoulli())
+
+
+def test_a_link_is_one_object() -> None:
+    outputs, variance = normal(4, 3), torch.rand(4, 3, dtype=torch.float64)
+    hotter = links.Link(lambda likelihood, mean, spread, outputs: (mean / 2).log_softmax(-1), reads_covariance=False)
+    found = links.predict(Categorical(), outputs, variance, noise(5), hotter)
+    close(found.probs, (outputs / 2).softmax(-1))
+    close(found.entropy, links.predict(Categorical(), outputs, variance, noise(5)).entropy)
 
 
 def test_which_likelihoods_have_classes_and_a_null_direction() -> None:

@@ -1,9 +1,14 @@
-"""From Gaussian outputs to a prediction: probit, Laplace bridge or Monte Carlo for classes; exact for regression."""
+"""Turn Gaussian outputs into a prediction: through a link of the table `LINKS` for classes, exactly for regression.
+
+To add a link, write its function, add its entry to `LINKS` and its name to `LinkName`.
+"""
 
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Literal
 
 import torch
@@ -12,9 +17,11 @@ from torch import Tensor
 from dubito.beliefs.likelihoods import Bernoulli, Categorical, Likelihood
 from dubito.beliefs.prediction import Prediction
 from dubito.core import limits
+from dubito.core.constraints import check
+from dubito.core.errors import InputError
 from dubito.core.limits import numbers
 
-Link = Literal["probit", "mc", "bridge", "bridge-norm"]
+LinkName = Literal["probit", "mc", "bridge", "bridge-norm"]
 
 # The most sampled logits per example that a prediction keeps.
 MOST_KEPT = 4096
@@ -82,37 +89,72 @@ def bridge(mean: Tensor, covariance: Tensor, normalize: bool = False) -> Tensor:
     return (torch.logaddexp(constant, log_ratio) - variance.log()).log_softmax(-1)
 
 
-def predict(likelihood: Likelihood, outputs: Tensor, variance: Tensor, noise: Noise) -> Prediction:
-    """Predict from means (the model's layout) and variances (canonical): probit for classes, exact for regression.
+@dataclass(frozen=True)
+class Link:
+    """How a Gaussian over logits becomes class probabilities.
 
-    The entropy, aleatoric and epistemic parts of a class prediction come from sampled logits.
+    Attributes:
+        log_probs: Returns canonical log-probabilities, given the likelihood, the mean logits in canonical layout, their
+            variances or covariances, and the outputs; None: the mean probabilities of the sampled logits.
+        reads_covariance: Whether it takes covariances ``[B, *positions, C, C]``, not variances ``[B, *positions, C]``.
+        softmax_only: Whether it is for a categorical likelihood only.
+    """
+
+    log_probs: Callable[[Likelihood, Tensor, Tensor, Tensor], Tensor] | None
+    reads_covariance: bool = True
+    softmax_only: bool = False
+
+    def sample(self, mean: Tensor, spread: Tensor, noise: Noise) -> Tensor:
+        """Draw logits ``[S, B, ...]`` in canonical layout."""
+        if not self.reads_covariance:
+            return mean + spread.clamp_min(0).sqrt() * noise.like(mean)
+        return draw(mean.flatten(0, -2), spread.flatten(0, -3), noise).reshape(-1, *mean.shape)
+
+
+def _probit_link(likelihood: Likelihood, mean: Tensor, variance: Tensor, outputs: Tensor) -> Tensor:
+    return likelihood.predict(likelihood.restore(probit(mean, variance), outputs)).log_probs  # type: ignore[attr-defined]
+
+
+def _bridge_link(
+    likelihood: Likelihood, mean: Tensor, covariance: Tensor, outputs: Tensor, normalize: bool = False
+) -> Tensor:
+    return bridge(mean, covariance, normalize)
+
+
+PROBIT = Link(_probit_link, reads_covariance=False)
+LINKS: dict[LinkName, Link] = {
+    "probit": PROBIT,
+    "mc": Link(None),
+    "bridge": Link(_bridge_link, softmax_only=True),
+    "bridge-norm": Link(partial(_bridge_link, normalize=True), softmax_only=True),
+}
+
+
+def find_link(name: LinkName, likelihood: Likelihood) -> Link:
+    """Return the link of this name, or raise an `InputError` if there is none or the likelihood cannot use it."""
+    check("link", LinkName, name)
+    if LINKS[name].softmax_only and not has_null_direction(likelihood):
+        others = " or ".join(f"'{other}'" for other, link in LINKS.items() if not link.softmax_only)
+        raise InputError(f"The '{name}' link is for a categorical likelihood, not {likelihood!r}: use {others}.")
+    return LINKS[name]
+
+
+def predict(likelihood: Likelihood, outputs: Tensor, spread: Tensor, noise: Noise, link: Link = PROBIT) -> Prediction:
+    """Predict from means (the model's layout) and variances, or covariances if the link reads them (both canonical).
+
+    Regression is exact and takes variances. The entropy, aleatoric and epistemic parts of a class prediction come from
+    sampled logits.
     """
     if not is_classification(likelihood):
-        return likelihood.predict_gaussian(outputs, likelihood.restore(variance, outputs))
+        return likelihood.predict_gaussian(outputs, likelihood.restore(spread, outputs))
     step = _rows_at_a_time(outputs, noise)
     parts = []
-    for mean, spread in zip(outputs.split(step), variance.split(step), strict=True):
-        canonical = likelihood.canonical(mean)
-        log_probs = likelihood.predict(likelihood.restore(probit(canonical, spread), mean)).log_probs  # type: ignore[attr-defined]
-        samples = canonical + spread.clamp_min(0).sqrt() * noise.like(canonical)
-        parts.append(_with_samples(likelihood, likelihood.restore(samples, mean), log_probs))
-    return parts[0] if len(parts) == 1 else type(parts[0]).cat(parts)
-
-
-def predict_with_covariance(
-    likelihood: Likelihood, outputs: Tensor, covariance: Tensor, noise: Noise, link: str
-) -> Prediction:
-    """Predict classes from means (the model's layout) and the covariance ``[B, *positions, C, C]`` at each position.
-
-    `link` is ``"mc"``, ``"bridge"`` or ``"bridge-norm"``.
-    """
-    step = _rows_at_a_time(outputs, noise)
-    parts = []
-    for mean, spread in zip(outputs.split(step), covariance.split(step), strict=True):
-        canonical = likelihood.canonical(mean)
-        samples = draw(canonical.flatten(0, -2), spread.flatten(0, -3), noise).reshape(-1, *canonical.shape)
-        log_probs = bridge(canonical, spread, normalize=link == "bridge-norm") if link != "mc" else None
-        parts.append(_with_samples(likelihood, likelihood.restore(samples, mean), log_probs))
+    for some_outputs, some_spread in zip(outputs.split(step), spread.split(step), strict=True):
+        mean = likelihood.canonical(some_outputs)
+        samples = likelihood.restore(link.sample(mean, some_spread, noise), some_outputs)
+        log_probs = link.log_probs and link.log_probs(likelihood, mean, some_spread, some_outputs)
+        keep = samples[:, 0].numel() <= MOST_KEPT
+        parts.append(likelihood.predict_samples(samples, log_probs=log_probs, keep_samples=keep))
     return parts[0] if len(parts) == 1 else type(parts[0]).cat(parts)
 
 
@@ -121,11 +163,6 @@ def draw(mean: Tensor, covariance: Tensor, noise: Noise) -> Tensor:
     values, vectors = torch.linalg.eigh(covariance.double())
     root = (vectors * values.clamp_min(0).sqrt().unsqueeze(-2)).to(mean.dtype)
     return mean + torch.einsum("bij,sbj->sbi", root, noise.like(mean).expand(-1, len(mean), -1))
-
-
-def _with_samples(likelihood: Likelihood, samples: Tensor, log_probs: Tensor | None) -> Prediction:
-    keep = samples[:, 0].numel() <= MOST_KEPT
-    return likelihood.predict_samples(samples, log_probs=log_probs, keep_samples=keep)
 
 
 def _rows_at_a_time(outputs: Tensor, noise: Noise) -> int:

@@ -13,7 +13,6 @@ from torch import Tensor, nn
 from dubito.beliefs.likelihoods import Gaussian, Likelihood
 from dubito.beliefs.prediction import Prediction
 from dubito.core import batches, io, limits, params
-from dubito.core.constraints import check
 from dubito.core.errors import InputError, UnsupportedError
 from dubito.core.params import Params
 from dubito.core.randomness import default_generator
@@ -251,7 +250,7 @@ class LaplacePosterior(Posterior):
             return super().predict(x, num_samples=num_samples, generator=generator, batch_size=batch_size, **options)
         if options:
             given = next(iter(options))
-            raise InputError(f"A differentiable prediction is linearized, with the probit link: drop '{given}'.")
+            raise InputError(f"A differentiable prediction is linearized with the probit link: drop '{given}'.")
         noise = links.Noise(num_samples or self.default_samples, default_generator(generator))
         centred = links.has_null_direction(self.likelihood)
         with self.working_copy() as own:
@@ -264,7 +263,7 @@ class LaplacePosterior(Posterior):
         generator: torch.Generator,
         *,
         method: Literal["linearized", "weights"] = "linearized",
-        link: Literal["probit", "mc", "bridge", "bridge-norm"] = "probit",
+        link: links.LinkName = "probit",
         centred: bool = True,
         **options: Any,
     ) -> Predictor:
@@ -283,21 +282,19 @@ class LaplacePosterior(Posterior):
             raise InputError(f"A Laplace posterior has no predict option '{next(iter(options))}'.")
         if method not in ("linearized", "weights"):
             raise InputError(f"method must be 'linearized' or 'weights', not {method!r}.")
-        check("link", links.Link, link)
-        if link.startswith("bridge") and not links.has_null_direction(self.likelihood):
-            raise InputError(f"The '{link}' link is for a categorical likelihood: use 'probit' or 'mc' here.")
+        found = links.find_link(link, self.likelihood)
         if method == "weights":
             return weight_predictor(self.model, self.likelihood, self.sample(num_samples, generator=generator))
         noise = links.Noise(num_samples, generator)
-        return lambda inputs: self._linearized(inputs, noise, link, centred)
+        return lambda inputs: self._linearized(inputs, noise, found, centred)
 
-    def _linearized(self, inputs: Any, noise: links.Noise, link: str, centred: bool) -> Prediction:
-        if not links.is_classification(self.likelihood) or link == "probit":
+    def _linearized(self, inputs: Any, noise: links.Noise, link: links.Link, centred: bool) -> Prediction:
+        if links.is_classification(self.likelihood) and link.reads_covariance:
+            outputs, spread = self.linearized.covariance(inputs, self.covariance)
+        else:
             centred = centred and links.has_null_direction(self.likelihood)
-            outputs, (variance,) = self.linearized.variances(inputs, [self.covariance], centred=centred)
-            return links.predict(self.likelihood, outputs, variance, noise)
-        outputs, covariance = self.linearized.covariance(inputs, self.covariance)
-        return links.predict_with_covariance(self.likelihood, outputs, covariance, noise, link)
+            outputs, (spread,) = self.linearized.variances(inputs, [self.covariance], centred=centred)
+        return links.predict(self.likelihood, outputs, spread, noise, link)
 
     def _placed(self, inputs: Any) -> Any:
         return self._checked(batches.place(batches.as_tensors(inputs), self.device, self.dtype))
