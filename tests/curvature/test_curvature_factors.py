@@ -14,7 +14,7 @@ from dubito.curvature import Factor
 from dubito.curvature.factors import CallsFactor, ConvolutionFactor
 from dubito.curvature.groups import group
 from dubito.curvature.one_layer import one_layer
-from dubito.networks.layers.rows import Elementwise
+from dubito.networks.layers.rows import ElementwiseRows
 from dubito.networks.selection import Selection
 
 COLUMNS = 3
@@ -92,7 +92,7 @@ def test_rotations(name: str) -> None:
     for factor, _ in each(name):
         if not isinstance(factor, CallsFactor) or not factor.calls:
             continue
-        if any(isinstance(call.rows, Elementwise) for call in factor.calls):
+        if any(isinstance(call.rows, ElementwiseRows) for call in factor.calls):
             continue
         kinds = {(type(call.rule), type(call.rows)) for call in factor.calls}
         if len(kinds) > 1:

@@ -32,7 +32,7 @@ from dubito.curvature import Engine, FallbackWarning
 from dubito.curvature import matrices as linalg
 from dubito.curvature import output_columns as seeds
 from dubito.curvature.structures import make_accumulator
-from dubito.networks.layers import Elementwise, Grouped, Index, rule_for
+from dubito.networks.layers import ElementwiseRows, GroupedRows, IndexRows, rule_for
 from dubito.networks.selection import Selection
 
 # factors belong to layers: an overwritten output of one would make autograd's gradient another one
@@ -82,14 +82,14 @@ def weight_block(uses: list[tuple[nn.Module, Tensor, Tensor]], mode: str) -> Ten
     for layer, inputs, grads in uses:
         rule = rule_for(layer)
         rows, g = rule.inputs_as_rows(layer, inputs), rule.grads_as_rows(layer, grads)
-        if isinstance(rows, Index):
+        if isinstance(rows, IndexRows):
             real = rows.ids != (-1 if rows.padding_idx is None else rows.padding_idx)
             rights.append(torch.diag(torch.bincount(rows.ids[real], minlength=rows.num_embeddings)).double()[None])
             lefts.append(gram(g[:, real].flatten(0, 1))[None])
             count += int(real.sum())
             continue
-        a = rows.a if isinstance(rows, Grouped) else rows.a.unsqueeze(2)
-        g = g if isinstance(rows, Grouped) else g.unsqueeze(3)
+        a = rows.a if isinstance(rows, GroupedRows) else rows.a.unsqueeze(2)
+        g = g if isinstance(rows, GroupedRows) else g.unsqueeze(3)
         if mode == "reduce":
             a, g = a.mean(1, keepdim=True), g.sum(2, keepdim=True)
         count += a.shape[0] * a.shape[1]
@@ -137,7 +137,7 @@ def definition(case: Case, mode: str) -> dict[str, Tensor]:
             if any(value is own for own in layer.parameters())
         ]
         kinds = {type(layer) for layer, *_ in uses}
-        normal = kinds and isinstance(rule_for(uses[0][0]).inputs_as_rows(*uses[0][:2]), Elementwise)
+        normal = kinds and isinstance(rule_for(uses[0][0]).inputs_as_rows(*uses[0][:2]), ElementwiseRows)
         if len(kinds) != 1 or normal:
             blocks[name] = torch.diag(diagonal[name].flatten())
         else:

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from dubito.curvature.products import fits, is_shared
 from dubito.curvature.workspace import Workspace
 from dubito.networks.layers.base import LayerRule
-from dubito.networks.layers.rows import Dense, Grouped, Index, Rows, per_sample_gradient, summed_gradient
+from dubito.networks.layers.rows import DenseRows, GroupedRows, IndexRows, Rows, per_sample_gradient, summed_gradient
 
 
 @dataclass
@@ -27,7 +27,7 @@ class CallGradient:
     def take(self, rows: slice, columns: slice = slice(None)) -> CallGradient:
         """Return the gradient of some examples and columns."""
         inputs: Rows | None = None
-        if isinstance(self.rows, Index):
+        if isinstance(self.rows, IndexRows):
             inputs = self.rows._replace(ids=self.rows.ids[rows])
         elif self.rows is not None:
             inputs = type(self.rows)(self.rows.a[rows])
@@ -89,10 +89,10 @@ class CallGradient:
             return RotatedGradient(self.rule, self.layer, None, _times(grads, left, workspace))
         rows: Rows = self.rows
         if right is not None:
-            assert isinstance(rows, Dense | Grouped)
+            assert isinstance(rows, DenseRows | GroupedRows)
             rows = type(rows)(_times(rows.a, right, workspace))
         grads = self.grads_as_rows()
-        if isinstance(rows, Dense) and rows.a.shape[1] > rows.a.shape[2] and fits(grads, rows.a):
+        if isinstance(rows, DenseRows) and rows.a.shape[1] > rows.a.shape[2] and fits(grads, rows.a):
             return RotatedGradient(self.rule, self.layer, rows, grads, later=left)
         return RotatedGradient(self.rule, self.layer, rows, _times(grads, left, workspace))
 
@@ -103,7 +103,7 @@ class RotatedGradient(CallGradient):
 
     def is_its_matrix(self, shape: tuple[int, ...]) -> bool:
         """Return whether there is one matrix, not one per group."""
-        return isinstance(self.rows, Dense)
+        return isinstance(self.rows, DenseRows)
 
     def to_matrix(self, weight: Tensor) -> Tensor:
         """Return the numbers as they are: they are in the order of the matrix."""

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from dubito.core import batches, params
 from dubito.curvature.factors import CallsFactor, Factor
-from dubito.networks.layers.rows import Index
+from dubito.networks.layers.rows import IndexRows
 
 if TYPE_CHECKING:
     from dubito.curvature.engine import Tape
@@ -85,7 +85,7 @@ def _bound(factor: Factor) -> float:
     assert isinstance(factor, CallsFactor)
     bound = 0.0
     for call in factor.calls:
-        ones = call.rows is None or isinstance(call.rows, Index)
+        ones = call.rows is None or isinstance(call.rows, IndexRows)
         rows = math.sqrt(call.grad[0].numel()) if ones else float(call.rows.a.norm())  # type: ignore[union-attr]
         bound += rows * float(call.grad.norm())
     return bound

@@ -24,7 +24,7 @@ from dubito.core.limits import numbers
 from dubito.curvature.call_gradients import CallGradient
 from dubito.curvature.products import closed, explicit_products, slices, weighted_outer
 from dubito.curvature.workspace import Workspace
-from dubito.networks.layers.rows import Dense, Index
+from dubito.networks.layers.rows import DenseRows, IndexRows
 
 
 class Forms(Protocol):
@@ -151,7 +151,7 @@ class CallsFactor(Factor):
     @property
     def is_embedding(self) -> bool:
         """Whether all calls are of embeddings."""
-        return bool(self.calls) and all(isinstance(call.rows, Index) for call in self.calls)
+        return bool(self.calls) and all(isinstance(call.rows, IndexRows) for call in self.calls)
 
     def per_sample(self, rows: slice = slice(None), columns: slice = slice(None)) -> Tensor:
         """Return the explicit gradients of all calls, added up."""
@@ -214,7 +214,7 @@ class OuterFactor(CallsFactor):
     def inputs(self) -> Tensor:
         """The inputs, ``[B, I]``."""
         rows = self.calls[0].rows
-        assert isinstance(rows, Dense)
+        assert isinstance(rows, DenseRows)
         return rows.a[:, 0]
 
     def square_sum(self) -> Tensor:
@@ -247,7 +247,7 @@ class ConvolutionFactor(CallsFactor):
     def inputs(self) -> Tensor:
         """The inputs, ``[B, T, I]``."""
         rows = self.calls[0].rows
-        assert isinstance(rows, Dense)
+        assert isinstance(rows, DenseRows)
         return rows.a
 
     def products(self) -> Iterator[tuple[slice, slice, Tensor]]:
@@ -295,7 +295,7 @@ class EmbeddingFactor(CallsFactor):
     def _rows(self) -> tuple[Tensor, Tensor, Tensor]:
         """The example ``[K]``, the token ``[K]`` and the gradients ``[V, K, D]`` of each row."""
         rows = self.calls[0].rows
-        assert isinstance(rows, Index)
+        assert isinstance(rows, IndexRows)
         offset = rows.num_embeddings * torch.arange(rows.ids.shape[0], device=rows.ids.device)
         keys, inverse = torch.unique((rows.ids + offset[:, None]).flatten(), return_inverse=True)
         grads = self.calls[0].grads_as_rows().flatten(1, 2)
@@ -357,8 +357,8 @@ def _kind(shape: tuple[int, ...], calls: Sequence[CallGradient]) -> type[CallsFa
     match calls[0].rows:
         case None:
             return BiasFactor
-        case Dense(a):
+        case DenseRows(a):
             return OuterFactor if a.shape[1] == 1 and calls[0].is_its_matrix(shape) else ConvolutionFactor
-        case Index():
+        case IndexRows():
             return EmbeddingFactor
     return CallsFactor

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from dubito.curvature.call_gradients import RotatedGradient
 from dubito.curvature.factors import BiasFactor, CallsFactor, ConvolutionFactor, Factor, OuterFactor, make_factor
-from dubito.networks.layers.rows import Dense
+from dubito.networks.layers.rows import DenseRows
 from dubito.networks.selection import Selection
 
 
@@ -64,8 +64,8 @@ def with_ones(factor: Factor) -> CallsFactor:
     """Return the factor of weight and bias together, ``[O, I + 1]``."""
     assert isinstance(factor, CallsFactor)
     call = factor.calls[0]
-    assert isinstance(call.rows, Dense)
+    assert isinstance(call.rows, DenseRows)
     rows, grads = call.rows.a, call.grads_as_rows()
-    padded = Dense(torch.cat([rows, rows.new_ones(*rows.shape[:2], 1)], dim=2))
+    padded = DenseRows(torch.cat([rows, rows.new_ones(*rows.shape[:2], 1)], dim=2))
     both = RotatedGradient(call.rule, call.layer, padded, grads, call.later)
     return make_factor((grads.shape[-1], rows.shape[-1] + 1), factor.columns, factor.size, factor.like, [both])

@@ -17,7 +17,7 @@ from dubito.curvature.factors import CallsFactor, Factor
 from dubito.curvature.matrices.kronecker import kronecker_block
 from dubito.curvature.products import gram
 from dubito.curvature.roles import find_roles, matrix_order, shared_biases
-from dubito.networks.layers.rows import Dense, Elementwise, Grouped, Index
+from dubito.networks.layers.rows import DenseRows, ElementwiseRows, GroupedRows, IndexRows
 from dubito.networks.selection import Selection
 
 # Above this width a Kronecker factor is summed in the model's own precision, to save memory.
@@ -78,8 +78,8 @@ class KroneckerAccumulator(Accumulator):
             _accumulate(sums, "left", gram(rows.flatten(0, -2))[None])
             return
         grads = call.grads_as_rows()
-        assert not isinstance(inputs, Elementwise)
-        if isinstance(inputs, Index):
+        assert not isinstance(inputs, ElementwiseRows)
+        if isinstance(inputs, IndexRows):
             real = torch.ones_like(inputs.ids, dtype=torch.bool)
             if inputs.padding_idx is not None:
                 real = inputs.ids != inputs.padding_idx  # padding is no data
@@ -90,7 +90,7 @@ class KroneckerAccumulator(Accumulator):
             count = grads.shape[1]
         else:
             count = grads.shape[1] * grads.shape[2]
-        _accumulate(sums, "left", _grouped_gram(grads, isinstance(inputs, Grouped)))
+        _accumulate(sums, "left", _grouped_gram(grads, isinstance(inputs, GroupedRows)))
         if first:
             _accumulate(sums, "right", _input_factor(inputs))
             _accumulate(sums, "count", torch.tensor(float(count)))
@@ -133,9 +133,9 @@ def _block(
 
 def _kind(call: CallGradient) -> Any:
     """Return what calls must have in common to share factors; None where they have none."""
-    if isinstance(call.rows, Elementwise) or call.rule.normalizes:
+    if isinstance(call.rows, ElementwiseRows) or call.rule.normalizes:
         return None
-    if isinstance(call.rows, Dense | Grouped):
+    if isinstance(call.rows, DenseRows | GroupedRows):
         return type(call.rule), *call.rows.a.shape[2:]
     return type(call.rule), type(call.rows)
 
@@ -160,15 +160,15 @@ def _grouped_gram(grads: Tensor, grouped: bool) -> Tensor:
     return gram(rows.transpose(0, 1)) if grouped else gram(rows)[None]
 
 
-def _input_factor(inputs: Dense | Grouped | Index) -> Tensor:
+def _input_factor(inputs: DenseRows | GroupedRows | IndexRows) -> Tensor:
     """``[Gr, I, I]``, or the diagonal ``[I]`` of an embedding, whose one-hot rows never meet."""
-    if isinstance(inputs, Index):
+    if isinstance(inputs, IndexRows):
         counts = torch.bincount(inputs.ids.flatten(), minlength=inputs.num_embeddings).double()
         if inputs.padding_idx is not None:
             counts[inputs.padding_idx] = 0.0
         return counts
     rows = inputs.a.flatten(0, 1)
-    return gram(rows.transpose(0, 1)) if isinstance(inputs, Grouped) else gram(rows)[None]
+    return gram(rows.transpose(0, 1)) if isinstance(inputs, GroupedRows) else gram(rows)[None]
 
 
 def _submatrix(sums: Sums, chosen: Tensor, order: Tensor | None) -> Tensor:

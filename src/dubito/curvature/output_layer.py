@@ -17,7 +17,7 @@ from dubito.core import limits
 from dubito.core.limits import numbers
 from dubito.curvature.engine import Tape
 from dubito.curvature.matrices.base import eigh
-from dubito.networks.layers.rows import Dense
+from dubito.networks.layers.rows import DenseRows
 
 
 def is_direct(tape: Tape) -> bool:
@@ -31,7 +31,7 @@ def is_one_linear(tape: Tape) -> bool:
     if not is_direct(tape) or len(tape.calls) != 1 or tape.outputs.ndim != 2:
         return False
     rows = tape.calls[0].rows
-    return isinstance(rows, Dense) and rows.a.shape[1] == 1
+    return isinstance(rows, DenseRows) and rows.a.shape[1] == 1
 
 
 def few_columns(structure: str, likelihood: Likelihood, outputs: Tensor, targets: Tensor) -> Tensor:

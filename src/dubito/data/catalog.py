@@ -13,7 +13,7 @@ from dubito.core.errors import FileFormatError, InputError, MissingDataError
 from dubito.data import images, numeric, text, toys
 from dubito.data.dataset import DataSet, Task
 from dubito.data.formats import wrong_checksums
-from dubito.data.source import Raw, Source, assemble
+from dubito.data.source import CatalogEntry, Raw, assemble
 
 _SOURCES = {source.name: source for source in (*images.SOURCES, *numeric.SOURCES, *text.SOURCES, *toys.SOURCES)}
 
@@ -124,7 +124,7 @@ def check(name: str) -> Integrity:
     return Integrity(name, _where(source), tuple(problems))
 
 
-def _source(name: str) -> Source:
+def _source(name: str) -> CatalogEntry:
     if name in _SOURCES:
         return _SOURCES[name]
     close = difflib.get_close_matches(name, _SOURCES, n=1)
@@ -132,19 +132,19 @@ def _source(name: str) -> Source:
     raise InputError(f"There is no data set {name!r}; {hint}.")
 
 
-def _where(source: Source) -> str:
+def _where(source: CatalogEntry) -> str:
     root = source.root()
     return source.obtain if root is None else str(root)
 
 
-def _availability(source: Source) -> Availability:
+def _availability(source: CatalogEntry) -> Availability:
     try:
         return Availability(source.name, source.task, True, _where(source))
     except MissingDataError as error:
         return Availability(source.name, source.task, False, str(error))
 
 
-def _problems(source: Source, raw: Raw) -> list[str]:
+def _problems(source: CatalogEntry, raw: Raw) -> list[str]:
     """Return the problems of one split."""
     problems = []
     parts = [part for part in (raw.train, raw.test) if part is not None]

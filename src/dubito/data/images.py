@@ -9,7 +9,7 @@ import numpy as np
 
 from dubito.core.errors import FileFormatError
 from dubito.data.formats import Array, read_idx, read_npz
-from dubito.data.source import Raw, Source, fold_numbers
+from dubito.data.source import CatalogEntry, Raw, fold_numbers
 
 _TEST_FILES = ("t10k-images-idx3-ubyte.gz", "t10k-labels-idx1-ubyte.gz")
 _TRAIN_FILES = ("train-images-idx3-ubyte.gz", "train-labels-idx1-ubyte.gz")
@@ -82,17 +82,21 @@ def checked_images(path: Path, images: Array, labels: Array) -> tuple[Array, Arr
     return images, labels
 
 
-def _idx_source(name: str, class_names: tuple[str, ...], obtain: str, extra_roots: tuple[Path, ...] = ()) -> Source:
+def _idx_source(
+    name: str, class_names: tuple[str, ...], obtain: str, extra_roots: tuple[Path, ...] = ()
+) -> CatalogEntry:
     files = tuple(f"{name}/{file}" for file in (*_TRAIN_FILES, *_TEST_FILES))
     read = _idx_reader(name, class_names)
-    return Source(name, "classification", read, 70_000, (1, 28, 28), files, obtain=obtain, extra_roots=extra_roots)
+    return CatalogEntry(
+        name, "classification", read, 70_000, (1, 28, 28), files, obtain=obtain, extra_roots=extra_roots
+    )
 
 
 SOURCES = (
-    Source("digits", "classification", _read_digits, 1797, (1, 8, 8), num_splits=5, obtain="scikit-learn"),
+    CatalogEntry("digits", "classification", _read_digits, 1797, (1, 8, 8), num_splits=5, obtain="scikit-learn"),
     _idx_source("fashion-mnist", _CLOTHES, "the Debian package dataset-fashion-mnist installs it", (_DEBIAN,)),
     _idx_source("mnist", _NUMERALS, "these are the gzipped idx files in which MNIST is published"),
-    Source(
+    CatalogEntry(
         "kmnist",
         "classification",
         _read_kmnist,
@@ -101,7 +105,7 @@ SOURCES = (
         ("kmnist/kmnist-test-imgs.npz", "kmnist/kmnist-test-labels.npz"),
         obtain="the repository rois-codh/kmnist publishes it",
     ),
-    Source(
+    CatalogEntry(
         "notmnist",
         "classification",
         _read_notmnist,
@@ -110,7 +114,7 @@ SOURCES = (
         tuple(f"notmnist/{file}" for file in _TEST_FILES),
         obtain="the repository davidflanagan/notMNIST-to-MNIST publishes it",
     ),
-    Source(
+    CatalogEntry(
         "cifar10",
         "classification",
         _read_cifar10,

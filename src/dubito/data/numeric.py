@@ -11,7 +11,7 @@ import numpy as np
 
 from dubito.core.errors import FileFormatError
 from dubito.data.formats import Array, read_npz
-from dubito.data.source import Raw, Source, fold_numbers
+from dubito.data.source import CatalogEntry, Raw, fold_numbers
 
 # name: rows, features, standard splits; there is one gap split per feature
 _UCI = {
@@ -108,9 +108,9 @@ def _fold(inputs: Array, targets: Array, split: int, feature_names: tuple[str, .
     return Raw((inputs[~test], targets[~test]), (inputs[test], targets[test]), feature_names=feature_names)
 
 
-def _uci_source(name: str) -> Source:
+def _uci_source(name: str) -> CatalogEntry:
     num_rows, num_features, num_splits = _UCI[name]
-    return Source(
+    return CatalogEntry(
         f"uci/{name}",
         "regression",
         _uci_reader(name),
@@ -125,9 +125,9 @@ def _uci_source(name: str) -> Source:
 
 
 SOURCES = (
-    Source("diabetes", "regression", _read_diabetes, 442, (10,), num_splits=5, obtain="scikit-learn"),
+    CatalogEntry("diabetes", "regression", _read_diabetes, 442, (10,), num_splits=5, obtain="scikit-learn"),
     *map(_uci_source, _UCI),
-    Source(
+    CatalogEntry(
         "mcycle",
         "regression",
         _read_mcycle,
@@ -137,7 +137,7 @@ SOURCES = (
         num_splits=5,
         obtain="the R package MASS carries it",
     ),
-    Source(
+    CatalogEntry(
         "co2",
         "regression",
         _read_co2,
@@ -146,7 +146,7 @@ SOURCES = (
         ("small/mauna_loa_co2_weekly.csv",),
         obtain="the package statsmodels carries it",
     ),
-    Source(
+    CatalogEntry(
         "pima",
         "classification",
         _read_pima,

@@ -43,7 +43,7 @@ class Raw:
 
 
 @dataclass(frozen=True)
-class Source:
+class CatalogEntry:
     """One entry of the catalogue: where a data set is, how it is read, and what it must look like.
 
     Attributes:
@@ -128,7 +128,7 @@ def carve(
 
 
 def assemble(
-    source: Source,
+    source: CatalogEntry,
     raw: Raw,
     *,
     validation: float,
@@ -201,7 +201,7 @@ def _fit_encoder(raw: Raw, values: Any) -> Standardizer | Vocabulary:
     return Vocabulary.fit(values) if raw.is_text else Standardizer.fit(values)
 
 
-def _encoder_of(like: DataSet, source: Source, raw: Raw) -> Standardizer | Vocabulary:
+def _encoder_of(like: DataSet, source: CatalogEntry, raw: Raw) -> Standardizer | Vocabulary:
     """Return the encoder of the data set `like`, if the inputs of both are of the same kind."""
     if raw.is_text and isinstance(like.encoder, Vocabulary):
         return like.encoder

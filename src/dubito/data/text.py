@@ -9,7 +9,7 @@ import torch
 
 from dubito.core.errors import FileFormatError
 from dubito.data.formats import read_gzip
-from dubito.data.source import Raw, Source, fold_numbers
+from dubito.data.source import CatalogEntry, Raw, fold_numbers
 
 
 def _read_reviews(root: Path, split: int, gap: bool) -> Raw:
@@ -46,7 +46,7 @@ def _fold(texts: list[str], labels: list[int], split: int, class_names: tuple[st
 
 
 SOURCES = (
-    Source(
+    CatalogEntry(
         "mr",
         "classification",
         _read_reviews,
@@ -56,7 +56,7 @@ SOURCES = (
         num_splits=10,
         obtain="the repository yoonkim/CNN_sentence carries both files, to be gzipped",
     ),
-    Source(
+    CatalogEntry(
         "sms",
         "classification",
         _read_messages,

@@ -13,7 +13,7 @@ import torch
 from dubito.core.errors import FileFormatError, InputError
 from dubito.data.dataset import Pair, Task
 from dubito.data.formats import Array, read_npz
-from dubito.data.source import Raw, Source, fold_numbers
+from dubito.data.source import CatalogEntry, Raw, fold_numbers
 
 NUM_TRAIN, NUM_TEST = 200, 1000
 
@@ -68,7 +68,7 @@ def _generated_source(
     train: Callable[..., Pair],
     test: Callable[..., Pair],
     class_names: tuple[str, ...] = (),
-) -> Source:
+) -> CatalogEntry:
     """A toy whose split `k` is generated from the seed `k`."""
 
     def read(root: Path, split: int, gap: bool) -> Raw:
@@ -78,10 +78,10 @@ def _generated_source(
         return Raw(train_arrays, test_arrays, class_names=class_names)
 
     num_rows = NUM_TRAIN + NUM_TEST
-    return Source(f"toy/{name}", task, read, num_rows, (num_inputs,), num_splits=20, obtain="generated")
+    return CatalogEntry(f"toy/{name}", task, read, num_rows, (num_inputs,), num_splits=20, obtain="generated")
 
 
-def _stored_source(name: str) -> Source:
+def _stored_source(name: str) -> CatalogEntry:
     """A toy of 400 points in a file; fold `split` of five is the test part."""
     file = f"toy1d/{name}_1d.npz"
 
@@ -90,7 +90,7 @@ def _stored_source(name: str) -> Source:
         test = fold_numbers(np.zeros(len(rows)), 5) == split
         return Raw((rows[~test, :1], rows[~test, 1]), (rows[test, :1], rows[test, 1]))
 
-    return Source(f"toy/{name}", "regression", read, 400, (1,), (file,), num_splits=5, obtain=_DUN)
+    return CatalogEntry(f"toy/{name}", "regression", read, 400, (1,), (file,), num_splits=5, obtain=_DUN)
 
 
 def _read_my(root: Path, split: int, gap: bool) -> Raw:
@@ -115,5 +115,5 @@ SOURCES = (
     _generated_source("growing-noise", "regression", 1, growing_noise, growing_noise),
     _stored_source("agw"),
     _stored_source("matern"),
-    Source("toy/my", "regression", _read_my, 1002, (1,), ("toy1d/my_1d.npz",), obtain=_DUN),
+    CatalogEntry("toy/my", "regression", _read_my, 1002, (1,), ("toy1d/my_1d.npz",), obtain=_DUN),
 )

@@ -153,28 +153,28 @@ class TestSchedule:
     @pytest.mark.parametrize("kind", ["constant", "decay", "cyclical"])
     @pytest.mark.parametrize("numbers", [(0, 1, 5, 2), (7, 3, 10, 4), (2, 2, 1, 3)])
     def test_every_sample_is_kept_once_in_order(self, kind: str, numbers: Any) -> None:
-        plan = Schedule(kind, *numbers)
-        kept = [plan.sample_at(step) for step in range(1, plan.total + 1)]
+        schedule = Schedule(kind, *numbers)
+        kept = [schedule.sample_at(step) for step in range(1, schedule.total + 1)]
         found = [index for index in kept if index is not None]
-        assert found == list(range(plan.num_samples))
-        assert [plan.count(step) for step in range(plan.total + 1)] == [
-            sum(index is not None for index in kept[:step]) for step in range(plan.total + 1)
+        assert found == list(range(schedule.num_samples))
+        assert [schedule.count(step) for step in range(schedule.total + 1)] == [
+            sum(index is not None for index in kept[:step]) for step in range(schedule.total + 1)
         ]
-        assert all(plan.is_noisy(step) for step, index in enumerate(kept) if index is not None)
-        assert all(0 < plan.factor(step) <= 1 for step in range(plan.total))
+        assert all(schedule.is_noisy(step) for step, index in enumerate(kept) if index is not None)
+        assert all(0 < schedule.factor(step) <= 1 for step in range(schedule.total))
 
     def test_cycles(self) -> None:
-        plan = Schedule("cyclical", 10, 2, 8, 4)
-        assert plan.cycle_length == 20
-        assert plan.factor(10) == plan.factor(30) == 1.0
-        assert plan.factor(29) < 0.01
-        assert not plan.is_noisy(25)
-        assert plan.is_noisy(26)
+        schedule = Schedule("cyclical", 10, 2, 8, 4)
+        assert schedule.cycle_length == 20
+        assert schedule.factor(10) == schedule.factor(30) == 1.0
+        assert schedule.factor(29) < 0.01
+        assert not schedule.is_noisy(25)
+        assert schedule.is_noisy(26)
 
     def test_decay(self) -> None:
-        plan = Schedule("decay", 100, 1, 900, 1)
-        assert plan.factor(99) == 1.0
-        assert plan.factor(200) == pytest.approx(2**-0.55)
+        schedule = Schedule("decay", 100, 1, 900, 1)
+        assert schedule.factor(99) == 1.0
+        assert schedule.factor(200) == pytest.approx(2**-0.55)
 
 
 class TestPriors:

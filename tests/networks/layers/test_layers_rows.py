@@ -8,7 +8,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from dubito.networks.layers import Dense, Grouped, Index, per_sample_gradient, require_rule, summed_gradient
+from dubito.networks.layers import DenseRows, GroupedRows, IndexRows, per_sample_gradient, require_rule, summed_gradient
 from dubito.networks.layers.conv import windows
 
 
@@ -17,7 +17,7 @@ def test_conv2d_rows_are_those_of_unfold() -> None:
     x = torch.randn(2, 3, 7, 6)
     rows = require_rule(layer).inputs_as_rows(layer, x)
     expected = F.unfold(x, layer.kernel_size, layer.dilation, layer.padding, layer.stride).transpose(1, 2)
-    assert isinstance(rows, Dense)
+    assert isinstance(rows, DenseRows)
     assert torch.equal(rows.a, expected)
 
 
@@ -25,7 +25,7 @@ def test_grouped_rows_times_the_matrix_are_the_output() -> None:
     layer = nn.Conv1d(6, 9, 3, groups=3, padding="same", padding_mode="circular", bias=False).double()
     x, rule = torch.randn(2, 6, 5, dtype=torch.float64), require_rule(layer)
     rows = rule.inputs_as_rows(layer, x)
-    assert isinstance(rows, Grouped)
+    assert isinstance(rows, GroupedRows)
     y = torch.einsum("btgi,goi->btgo", rows.a, rule.to_matrix(layer, layer.weight))
     torch.testing.assert_close(y, rule.grads_as_rows(layer, layer(x)[None])[0], rtol=1e-12, atol=1e-12)
 
@@ -71,7 +71,7 @@ def test_the_summed_gradient_builds_none_per_sample(layer: nn.Module, x: Tensor)
 
 
 def test_the_padding_row_gets_no_gradient_and_repeated_rows_add_up() -> None:
-    rows = Index(torch.tensor([[1, 1, 0], [2, 0, 1]]), num_embeddings=3, padding_idx=0)
+    rows = IndexRows(torch.tensor([[1, 1, 0], [2, 0, 1]]), num_embeddings=3, padding_idx=0)
     grads = torch.arange(6.0).view(1, 2, 3, 1) + 1
     assert summed_gradient(rows, grads).flatten().tolist() == [0.0, 1 + 2 + 6, 4]
     assert per_sample_gradient(rows, grads).squeeze().tolist() == [[0.0, 3.0, 0.0], [0.0, 6.0, 4.0]]

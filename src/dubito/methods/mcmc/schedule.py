@@ -27,8 +27,8 @@ class Schedule:
         num_samples: How many are kept.
         cycles: How many cycles they are shared out to.
 
-    >>> plan = Schedule("constant", burn_in=4, thinning=2, num_samples=3, cycles=1)
-    >>> plan.total, [plan.sample_at(step) for step in range(1, 11)]
+    >>> schedule = Schedule("constant", burn_in=4, thinning=2, num_samples=3, cycles=1)
+    >>> schedule.total, [schedule.sample_at(step) for step in range(1, 11)]
     (10, [None, None, None, None, None, 0, None, 1, None, 2])
     """
 

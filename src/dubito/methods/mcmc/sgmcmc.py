@@ -71,7 +71,7 @@ class SGMCMC(Sampler):
         return self.schedule == "cyclical" or (self.starts_fresh and self.chains > 1)
 
     @property
-    def plan(self) -> Schedule:
+    def sample_schedule(self) -> Schedule:
         """When a chain moves how far, and when it is kept."""
         return Schedule(self.schedule, self.burn_in, self.thinning, self.num_samples, self.cycles)
 

@@ -45,7 +45,7 @@ class Trajectories:
             raise UnsupportedError(
                 "HMC(start='fresh') has no statistics for BatchNorm to use: train the network first, then start there."
             )
-        self.plan = Schedule("constant", recipe.burn_in, recipe.thinning, recipe.num_samples, 1)
+        self.schedule = Schedule("constant", recipe.burn_in, recipe.thinning, recipe.num_samples, 1)
         self.setup = Setup(recipe, problem, before)
         self.problem = dataclasses.replace(problem, source=problem.source.kept_whole("HMC"))
         self.target = self.setup.target(self.setup.tail)
@@ -57,7 +57,7 @@ class Trajectories:
     def inference(self) -> Inference:
         """Return the steps for the fit loop."""
         return Inference(
-            self.init, self.update, self.posterior, epochs=self.plan.total, batches="full", additive=True,
+            self.init, self.update, self.posterior, epochs=self.schedule.total, batches="full", additive=True,
             source=self.problem.source,
         )  # fmt: skip
 
@@ -108,7 +108,7 @@ class Trajectories:
         if burning and self.recipe.adapt:
             self._learn(done + 1, moved, own, potential, generator)
         state["step"][k] = done + 1
-        index = self.plan.sample_at(done + 1)
+        index = self.schedule.sample_at(done + 1)
         if index is not None:
             self.chains.keep(state, k, index, moved.point.position)
             for name in STATISTICS:
@@ -152,7 +152,7 @@ class Trajectories:
         found = self.chains.first_diverged(state)
         if found is None:
             return
-        kept = self.plan.count(found.step - 1) > 0
+        kept = self.schedule.count(found.step - 1) > 0
         what = "gradient of the potential" if found.by_gradient else "potential"
         raise NonFiniteError(
             f"Chain {found.chain + 1} of {self.recipe.chains} cannot start its transition {found.step}: the {what} "
@@ -162,7 +162,7 @@ class Trajectories:
         )
 
     def _collect(self, state: State) -> ParticlePosterior:
-        count = self.plan.count(int(self.chains.whole(state["step"]).min()))
+        count = self.schedule.count(int(self.chains.whole(state["step"]).min()))
         if count == 0:  # nothing kept yet: where the chains are
             samples, statistics = self.chains.whole(state["position"])[:, None], {}
         else:

@@ -42,7 +42,7 @@ class Transitions:
     """
 
     def __init__(self, recipe: SGMCMC, problem: Problem, before: ParticlePosterior | None = None) -> None:
-        self.recipe, self.plan = recipe, recipe.plan
+        self.recipe, self.schedule = recipe, recipe.sample_schedule
         self.setup = Setup(recipe, problem, before)
         source = problem.source.kept_whole("SGMCMC")
         self.norms = running_norms(self.setup.model) if recipe.starts_fresh and before is None else {}
@@ -60,7 +60,7 @@ class Transitions:
 
     def inference(self) -> Inference:
         """Return the steps for the fit loop."""
-        epochs = math.ceil(self.plan.total / (self.problem.source.num_batches or 1))
+        epochs = math.ceil(self.schedule.total / (self.problem.source.num_batches or 1))
         return Inference(
             self.init, self.update, self.posterior, epochs=epochs, additive=True, source=self.problem.source
         )
@@ -88,7 +88,7 @@ class Transitions:
         self.chains.place(state)
         potential = torch.zeros((), dtype=torch.float64)
         for k in self.chains.mine:
-            if int(state["step"][k]) < self.plan.total and not int(state["diverged"][k]):
+            if int(state["step"][k]) < self.schedule.total and not int(state["diverged"][k]):
                 potential = self._move(state, k, batch)
         self.chains.remember(state)
         if self.chains.meet():
@@ -98,14 +98,14 @@ class Transitions:
     def _move(self, state: State, k: int, batch: Batch) -> Tensor:
         done, position = int(state["step"][k]), state["position"][k]
         loss, gradient = self._gradient(state, k, batch)
-        noisy = self.plan.is_noisy(done)
-        size = float(state["step_size"][k]) * self.plan.factor(done) / self.problem.num_data
-        step = Step(size, self.recipe.temperature if noisy else 0.0, adapting=done < self.plan.burn_in)
+        noisy = self.schedule.is_noisy(done)
+        size = float(state["step_size"][k]) * self.schedule.factor(done) / self.problem.num_data
+        step = Step(size, self.recipe.temperature if noisy else 0.0, adapting=done < self.schedule.burn_in)
         if noisy:
             self.noise.normal_(generator=self.chains.generator(k))
         own = chain_view(state["kernel"], k)
         self.kernel.move(position, own, gradient, self.noise, step)
-        index = self.plan.sample_at(done + 1)
+        index = self.schedule.sample_at(done + 1)
         # a gradient that is not finite has made the position so
         numbers = [loss, position.dot(position), *(value for value in own.values() if not value.ndim)]
         if not bool(torch.stack(numbers).isfinite().all()) or not self._keep(state, k, index, loss):
@@ -194,7 +194,7 @@ class Transitions:
         if found is None:
             return
         size = float(self.chains.whole(state["step_size"]).max())
-        who, when = f"Chain {found.chain + 1} of {self.recipe.chains}", f"in step {found.step} of {self.plan.total}"
+        who, when = f"Chain {found.chain + 1} of {self.recipe.chains}", f"in step {found.step} of {self.schedule.total}"
         if found.by_gradient:
             words = f"{who} stopped {when}: the loss is finite but its gradient is not; {NO_GRADIENT}"
         else:
@@ -202,11 +202,11 @@ class Transitions:
                 f"{who} diverged {when}: lower step_size (now {size:.3g}), train the network longer before, or look "
                 "for extreme inputs"
             )
-        kept = self.plan.count(found.step - 1) > 0
+        kept = self.schedule.count(found.step - 1) > 0
         raise NonFiniteError(words + (KEPT if kept else "."), self._collect(state) if kept else None)
 
     def _collect(self, state: State) -> ParticlePosterior:
-        count = self.plan.count(int(self.chains.whole(state["step"]).min()))
+        count = self.schedule.count(int(self.chains.whole(state["step"]).min()))
         names = ("potential", *(("kinetic",) if self.kernel.has_momentum else ()))
         if count == 0:  # nothing kept yet: where the chains are
             samples, statistics, kept = self.chains.whole(state["position"])[:, None], {}, {}

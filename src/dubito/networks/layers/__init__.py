@@ -16,13 +16,21 @@ from dubito.networks.layers import (  # noqa: F401 - they register their rules
 )
 from dubito.networks.layers.base import LayerRule, Side
 from dubito.networks.layers.registry import class_rule, is_norm, register, require_rule, rule_for, weight_axis
-from dubito.networks.layers.rows import Dense, Elementwise, Grouped, Index, Rows, per_sample_gradient, summed_gradient
+from dubito.networks.layers.rows import (
+    DenseRows,
+    ElementwiseRows,
+    GroupedRows,
+    IndexRows,
+    Rows,
+    per_sample_gradient,
+    summed_gradient,
+)
 
 __all__ = [
-    "Dense",
-    "Elementwise",
-    "Grouped",
-    "Index",
+    "DenseRows",
+    "ElementwiseRows",
+    "GroupedRows",
+    "IndexRows",
     "LayerRule",
     "Rows",
     "Side",

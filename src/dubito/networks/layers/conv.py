@@ -14,7 +14,7 @@ from torch.nn.modules.conv import _ConvNd
 from dubito.core.errors import UnsupportedError
 from dubito.networks.layers.base import LayerRule, Side, channels_first_rows, check_kept, how_to_add, resized
 from dubito.networks.layers.registry import register
-from dubito.networks.layers.rows import Dense, Grouped
+from dubito.networks.layers.rows import DenseRows, GroupedRows
 
 _CONV: dict[int, Any] = {1: F.conv1d, 2: F.conv2d, 3: F.conv3d}
 _CONV_FORWARDS = (nn.Conv1d._conv_forward, nn.Conv2d._conv_forward, nn.Conv3d._conv_forward)
@@ -150,12 +150,12 @@ class ConvRule(ChannelsFirstRule):
         conv = _CONV[spatial_dims(layer)]
         return conv(x, weight, bias, layer.stride, padding, layer.dilation, layer.groups)
 
-    def inputs_as_rows(self, layer: _ConvNd, x: Tensor) -> Dense | Grouped:
+    def inputs_as_rows(self, layer: _ConvNd, x: Tensor) -> DenseRows | GroupedRows:
         """The windows under the kernel: `[B, T, fan_in]`, or `[B, T, Gr, fan_in]`."""
         x = batched(layer, x[None])[0]
         view = windows(pad(layer, x), layer.kernel_size, layer.stride, layer.dilation)
         rows = window_rows(view, layer.groups)
-        return Dense(rows.squeeze(2)) if layer.groups == 1 else Grouped(rows)
+        return DenseRows(rows.squeeze(2)) if layer.groups == 1 else GroupedRows(rows)
 
     def grads_as_rows(self, layer: _ConvNd, g: Tensor) -> Tensor:
         """`[V, B, T, O]`, or `[V, B, T, Gr, O / Gr]`."""

@@ -11,7 +11,7 @@ from torch.nn.modules.conv import _ConvNd
 from dubito.networks.layers.base import channels_first_rows
 from dubito.networks.layers.conv import ChannelsFirstRule, batched, pad, spatial_dims, window_rows, windows
 from dubito.networks.layers.registry import register
-from dubito.networks.layers.rows import Dense, Grouped
+from dubito.networks.layers.rows import DenseRows, GroupedRows
 
 _CONV_TRANSPOSE: dict[int, Any] = {1: F.conv_transpose1d, 2: F.conv_transpose2d, 3: F.conv_transpose3d}
 
@@ -29,10 +29,10 @@ class ConvTransposeRule(ChannelsFirstRule):
         conv = _CONV_TRANSPOSE[spatial_dims(layer)]
         return conv(x, weight, bias, layer.stride, layer.padding, layer.output_padding, layer.groups, layer.dilation)
 
-    def inputs_as_rows(self, layer: _ConvNd, x: Tensor) -> Dense | Grouped:
+    def inputs_as_rows(self, layer: _ConvNd, x: Tensor) -> DenseRows | GroupedRows:
         """`[B, T, I]`, or `[B, T, Gr, I / Gr]`, with T the input positions."""
         rows = channels_first_rows(batched(layer, x[None]))[0]
-        return Dense(rows) if layer.groups == 1 else Grouped(rows.unflatten(-1, (layer.groups, -1)))
+        return DenseRows(rows) if layer.groups == 1 else GroupedRows(rows.unflatten(-1, (layer.groups, -1)))
 
     def grads_as_rows(self, layer: _ConvNd, g: Tensor) -> Tensor:
         """The output gradients in each position's window: `[V, B, T, fan_out]`, or `[V, B, T, Gr, fan_out / Gr]`."""

@@ -8,7 +8,7 @@ from torch import Tensor, nn
 
 from dubito.networks.layers.base import LayerRule, Side, channels_last_rows, check_kept, resized
 from dubito.networks.layers.registry import register
-from dubito.networks.layers.rows import Index
+from dubito.networks.layers.rows import IndexRows
 
 
 @register(nn.Embedding)
@@ -40,10 +40,10 @@ class EmbeddingRule(LayerRule[nn.Embedding]):
         r"""A lookup too: $\sigma^2_{x_t}$."""
         return self.apply(layer, x, weight_variance, bias_variance)
 
-    def inputs_as_rows(self, layer: nn.Embedding, x: Tensor) -> Index:
+    def inputs_as_rows(self, layer: nn.Embedding, x: Tensor) -> IndexRows:
         """`[B, T]`."""
         index = channels_last_rows(x[None, ..., None])[0].squeeze(-1)
-        return Index(index, layer.num_embeddings, layer.padding_idx)
+        return IndexRows(index, layer.num_embeddings, layer.padding_idx)
 
     def grads_as_rows(self, layer: nn.Embedding, g: Tensor) -> Tensor:
         """`[V, B, T, D]`."""

@@ -7,7 +7,7 @@ from torch import Tensor, nn
 
 from dubito.networks.layers.base import LayerRule, Side, channels_last_rows, check_kept, resized
 from dubito.networks.layers.registry import register
-from dubito.networks.layers.rows import Dense
+from dubito.networks.layers.rows import DenseRows
 
 
 @register(nn.Linear)
@@ -18,9 +18,9 @@ class LinearRule(LayerRule[nn.Linear]):
         """$W x + b$."""
         return F.linear(x, weight, bias)
 
-    def inputs_as_rows(self, layer: nn.Linear, x: Tensor) -> Dense:
+    def inputs_as_rows(self, layer: nn.Linear, x: Tensor) -> DenseRows:
         """Every position is a row: `[B, T, I]`."""
-        return Dense(channels_last_rows(x[None])[0])
+        return DenseRows(channels_last_rows(x[None])[0])
 
     def grads_as_rows(self, layer: nn.Linear, g: Tensor) -> Tensor:
         """Every position is a row: `[V, B, T, O]`."""

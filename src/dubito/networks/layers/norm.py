@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from dubito.core.errors import UnsupportedError
 from dubito.networks.layers.base import LayerRule, M, Side, channels_first_rows, channels_last_rows, check_kept, resized
 from dubito.networks.layers.registry import register
-from dubito.networks.layers.rows import Elementwise
+from dubito.networks.layers.rows import ElementwiseRows
 
 BatchNorm = nn.BatchNorm1d | nn.BatchNorm2d | nn.BatchNorm3d | nn.SyncBatchNorm
 L = TypeVar("L", bound=nn.LayerNorm | nn.RMSNorm)
@@ -50,9 +50,9 @@ class NormRule(LayerRule[M]):
             return variance
         return variance + self.scale_channels(layer, bias_variance.flatten(), "output", x.ndim)
 
-    def inputs_as_rows(self, layer: M, x: Tensor) -> Elementwise:
+    def inputs_as_rows(self, layer: M, x: Tensor) -> ElementwiseRows:
         """The normalised input: `[B, T, C]`."""
-        return Elementwise(self.as_rows(layer, self.apply(layer, x, None, None)[None])[0])
+        return ElementwiseRows(self.as_rows(layer, self.apply(layer, x, None, None)[None])[0])
 
     def grads_as_rows(self, layer: M, g: Tensor) -> Tensor:
         """`[V, B, T, C]`."""
@@ -198,7 +198,7 @@ class BatchNormRule(RunningNormRule[BatchNorm]):
             return F.batch_norm(x, None, None, weight, bias, training=True, eps=layer.eps)
         return F.batch_norm(x, layer.running_mean, layer.running_var, weight, bias, eps=layer.eps)
 
-    def inputs_as_rows(self, layer: BatchNorm, x: Tensor) -> Elementwise:
+    def inputs_as_rows(self, layer: BatchNorm, x: Tensor) -> ElementwiseRows:
         """The input normalised with the running statistics: `[B, T, C]`."""
         if _uses_batch(layer):
             raise UnsupportedError(

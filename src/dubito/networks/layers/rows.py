@@ -16,19 +16,19 @@ import torch
 from torch import Tensor
 
 
-class Dense(NamedTuple):
+class DenseRows(NamedTuple):
     """Rows `a [B, T, I]` that meet a weight `[O, I]`; their gradients are `[V, B, T, O]`."""
 
     a: Tensor
 
 
-class Grouped(NamedTuple):
+class GroupedRows(NamedTuple):
     """Rows `a [B, T, Gr, I]` that meet a weight `[Gr, O, I]` by groups; their gradients are `[V, B, T, Gr, O]`."""
 
     a: Tensor
 
 
-class Index(NamedTuple):
+class IndexRows(NamedTuple):
     """One-hot rows, kept as `ids [B, T]` into a weight `[num_embeddings, D]`; their gradients are `[V, B, T, D]`.
 
     Rows equal to `padding_idx` count as zero: that row of the weight never gets a gradient.
@@ -39,13 +39,13 @@ class Index(NamedTuple):
     padding_idx: int | None
 
 
-class Elementwise(NamedTuple):
+class ElementwiseRows(NamedTuple):
     """Rows `a [B, T, C]` that meet a weight `[C]` channel by channel; their gradients are `[V, B, T, C]`."""
 
     a: Tensor
 
 
-Rows = Dense | Grouped | Index | Elementwise
+Rows = DenseRows | GroupedRows | IndexRows | ElementwiseRows
 
 
 def per_sample_gradient(rows: Rows, grads: Tensor) -> Tensor:
@@ -53,18 +53,18 @@ def per_sample_gradient(rows: Rows, grads: Tensor) -> Tensor:
 
     `LayerRule.from_matrix` gives the result the shape of the weight.
 
-    >>> rows, grads = Dense(torch.tensor([[[1.0, 2.0]]])), torch.tensor([[[[3.0]]]])
+    >>> rows, grads = DenseRows(torch.tensor([[[1.0, 2.0]]])), torch.tensor([[[[3.0]]]])
     >>> per_sample_gradient(rows, grads).tolist()
     [[[[3.0, 6.0]]]]
     """
     match rows:
-        case Dense(a):
+        case DenseRows(a):
             return torch.einsum("bti,vbto->vboi", a, grads)
-        case Grouped(a):
+        case GroupedRows(a):
             return torch.einsum("btgi,vbtgo->vbgoi", a, grads)
-        case Elementwise(a):
+        case ElementwiseRows(a):
             return torch.einsum("btc,vbtc->vbc", a, grads)
-        case Index(ids, num_embeddings, padding_idx):
+        case IndexRows(ids, num_embeddings, padding_idx):
             batch = ids.shape[0]
             offset = num_embeddings * torch.arange(batch, device=ids.device)
             total = _add_at(ids + offset[:, None], grads, batch * num_embeddings)
@@ -75,13 +75,13 @@ def per_sample_gradient(rows: Rows, grads: Tensor) -> Tensor:
 def summed_gradient(rows: Rows, grads: Tensor) -> Tensor:
     """The gradient of each column, summed over the batch: `[V, *matrix]`. No per-sample gradient is ever built."""
     match rows:
-        case Dense(a):
+        case DenseRows(a):
             return torch.einsum("bti,vbto->voi", a, grads)
-        case Grouped(a):
+        case GroupedRows(a):
             return torch.einsum("btgi,vbtgo->vgoi", a, grads)
-        case Elementwise(a):
+        case ElementwiseRows(a):
             return torch.einsum("btc,vbtc->vc", a, grads)
-        case Index(ids, num_embeddings, padding_idx):
+        case IndexRows(ids, num_embeddings, padding_idx):
             return _clear_padding(_add_at(ids, grads, num_embeddings), padding_idx)
     assert_never(rows)
 

@@ -27,7 +27,7 @@ from dubito.uses.compression.rules import Masks, Rule
 from dubito.uses.compression.search import Score, largest_within, score_of
 from dubito.uses.compression.shrink import shrink, silenced
 from dubito.uses.compression.units import feature_plan, removable, unit_plan, unit_relevance
-from dubito.uses.compression.units_by_fx import Units, trace
+from dubito.uses.compression.units_by_fx import UnitGroup, trace
 from dubito.uses.compression.units_by_torch_pruning import depend
 from dubito.uses.compression.verify import require_same, varied
 from dubito.uses.compression.weight_statistics import default_rule, prunable, statistics_of
@@ -128,7 +128,7 @@ class Pruner:
     center: nn.Module
     rule: Rule
     relevance: Params
-    groups: list[Units]
+    groups: list[UnitGroup]
     columns: Params
     example: Any
     allow_empty: bool
@@ -146,7 +146,7 @@ class Pruner:
         """Look at a posterior."""
         relevance = rule.relevance(statistics_of(posterior, rule), generator=generator)
         center = params.load_(copy.deepcopy(posterior.model).eval(), posterior.marginals()[0])
-        groups: list[Units] = []
+        groups: list[UnitGroup] = []
         columns: Params = {}
         if structure == "units":
             example = varied(example)

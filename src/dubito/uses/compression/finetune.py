@@ -58,7 +58,7 @@ class GradualMagnitude(Recipe):
 
     def __post_init__(self) -> None:
         if not self.begin < self.end:
-            raise InputError(f"GradualMagnitude needs begin < end, not {self.begin} and {self.end}.")
+            raise InputError(f"`begin` must be below `end`, got {self.begin} and {self.end}.")
         if self.initial > self.target:
             raise InputError(f"`initial` must be at most the target of {self.target}, got {self.initial!r}.")
 

@@ -13,10 +13,10 @@ from dubito.networks.watching import inputs_of
 from dubito.uses.compression.plan import Plan, both
 from dubito.uses.compression.rules import Masks
 from dubito.uses.compression.units import by_input, gone_of, incoming
-from dubito.uses.compression.units_by_fx import Part, Units
+from dubito.uses.compression.units_by_fx import LayerChannels, UnitGroup
 
 
-def silenced(model: nn.Module, groups: list[Units], kept: Masks, example: Any) -> tuple[nn.Module, Masks]:
+def silenced(model: nn.Module, groups: list[UnitGroup], kept: Masks, example: Any) -> tuple[nn.Module, Masks]:
     r"""Return a copy in which nothing comes into the units that go: the reference that the smaller network must equal.
 
     With it come the masks over parameters that lead there.
@@ -41,7 +41,7 @@ def silenced(model: nn.Module, groups: list[Units], kept: Masks, example: Any) -
     return Plan(masks).masked(quiet), masks
 
 
-def shrink(model: nn.Module, groups: list[Units], kept: Masks, example: Any) -> nn.Module:
+def shrink(model: nn.Module, groups: list[UnitGroup], kept: Masks, example: Any) -> nn.Module:
     """Return a smaller copy of a network that `silenced` prepared; it must be verified against that one."""
     small = copy.deepcopy(model)
     changed = [group for group in groups if group.name in kept]
@@ -62,7 +62,7 @@ def shrink(model: nn.Module, groups: list[Units], kept: Masks, example: Any) -> 
     return small
 
 
-def _consumers(model: nn.Module, groups: list[Units]) -> dict[str, nn.Module]:
+def _consumers(model: nn.Module, groups: list[UnitGroup]) -> dict[str, nn.Module]:
     return {part.layer: model.get_submodule(part.layer) for group in groups for part in group.consumers}
 
 
@@ -76,14 +76,14 @@ def _without(model: nn.Module, name: str, side: str, gone: Tensor) -> None:
     model.set_submodule(name, function(layer, keep.to(next(model.parameters()).device)))
 
 
-def _constants(model: nn.Module, part: Part, seen: Tensor) -> Tensor:
+def _constants(model: nn.Module, part: LayerChannels, seen: Tensor) -> Tensor:
     """What the layer is given on each input channel, at the positions of a few examples: ``[positions, channels]``."""
     layer = model.get_submodule(part.layer)
     axis = require_rule(layer, "removing units").channel_axis(layer, seen.ndim)
     return seen.movedim(axis, -1).reshape(-1, seen.shape[axis])
 
 
-def _foldable(model: nn.Module, group: Units, stays: Tensor, seen: dict[str, Tensor]) -> bool:
+def _foldable(model: nn.Module, group: UnitGroup, stays: Tensor, seen: dict[str, Tensor]) -> bool:
     """Whether the one next layer turns the constants of these units into a constant output."""
     if len(group.producers) > 1 or len(group.consumers) != 1:
         return False
@@ -97,7 +97,7 @@ def _foldable(model: nn.Module, group: Units, stays: Tensor, seen: dict[str, Ten
     return bool((constants == constants[:1]).all())
 
 
-def _fold(model: nn.Module, part: Part, stays: Tensor, seen: Tensor) -> None:
+def _fold(model: nn.Module, part: LayerChannels, stays: Tensor, seen: Tensor) -> None:
     """Add to the bias of a layer what it gets from inputs that are constants."""
     gone = gone_of(part, stays)
     constants = _constants(model, part, seen)[0, gone].double()
@@ -111,7 +111,7 @@ def _fold(model: nn.Module, part: Part, stays: Tensor, seen: Tensor) -> None:
         layer.bias = nn.Parameter(bias.to(layer.weight.dtype), requires_grad=layer.weight.requires_grad)
 
 
-def _muting(model: nn.Module, group: Units, stays: Tensor) -> Masks:
+def _muting(model: nn.Module, group: UnitGroup, stays: Tensor) -> Masks:
     """Masks over the biases of units that go, and the gains and shifts of their norms.
 
     A norm without gains has no mask for it: its mean is set to zero, in place.

@@ -13,10 +13,10 @@ from dubito.core.params import Params
 from dubito.networks.layers import weight_axis
 from dubito.uses.compression.plan import Plan
 from dubito.uses.compression.rules import Masks, Rule
-from dubito.uses.compression.units_by_fx import Part, Units
+from dubito.uses.compression.units_by_fx import LayerChannels, UnitGroup
 
 
-def unit_relevance(model: nn.Module, groups: list[Units], relevance: Params, rule: Rule) -> Params:
+def unit_relevance(model: nn.Module, groups: list[UnitGroup], relevance: Params, rule: Rule) -> Params:
     """Return one relevance per unit, by the name of its group.
 
     A unit is needed only if something comes in and something goes out: its relevance is the smaller one of what its
@@ -51,7 +51,7 @@ def _together(rule: Rule, rows: Tensor) -> Tensor:
     return torch.cat([rows.new_full((1,), -math.inf) if one is None else one for one in reduced])
 
 
-def incoming(model: nn.Module, groups: list[Units], kept: Masks) -> Masks:
+def incoming(model: nn.Module, groups: list[UnitGroup], kept: Masks) -> Masks:
     """Masks over the weights that come into units: false where the unit goes."""
     masks: Masks = {}
     for group in (group for group in groups if group.name in kept):
@@ -62,7 +62,7 @@ def incoming(model: nn.Module, groups: list[Units], kept: Masks) -> Masks:
     return masks
 
 
-def removable(model: nn.Module, groups: list[Units]) -> list[Units]:
+def removable(model: nn.Module, groups: list[UnitGroup]) -> list[UnitGroup]:
     """The groups none of whose layers shares its weight with another."""
     owners: dict[int, int] = {}
     named = dict(model.named_parameters(remove_duplicate=False))
@@ -72,7 +72,7 @@ def removable(model: nn.Module, groups: list[Units]) -> list[Units]:
     return [group for group, yes in zip(groups, alone, strict=True) if yes]
 
 
-def unit_plan(model: nn.Module, groups: list[Units], kept: Masks, rule: Rule, names: list[str]) -> Plan:
+def unit_plan(model: nn.Module, groups: list[UnitGroup], kept: Masks, rule: Rule, names: list[str]) -> Plan:
     """Return the plan that keeps these units of each group, with the masks of all weights that they touch."""
     parameters = dict(model.named_parameters())
     keep = {name: torch.ones(parameters[name].shape, dtype=torch.bool) for name in names}
@@ -127,12 +127,12 @@ def by_input(model: nn.Module, layer: str, tensor: Tensor) -> Tensor:
     return tensor.movedim(weight_axis(model.get_submodule(layer), "input") or 0, 0)
 
 
-def gone_of(part: Part, stays: Tensor) -> Tensor:
+def gone_of(part: LayerChannels, stays: Tensor) -> Tensor:
     """The channels of a layer that go when only some units stay."""
     return part.index[~stays[part.unit]]
 
 
-def _by_unit(channels: Tensor, part: Part, group: Units) -> Tensor:
+def _by_unit(channels: Tensor, part: LayerChannels, group: UnitGroup) -> Tensor:
     """A tensor ``[channels, ...]`` as ``[units, ...]``: each unit owns equally many channels."""
     order = part.index[torch.argsort(part.unit, stable=True)]
     return channels[order.to(channels.device)].reshape(group.size, -1)

@@ -36,7 +36,7 @@ _RESHAPES = {"flatten", "view", "reshape"}
 
 
 @dataclass(frozen=True)
-class Part:
+class LayerChannels:
     """Channels of one layer that belong to units: channel ``index[i]`` to unit ``unit[i]``."""
 
     layer: str
@@ -44,13 +44,13 @@ class Part:
     index: Tensor
 
     @classmethod
-    def whole(cls, layer: str, unit: Tensor) -> Part:
+    def whole(cls, layer: str, unit: Tensor) -> LayerChannels:
         """All channels of a layer, in order."""
         return cls(layer, unit, torch.arange(len(unit)))
 
 
 @dataclass(frozen=True)
-class Units:
+class UnitGroup:
     """Outputs that are removed together.
 
     Args:
@@ -61,9 +61,9 @@ class Units:
     """
 
     size: int
-    producers: tuple[Part, ...]
-    passers: tuple[Part, ...] = ()
-    consumers: tuple[Part, ...] = ()
+    producers: tuple[LayerChannels, ...]
+    passers: tuple[LayerChannels, ...] = ()
+    consumers: tuple[LayerChannels, ...] = ()
 
     @property
     def name(self) -> str:
@@ -72,14 +72,14 @@ class Units:
 
 
 @dataclass
-class _Open:
-    """Units on their way from the layer that made them."""
+class _OpenGroup:
+    """A group of units whose producer is known, while the walk looks for its consumer."""
 
     producer: str
     size: int
     axis: int
     owner: Tensor | None = None  # once flattened
-    passers: list[Part] = field(default_factory=list)
+    passers: list[LayerChannels] = field(default_factory=list)
 
 
 class _Shapes(fx.Interpreter):
@@ -97,7 +97,7 @@ class _Shapes(fx.Interpreter):
         return result
 
 
-def trace(model: nn.Module, example: Tensor) -> list[Units] | None:
+def trace(model: nn.Module, example: Tensor) -> list[UnitGroup] | None:
     """Return the groups of units of a chain, or None where the network is no chain of known layers.
 
     Args:
@@ -127,9 +127,11 @@ def _is_chain(nodes: list[fx.Node]) -> bool:
     return len(called) == len(set(called))
 
 
-def _walk(traced: fx.GraphModule, nodes: list[fx.Node], shapes: dict[fx.Node, tuple[int, ...]]) -> list[Units] | None:
-    groups: list[Units] = []
-    current: _Open | None = None
+def _walk(
+    traced: fx.GraphModule, nodes: list[fx.Node], shapes: dict[fx.Node, tuple[int, ...]]
+) -> list[UnitGroup] | None:
+    groups: list[UnitGroup] = []
+    current: _OpenGroup | None = None
     for before, node in pairwise(nodes):
         module = traced.get_submodule(str(node.target)) if node.op == "call_module" else None
         rule = None if module is None else rule_for(module)
@@ -139,11 +141,11 @@ def _walk(traced: fx.GraphModule, nodes: list[fx.Node], shapes: dict[fx.Node, tu
             current = None
             if in_one:
                 axis = rule.channel_axis(module, len(shapes[node]))
-                current = _Open(str(node.target), rule.num_outputs(module), axis)
+                current = _OpenGroup(str(node.target), rule.num_outputs(module), axis)
         elif isinstance(rule, NormRule) and not rule.mixes_channels:
             if current is not None:
                 owner = torch.arange(current.size) if current.owner is None else current.owner
-                current.passers.append(Part.whole(str(node.target), owner))
+                current.passers.append(LayerChannels.whole(str(node.target), owner))
         elif isinstance(rule, NormRule) or (rule is not None and current is not None):
             current = None  # its statistics run over channels: the width before it stays
         elif _flattens(node, module, shapes[before], shapes[node]):
@@ -154,18 +156,18 @@ def _walk(traced: fx.GraphModule, nodes: list[fx.Node], shapes: dict[fx.Node, tu
     return groups
 
 
-def _closed(current: _Open | None, layer: str, num_inputs: int) -> list[Units]:
+def _closed(current: _OpenGroup | None, layer: str, num_inputs: int) -> list[UnitGroup]:
     """The group that ends at a layer, if its inputs are the units or their flattened positions."""
     if current is None:
         return []
     owner = torch.arange(current.size) if current.owner is None else current.owner
     if len(owner) != num_inputs:
         return []
-    producer = Part.whole(current.producer, torch.arange(current.size))
-    return [Units(current.size, (producer,), tuple(current.passers), (Part.whole(layer, owner),))]
+    producer = LayerChannels.whole(current.producer, torch.arange(current.size))
+    return [UnitGroup(current.size, (producer,), tuple(current.passers), (LayerChannels.whole(layer, owner),))]
 
 
-def _owners(current: _Open, shape: tuple[int, ...]) -> Tensor:
+def _owners(current: _OpenGroup, shape: tuple[int, ...]) -> Tensor:
     """The unit of every feature after flattening an activation of this shape."""
     units = torch.arange(current.size).reshape([-1 if axis == current.axis else 1 for axis in range(1, len(shape))])
     return units.expand(shape[1:]).flatten()

@@ -13,13 +13,13 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from dubito.core.errors import DubitoError, UnsupportedError
 from dubito.networks.layers import rule_for
 from dubito.uses.compression.shrink import shrink, silenced
-from dubito.uses.compression.units_by_fx import Part, Units
+from dubito.uses.compression.units_by_fx import LayerChannels, UnitGroup
 from dubito.uses.compression.verify import TOLERANCE, largest_difference
 
 _LAYERS = (nn.Linear, nn.Conv1d, nn.Conv2d, nn.Conv3d)
 
 
-def depend(model: nn.Module, example: Any) -> list[Units]:
+def depend(model: nn.Module, example: Any) -> list[UnitGroup]:
     """Return the groups of units that torch-pruning finds by calling the network once.
 
     A group keeps its width where anything but linear layers, convolutions and batch norms holds weights, and where the
@@ -50,7 +50,7 @@ def depend(model: nn.Module, example: Any) -> list[Units]:
     return [group for group in groups if group is not None and _can_shrink(model, group, example)]
 
 
-def _can_shrink(model: nn.Module, group: Units, example: Any) -> bool:
+def _can_shrink(model: nn.Module, group: UnitGroup, example: Any) -> bool:
     """Whether the network without the last unit of a group is the network with that unit silenced."""
     if group.size == 1:
         return False
@@ -62,7 +62,7 @@ def _can_shrink(model: nn.Module, group: Units, example: Any) -> bool:
         return False
 
 
-def _units(graph: Any, group: Any, names: dict[nn.Module, str]) -> Units | None:
+def _units(graph: Any, group: Any, names: dict[nn.Module, str]) -> UnitGroup | None:
     producers, passers, consumers = [], [], []
     for item in group:
         module, index = item.dep.target.module, torch.tensor(list(item.idxs))
@@ -72,7 +72,7 @@ def _units(graph: Any, group: Any, names: dict[nn.Module, str]) -> Units | None:
             continue  # an activation, a sum, a reshaping
         if item.root_idxs is None or rule_for(module) is None or getattr(module, "groups", 1) != 1:
             return None
-        part = Part(names[module], torch.tensor(list(item.root_idxs)), index)
+        part = LayerChannels(names[module], torch.tensor(list(item.root_idxs)), index)
         if isinstance(module, _BatchNorm):
             passers.append(part)
         elif not isinstance(module, _LAYERS):
@@ -83,12 +83,12 @@ def _units(graph: Any, group: Any, names: dict[nn.Module, str]) -> Units | None:
             consumers.append(part)
     if not consumers or not producers:  # the outputs of the network
         return None
-    return Units(int(producers[0].unit.max()) + 1, _once(producers), _once(passers), _once(consumers))
+    return UnitGroup(int(producers[0].unit.max()) + 1, _once(producers), _once(passers), _once(consumers))
 
 
-def _once(parts: list[Part]) -> tuple[Part, ...]:
+def _once(parts: list[LayerChannels]) -> tuple[LayerChannels, ...]:
     """Parts without repetition: a group may reach the same layer on two ways."""
-    found: dict[tuple[str, int], Part] = {}
+    found: dict[tuple[str, int], LayerChannels] = {}
     for part in parts:
         found.setdefault((part.layer, int(part.index[0])), part)
     return tuple(found.values())

@@ -29,13 +29,13 @@ _VECTORS = ("max-probability", "entropy", "stddev", "epistemic", "loss", "pit", 
 
 
 @dataclasses.dataclass(frozen=True)
-class Question:
+class RescaledDraws:
     """Predict with fixed draws, on the CPU, and in the original units of the targets."""
 
     draws: FixedDraws
     target_scale: Scale | None
 
-    def ask(self, inputs: Any) -> Prediction:
+    def predict(self, inputs: Any) -> Prediction:
         """Return the prediction for one batch: classes without samples, numbers in float64 and rescaled."""
         prediction = self.draws.predict(inputs)
         if isinstance(prediction, RegressionPrediction):
@@ -75,12 +75,12 @@ class Pass:
 
 
 def collect(
-    question: Question, data: Data | Tensor, what: str, like: Pass | None = None, *, labelled: bool = True
+    predictor: RescaledDraws, data: Data | Tensor, what: str, like: Pass | None = None, *, labelled: bool = True
 ) -> Pass:
     """Predict all of `data` batch by batch.
 
     Args:
-        question: How to predict.
+        predictor: How to predict.
         data: What to predict; without `labelled` its targets are ignored and may be missing.
         what: The data's name, with which an error begins.
         like: The pass over the data that these are an outlying or shifted version of.
@@ -90,16 +90,16 @@ def collect(
     sums: Metrics | None = None
     clock = torch.zeros(2, dtype=torch.float64)
     shapes: list[tuple[int, ...]] = []
-    for inputs, targets in _batches(data, question.draws.batch_size, what):
+    for inputs, targets in _batches(data, predictor.draws.batch_size, what):
         shapes = shapes or _shapes(inputs)
         start = time.perf_counter()
-        prediction = _ask(question, inputs, what, like)
+        prediction = _predict(predictor, inputs, what, like)
         clock += torch.tensor([time.perf_counter() - start, batches.num_rows(inputs)], dtype=torch.float64)
         if labelled and targets is None:
             raise InputError(f"{what} has no targets to score against: give (inputs, targets) or a loader of them.")
         if labelled:
             sums = sums or _new_metrics(isinstance(prediction, ClassPrediction))
-            vectors = _scored(question, prediction, targets, inputs, sums)
+            vectors = _scored(predictor, prediction, targets, inputs, sums)
         else:
             vectors = _uncertainties(prediction)
         for name, vector in vectors.items():
@@ -130,10 +130,10 @@ def _is_endless(sized: Any) -> bool:
     return False
 
 
-def _ask(question: Question, inputs: Any, what: str, like: Pass | None) -> Prediction:
+def _predict(predictor: RescaledDraws, inputs: Any, what: str, like: Pass | None) -> Prediction:
     """Predict; where the network fails on inputs of another shape than those it was made for, say so."""
     try:
-        return question.ask(inputs)
+        return predictor.predict(inputs)
     except NonFiniteError as error:
         raise NonFiniteError(f"{what} cannot be scored. {error}") from error
     except (RuntimeError, TypeError, ValueError, LookupError) as error:
@@ -155,12 +155,12 @@ def _show(shapes: list[tuple[int, ...]]) -> str:
     return " and ".join(map(str, shapes))
 
 
-def _scored(question: Question, prediction: Prediction, targets: Tensor, inputs: Any, sums: Metrics) -> Vectors:
+def _scored(predictor: RescaledDraws, prediction: Prediction, targets: Tensor, inputs: Any, sums: Metrics) -> Vectors:
     """Add one batch to the sums and return its vectors."""
     if isinstance(prediction, ClassPrediction) and isinstance(sums, metrics.ClassificationMetrics):
-        return _scored_classes(prediction, targets, question.draws.posterior.likelihood.observed, sums)
+        return _scored_classes(prediction, targets, predictor.draws.posterior.likelihood.observed, sums)
     if isinstance(prediction, RegressionPrediction) and isinstance(sums, metrics.RegressionMetrics):
-        truth = question.scaled(prediction.checked_targets(targets))
+        truth = predictor.scaled(prediction.checked_targets(targets))
         return _scored_numbers(prediction, truth, inputs, sums)
     raise InputError(f"A {type(prediction).__name__} cannot be scored together with those before it.")
 

@@ -19,7 +19,7 @@ from dubito.fitting.posterior import Posterior
 from dubito.uses import metrics
 from dubito.uses.fixed_draws import FixedDraws
 from dubito.uses.metrics.scores import UNCERTAINTIES, computed
-from dubito.uses.reporting.collect import BAND_LEVEL, Pass, Question, Scale, Vectors, collect
+from dubito.uses.reporting.collect import BAND_LEVEL, Pass, RescaledDraws, Scale, Vectors, collect
 from dubito.uses.reporting.evaluation import (
     Band,
     Curves,
@@ -84,13 +84,13 @@ def evaluate(
             raise InputError(f"`{argument}` must be a dict from names to data, got a {type(sets).__name__}.")
     generator = default_generator(generator)
     distributed.share_generator(generator)
-    question = Question(FixedDraws(posterior, num_samples, generator, batch_size), target_scale)
-    main = collect(question, data, "The data")
+    predictor = RescaledDraws(FixedDraws(posterior, num_samples, generator, batch_size), target_scale)
+    main = collect(predictor, data, "The data")
     outside = {
-        key: collect(question, inputs, f"The ood set '{key}'", main, labelled=False)
+        key: collect(predictor, inputs, f"The ood set '{key}'", main, labelled=False)
         for key, inputs in (ood or {}).items()
     }
-    shifted = {kind: _shift(question, kind, value, main) for kind, value in (shifts or {}).items()}
+    shifted = {kind: _shift(predictor, kind, value, main) for kind, value in (shifts or {}).items()}
     draw_seed(generator)  # moves it on, so that a second evaluation with it is another one
     assert main.metrics is not None
     return Evaluation(
@@ -109,13 +109,13 @@ def _task(done: Pass) -> Task:
     return "classification" if isinstance(done.metrics, metrics.ClassificationMetrics) else "regression"
 
 
-def _shift(question: Question, kind: str, value: Any, main: Pass) -> Scores | dict[float, Scores]:
+def _shift(predictor: RescaledDraws, kind: str, value: Any, main: Pass) -> Scores | dict[float, Scores]:
     if not isinstance(value, Mapping):
-        return _scores(collect(question, value, f"The shift '{kind}'", main))
+        return _scores(collect(predictor, value, f"The shift '{kind}'", main))
     if not has_severities(value):
         raise InputError(f"The shift '{kind}' must be data, or a dict from severities, which are numbers, to data.")
     return {
-        severity: _scores(collect(question, rows, f"The shift '{kind}' of severity {severity:g}", main))
+        severity: _scores(collect(predictor, rows, f"The shift '{kind}' of severity {severity:g}", main))
         for severity, rows in sorted(value.items())
     }
 
