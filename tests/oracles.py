@@ -1,4 +1,4 @@
-"""Closed forms that methods are compared with, in float64."""
+"""What tests of several rooms share: closed forms that methods are compared with, in float64, and how to compare."""
 
 from __future__ import annotations
 
@@ -8,6 +8,8 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+
+from dubito import Posterior
 
 
 def design(inputs: Tensor, num_outputs: int = 1, bias: bool = True) -> Tensor:
@@ -95,3 +97,9 @@ def regression_data(num: int = 40, inputs: int = 3, outputs: int = 1, seed: int 
     draw = lambda *shape: torch.randn(*shape, generator=generator, dtype=torch.float64)  # noqa: E731
     x = draw(num, inputs)
     return x, x @ draw(inputs, outputs) + 0.5 + 0.3 * draw(num, outputs)
+
+
+def weights_of(posterior: Posterior) -> Tensor:
+    """All parameters and buffers of the network of a posterior as one vector."""
+    tensors = (*posterior.model.parameters(), *posterior.model.buffers())
+    return torch.cat([tensor.detach().flatten().double() for tensor in tensors])

@@ -1,8 +1,7 @@
-"""What one process, and each of two, works through: `distributed_cases.py STORE RANK WORLD_SIZE OUTPUT FOLDER`."""
+"""What one process, and each of two, works through."""
 
 from __future__ import annotations
 
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +12,7 @@ from torch.utils.data import DataLoader, TensorDataset
 
 import dubito
 from dubito import MAP, Posterior, Training, Variational
-from dubito.core import distributed, io, params
+from dubito.core import distributed, params
 from dubito.core.batches import Batch, Source
 from dubito.core.randomness import Stream
 from dubito.core.settings import setting
@@ -203,12 +202,3 @@ def everything(folder: Path) -> dict[str, Any]:
         "resumed": resumed(folder),
         "primitives": primitives(),
     }
-
-
-if __name__ == "__main__":
-    import torch.distributed as dist
-
-    store, rank, world_size, output, shared = sys.argv[1:]
-    dist.init_process_group("gloo", init_method=f"file://{store}", rank=int(rank), world_size=int(world_size))
-    io.save(output, "results", everything(Path(shared)))
-    dist.destroy_process_group()

@@ -7,9 +7,9 @@ from typing import Any
 import bytes_cases
 import pytest
 from bytes_cases import BATCHES, DIRECTIONS, FACTORS, WEIGHTS
-from two_processes import run
 
 from dubito.core import distributed
+from two_processes import run
 
 FLAG = 8 * distributed.BLOCK  # the message with which each exchange begins
 

@@ -7,6 +7,7 @@ from typing import Any
 import error_cases
 import pytest
 import torch
+
 from two_processes import run
 
 

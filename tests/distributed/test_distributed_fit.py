@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -12,33 +9,17 @@ import pytest
 import torch
 from distributed_cases import ROWS, everything
 
-from dubito.core import io
+from two_processes import started
 
 
 @pytest.fixture(scope="module")
 def results(tmp_path_factory: pytest.TempPathFactory) -> tuple[Any, Any, Any]:
-    """Return what one process found, and what each of two found; they meet in a file, so no port can be taken."""
+    """Return what one process found, and what each of two found."""
     folder = tmp_path_factory.mktemp("distributed")
-    outputs = [folder / f"{rank}" for rank in range(2)]
-    for name in ("alone", "together"):
-        (folder / name).mkdir()
-    script = str(Path(__file__).with_name("distributed_cases.py"))
-    environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONWARNINGS": "error"}
-    workers = [
-        subprocess.Popen(
-            [sys.executable, script, str(folder / "store"), str(rank), "2", str(output), str(folder / "together")],
-            env=environment,
-        )
-        for rank, output in enumerate(outputs)
-    ]
-    try:
+    (folder / "alone").mkdir()
+    with started(str(Path(__file__).with_name("distributed_cases.py")), "everything", folder) as wait:
         alone = everything(folder / "alone")
-        assert [worker.wait(timeout=240) for worker in workers] == [0, 0]
-    finally:
-        for worker in workers:
-            worker.kill()
-    first, second = (io.load(output, "results") for output in outputs)
-    return alone, first, second
+        return alone, *wait()
 
 
 def compare(found: Any, expected: Any, tolerance: float) -> None:

@@ -8,9 +8,9 @@ from typing import Any
 import parts_cases
 import pytest
 import torch
-from two_processes import run
 
 from dubito.core import distributed
+from two_processes import run
 
 
 @pytest.fixture(scope="module")

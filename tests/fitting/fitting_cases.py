@@ -26,11 +26,6 @@ def network(dropout: float = 0.0) -> nn.Sequential:
     return nn.Sequential(*layers)
 
 
-def weights_of(posterior: Posterior) -> Tensor:
-    tensors = (*posterior.model.parameters(), *posterior.model.buffers())
-    return torch.cat([tensor.detach().flatten().double() for tensor in tensors])
-
-
 @setting
 class Average(Recipe):
     """A toy method that asks for all the data at once: the running mean of a noisy statistic."""

@@ -13,7 +13,7 @@ import pytest
 import torch
 from dubito.errors import InputError, NonFiniteError, UnsupportedError
 from dubito.likelihoods import Categorical
-from fitting_cases import Average, classification, network, weights_of
+from fitting_cases import Average, classification, network
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, Dataset, IterableDataset, TensorDataset
 
@@ -26,6 +26,7 @@ from dubito.fitting.inference import Inference, NonFinite, Problem, State
 from dubito.fitting.loop import reset_parameters
 from dubito.fitting.optimizers import Optimizer
 from dubito.fitting.recipe import Recipe
+from oracles import weights_of
 
 QUICK = Training(epochs=2, lr=1e-2, batch_size=16)
 

@@ -15,39 +15,17 @@ from typing import Any
 import pytest
 import torch
 from dubito.errors import FileFormatError, InputError
-from fitting_cases import classification, network, weights_of
+from fitting_cases import classification, network
 
 from dubito import MAP, Posterior, Training
 from dubito.core import io
-from dubito.fitting.loop import _Loop
+from interrupting import at_update
+from oracles import weights_of
 
 
 def fit(checkpoint: Path | None = None, **settings: Any) -> Posterior:
     training = Training(epochs=3, batch_size=16, checkpoint=None if checkpoint is None else str(checkpoint), **settings)
     return MAP().fit(network(0.3), classification(), training=training)
-
-
-def at_update(step: int, action: Any, patch: pytest.MonkeyPatch) -> None:
-    """Do something in the middle of one update."""
-    original, count = _Loop._one_update, 0
-
-    def one_update(self: _Loop, *args: Any) -> None:
-        nonlocal count
-        count += 1
-        plain = self.inference
-        if count == step:
-
-            def update(*args: Any) -> Any:
-                action()
-                return plain.update(*args)
-
-            self.inference = plain._replace(update=update)
-        try:
-            original(self, *args)
-        finally:
-            self.inference = plain
-
-    patch.setattr(_Loop, "_one_update", one_update)
 
 
 class TestAFullDisk:
@@ -104,7 +82,8 @@ def python(code: str, folder: Path, **options: Any) -> subprocess.CompletedProce
 
 
 def command(code: str, folder: Path) -> dict[str, Any]:
-    paths = [str(Path(__file__).parent), *filter(None, [os.environ.get("PYTHONPATH")])]
+    here = Path(__file__).parent
+    paths = [str(here), str(here.parent), *filter(None, [os.environ.get("PYTHONPATH")])]
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(paths), "OMP_NUM_THREADS": "1"}
     return {"args": [sys.executable, "-c", textwrap.dedent(code)], "cwd": folder, "env": environment}
 
@@ -112,6 +91,7 @@ def command(code: str, folder: Path) -> dict[str, Any]:
 LONG = """
     import sys, time
     from fitting_cases import *
+    from oracles import weights_of
     from torch.utils.data import DataLoader, TensorDataset
     from dubito import MAP, Training
     class Slow(DataLoader):

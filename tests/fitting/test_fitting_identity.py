@@ -10,12 +10,13 @@ from typing import Any
 import pytest
 import torch
 from dubito.errors import FileFormatError
-from fitting_cases import classification, network, weights_of
+from fitting_cases import classification, network
 from torch import Tensor, nn
 from torch.utils.data import ConcatDataset, DataLoader, Dataset, IterableDataset, Subset, TensorDataset
 
 from dubito import MAP, Ensemble, Laplace, Posterior, Snapshot, Training
-from dubito.fitting.loop import _Loop
+from interrupting import interrupt_at
+from oracles import weights_of
 
 
 class Plain(Dataset[Any]):
@@ -82,20 +83,6 @@ def fit(path: Path, data: Any, recipe: Any = None, model: nn.Module | None = Non
     return found
 
 
-def stop_after(updates: int, patch: pytest.MonkeyPatch) -> None:
-    """Press Ctrl-C after some updates."""
-    original, count = _Loop._one_update, 0
-
-    def one_update(self: _Loop, *args: Any) -> None:
-        nonlocal count
-        count += 1
-        original(self, *args)
-        if count == updates:
-            raise KeyboardInterrupt
-
-    patch.setattr(_Loop, "_one_update", one_update)
-
-
 @pytest.mark.parametrize("updates", [2, 5, 0], ids=["first epoch", "second epoch", "finished"])
 @pytest.mark.parametrize("name", DATA)
 def test_other_data_is_refused_and_the_same_goes_on(
@@ -105,7 +92,7 @@ def test_other_data_is_refused_and_the_same_goes_on(
     expected = weights_of(fit(tmp_path / "whole", make(0.0)))
     with monkeypatch.context() as patch:
         if updates:
-            stop_after(updates, patch)
+            interrupt_at(updates, patch)
             with pytest.raises(KeyboardInterrupt):
                 fit(path, make(0.0))
         else:

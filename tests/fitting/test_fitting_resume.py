@@ -14,14 +14,16 @@ import pytest
 import torch
 from dubito.errors import FileFormatError, InputError
 from dubito.likelihoods import Gaussian
-from fitting_cases import Average, classification, network, weights_of
+from fitting_cases import Average, classification, network
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, Dataset
 
 from dubito import MAP, Posterior, Training
 from dubito.core import io
+from dubito.fitting import loop
 from dubito.fitting.gradient_training import Descent
-from dubito.fitting.loop import _Loop
+from interrupting import before_updates, interrupt_at
+from oracles import weights_of
 
 
 class Augmented(Dataset[Any]):
@@ -62,28 +64,6 @@ def start(name: str, checkpoint: Path | None = None, **changes: Any) -> Posterio
     x, y = classification(30, seed=9)
     contrary = x, (y + 1) % 3  # the first epoch is the best
     return recipe.fit(network(dropout=0.3), data(), validation=contrary, training=training, generator=generator)
-
-
-def interrupt_at(step: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Press Ctrl-C in the middle of one update."""
-    original = _Loop._one_update
-    count = 0
-
-    def one_update(self: _Loop, *args: Any) -> None:
-        nonlocal count
-        count += 1
-        plain = self.inference
-        if count == step:
-
-            def update(*args: Any) -> Any:
-                os.kill(os.getpid(), signal.SIGINT)
-                return plain.update(*args)
-
-            self.inference = plain._replace(update=update)
-        original(self, *args)
-        self.inference = plain
-
-    monkeypatch.setattr(_Loop, "_one_update", one_update)
 
 
 @pytest.mark.parametrize(
@@ -136,7 +116,8 @@ def test_an_interrupt_outside_of_an_update(place: str, tmp_path: Path, monkeypat
             original, count = Augmented.__getitem__, iter(range(1000))
             patch.setattr(Augmented, "__getitem__", lambda self, i: fail() if next(count) == 90 else original(self, i))
         else:
-            patch.setattr(_Loop, "_validate", fail)
+            build = loop.build
+            patch.setattr(loop, "build", lambda *args: build(*args)._replace(score=fail))
         with pytest.raises(KeyboardInterrupt):
             start("early stopping", checkpoint, checkpoint_every=1e9)
     assert torch.equal(weights_of(start("early stopping", checkpoint)), expected)
@@ -203,8 +184,10 @@ class TestFinished:
         checkpoint = tmp_path / "run"
         first = start("early stopping", checkpoint)
         written = checkpoint.read_bytes()
-        monkeypatch.setattr(_Loop, "_one_epoch", None)
+        updates: list[int] = []
+        before_updates(updates.append, monkeypatch)
         again = start("early stopping", checkpoint)
+        assert updates == []
         assert torch.equal(weights_of(first), weights_of(again))
         assert first.digest() == again.digest()
         assert checkpoint.read_bytes() == written

@@ -2,11 +2,7 @@
 
 from __future__ import annotations
 
-import json
 import math
-import os
-import subprocess
-import sys
 import warnings
 from itertools import pairwise
 from pathlib import Path
@@ -25,6 +21,7 @@ from dubito.curvature import FallbackWarning
 from dubito.methods.laplace import LaplacePosterior
 from dubito.networks.selection import Selection
 from dubito.select.rule import SelectionRule
+from two_processes import started
 
 PRIOR = 0.7
 STRUCTURES = ("full", "diag", "kron", "low-rank")
@@ -165,19 +162,6 @@ def test_too_many_weights_for_a_full_matrix_have_a_low_rank_form() -> None:
     same(one, small, fit(one, select.subnetwork(20)))
 
 
-SCRIPT = """
-import json, sys, warnings
-import torch.distributed as dist
-from test_select_inference import choices
-
-store, rank, out = sys.argv[1], int(sys.argv[2]), sys.argv[3]
-dist.init_process_group("gloo", init_method=f"file://{store}", rank=rank, world_size=2)
-with open(out, "w") as file:
-    json.dump(choices(), file)
-dist.destroy_process_group()
-"""
-
-
 def choices() -> list[list[int]]:
     """With a last batch of one row, of which the second process has nothing."""
     one = case("categorical", num=9)
@@ -192,16 +176,14 @@ def choices() -> list[list[int]]:
     return [rule.rank(one.model, data, one.likelihood, PRIOR).order.tolist() for rule in rules]
 
 
+def shared(_: Path) -> list[list[int]]:
+    return choices()
+
+
 def test_two_processes_choose_what_one_does(tmp_path: Path) -> None:
-    environment = {**os.environ, "PYTHONPATH": str(Path(__file__).parent), "OMP_NUM_THREADS": "1"}
-    outputs = [tmp_path / f"{rank}.json" for rank in range(2)]
-    workers = [
-        subprocess.Popen([sys.executable, "-c", SCRIPT, str(tmp_path / "store"), str(rank), str(out)], env=environment)
-        for rank, out in enumerate(outputs)
-    ]
-    assert [worker.wait(timeout=120) for worker in workers] == [0, 0]
-    for out in outputs:
-        assert json.loads(out.read_text()) == choices()
+    with started(__file__, "shared", tmp_path) as wait:
+        expected = choices()
+        assert wait() == (expected, expected)
 
 
 def _flat(one: Case, chosen: Selection) -> Tensor:

@@ -1,17 +1,13 @@
-"""What the tests of ensembles share: small problems, networks, and how to interrupt a run."""
+"""What the tests of ensembles share: small problems and networks."""
 
 from __future__ import annotations
 
-import os
-import signal
 from typing import Any
 
-import pytest
 import torch
 from torch import Tensor, nn
 
-from dubito import Posterior, Training
-from dubito.fitting.loop import _Loop
+from dubito import Training
 
 TRAINING = Training(epochs=3, lr=1e-2, batch_size=16)
 
@@ -54,27 +50,3 @@ def convolutional() -> nn.Sequential:
         lambda: nn.Conv2d(1, 4, 3), nn.ReLU, lambda: nn.Conv2d(4, 6, 3, groups=2), nn.ReLU, nn.Flatten,
         lambda: nn.Linear(24, 2),
     )  # fmt: skip
-
-
-def weights_of(posterior: Posterior) -> Tensor:
-    tensors = (*posterior.model.parameters(), *posterior.model.buffers())
-    return torch.cat([tensor.detach().flatten().double() for tensor in tensors])
-
-
-def interrupt_at(step: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Press Ctrl-C in the middle of one update, counted over all fits."""
-    original, count = _Loop._one_update, iter(range(1, 10**6))
-
-    def one_update(self: _Loop, *args: Any) -> None:
-        plain = self.inference
-        if next(count) == step:
-
-            def update(*args: Any) -> Any:
-                os.kill(os.getpid(), signal.SIGINT)
-                return plain.update(*args)
-
-            self.inference = plain._replace(update=update)
-        original(self, *args)
-        self.inference = plain
-
-    monkeypatch.setattr(_Loop, "_one_update", one_update)

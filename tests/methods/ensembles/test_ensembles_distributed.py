@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -14,17 +11,7 @@ from torch.utils.data import DataLoader, TensorDataset
 
 from dubito import SWAG, Ensemble, Laplace, MCDropout, Snapshot
 from dubito.core import distributed
-
-SCRIPT = """
-import sys, torch
-import torch.distributed as dist
-from test_ensembles_distributed import results
-
-store, rank, out = sys.argv[1], int(sys.argv[2]), sys.argv[3]
-dist.init_process_group("gloo", init_method=f"file://{store}", rank=rank, world_size=2)
-torch.save(results(out + "-checkpoint"), out)
-dist.destroy_process_group()
-"""
+from two_processes import started
 
 
 def results(checkpoint: str | None = None) -> dict[str, Any]:
@@ -50,16 +37,15 @@ def results(checkpoint: str | None = None) -> dict[str, Any]:
     return found
 
 
+def shared(folder: Path) -> dict[str, Any]:
+    """The same in each of two processes, with checkpoints of its own."""
+    return results(str(folder / f"{distributed.rank()}-checkpoint"))
+
+
 def test_two_processes_equal_one(tmp_path: Path) -> None:
-    here = Path(__file__).parent
-    environment = {**os.environ, "PYTHONPATH": str(here), "OMP_NUM_THREADS": "1"}
-    outputs = [tmp_path / f"{rank}.pt" for rank in range(2)]
-    workers = [
-        subprocess.Popen([sys.executable, "-c", SCRIPT, str(tmp_path / "store"), str(rank), str(out)], env=environment)
-        for rank, out in enumerate(outputs)
-    ]
-    assert [worker.wait(timeout=120) for worker in workers] == [0, 0]
-    expected, (first, second) = results(), (torch.load(output) for output in outputs)
+    with started(__file__, "shared", tmp_path) as wait:
+        expected = results()
+        first, second = wait()
     for name, value in expected.items():
         if isinstance(value, torch.Tensor):
             torch.testing.assert_close(first[name], second[name], rtol=0.0, atol=0.0)
@@ -67,7 +53,7 @@ def test_two_processes_equal_one(tmp_path: Path) -> None:
                 torch.testing.assert_close(first[name], value, rtol=1e-8, atol=1e-10)
         else:
             assert first[name] == second[name] == value, name
-    written = {path.name.removeprefix("0.pt-checkpoint-") for path in tmp_path.glob("0.pt-checkpoint-three*")}
+    written = {path.name.removeprefix("0-checkpoint-") for path in tmp_path.glob("0-checkpoint-three*")}
     assert written == {"three of two.member-0", "three of two.member-2"}  # each process keeps files of its own members
 
 

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 from dubito.errors import InputError, UnsupportedError
-from ensemble_cases import TRAINING, classes, convolutional, dense, images, normalized, numbers, seeded, weights_of
+from ensemble_cases import TRAINING, classes, convolutional, dense, images, normalized, numbers, seeded
 from torch import Tensor, nn
 from torch.nn import functional as F
 
@@ -18,6 +18,7 @@ from dubito import MAP, MCDropout, Training
 from dubito.core import params
 from dubito.fitting.monte_carlo import weight_predictor
 from dubito.methods.ensembles.masks import bernoulli, channel_axis, concrete, dropping, inner_layers
+from oracles import weights_of
 
 EXACT = {"rtol": 1e-12, "atol": 1e-12}
 

@@ -8,10 +8,11 @@ import pytest
 import torch
 from dubito.ensembles import BatchNormNoise, TestTimeAugmentation
 from dubito.errors import InputError, NonFiniteError
-from ensemble_cases import TRAINING, classes, dense, normalized, weights_of
+from ensemble_cases import TRAINING, classes, dense, normalized
 
 from dubito import MAP, SWAG, Ensemble, MCDropout, Snapshot
 from dubito.fitting.gradient_training import Descent
+from oracles import weights_of
 
 RECIPES = [
     Ensemble(members=2),

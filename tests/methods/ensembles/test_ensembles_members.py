@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 from dubito.errors import InputError, UnsupportedError
-from ensemble_cases import TRAINING, classes, dense, normalized, numbers, seeded, weights_of
+from ensemble_cases import TRAINING, classes, dense, normalized, numbers, seeded
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, TensorDataset
 
@@ -18,6 +18,7 @@ from dubito import MAP, SWAG, Ensemble, Laplace, MCDropout, Snapshot, Training, 
 from dubito.core import params
 from dubito.methods.ensembles.mixture import mixture
 from dubito.methods.ensembles.resample import drawn_rows, resampled
+from oracles import weights_of
 
 
 def fit(recipe: Any, data: Any = None, model: nn.Module | None = None, **options: Any) -> Any:

@@ -8,11 +8,11 @@ from typing import Any
 import pytest
 import torch
 from dubito.ensembles import BatchNormNoise, TestTimeAugmentation
-from ensemble_cases import classes, dense, interrupt_at, normalized
+from ensemble_cases import classes, dense, normalized
 from torch.utils.data import DataLoader, TensorDataset
 
 from dubito import MAP, SWAG, Ensemble, Laplace, MCDropout, Snapshot, Training
-from dubito.fitting.loop import _Loop
+from interrupting import before_updates, interrupt_at
 
 
 def loader() -> DataLoader[Any]:
@@ -67,8 +67,7 @@ def test_members_that_are_finished_are_not_trained_again(tmp_path: Path, monkeyp
             start("apart", tmp_path / "run")
     assert sorted(path.name for path in tmp_path.iterdir()) == ["run.member-0", "run.member-1"]
     steps: list[int] = []
-    original = _Loop._one_update
-    monkeypatch.setattr(_Loop, "_one_update", lambda self, *args: steps.append(1) or original(self, *args))
+    before_updates(steps.append, monkeypatch)
     found = start("apart", tmp_path / "run")
     assert len(steps) == 7 + 12
     assert found.digest() == start("apart").digest()

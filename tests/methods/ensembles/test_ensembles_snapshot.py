@@ -9,10 +9,11 @@ import pytest
 import torch
 from dubito.ensembles import EnsemblePosterior
 from dubito.errors import InputError
-from ensemble_cases import TRAINING, classes, dense, normalized, numbers, weights_of
+from ensemble_cases import TRAINING, classes, dense, normalized, numbers
 
 from dubito import MAP, Snapshot, Training
 from dubito.fitting.gradient_training import Descent
+from oracles import weights_of
 
 
 def fit(recipe: Snapshot, model: Any = None, **options: Any) -> EnsemblePosterior:

@@ -2,26 +2,13 @@
 
 from __future__ import annotations
 
-import os
-import subprocess
-import sys
 from pathlib import Path
 
 import torch
 from laplace_cases import STRUCTURES, case
 
 from dubito import Laplace, Training
-
-SCRIPT = """
-import sys, torch
-import torch.distributed as dist
-from test_laplace_distributed import results
-
-store, rank, out = sys.argv[1], int(sys.argv[2]), sys.argv[3]
-dist.init_process_group("gloo", init_method=f"file://{store}", rank=rank, world_size=2)
-torch.save(results(), out)
-dist.destroy_process_group()
-"""
+from two_processes import started
 
 
 def results() -> list[torch.Tensor]:
@@ -40,20 +27,16 @@ def results() -> list[torch.Tensor]:
     return found
 
 
+def shared(_: Path) -> list[torch.Tensor]:
+    return results()
+
+
 def test_two_processes_equal_one(tmp_path: Path) -> None:
-    here = Path(__file__).parent
-    environment = {**os.environ, "PYTHONPATH": str(here), "OMP_NUM_THREADS": "1"}
-    outputs = [tmp_path / f"{rank}.pt" for rank in range(2)]
-    workers = [
-        subprocess.Popen(
-            [sys.executable, "-c", SCRIPT, str(tmp_path / "store"), str(rank), str(output)], env=environment
-        )
-        for rank, output in enumerate(outputs)
-    ]
-    assert [worker.wait(timeout=120) for worker in workers] == [0, 0]
-    expected = results()
-    for output in outputs:
-        for ours, one in zip(torch.load(output), expected, strict=True):
+    with started(__file__, "shared", tmp_path) as wait:
+        expected = results()
+        both = wait()
+    for found in both:
+        for ours, one in zip(found, expected, strict=True):
             torch.testing.assert_close(ours, one, rtol=1e-6, atol=1e-8)
 
 

@@ -3,27 +3,13 @@
 from __future__ import annotations
 
 import json
-import os
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 from reporting_cases import class_data, classifier, number_data, regressor
 
 from dubito.uses.reporting import Evaluation, evaluate
-
-SCRIPT = """
-import json, sys
-import torch.distributed as dist
-from test_reporting_distributed import evaluations
-
-store, rank, out = sys.argv[1], int(sys.argv[2]), sys.argv[3]
-dist.init_process_group("gloo", init_method=f"file://{store}", rank=rank, world_size=2)
-with open(out, "w") as file:
-    json.dump([result.to_json() for result in evaluations()], file)
-dist.destroy_process_group()
-"""
+from two_processes import started
 
 
 def evaluations() -> list[Evaluation]:
@@ -36,6 +22,10 @@ def evaluations() -> list[Evaluation]:
     return [first, second]
 
 
+def shared(_: Path) -> str:
+    return json.dumps([result.to_json() for result in evaluations()])
+
+
 def approximately(value):
     if isinstance(value, dict):
         return {key: approximately(entry) for key, entry in value.items() if key != "seconds_per_1000"}
@@ -45,18 +35,9 @@ def approximately(value):
 
 
 def test_two_processes_equal_one(tmp_path: Path) -> None:
-    here = str(Path(__file__).parent)
-    environment = {**os.environ, "PYTHONPATH": here, "OMP_NUM_THREADS": "1"}
-    outputs = [tmp_path / f"{rank}.json" for rank in range(2)]
-    workers = [
-        subprocess.Popen(
-            [sys.executable, "-c", SCRIPT, str(tmp_path / "store"), str(rank), str(output)], env=environment
-        )
-        for rank, output in enumerate(outputs)
-    ]
-    assert [worker.wait(timeout=120) for worker in workers] == [0, 0]
-    found = [json.loads(output.read_text()) for output in outputs]
-    expected = [approximately(result.to_json()) for result in evaluations()]
+    with started(__file__, "shared", tmp_path) as wait:
+        expected = [approximately(result.to_json()) for result in evaluations()]
+        found = [json.loads(text) for text in wait()]
     for results in found:
         for got, want in zip(results, expected, strict=True):
             assert got.pop("seconds_per_1000") > 0

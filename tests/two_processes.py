@@ -1,4 +1,4 @@
-"""Run one function of a file of cases in two processes: `two_processes.py FILE CASE STORE RANK OUTPUT FOLDER`."""
+"""Run one function of a file in two processes: `two_processes.py FILE CASE STORE RANK OUTPUT FOLDER`."""
 
 from __future__ import annotations
 
@@ -6,6 +6,8 @@ import importlib.util
 import os
 import subprocess
 import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -13,11 +15,21 @@ import torch
 
 from dubito.core import io
 
-TIMEOUT = 200
+TIMEOUT = 240
 
 
 def run(file: str, case: str, folder: Path) -> tuple[Any, Any]:
-    """Return what the function `case(folder)` of `file` returns in each of two processes, which meet in a file."""
+    """Return what the function `case(folder)` of `file` returns in each of two processes."""
+    with started(file, case, folder) as wait:
+        return wait()
+
+
+@contextmanager
+def started(file: str, case: str, folder: Path) -> Iterator[Callable[[], tuple[Any, Any]]]:
+    """Let two processes run `case(folder)` of `file` during a block, and yield what waits for their two results.
+
+    They meet in a file, so no port can be taken.
+    """
     outputs = [folder / f"{case}-{rank}" for rank in range(2)]
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONWARNINGS": "error"}
     workers = [
@@ -27,13 +39,17 @@ def run(file: str, case: str, folder: Path) -> tuple[Any, Any]:
         )
         for rank, output in enumerate(outputs)
     ]
-    try:
+
+    def wait() -> tuple[Any, Any]:
         assert [worker.wait(timeout=TIMEOUT) for worker in workers] == [0, 0]
+        first, second = (io.load(output, "results") for output in outputs)
+        return first, second
+
+    try:
+        yield wait
     finally:
         for worker in workers:
             worker.kill()
-    first, second = (io.load(output, "results") for output in outputs)
-    return first, second
 
 
 def _main(file: str, case: str, store: str, rank: str, output: str, folder: str) -> None:
@@ -41,6 +57,7 @@ def _main(file: str, case: str, store: str, rank: str, output: str, folder: str)
 
     torch.set_num_threads(1)
     dist.init_process_group("gloo", init_method=f"file://{store}", rank=int(rank), world_size=2)
+    sys.path.insert(0, str(Path(file).parent))  # for what stands beside the file
     spec = importlib.util.spec_from_file_location("cases", file)
     assert spec is not None
     assert spec.loader is not None

@@ -1,18 +1,18 @@
-"""What one process, and each of two, fits: `rank1_worker.py STORE RANK WORLD_SIZE OUTPUT`."""
+"""What one process, and each of two, fits."""
 
 from __future__ import annotations
 
-import sys
+from pathlib import Path
 from typing import Any
 
 import torch
 from rank1_cases import blobs, small
 
 from dubito import BatchEnsemble, Rank1, Training
-from dubito.core import io, params
+from dubito.core import params
 
 
-def everything() -> dict[str, Any]:
+def everything(_: Path) -> dict[str, Any]:
     """Point components that see every row: without noise the result does not depend on the number of processes."""
     data, training = blobs(41, torch.float64), Training(epochs=3, lr=1e-2, batch_size=8)
     found = {}
@@ -21,10 +21,3 @@ def everything() -> dict[str, Any]:
         found[name] = {"loc": posterior.mixture.loc, "bias": posterior.mixture.bias, **params.of(posterior.model)}
     noisy = Rank1(batch="split").fit(small(torch.float64), data, training=training)
     return {**found, "noisy": {"loc": noisy.mixture.loc, "scale": noisy.mixture.scale}}
-
-
-if __name__ == "__main__":
-    store, rank, size, output = sys.argv[1:]
-    torch.distributed.init_process_group("gloo", init_method=f"file://{store}", rank=int(rank), world_size=int(size))
-    io.save(output, "results", everything())
-    torch.distributed.destroy_process_group()
