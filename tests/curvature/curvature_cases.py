@@ -13,9 +13,8 @@ from dubito.models import transformer
 from torch import Tensor, nn
 
 from dubito.core import batches, params
-from dubito.curvature import Engine
+from dubito.curvature import Engine, output_columns
 from dubito.curvature import matrices as linalg
-from dubito.curvature import output_columns as seeds
 from dubito.curvature.structures import make_accumulator
 from dubito.networks.selection import Selection
 
@@ -479,7 +478,9 @@ def accumulate(
             accumulator.next_pass(sums)
         for rows, tape in engine.chunks(case.inputs, most, accumulator.extra):
             targets = case.targets[rows]
-            columns = seeds.columns(curvature, case.likelihood, tape.outputs, targets, most=most, generator=generator)
+            columns = output_columns.columns(
+                curvature, case.likelihood, tape.outputs, targets, most=most, generator=generator
+            )
             accumulator.add(sums, tape, columns, targets)
     return accumulator.matrix(sums)
 

@@ -39,12 +39,12 @@ def pulled(model: nn.Module, x: Any) -> tuple[list[Tensor | None] | None, list[T
     engine = Engine(model.double(), [name for name, _ in model.named_parameters()])
     tape = engine.run(x)
     generator = torch.Generator().manual_seed(0)
-    seeds = torch.randn(3, *tape.outputs.shape, generator=generator, dtype=torch.float64)
+    columns = torch.randn(3, *tape.outputs.shape, generator=generator, dtype=torch.float64)
     top = get_gradient_edge(tape.outputs)
     edges = [call.edge for call in tape.calls if call.edge != top]
-    columns = [torch.autograd.grad(tape.outputs, edges, seed, retain_graph=True, allow_unused=True) for seed in seeds]
-    truth = [None if each[0] is None else torch.stack(each) for each in zip(*columns, strict=True)]
-    return backward.pull(tape.outputs, edges, seeds), truth
+    one_by_one = [torch.autograd.grad(tape.outputs, edges, v, retain_graph=True, allow_unused=True) for v in columns]
+    truth = [None if each[0] is None else torch.stack(each) for each in zip(*one_by_one, strict=True)]
+    return backward.pull(tape.outputs, edges, columns), truth
 
 
 def images(channels: int, size: int) -> Tensor:
@@ -112,10 +112,10 @@ def test_what_has_no_rule_is_left_to_autograd(layer: nn.Module) -> None:
 
 def test_sums_that_broadcast_or_scale_are_left_to_autograd() -> None:
     x, y = torch.randn(2, 3, requires_grad=True), torch.randn(3, requires_grad=True)
-    seeds = torch.ones(1, 2, 3)
-    assert backward.pull(x + y, [get_gradient_edge(y)], seeds) is None
-    assert backward.pull(torch.add(x, x, alpha=2), [get_gradient_edge(x)], seeds) is None
-    assert backward.pull(torch.addmm(y, x, torch.eye(3), alpha=2), [get_gradient_edge(x)], seeds) is None
+    columns = torch.ones(1, 2, 3)
+    assert backward.pull(x + y, [get_gradient_edge(y)], columns) is None
+    assert backward.pull(torch.add(x, x, alpha=2), [get_gradient_edge(x)], columns) is None
+    assert backward.pull(torch.addmm(y, x, torch.eye(3), alpha=2), [get_gradient_edge(x)], columns) is None
 
 
 def test_a_tensor_that_is_used_twice_gets_both_gradients() -> None:

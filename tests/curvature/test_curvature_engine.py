@@ -19,15 +19,14 @@ from curvature.curvature_cases import (
     selections,
 )
 from dubito.core import params
-from dubito.curvature import jacobian
-from dubito.curvature import output_columns as seeds
+from dubito.curvature import jacobian, output_columns
 
 every_case = pytest.mark.parametrize("name", CASES)
 every_selection = pytest.mark.parametrize("chosen", ["all", "some", "half", "few"])
 
 
-def unit_seeds(case: Case, outputs: Tensor) -> Tensor:
-    return torch.cat(list(seeds.identity(case.likelihood, outputs, 2)))
+def unit_columns(case: Case, outputs: Tensor) -> Tensor:
+    return torch.cat(list(output_columns.identity(case.likelihood, outputs, 2)))
 
 
 @every_case
@@ -37,7 +36,7 @@ def test_jacobian_is_exact(name: str, chosen: str) -> None:
     selection = selections(case.model)[chosen]
     tape = engine_of(case, selection.names).run(case.inputs)
     close(tape.outputs.detach(), outputs_of(case))
-    factors = tape.pull(unit_seeds(case, tape.outputs))
+    factors = tape.pull(unit_columns(case, tape.outputs))
     close(jacobian(factors, selection), jacobian_matrix(case, selection))
 
 

@@ -31,8 +31,7 @@ from curvature.curvature_cases import (
     selections,
     tokens,
 )
-from dubito.curvature import Engine, FallbackWarning, jacobian
-from dubito.curvature import output_columns as seeds
+from dubito.curvature import Engine, FallbackWarning, jacobian, output_columns
 from dubito.networks import layers
 from dubito.networks.layers import registry
 from dubito.networks.selection import Selection
@@ -267,7 +266,7 @@ def test_the_jacobian_is_exact_and_each_cause_is_said_once(name: str) -> None:
         engine = Engine(case.model, selection.names)
         for _ in range(2):
             tape = engine.run(case.inputs)
-            columns = torch.cat(list(seeds.identity(case.likelihood, tape.outputs, 2)))
+            columns = torch.cat(list(output_columns.identity(case.likelihood, tape.outputs, 2)))
             found = jacobian(tape.pull(columns), selection)
     close(found, expected)
     assert set(engine.fallback) == fallback
@@ -308,7 +307,7 @@ def test_recurrent_and_attention_kernels_in_float32(name: str) -> None:
     expected = jacobian_matrix(case, selection)
     engine = Engine(case.model.float(), selection.names)
     tape = engine.run(case.inputs.float())
-    columns = torch.cat(list(seeds.identity(case.likelihood, tape.outputs, 9)))
+    columns = torch.cat(list(output_columns.identity(case.likelihood, tape.outputs, 9)))
     close(jacobian(tape.pull(columns), selection).double(), expected, 1e-5)
 
 
@@ -365,7 +364,7 @@ def test_a_rule_that_cannot_make_rows_falls_back(monkeypatch: pytest.MonkeyPatch
     with pytest.warns(FallbackWarning, match="lacks `inputs_as_rows`") as said:
         tape = engine.run(case.inputs)
     assert len(said) == 1
-    columns = next(seeds.identity(case.likelihood, tape.outputs, 3))
+    columns = next(output_columns.identity(case.likelihood, tape.outputs, 3))
     close(jacobian(tape.pull(columns), selection), jacobian_matrix(case, selection))
 
 
@@ -381,7 +380,7 @@ def test_a_second_look_at_the_first_real_batch() -> None:
     engine.run(case.inputs[:1, :1])
     with pytest.warns(FallbackWarning, match="not used as"):
         tape = engine.run(case.inputs)
-    columns = next(seeds.identity(case.likelihood, tape.outputs, 3))
+    columns = next(output_columns.identity(case.likelihood, tape.outputs, 3))
     close(jacobian(tape.pull(columns), selection), jacobian_matrix(case, selection))
 
 

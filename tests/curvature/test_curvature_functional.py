@@ -21,9 +21,8 @@ from curvature.curvature_cases import (
     selections,
 )
 from dubito.core import limits
-from dubito.curvature import Engine, FallbackWarning
+from dubito.curvature import Engine, FallbackWarning, output_columns
 from dubito.curvature import matrices as linalg
-from dubito.curvature import output_columns as seeds
 from dubito.curvature.factors import ExplicitFactor, Factor
 from dubito.curvature.functional import FunctionalTerms, joint_covariance
 from dubito.curvature.matrices.kronecker import kronecker_block
@@ -50,7 +49,7 @@ def inverse(matrix: linalg.Matrix, prior: Tensor) -> Tensor:
 
 def pulled(case: Case, selection: Selection, centred: bool = False) -> dict[str, Factor]:
     tape = engine_of(case, selection.names).run(case.inputs)
-    columns = seeds.identity(case.likelihood, tape.outputs, 1000, centred=centred)
+    columns = output_columns.identity(case.likelihood, tape.outputs, 1000, centred=centred)
     return tape.pull(next(columns))
 
 
@@ -85,7 +84,7 @@ def test_parts_of_a_batch_may_share_memory(name: str, structure: str) -> None:
     engine, parts = engine_of(case, selection.names), 0
     with limits.using(gradients=1):
         for rows, tape in engine.chunks(case.inputs, 1000):
-            for columns in seeds.identity(case.likelihood, tape.outputs, 2):
+            for columns in output_columns.identity(case.likelihood, tape.outputs, 2):
                 start = parts % len(expected)
                 terms = FunctionalTerms(matrix, selection, tape.pull(columns), tape.workspace)
                 close(terms.variance(covariance), expected[start : start + len(columns), rows], 1e-8)
@@ -122,14 +121,14 @@ def test_one_whole_layer(names: list[str], structure: str) -> None:
         expected = torch.einsum("vbd,de,ube->bvu", jacobian, inverse(matrix, prior), jacobian)
         for part in (slice(0, 2), slice(1, 3), slice(0, 4)):  # other columns under the same covariance
             some = engine_of(case, names).run(case.inputs)
-            columns = next(seeds.identity(case.likelihood, some.outputs, 4))[part]
+            columns = next(output_columns.identity(case.likelihood, some.outputs, 4))[part]
             terms = FunctionalTerms(matrix, selection, some.pull(columns))
             close(terms.variance(covariance), expected.diagonal(dim1=1, dim2=2).mT[part], 1e-8)
         terms = FunctionalTerms(matrix, selection, factors)
         close(terms.gram(covariance), expected, 1e-8)
         for rows in (slice(0, 1), slice(1, 4)):  # other examples under the same covariance
             tape = engine_of(case, names).run(case.inputs[rows])
-            columns = next(seeds.identity(case.likelihood, tape.outputs, 4))
+            columns = next(output_columns.identity(case.likelihood, tape.outputs, 4))
             terms = FunctionalTerms(matrix, selection, tape.pull(columns))
             close(terms.variance(covariance), expected.diagonal(dim1=1, dim2=2).mT[:, rows], 1e-8)
 
@@ -199,7 +198,7 @@ def test_a_parameter_that_has_factors_but_no_rows_any_more() -> None:
     engine.model.reads = True
     with pytest.warns(FallbackWarning, match="not used as"):
         tape = engine.run(inputs)
-    factors = tape.pull(next(seeds.identity(case.likelihood, tape.outputs, 9)))
+    factors = tape.pull(next(output_columns.identity(case.likelihood, tape.outputs, 9)))
     assert isinstance(factors["conv.weight"], ExplicitFactor)
     close(FunctionalTerms(matrix, selection, factors).gram(matrix.covariance(prior, SCALE)), expected)
 

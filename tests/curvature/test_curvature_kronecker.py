@@ -28,9 +28,8 @@ from curvature.curvature_cases import (
 )
 from dubito import Laplace
 from dubito.core import params
-from dubito.curvature import Engine, FallbackWarning
+from dubito.curvature import Engine, FallbackWarning, output_columns
 from dubito.curvature import matrices as linalg
-from dubito.curvature import output_columns as seeds
 from dubito.curvature.structures import make_accumulator
 from dubito.networks.layers import ElementwiseRows, GroupedRows, IndexRows, rule_for
 from dubito.networks.selection import Selection
@@ -210,7 +209,7 @@ def test_a_layer_that_is_used_in_two_ways_has_no_factors() -> None:
 
     def add() -> None:
         tape = engine.run(normal(4, 2, 3))
-        columns = seeds.columns("ggn", likelihood, tape.outputs, torch.zeros(4, dtype=torch.long))
+        columns = output_columns.columns("ggn", likelihood, tape.outputs, torch.zeros(4, dtype=torch.long))
         accumulator.add(sums, tape, columns)
 
     add()

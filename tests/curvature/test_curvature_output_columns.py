@@ -11,7 +11,7 @@ from torch import Tensor
 
 from curvature.curvature_cases import CASES, build, close, output_hessian, outputs_of
 from dubito.core import limits
-from dubito.curvature import output_columns as seeds
+from dubito.curvature import output_columns
 
 every_case = pytest.mark.parametrize("name", CASES)
 
@@ -26,7 +26,7 @@ def canonical(likelihood: Likelihood, columns: Tensor) -> Tensor:
 def test_columns_are_a_root_of_the_output_hessian(name: str, most: int) -> None:
     case = build(name)
     outputs = outputs_of(case)
-    parts = list(seeds.columns("ggn", case.likelihood, outputs, case.targets, most=most))
+    parts = list(output_columns.columns("ggn", case.likelihood, outputs, case.targets, most=most))
     assert max(len(part) for part in parts) <= most
     columns = canonical(case.likelihood, torch.cat(parts))
     close(torch.einsum("vbc,vbd->bcd", columns, columns), output_hessian(case))
@@ -34,7 +34,7 @@ def test_columns_are_a_root_of_the_output_hessian(name: str, most: int) -> None:
 
 def test_a_softmax_needs_one_column_fewer_than_classes_even_where_it_is_certain() -> None:
     logits = torch.tensor([[0.0, 300.0, -300.0], [300.0, 0.0, -300.0], [-300.0, 0.0, 300.0], [0.0, 0.0, 1.0]]).double()
-    (columns,) = seeds.columns("ggn", Categorical(), logits, torch.zeros(4, dtype=torch.int64))
+    (columns,) = output_columns.columns("ggn", Categorical(), logits, torch.zeros(4, dtype=torch.int64))
     assert columns.shape == (2, 4, 3)
     probs = logits.softmax(-1)
     truth = torch.diag_embed(probs) - probs[:, :, None] * probs[:, None]
@@ -48,7 +48,7 @@ def test_large_diagonal_roots_are_never_held_as_a_whole(
     torch.manual_seed(0)
     outputs = torch.randn(5, 6, dtype=torch.float64)
     targets = likelihood.sample(outputs)
-    whole = torch.cat(list(seeds.columns("ggn", likelihood, outputs, targets)))
+    whole = torch.cat(list(output_columns.columns("ggn", likelihood, outputs, targets)))
     asked = []
     root = type(likelihood).hessian_root
 
@@ -58,7 +58,7 @@ def test_large_diagonal_roots_are_never_held_as_a_whole(
 
     monkeypatch.setattr(type(likelihood), "hessian_root", counting)
     with limits.using(chunk=4 * 2 * 6 * 6):
-        close(torch.cat(list(seeds.columns("ggn", likelihood, outputs, targets, most=4))), whole)
+        close(torch.cat(list(output_columns.columns("ggn", likelihood, outputs, targets, most=4))), whole)
     assert asked == [2, 2, 1]
 
 
@@ -69,7 +69,7 @@ def test_outputs_that_interact_keep_their_whole_root(monkeypatch: pytest.MonkeyP
     coupled = lambda self, outputs, targets: mix[:, None].expand(-1, len(outputs), -1)  # noqa: E731
     monkeypatch.setattr(Gaussian, "hessian_root", coupled)
     with limits.using(chunk=4):
-        found = torch.cat(list(seeds.columns("ggn", likelihood, outputs, torch.zeros(3, 4), most=3)))
+        found = torch.cat(list(output_columns.columns("ggn", likelihood, outputs, torch.zeros(3, 4), most=3)))
     close(found, mix[:, None].expand(4, 3, 4))
 
 
@@ -78,18 +78,20 @@ def test_outputs_that_interact_keep_their_whole_root(monkeypatch: pytest.MonkeyP
 def test_unit_vectors_for_all_examples_at_once(name: str, most: int) -> None:
     case = build(name)
     outputs = outputs_of(case)
-    columns = canonical(case.likelihood, torch.cat(list(seeds.identity(case.likelihood, outputs, most))))
+    columns = canonical(case.likelihood, torch.cat(list(output_columns.identity(case.likelihood, outputs, most))))
     size = outputs[0].numel()
     close(columns, torch.eye(size, dtype=torch.float64)[:, None].expand(-1, len(outputs), -1))
     if outputs.ndim == 2:  # one set that all examples share
-        assert next(seeds.identity(case.likelihood, outputs, most)).stride(1) == 0
+        assert next(output_columns.identity(case.likelihood, outputs, most)).stride(1) == 0
 
 
 @pytest.mark.parametrize("name", ["mlp", "output_per_position", "output_map"])
 def test_centred_unit_vectors(name: str) -> None:
     case = build(name)
     outputs = outputs_of(case)
-    columns = canonical(case.likelihood, torch.cat(list(seeds.identity(case.likelihood, outputs, 5, centred=True))))
+    columns = canonical(
+        case.likelihood, torch.cat(list(output_columns.identity(case.likelihood, outputs, 5, centred=True)))
+    )
     classes = case.likelihood.canonical(outputs).shape[-1]
     blocks = columns[:, 0].unflatten(1, (-1, classes)).unflatten(0, (-1, classes))
     for position in range(blocks.shape[0]):

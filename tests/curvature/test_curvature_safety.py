@@ -16,9 +16,8 @@ from curvature.curvature_cases import BATCH, CASES, Case, build, classes, close,
 from dubito import Laplace
 from dubito.core import limits
 from dubito.core.limits import numbers
-from dubito.curvature import Engine, jacobian
+from dubito.curvature import Engine, jacobian, output_columns
 from dubito.curvature import matrices as linalg
-from dubito.curvature import output_columns as seeds
 from dubito.curvature.engine import FEW, FallbackWarning
 from dubito.curvature.functional import FunctionalTerms
 from dubito.curvature.structures import make_accumulator
@@ -44,7 +43,7 @@ def use_everything(case: Case) -> None:
         accumulator = make_accumulator(structure, engine, selection)
         sums = accumulator.zeros()
         for rows, tape in engine.chunks(case.inputs, 2):
-            columns = seeds.columns("ggn", case.likelihood, tape.outputs, case.targets[rows], most=2)
+            columns = output_columns.columns("ggn", case.likelihood, tape.outputs, case.targets[rows], most=2)
             accumulator.add(sums, tape, columns)
         accumulator.matrix(sums)
 
@@ -129,7 +128,7 @@ def test_an_engine_that_was_interrupted_can_be_used_again(after: int) -> None:
 
     def pull() -> Tensor:
         tape = engine.run(case.inputs)
-        return jacobian(tape.pull(next(seeds.identity(case.likelihood, tape.outputs, 3))), selection)
+        return jacobian(tape.pull(next(output_columns.identity(case.likelihood, tape.outputs, 3))), selection)
 
     with pytest.raises(KeyboardInterrupt):
         pull()
@@ -145,7 +144,10 @@ def test_inference_mode_is_no_obstacle() -> None:
         engine = Engine(case.model, selection.names)
         for inputs in (case.inputs, case.inputs * 1.0):
             tape = engine.run(inputs)
-            close(jacobian(tape.pull(next(seeds.identity(case.likelihood, tape.outputs, 9))), selection), expected)
+            close(
+                jacobian(tape.pull(next(output_columns.identity(case.likelihood, tape.outputs, 9))), selection),
+                expected,
+            )
 
 
 def test_an_empty_batch_has_no_chunks() -> None:
@@ -189,13 +191,13 @@ def test_a_thousand_outputs_in_bounded_memory(structure: str, likelihood: Any) -
     sums = accumulator.zeros()
     with Largest() as largest:
         for rows, tape in engine.chunks(inputs, columns):
-            parts = seeds.columns("ggn", likelihood, tape.outputs, targets[rows], most=columns)
+            parts = output_columns.columns("ggn", likelihood, tape.outputs, targets[rows], most=columns)
             accumulator.add(sums, tape, parts)
         matrix = accumulator.matrix(sums)
         one = torch.ones((), dtype=torch.float64)
         covariance = matrix.covariance(one, one)
         for _, tape in engine.chunks(inputs, columns):
-            for part in seeds.identity(likelihood, tape.outputs, columns):
+            for part in output_columns.identity(likelihood, tape.outputs, columns):
                 FunctionalTerms(matrix, selection, tape.pull(part)).variance(covariance)
     factor = MANY**2 if structure == "kron" else 0  # the Kronecker factor of a thousand outputs
     assert largest.elements <= max(2 * columns * batch * MANY, numbers(limits.current().chunk), factor)

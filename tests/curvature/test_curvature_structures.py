@@ -21,9 +21,8 @@ from curvature.curvature_cases import (
     selections,
 )
 from dubito.core import limits, params
-from dubito.curvature import Engine, products
+from dubito.curvature import Engine, output_columns, products
 from dubito.curvature import matrices as linalg
-from dubito.curvature import output_columns as seeds
 from dubito.curvature.structures import FullAccumulator, make_accumulator
 from dubito.networks.selection import Selection
 
@@ -56,7 +55,9 @@ def test_sums_take_more_data_after_a_covariance_took_their_lower_half() -> None:
     sums = accumulator.zeros()
     for part in (slice(0, 2), slice(2, None)):
         tape = engine.run(case.inputs[part])
-        accumulator.add(sums, tape, seeds.columns("ggn", case.likelihood, tape.outputs, case.targets[part], most=3))
+        accumulator.add(
+            sums, tape, output_columns.columns("ggn", case.likelihood, tape.outputs, case.targets[part], most=3)
+        )
         matrix = accumulator.matrix(sums)
         matrix.lends = True
         covariance = matrix.covariance(torch.ones((), dtype=torch.float64), torch.ones((), dtype=torch.float64))
@@ -73,7 +74,7 @@ def test_diagonal_gauss_newton(name: str, chosen: str) -> None:
     close(accumulate(case, selection, "diag").diagonal(), gauss_newton(case, selection).diagonal())
 
 
-def slopes(case: Case, selection: Selection) -> Tensor:
+def gradients(case: Case, selection: Selection) -> Tensor:
     """The gradient of each example's negative log-likelihood, ``[B, D]``, by autograd."""
     gradient = case.likelihood.gradient(outputs_of(case), case.targets).flatten(1)
     return torch.einsum("nc,cnd->nd", gradient, jacobian_matrix(case, selection))
@@ -83,7 +84,7 @@ def slopes(case: Case, selection: Selection) -> Tensor:
 def test_empirical_fisher(name: str) -> None:
     case = build(name)
     selection = selections(case.model)["half"]
-    each = slopes(case, selection)
+    each = gradients(case, selection)
     close(dense(accumulate(case, selection, "full", "fisher-empirical")), each.mT @ each)
     close(accumulate(case, selection, "diag", "fisher-empirical").diagonal(), each.square().sum(0))
 
@@ -99,7 +100,9 @@ def test_sampled_fisher_is_made_of_the_likelihoods_columns(name: str) -> None:
     accumulator = make_accumulator("full", engine, selection)
     sums, tape = accumulator.zeros(), engine.run(case.inputs)
     options = {"num_samples": 4, "most": 3, "generator": torch.Generator().manual_seed(8)}
-    accumulator.add(sums, tape, seeds.columns("fisher-mc", case.likelihood, tape.outputs, case.targets, **options))
+    accumulator.add(
+        sums, tape, output_columns.columns("fisher-mc", case.likelihood, tape.outputs, case.targets, **options)
+    )
     close(dense(accumulator.matrix(sums)), rows.mT @ rows)
 
 
@@ -109,9 +112,8 @@ def test_sampled_fisher_is_the_gauss_newton_matrix_on_average(name: str) -> None
     selection = selections(case.model)["few"]
     tape = Engine(case.model, selection.names).run(case.inputs)
     draws, count = torch.Generator().manual_seed(1), 5000
-    columns = torch.cat(list(
-        seeds.columns("fisher-mc", case.likelihood, tape.outputs, case.targets, num_samples=count, generator=draws)
-    ))  # fmt: skip
+    about = case.likelihood, tape.outputs, case.targets
+    columns = torch.cat(list(output_columns.columns("fisher-mc", *about, num_samples=count, generator=draws)))
     flat = case.likelihood.canonical(tape.outputs.detach()).flatten(1).shape
     found = torch.stack([case.likelihood.canonical(one).reshape(flat) for one in columns])
     rows = torch.einsum("snc,cnd->snd", found, jacobian_matrix(case, selection))
@@ -204,6 +206,6 @@ def test_unknown_names_are_refused() -> None:
     with pytest.raises(InputError, match="no structure 'round'"):
         make_accumulator("round", engine, selection)
     with pytest.raises(InputError, match="no curvature 'round'"):
-        list(seeds.columns("round", case.likelihood, outputs_of(case), case.targets))
+        list(output_columns.columns("round", case.likelihood, outputs_of(case), case.targets))
     with pytest.raises(InputError, match="'expand' or 'reduce'"):
         make_accumulator("kron", engine, selection, mode="round")

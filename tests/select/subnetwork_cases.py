@@ -129,8 +129,8 @@ def _by_loop(one: Case, inputs: Tensor) -> Tensor:
     own = dict(one.model.named_parameters())
     rows = []
     for entry in outputs.flatten():
-        slopes = torch.autograd.grad(entry, list(own.values()), retain_graph=True)
-        rows.append(one.weights().ravel(dict(zip(own, slopes, strict=True))))
+        gradients = torch.autograd.grad(entry, list(own.values()), retain_graph=True)
+        rows.append(one.weights().ravel(dict(zip(own, gradients, strict=True))))
     return torch.stack(rows).reshape(*outputs.shape, -1)
 
 
@@ -140,17 +140,17 @@ def curvature(one: Case) -> Tensor:
     likelihood = one.likelihood
     if isinstance(likelihood, Gaussian) and isinstance(likelihood.noise, str):
         likelihood = Gaussian(noise=float((outputs - one.targets).square().mean().sqrt()))
-    slopes = jacobian(one)
-    return torch.einsum("...cd,...ce,...ef->df", slopes, likelihood.hessian(outputs, one.targets), slopes)
+    gradients = jacobian(one)
+    return torch.einsum("...cd,...ce,...ef->df", gradients, likelihood.hessian(outputs, one.targets), gradients)
 
 
-def centred(one: Case, slopes: Tensor, targets: Tensor | None = None) -> Tensor:
+def centred(one: Case, gradients: Tensor, targets: Tensor | None = None) -> Tensor:
     """The rows ``[M, D]`` of a Jacobian whose variance matters."""
     if isinstance(one.likelihood, Categorical):
-        slopes = slopes - slopes.mean(-2, keepdim=True)
+        gradients = gradients - gradients.mean(-2, keepdim=True)
         if targets is not None:
-            slopes = slopes * one.likelihood.observed(targets)[..., None, None]
-    return slopes.flatten(0, -2)
+            gradients = gradients * one.likelihood.observed(targets)[..., None, None]
+    return gradients.flatten(0, -2)
 
 
 def captured(rows: Tensor, matrix: Tensor, prior: float, chosen: list[int]) -> float:

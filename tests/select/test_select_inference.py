@@ -79,9 +79,9 @@ def test_precision_evidence_and_predictions_by_brute_force(name: str) -> None:
         chosen = _flat(one, posterior.selection)
         precision = curvature(one)[chosen][:, chosen] + PRIOR * torch.eye(11).double()
         covariance = torch.linalg.inv(precision)
-        slopes = jacobian(one, x)[..., chosen]
+        gradients = jacobian(one, x)[..., chosen]
         functional = posterior.functional(x)[1]
-    expected = slopes.flatten(1, -2) @ covariance @ slopes.flatten(1, -2).mT
+    expected = gradients.flatten(1, -2) @ covariance @ gradients.flatten(1, -2).mT
     torch.testing.assert_close(functional, expected, atol=1e-10, rtol=1e-10)
     torch.testing.assert_close(posterior.precision_matmul(torch.eye(11).double()), precision, atol=1e-10, rtol=1e-10)
     weights = one.weights().ravel(posterior.mean())[chosen]
@@ -96,7 +96,7 @@ def test_precision_evidence_and_predictions_by_brute_force(name: str) -> None:
         torch.testing.assert_close(prediction.mean, outputs, atol=1e-12, rtol=1e-12)
         torch.testing.assert_close(prediction.stddev, spread, atol=1e-10, rtol=1e-10)
     else:
-        middle = slopes - slopes.mean(-2, keepdim=True)
+        middle = gradients - gradients.mean(-2, keepdim=True)
         variance = torch.einsum("...cd,de,...ce->...c", middle, covariance, middle)
         probit = (outputs / (1 + math.pi / 8 * variance).sqrt()).softmax(-1)
         torch.testing.assert_close(posterior.predict(x).probs, probit, atol=1e-10, rtol=1e-10)

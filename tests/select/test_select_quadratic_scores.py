@@ -12,22 +12,22 @@ from torch import Tensor
 
 from dubito.core import limits
 from dubito.core.batches import Source
-from dubito.select.directions import direction_seeds
+from dubito.select.directions import direction_columns
 from dubito.select.quadratic_scores import Forms
 from dubito.select.scores import Scores, measure
 
 
-def both(likelihood: Likelihood, outputs: Tensor, targets: Tensor, slopes: Tensor) -> Tensor:
+def both(likelihood: Likelihood, outputs: Tensor, targets: Tensor, gradients: Tensor) -> Tensor:
     """Both forms ``[B, 2, X]`` of the Jacobian ``[B, T·C, X]`` of outputs in the canonical layout."""
     forms = Forms.of(likelihood, outputs, targets)
     assert forms is not None
-    seeds = forms.seeds.flatten(2).transpose(0, 1)  # [B, V, T·C]
-    return forms(seeds @ slopes)
+    columns = forms.columns.flatten(2).transpose(0, 1)  # [B, V, T·C]
+    return forms(columns @ gradients)
 
 
-def dense(likelihood: Likelihood, outputs: Tensor, targets: Tensor, slopes: Tensor) -> Tensor:
+def dense(likelihood: Likelihood, outputs: Tensor, targets: Tensor, gradients: Tensor) -> Tensor:
     """The same from all outputs and their Hessian."""
-    apart = slopes.unflatten(1, (-1, outputs.shape[-1]))  # [B, T, C, X]
+    apart = gradients.unflatten(1, (-1, outputs.shape[-1]))  # [B, T, C, X]
     hessian = likelihood.hessian(outputs, targets).reshape(*apart.shape[:3], -1)
     moved = apart - apart.mean(2, keepdim=True) if isinstance(likelihood, Categorical) else apart
     kept = likelihood.observed(targets)
@@ -40,10 +40,10 @@ def dense(likelihood: Likelihood, outputs: Tensor, targets: Tensor, slopes: Tens
 @pytest.mark.parametrize("shape", [(6, 2), (6, 5), (6, 3, 4)])
 def test_a_softmax_has_the_dense_forms(shape: tuple[int, ...], spread: float) -> None:
     torch.manual_seed(0)
-    outputs, slopes = spread * torch.randn(shape).double(), torch.randn(6, math.prod(shape[1:]), 7).double()
+    outputs, gradients = spread * torch.randn(shape).double(), torch.randn(6, math.prod(shape[1:]), 7).double()
     likelihood, targets = Categorical(), torch.randint(shape[-1], shape[:-1])
     targets.flatten()[0] = -100
-    found, expected = both(likelihood, outputs, targets, slopes), dense(likelihood, outputs, targets, slopes)
+    found, expected = both(likelihood, outputs, targets, gradients), dense(likelihood, outputs, targets, gradients)
     torch.testing.assert_close(found, expected, atol=1e-14, rtol=1e-11)
     assert bool((found[1:] > 0).all())
 
@@ -51,9 +51,9 @@ def test_a_softmax_has_the_dense_forms(shape: tuple[int, ...], spread: float) ->
 @pytest.mark.parametrize("likelihood", [Bernoulli(), HeteroscedasticGaussian()])
 def test_outputs_that_do_not_interact_have_the_dense_forms(likelihood: Likelihood) -> None:
     torch.manual_seed(1)
-    outputs, slopes = torch.randn(6, 4).double(), torch.randn(6, 4, 7).double()
+    outputs, gradients = torch.randn(6, 4).double(), torch.randn(6, 4, 7).double()
     targets = likelihood.sample(outputs)
-    found, expected = both(likelihood, outputs, targets, slopes), dense(likelihood, outputs, targets, slopes)
+    found, expected = both(likelihood, outputs, targets, gradients), dense(likelihood, outputs, targets, gradients)
     torch.testing.assert_close(found, expected, atol=1e-14, rtol=1e-12)
 
 
@@ -62,11 +62,11 @@ def test_outputs_that_do_not_interact_have_the_dense_forms(likelihood: Likelihoo
 def test_single_precision_is_enough_for_unsure_and_for_sure_networks(num_classes: int, margin: float) -> None:
     """From equal probabilities to others of 1e-26, up to the most classes that go through one product."""
     torch.manual_seed(2)
-    outputs, slopes = 0.1 * torch.randn(50, num_classes), torch.randn(50, num_classes, 40)
+    outputs, gradients = 0.1 * torch.randn(50, num_classes), torch.randn(50, num_classes, 40)
     targets = torch.randint(num_classes, (50,))
     outputs[torch.arange(50), targets] += margin
-    found = both(Categorical(), outputs, targets, slopes).double()
-    expected = dense(Categorical(), outputs.double(), targets, slopes.double())
+    found = both(Categorical(), outputs, targets, gradients).double()
+    expected = dense(Categorical(), outputs.double(), targets, gradients.double())
     torch.testing.assert_close(found, expected, atol=0.0, rtol=3e-5)
     torch.testing.assert_close(found.sum(0), expected.sum(0), atol=0.0, rtol=5e-6)
 
@@ -95,7 +95,9 @@ def test_outputs_that_interact_take_a_product_for_each_number() -> None:
     assert Forms.of(one.likelihood, one.model(one.inputs).detach(), one.targets) is None
     found = scored(one)
     torch.testing.assert_close(found.curvature, curvature(one).diagonal(), atol=1e-12, rtol=1e-10)
-    torch.testing.assert_close(found.slopes, centred(one, jacobian(one)).square().sum(0), atol=1e-12, rtol=1e-10)
+    torch.testing.assert_close(
+        found.squared_derivatives, centred(one, jacobian(one)).square().sum(0), atol=1e-12, rtol=1e-10
+    )
 
 
 @pytest.mark.parametrize("waiting", [0, 50, 200])
@@ -105,7 +107,7 @@ def test_rows_may_wait_or_not(name: str, waiting: int) -> None:
     with limits.using(chunk=4 * waiting):
         found = scored(case(name))
     torch.testing.assert_close(found.curvature, expected.curvature, atol=1e-14, rtol=1e-12)
-    torch.testing.assert_close(found.slopes, expected.slopes, atol=1e-14, rtol=1e-12)
+    torch.testing.assert_close(found.squared_derivatives, expected.squared_derivatives, atol=1e-14, rtol=1e-12)
 
 
 def test_a_loader_may_fill_the_same_tensor_again() -> None:
@@ -128,19 +130,19 @@ def test_a_loader_may_fill_the_same_tensor_again() -> None:
     source = Source(Refilled(), num_data=10)
     found = measure(one.model, one.weights().names, source, one.likelihood, generator=torch.Generator())
     torch.testing.assert_close(found.curvature, expected.curvature)
-    torch.testing.assert_close(found.slopes, expected.slopes)
+    torch.testing.assert_close(found.squared_derivatives, expected.squared_derivatives)
 
 
 def test_directions_come_a_few_at_a_time() -> None:
     """Of an image with many positions there would be more numbers in all directions than fit into memory."""
     outputs, targets = torch.randn(2, 3, 4, 5).double(), torch.randint(3, (2, 4, 5))
     targets[0, 1] = -100
-    parts = list(direction_seeds(Categorical(), outputs, targets, 7))
+    parts = list(direction_columns(Categorical(), outputs, targets, 7))
     assert [len(part) for part in parts] == [7] * 5 + [5]  # 20 positions with two directions each
-    seeds = torch.cat(parts).movedim(2, -1)  # [V, B, 4, 5, 3]
+    columns = torch.cat(parts).movedim(2, -1)  # [V, B, 4, 5, 3]
     apart = torch.eye(20).reshape(4, 5, 4, 5).double()
     projection = torch.einsum("hwij,cd->hwcijd", apart, torch.eye(3).double() - 1 / 3)
-    torch.testing.assert_close(torch.einsum("vhwc,vijd->hwcijd", seeds[:, 1], seeds[:, 1]), projection)
+    torch.testing.assert_close(torch.einsum("vhwc,vijd->hwcijd", columns[:, 1], columns[:, 1]), projection)
     observed = (targets[0] != -100).double()
     kept = torch.einsum("hwcijd,hw,ij->hwcijd", projection, observed, observed)
-    torch.testing.assert_close(torch.einsum("vhwc,vijd->hwcijd", seeds[:, 0], seeds[:, 0]), kept)
+    torch.testing.assert_close(torch.einsum("vhwc,vijd->hwcijd", columns[:, 0], columns[:, 0]), kept)

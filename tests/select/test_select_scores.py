@@ -30,18 +30,18 @@ def test_both_numbers_are_those_of_the_explicit_jacobian(name: str) -> None:
     found = scored(one)
     rows = centred(one, jacobian(one), one.targets)
     torch.testing.assert_close(found.curvature, curvature(one).diagonal(), atol=1e-12, rtol=1e-10)
-    torch.testing.assert_close(found.slopes, rows.square().sum(0), atol=1e-12, rtol=1e-10)
+    torch.testing.assert_close(found.squared_derivatives, rows.square().sum(0), atol=1e-12, rtol=1e-10)
     torch.testing.assert_close(found.variance(0.3), 1 / (curvature(one).diagonal() + 0.3), atol=1e-12, rtol=1e-10)
 
 
 @pytest.mark.parametrize("name", CASES)
-def test_context_replaces_the_inputs_of_the_slopes_only(name: str) -> None:
+def test_context_replaces_the_inputs_of_the_derivatives_only(name: str) -> None:
     one, other = case(name), case(name, num=7)
     context = other.inputs.flip(0) if name == "tokens" else 2 * other.inputs + 1
     found = scored(one, context=context)
     rows = centred(one, jacobian(one, context))
     torch.testing.assert_close(found.curvature, curvature(one).diagonal(), atol=1e-12, rtol=1e-10)
-    torch.testing.assert_close(found.slopes, rows.square().sum(0), atol=1e-12, rtol=1e-10)
+    torch.testing.assert_close(found.squared_derivatives, rows.square().sum(0), atol=1e-12, rtol=1e-10)
 
 
 @pytest.mark.parametrize("cached", [1, 30, 100])
@@ -52,7 +52,7 @@ def test_parts_of_any_size_change_nothing(name: str, cached: int) -> None:
     with limits.using(cached_products=4 * cached):
         found = scored(one)
     torch.testing.assert_close(found.curvature, expected.curvature, atol=1e-12, rtol=1e-10)
-    torch.testing.assert_close(found.slopes, expected.slopes, atol=1e-12, rtol=1e-10)
+    torch.testing.assert_close(found.squared_derivatives, expected.squared_derivatives, atol=1e-12, rtol=1e-10)
 
 
 @pytest.mark.parametrize("name", ["categorical", "bernoulli", "sequence", "image", "tokens"])
@@ -62,7 +62,7 @@ def test_a_product_for_each_column_changes_nothing(name: str, monkeypatch: pytes
     monkeypatch.setattr(scores, "MOST_COLUMNS", 1)
     found = scored(one)
     torch.testing.assert_close(found.curvature, expected.curvature, atol=1e-12, rtol=1e-10)
-    torch.testing.assert_close(found.slopes, expected.slopes, atol=1e-12, rtol=1e-10)
+    torch.testing.assert_close(found.squared_derivatives, expected.squared_derivatives, atol=1e-12, rtol=1e-10)
 
 
 @pytest.mark.parametrize("name", ["categorical", "gaussian", "sequence"])
@@ -70,7 +70,7 @@ def test_sampled_directions_are_right_on_average(name: str) -> None:
     one = case(name)
     exact, found = scored(one), scored(one, samples=4000)
     # 40,000 draws per weight: the average is within a few percent, and no draw is left out
-    torch.testing.assert_close(found.slopes, exact.slopes, atol=0.0, rtol=0.1)
+    torch.testing.assert_close(found.squared_derivatives, exact.squared_derivatives, atol=0.0, rtol=0.1)
     torch.testing.assert_close(found.curvature, exact.curvature, atol=0.0, rtol=0.1)
 
 
@@ -89,9 +89,9 @@ def test_a_shift_of_all_logits_does_not_count() -> None:
     shifted = Case(Shifted(), one.inputs, one.targets, one.likelihood)
     found = scored(shifted)
     expected = scored(one)
-    size = len(expected.slopes)
-    torch.testing.assert_close(found.slopes[:size], expected.slopes)
-    assert float(found.slopes[size:].max()) < 1e-20
+    size = len(expected.squared_derivatives)
+    torch.testing.assert_close(found.squared_derivatives[:size], expected.squared_derivatives)
+    assert float(found.squared_derivatives[size:].max()) < 1e-20
     assert float(found.curvature[size:].max()) < 1e-20
 
 

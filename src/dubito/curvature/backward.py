@@ -28,9 +28,9 @@ RELU, MAX_POOL = "ReluBackward0", "MaxPool2DWithIndicesBackward0"
 
 @torch.no_grad()
 def pull(
-    outputs: Tensor, edges: list[GradientEdge], seeds: Tensor, workspace: Workspace | None = None
+    outputs: Tensor, edges: list[GradientEdge], columns: Tensor, workspace: Workspace | None = None
 ) -> list[Tensor | None] | None:
-    """Pull `seeds` ``[V, *outputs]`` back to `edges`; None where something on the way has no rule.
+    """Pull `columns` ``[V, *outputs]`` back to `edges`; None where something on the way has no rule.
 
     What is found may lie in the `workspace`.
 
@@ -50,7 +50,7 @@ def pull(
     for node in order:
         for below, _ in node.next_functions:
             users.setdefault(below, set()).add(node.name())
-    found: dict[Node, Tensor] = {outputs.grad_fn: seeds}
+    found: dict[Node, Tensor] = {outputs.grad_fn: columns}
     for node in order:
         grad = found[node] if node in wanted else found.pop(node)
         masked = node.name() == RELU and users.get(node) == {MAX_POOL}  # whose rule did it already

@@ -35,15 +35,16 @@ def misfits(tape: Tape, names: list[str]) -> list[tuple[list[str], str]]:
             found.append((list(roles[call.layer].values()), f"{error}."))
     if found:
         return found
-    seeds, examples = _single_examples(tape.outputs)
+    columns, examples = _single_examples(tape.outputs)
     values = [tape.engine.parameters[name] for name in names]
     try:
         truth = [
-            torch.autograd.grad(tape.outputs, values, seed, retain_graph=True, allow_unused=True) for seed in seeds
+            torch.autograd.grad(tape.outputs, values, column, retain_graph=True, allow_unused=True)
+            for column in columns
         ]
     except RuntimeError as error:  # reentrant checkpointing forbids autograd.grad
         return [(names, str(error).strip().splitlines()[0])]
-    factors = tape.pull(seeds)
+    factors = tape.pull(columns)
     wrong = [name for name, *grads in zip(names, *truth, strict=True) if not _fits(factors[name], examples, grads)]
     return [(wrong, "they are not used as the rules of their layers say.")] if wrong else []
 
@@ -60,10 +61,10 @@ def _single_examples(outputs: Tensor) -> tuple[Tensor, list[int]]:
     """Columns ``[V, *outputs]`` that are random for one example each and zero for all others."""
     examples = sorted({0, len(outputs) - 1})
     noise = torch.randn(outputs[0].shape, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
-    seeds = outputs.new_zeros(len(examples), *outputs.shape)
+    columns = outputs.new_zeros(len(examples), *outputs.shape)
     for v, n in enumerate(examples):
-        seeds[v, n] = noise.to(outputs)
-    return seeds, examples
+        columns[v, n] = noise.to(outputs)
+    return columns, examples
 
 
 def _fits(factor: Factor, examples: list[int], truth: list[Tensor | None]) -> bool:

@@ -75,42 +75,42 @@ class Tape:
     workspace: Workspace | None = None  # where what is pulled lies until the next pull; else in fresh memory
 
     @torch.inference_mode(False)
-    def pull(self, seeds: Tensor) -> dict[str, Factor]:
-        """Pull the columns `seeds` ``[V, *outputs]`` back to every selected parameter, in factored form."""
+    def pull(self, columns: Tensor) -> dict[str, Factor]:
+        """Pull the output columns ``[V, *outputs]`` back to every selected parameter, in factored form."""
         engine = self.engine
         if self.workspace is not None:
             self.workspace.rewind()
         found: dict[str, list[CallGradient]] = {name: [] for name in engine.names}
         explicit: dict[str, Tensor] = {}
         if self.outputs.requires_grad:  # else no selected parameter is used
-            for call, grad in zip(self.calls, self._gradients(seeds), strict=True):
+            for call, grad in zip(self.calls, self._gradients(columns), strict=True):
                 if grad is None:
                     continue
                 for role, name in engine.roles[call.layer].items():
                     rows = call.rows if role == "weight" else None
                     found[name].append(CallGradient(call.rule, call.layer, rows, grad))
-            explicit = engine.explicit_gradients(self.inputs, seeds)
+            explicit = engine.explicit_gradients(self.inputs, columns)
         factors: dict[str, Factor] = {}
         for name, calls in found.items():
             shape = engine.shapes[name] or (1,)  # at least one axis
-            about = shape, len(seeds), len(self.outputs), seeds
+            about = shape, len(columns), len(self.outputs), columns
             if name in explicit:
                 factors[name] = ExplicitFactor(*about, explicit[name].reshape(*explicit[name].shape[:2], *shape))
             else:
                 factors[name] = make_factor(*about, calls)
         return factors
 
-    def _gradients(self, seeds: Tensor) -> list[Tensor | None]:
+    def _gradients(self, columns: Tensor) -> list[Tensor | None]:
         """The gradients of the columns at the output of each call, ``[V, *output]``; None where they do not arrive."""
         top = get_gradient_edge(self.outputs)
         edges = [call.edge for call in self.calls if call.edge != top]
-        below = iter(self._pull(edges, seeds.contiguous()) if edges else [])
-        # the layer that gives the outputs gets the seeds as they are: one set for all examples stays one set
-        return [seeds if call.edge == top else next(below) for call in self.calls]
+        below = iter(self._pull(edges, columns.contiguous()) if edges else [])
+        # the layer that gives the outputs gets the columns as they are: one set for all examples stays one set
+        return [columns if call.edge == top else next(below) for call in self.calls]
 
-    def _pull(self, edges: list[GradientEdge], seeds: Tensor) -> list[Tensor | None]:
-        found = backward.pull(self.outputs, edges, seeds, self.workspace) if self.engine.walks else None
-        return self.engine.vector_jacobian(self.outputs, edges, seeds) if found is None else found
+    def _pull(self, edges: list[GradientEdge], columns: Tensor) -> list[Tensor | None]:
+        found = backward.pull(self.outputs, edges, columns, self.workspace) if self.engine.walks else None
+        return self.engine.vector_jacobian(self.outputs, edges, columns) if found is None else found
 
 
 class Engine:
@@ -221,11 +221,11 @@ class Engine:
         """A tensor that the model may write into, and that autograd may keep."""
         return tensor.clone() if self._overwrites is not False or tensor.is_inference() else tensor
 
-    def vector_jacobian(self, outputs: Tensor, inputs: list[Any], seeds: Tensor) -> list[Tensor | None]:
-        """Pull `seeds` ``[V, *outputs]`` back to tensors or edges, all columns at once where the model allows it."""
+    def vector_jacobian(self, outputs: Tensor, inputs: list[Any], columns: Tensor) -> list[Tensor | None]:
+        """Pull `columns` ``[V, *outputs]`` back to tensors or edges, all columns at once where the model allows it."""
         if self.batched:
             try:
-                return list(_grad(outputs, inputs, seeds, is_grads_batched=True))
+                return list(_grad(outputs, inputs, columns, is_grads_batched=True))
             except RuntimeError as error:
                 self.batched = False
                 reason = _first_line(error)
@@ -233,8 +233,8 @@ class Engine:
                     f"The columns of a vector-Jacobian product are computed one by one, which is slower: {reason}",
                     FallbackWarning,
                 )
-        columns = [_grad(outputs, inputs, seed) for seed in seeds]
-        return [None if each[0] is None else torch.stack(each) for each in zip(*columns, strict=True)]
+        one_by_one = [_grad(outputs, inputs, column) for column in columns]
+        return [None if each[0] is None else torch.stack(each) for each in zip(*one_by_one, strict=True)]
 
     def chunks(self, inputs: Any, num_columns: int, extra: int = 0) -> Iterator[tuple[slice, Tape]]:
         """Run the model on parts of a batch that are small enough for `num_columns` columns (or all outputs) at a time.
@@ -298,20 +298,20 @@ class Engine:
         self.num_outputs = tape.outputs[0].numel()
         self._tried = size
 
-    def explicit_gradients(self, inputs: Any, seeds: Tensor) -> dict[str, Tensor]:
+    def explicit_gradients(self, inputs: Any, columns: Tensor) -> dict[str, Tensor]:
         """Return ``[V, B, *shape]`` gradients of the parameters that have no rule, example by example."""
         if not self.fallback:
             return {}
         if self._per_example_by_vmap:
             try:
-                return per_example.by_vmap(self.model, self.fallback, inputs, seeds)
+                return per_example.by_vmap(self.model, self.fallback, inputs, columns)
             except (RuntimeError, TypeError, ValueError):
                 self._per_example_by_vmap = False
-        return per_example.by_loop(self.model, self.fallback, inputs, seeds)
+        return per_example.by_loop(self.model, self.fallback, inputs, columns)
 
 
-def _grad(outputs: Tensor, inputs: list[Any], seeds: Tensor, **options: Any) -> tuple[Tensor | None, ...]:
-    return torch.autograd.grad(outputs, inputs, seeds, retain_graph=True, allow_unused=True, **options)
+def _grad(outputs: Tensor, inputs: list[Any], columns: Tensor, **options: Any) -> tuple[Tensor | None, ...]:
+    return torch.autograd.grad(outputs, inputs, columns, retain_graph=True, allow_unused=True, **options)
 
 
 def _first_line(error: Exception) -> str:

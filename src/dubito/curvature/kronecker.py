@@ -50,8 +50,8 @@ class KroneckerAccumulator(Accumulator):
     def add(self, sums: Sums, tape: Tape, columns: Iterable[Tensor], targets: Tensor | None = None) -> None:
         """Add ``aᵀa`` once and ``GᵀG`` for every column."""
         shared = shared_biases(self.engine.roles)
-        for turn, seeds in enumerate(columns):
-            for name, factor in tape.pull(seeds).items():
+        for turn, some in enumerate(columns):
+            for name, factor in tape.pull(some).items():
                 if name not in shared:
                     self._add_factor(name, sums[name], factor, first=turn == 0)
 

@@ -121,10 +121,10 @@ class Linearized:
         canonical = self.likelihood.canonical(output)
         rows = []
         for entry in canonical.flatten():
-            slopes = torch.autograd.grad(
+            gradients = torch.autograd.grad(
                 entry, list(weights.values()), create_graph=True, allow_unused=True, materialize_grads=True
             )
-            rows.append(self.selection.ravel(dict(zip(weights, slopes, strict=True))))
+            rows.append(self.selection.ravel(dict(zip(weights, gradients, strict=True))))
         return output, torch.stack(rows).reshape(*canonical.shape, -1)
 
     def _tapes(self, inputs: Any, num_columns: int) -> Iterator[Tape]:

@@ -37,7 +37,7 @@ def columns(
     most: int = 64,
     generator: torch.Generator | None = None,
 ) -> Iterator[Tensor]:
-    """Yield seeds ``[v, *outputs]``, at most `most` columns at a time."""
+    """Yield columns ``[v, *outputs]``, at most `most` at a time."""
     outputs = outputs.detach()
     if kind == "fisher-mc":
         sampled = likelihood.fisher_columns(outputs, num_samples, targets, generator=generator)
@@ -51,7 +51,7 @@ def columns(
 
 
 def identity(likelihood: Likelihood, outputs: Tensor, most: int, *, centred: bool = False) -> Iterator[Tensor]:
-    """Yield the unit vectors of one example's canonical outputs as seeds ``[v, *outputs]``, for every example at once.
+    """Yield the unit vectors of one example's canonical outputs as columns ``[v, *outputs]``, for all examples at once.
 
     Centred over the classes, e_c − 1/C, they span the directions that can change a softmax.
     """

@@ -1,4 +1,4 @@
-r"""The layer that gives the outputs: its gradients are the seeds themselves, so few columns say all about it.
+r"""The layer that gives the outputs: its gradients are the output columns themselves, so few columns suffice.
 
 Every example's output Hessian $H_n$ is known, and a structure needs only part of what the C columns of its root say:
 the diagonal of a linear layer only $\mathrm{diag}(H_n)$, its Kronecker factor only $\sum_n H_n$.
@@ -35,7 +35,7 @@ def is_one_linear(tape: Tape) -> bool:
 
 
 def few_columns(structure: str, likelihood: Likelihood, outputs: Tensor, targets: Tensor) -> Tensor:
-    r"""Return seeds ``[V, B, C]`` that give `structure` (``"diag"`` or ``"kron"``) of one linear layer what all would.
+    r"""Return few columns ``[V, B, C]`` that give one linear layer the same "diag" or "kron" `structure` as all would.
 
     Of the diagonal it is the column $\sqrt{\mathrm{diag}(H_n)}$; for Kronecker factors the columns of a root of
     $\sum_n H_n$, dealt out to the examples, because only their sum of outer products counts.

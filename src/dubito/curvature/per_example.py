@@ -17,8 +17,8 @@ from dubito.core.locks import ProcessLock
 SIDE_BY_SIDE = 16
 
 
-def by_vmap(model: nn.Module, names: list[str], inputs: Any, seeds: Tensor) -> dict[str, Tensor]:
-    """Return ``[V, B, *shape]`` per parameter for seeds ``[V, B, ...]``, through `torch.func`.
+def by_vmap(model: nn.Module, names: list[str], inputs: Any, columns: Tensor) -> dict[str, Tensor]:
+    """Return ``[V, B, *shape]`` per parameter for columns ``[V, B, ...]``, through `torch.func`.
 
     Raises:
         RuntimeError: Some operators (recurrent kernels, custom autograd functions, checkpointing) do not allow it.
@@ -31,11 +31,11 @@ def by_vmap(model: nn.Module, names: list[str], inputs: Any, seeds: Tensor) -> d
         pull = torch.func.vjp(lambda p: params.functional_call(model, p, example), chosen)[1]
         return torch.func.vmap(pull)(columns.unsqueeze(1))[0]
 
-    numbers = torch.arange(seeds.shape[1], device=seeds.device)
+    numbers = torch.arange(columns.shape[1], device=columns.device)
     # Without no_grad autograd would record the products too, for parameters with rules that also ask for gradients:
     # some operators have no second derivative, and the results would not be plain numbers.
     with torch.no_grad(), _quiet():
-        found = torch.func.vmap(one, in_dims=(0, 1), chunk_size=SIDE_BY_SIDE)(numbers, seeds)
+        found = torch.func.vmap(one, in_dims=(0, 1), chunk_size=SIDE_BY_SIDE)(numbers, columns)
     return {name: value.transpose(0, 1) for name, value in found.items()}
 
 
@@ -69,16 +69,16 @@ class _Filtering:
 _filtering = _Filtering()
 
 
-def by_loop(model: nn.Module, names: list[str], inputs: Any, seeds: Tensor) -> dict[str, Tensor]:
+def by_loop(model: nn.Module, names: list[str], inputs: Any, columns: Tensor) -> dict[str, Tensor]:
     """Return the same one by one, through `backward`: what every differentiable model allows."""
     own = dict(model.named_parameters())
-    found = {name: seeds.new_zeros(*seeds.shape[:2], *own[name].shape) for name in names}
-    for n in range(seeds.shape[1]):
+    found = {name: columns.new_zeros(*columns.shape[:2], *own[name].shape) for name in names}
+    for n in range(columns.shape[1]):
         with torch.enable_grad():
             output = params.call(model, batches.map_leaves(torch.clone, batches.take(inputs, slice(n, n + 1))))
-        for v, seed in enumerate(seeds if output.requires_grad else ()):
+        for v, column in enumerate(columns if output.requires_grad else ()):
             model.zero_grad(set_to_none=True)
-            output.backward(seed[n : n + 1], retain_graph=True)
+            output.backward(column[n : n + 1], retain_graph=True)
             for name in names:
                 grad = own[name].grad
                 if grad is not None:

@@ -47,8 +47,8 @@ class DiagonalAccumulator(Accumulator):
 
     def add(self, sums: Sums, tape: Tape, columns: Iterable[Tensor], targets: Tensor | None = None) -> None:
         """Add squares."""
-        for seeds in columns:
-            for each in group(tape.pull(seeds), self.selection):
+        for some in columns:
+            for each in group(tape.pull(some), self.selection):
                 chosen = self.selection.indices[each.names[0]]
                 squares = each.factor.square_sum() if chosen is None else each.factor.square_sum_at(chosen)
                 for name, values in each.split(squares).items():
@@ -83,8 +83,8 @@ class FullAccumulator(Accumulator):
 
     def add(self, sums: Sums, tape: Tape, columns: Iterable[Tensor], targets: Tensor | None = None) -> None:
         """Add ``JᵀJ``."""
-        for seeds in columns:
-            factors = tape.pull(seeds)
+        for some in columns:
+            factors = tape.pull(some)
             if (layer := one_layer(factors, self.selection)) is not None:
                 layer.add_curvature(sums["full"])
             else:
@@ -120,13 +120,13 @@ class HessianAccumulator(FullAccumulator):
             inputs = batches.map_leaves(torch.clone, tape.inputs)
             outputs = params.functional_call(model, selection.merge(base, center), inputs)
             loss = -self.likelihood.log_prob(outputs, targets).sum()
-            (slope,) = torch.autograd.grad(loss, center, create_graph=True)
-        if not slope.requires_grad:  # the loss is linear in the weights
+            (gradient,) = torch.autograd.grad(loss, center, create_graph=True)
+        if not gradient.requires_grad:  # the loss is linear in the weights
             return
-        identity = torch.eye(len(center), dtype=slope.dtype, device=slope.device)
+        identity = torch.eye(len(center), dtype=gradient.dtype, device=gradient.device)
         for start in range(0, len(center), SIDE_BY_SIDE):
             rows = slice(start, start + SIDE_BY_SIDE)
-            (found,) = self.engine.vector_jacobian(slope, [center], identity[rows])
+            (found,) = self.engine.vector_jacobian(gradient, [center], identity[rows])
             if found is not None:
                 sums["hessian"][rows] += found.double().cpu()
 
@@ -156,8 +156,8 @@ class LowRankAccumulator(Accumulator):
         """Add ``Jᵀ(J Q)``."""
         selection = self.selection
         directions = selection.fill(sums["basis"].mT.to(tape.outputs).contiguous())
-        for seeds in columns:
-            factors = tape.pull(seeds)
+        for some in columns:
+            factors = tape.pull(some)
             along = torch.stack([factors[name].dot(directions[name]) for name in selection.names]).sum(0)
             back = {name: factor.backward_dot(along) for name, factor in factors.items()}
             shaped = {name: value.reshape(-1, *selection.shapes[name]) for name, value in back.items()}

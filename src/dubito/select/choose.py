@@ -17,7 +17,7 @@ from dubito.core.errors import InputError
 from dubito.curvature import Engine, Tape, jacobian, output_columns
 from dubito.networks.selection import Selection
 from dubito.select.budgets import Budget
-from dubito.select.directions import direction_seeds
+from dubito.select.directions import direction_columns
 from dubito.select.greedy import Rows, greedy
 from dubito.select.local_gaussian import fit_gaussian
 from dubito.select.scores import MOST_COLUMNS, Scores, context_tapes, measure, tapes
@@ -86,11 +86,11 @@ class Chooser:
         by_weights = rule.rule == "weight-variance"
         measured = measure(
             self.model, candidates.names, self.source, self.likelihood,
-            slopes=not by_weights, context=rule.context, samples=rule.num_samples, generator=self.generator,
+            derivatives=not by_weights, context=rule.context, samples=rule.num_samples, generator=self.generator,
         ).of(candidates)  # fmt: skip
         variance = self._variance(measured)
-        scores = variance if by_weights else measured.slopes * variance
-        influence = measured.curvature if by_weights else measured.slopes
+        scores = variance if by_weights else measured.squared_derivatives * variance
+        influence = measured.curvature if by_weights else measured.squared_derivatives
         if not bool((influence > 0).any()):
             raise InputError(
                 "No candidate can change an output on these inputs (dead units, or constant inputs): choose other "
@@ -141,14 +141,14 @@ class Chooser:
                 for columns in output_columns.columns("ggn", unit, tape.outputs.detach(), targets, most=MOST_COLUMNS):
                     yield jacobian(tape.pull(columns), few).flatten(0, 1)
 
-        def slopes() -> Iterator[Tensor]:
+        def directions() -> Iterator[Tensor]:
             for tape, targets in self._looked_at(engine, unit, few.num_weights):
-                for columns in direction_seeds(unit, tape.outputs.detach(), targets, MOST_COLUMNS):
+                for columns in direction_columns(unit, tape.outputs.detach(), targets, MOST_COLUMNS):
                     yield jacobian(tape.pull(columns), few).flatten(0, 1)
 
         chosen = greedy(
-            Rows(curvature, len(near), shared=True, scale=scale), Rows(slopes, len(near), shared=context is None),
-            measured.curvature[near], measured.slopes[near], self.prior, budget.of(near),
+            Rows(curvature, len(near), shared=True, scale=scale), Rows(directions, len(near), shared=context is None),
+            measured.curvature[near], measured.squared_derivatives[near], self.prior, budget.of(near),
         )  # fmt: skip
         return near[chosen]
 

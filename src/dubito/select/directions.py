@@ -21,8 +21,8 @@ def num_directions(likelihood: Likelihood, outputs: Tensor) -> int:
     return math.prod(positions) * (width - isinstance(likelihood, Categorical))
 
 
-def direction_seeds(likelihood: Likelihood, outputs: Tensor, targets: Tensor | None, most: int) -> Iterator[Tensor]:
-    """Yield them as orthonormal seeds ``[v, *outputs]``, at most so many at a time; zero where there is no target."""
+def direction_columns(likelihood: Likelihood, outputs: Tensor, targets: Tensor | None, most: int) -> Iterator[Tensor]:
+    """Yield them as orthonormal columns ``[v, *outputs]``, at most so many at a time; zero where there is no target."""
     basis, canonical = _basis(likelihood, outputs), likelihood.canonical(outputs)
     count = num_directions(likelihood, outputs)
     for start in range(0, count, most):
@@ -33,7 +33,7 @@ def direction_seeds(likelihood: Likelihood, outputs: Tensor, targets: Tensor | N
         yield likelihood.restore(_kept(likelihood, everyone, targets), outputs)
 
 
-def random_seeds(
+def random_columns(
     likelihood: Likelihood, outputs: Tensor, targets: Tensor | None, num: int, generator: torch.Generator
 ) -> Tensor:
     """Sums of all directions with random signs ``[num, *outputs]``, over √num: right in expectation of squares."""
@@ -50,10 +50,10 @@ def at_each_position(columns: Tensor) -> Tensor:
     return (columns.permute(1, 2, 0, 3).unsqueeze(3) * where[:, None, None, :, None]).flatten(0, 1)
 
 
-def _kept(likelihood: Likelihood, seeds: Tensor, targets: Tensor | None) -> Tensor:
-    """Canonical seeds, zero at positions without a target; where all have one, one set for all examples stays one."""
+def _kept(likelihood: Likelihood, columns: Tensor, targets: Tensor | None) -> Tensor:
+    """Canonical columns, zero at positions without a target; where all have one, one set for all examples stays one."""
     kept = None if targets is None else likelihood.observed(targets)
-    return seeds if kept is None or bool(kept.all()) else seeds * kept.unsqueeze(-1)
+    return columns if kept is None or bool(kept.all()) else columns * kept.unsqueeze(-1)
 
 
 def _basis(likelihood: Likelihood, outputs: Tensor) -> Tensor:

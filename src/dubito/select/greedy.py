@@ -83,18 +83,18 @@ class _Columns:
         return self.known.pop(index)
 
 
-def greedy(curvature: Rows, slopes: Rows, diagonal: Tensor, squares: Tensor, prior: float, budget: Budget) -> Tensor:
+def greedy(curvature: Rows, jacobian: Rows, diagonal: Tensor, squares: Tensor, prior: float, budget: Budget) -> Tensor:
     """Return the chosen candidates in the order in which they were chosen.
 
     Args:
         curvature: Rows whose Gram matrix is the curvature H.
-        slopes: Rows of the Jacobian J whose variance is to be captured.
+        jacobian: Rows of the Jacobian J whose variance is to be captured.
         diagonal: The diagonal of H, ``[n]``.
         squares: The diagonal of ``JᵀJ``, ``[n]``.
         prior: The prior precision λ.
         budget: How many to choose, in all and of each group.
     """
-    columns = _Columns(curvature, slopes)
+    columns = _Columns(curvature, jacobian)
     size, count = len(diagonal), budget.count
     factor, along = torch.zeros(count, size).double(), torch.zeros(count, size).double()  # L and UᵀJ, a row per step
     inner = torch.zeros(count, count).double()  # UᵀU
@@ -110,12 +110,12 @@ def greedy(curvature: Rows, slopes: Rows, diagonal: Tensor, squares: Tensor, pri
         column = column.index_add(0, torch.tensor([best]), column.new_tensor([prior]))
         root, own = left[best].sqrt(), factor[:step, best]
         new = (column - own @ factor[:step]) / root
-        slope = (cross - own @ along[:step]) / root  # Jᵀu for the new unit direction u
+        derivative = (cross - own @ along[:step]) / root  # Jᵀu for the new unit direction u
         overlap = (along[:step, best] - inner[:step, :step] @ own) / root
         norm = residual[best] / left[best]
-        residual = residual - 2 * new * (slope - overlap @ factor[:step]) + new.square() * norm
+        residual = residual - 2 * new * (derivative - overlap @ factor[:step]) + new.square() * norm
         residual, left = residual.clamp_min(0.0), (left - new.square()).clamp_min(prior)
-        factor[step], along[step] = new, slope
+        factor[step], along[step] = new, derivative
         inner[step, :step] = inner[:step, step] = overlap
         inner[step, step] = norm
         order.append(best)

@@ -22,20 +22,20 @@ import torch
 from torch import Tensor
 
 from dubito.beliefs.likelihoods import Categorical, Likelihood
-from dubito.select.directions import at_each_position, direction_seeds
+from dubito.select.directions import at_each_position, direction_columns
 
 
 @dataclass(frozen=True)
 class Forms:
-    """The squared slopes and the curvature as forms of the gradients of `seeds`, K of them at each of T positions.
+    """Squared derivatives and curvature as forms of the gradients of `columns`, K of them at each of T positions.
 
     Args:
-        seeds: The columns, ``[T·K, *outputs]``.
+        columns: The output columns, ``[T·K, *outputs]``.
         squares: The weights w of both forms, ``[B, 2, T·K]``.
         sums: The weights u of both forms, ``[B, T, 2, K]``; None for zeros.
     """
 
-    seeds: Tensor
+    columns: Tensor
     squares: Tensor
     sums: Tensor | None = None
 
@@ -49,8 +49,8 @@ class Forms:
         if hessian.count_nonzero() != own.count_nonzero():
             return None
         each = own.flatten(1)
-        (seeds,) = direction_seeds(likelihood, outputs, targets, each.shape[1])
-        return cls(seeds, torch.stack([torch.ones_like(each), each], 1))
+        (columns,) = direction_columns(likelihood, outputs, targets, each.shape[1])
+        return cls(columns, torch.stack([torch.ones_like(each), each], 1))
 
     @classmethod
     def _of_softmax(cls, likelihood: Categorical, outputs: Tensor, targets: Tensor) -> Forms:

@@ -30,7 +30,7 @@ from dubito.core.randomness import default_generator
 from dubito.curvature import jacobian
 from dubito.networks.selection import Selection
 from dubito.select.choose import Ranking
-from dubito.select.directions import direction_seeds
+from dubito.select.directions import direction_columns
 from dubito.select.local_gaussian import LocalGaussian, fit_gaussian
 from dubito.select.order import context_of, rank, resized
 from dubito.select.rule import SelectionRule
@@ -168,7 +168,7 @@ def report(
     assert source is not None
     rule = rule if largest is None else resized(rule, largest)
     ranking = rank(rule, model, source, known, prior_precision, generator)
-    scores = measure(model, Selection.all_of(model).names, source, known, slopes=False, generator=generator)
+    scores = measure(model, Selection.all_of(model).names, source, known, derivatives=False, generator=generator)
     selection, known = ranking.selection, scores.likelihood
     inputs = context_of(rule) if inputs is None else inputs
     inputs = source.place(batches.as_tensors(source.full().inputs if inputs is None else inputs))
@@ -196,7 +196,7 @@ def _captured(posterior: LocalGaussian, ranking: Ranking, inputs: Any) -> Tensor
     factor = torch.linalg.cholesky(posterior.precision().cpu()[where][:, where])
     total = torch.zeros(size, dtype=torch.float64)
     for tape in context_tapes(posterior.engine, inputs, selection.num_weights):
-        for columns in direction_seeds(posterior.likelihood, tape.outputs.detach(), None, MOST_COLUMNS):
+        for columns in direction_columns(posterior.likelihood, tape.outputs.detach(), None, MOST_COLUMNS):
             rows = jacobian(tape.pull(columns), selection).flatten(0, 1)[:, where].double().cpu()
             total += torch.linalg.solve_triangular(factor, rows.mT, upper=False).square().sum(1)
     return total.cumsum(0)

@@ -25,7 +25,7 @@ from dubito.core.errors import InputError, NonFiniteError
 from dubito.curvature import Engine, Tape, output_columns
 from dubito.curvature.groups import group
 from dubito.networks.selection import Selection
-from dubito.select.directions import direction_seeds, num_directions, random_seeds
+from dubito.select.directions import direction_columns, num_directions, random_columns
 from dubito.select.quadratic_scores import Forms
 from dubito.select.sums import Sums
 
@@ -42,13 +42,13 @@ class Scores:
     Args:
         weights: The weights, in whose order the numbers are.
         curvature: The diagonal of the Gauss-Newton matrix, ``[D]``.
-        slopes: The squared derivatives of the outputs, summed over inputs and outputs, ``[D]``.
+        squared_derivatives: The squared derivatives of the outputs, summed over inputs and outputs, ``[D]``.
         likelihood: The likelihood, its noise a number.
     """
 
     weights: Selection
     curvature: Tensor
-    slopes: Tensor
+    squared_derivatives: Tensor
     likelihood: Likelihood
 
     def variance(self, prior_precision: float) -> Tensor:
@@ -57,8 +57,9 @@ class Scores:
 
     def of(self, candidates: Selection) -> Scores:
         """The numbers of some of the weights."""
-        curvature, slopes = (candidates.ravel(self.weights.fill(values)) for values in (self.curvature, self.slopes))
-        return Scores(candidates, curvature, slopes, self.likelihood)
+        both = self.curvature, self.squared_derivatives
+        curvature, squared = (candidates.ravel(self.weights.fill(each)) for each in both)
+        return Scores(candidates, curvature, squared, self.likelihood)
 
 
 def measure(
@@ -67,7 +68,7 @@ def measure(
     source: Source,
     likelihood: Likelihood,
     *,
-    slopes: bool = True,
+    derivatives: bool = True,
     context: Any = None,
     samples: int | None = None,
     generator: torch.Generator,
@@ -79,8 +80,8 @@ def measure(
         names: The parameters.
         source: The training data.
         likelihood: The likelihood; a noise that is not a number is taken from the residuals.
-        slopes: Whether they are wanted; else only the curvature is right.
-        context: Inputs for `slopes` in the place of the training inputs.
+        derivatives: Whether the squared derivatives are needed; if not, only the curvature is right.
+        context: Inputs for the squared derivatives in place of the training inputs.
         samples: Random output directions and sampled targets per example in the place of all outputs: right in
             expectation, and cheaper where there are many outputs.
         generator: The source of randomness of `samples`.
@@ -90,7 +91,7 @@ def measure(
     if context is not None:
         context = batches.place(context, source.device, source.dtype)
         check_inputs(work.engine.model, context, "the context")
-    work.train(source, slopes=slopes and context is None)
+    work.train(source, derivatives=derivatives and context is None)
     likelihood = likelihood if work.noise is None else likelihood.replace(noise=work.noise)
     found, curvature = work.sums.total
     if isinstance(likelihood, Gaussian):  # the root of its Hessian is the identity over the noise
@@ -154,8 +155,8 @@ class _Pass:
         self.sums = Sums(self.weights)
         self.noise: float | None = None
 
-    def train(self, source: Source, slopes: bool) -> None:
-        """Add the training data; with a Gaussian likelihood `slopes` are the curvature at noise 1."""
+    def train(self, source: Source, derivatives: bool) -> None:
+        """Add the training data; with a Gaussian likelihood the squared derivatives are the curvature at noise 1."""
         residuals = torch.zeros(2, dtype=torch.float64)
         gaussian = isinstance(self.likelihood, Gaussian)
         unknown_noise = isinstance(self.likelihood, Gaussian) and isinstance(self.likelihood.noise, str)
@@ -165,22 +166,22 @@ class _Pass:
                 errors = Gaussian(noise=1.0).gradient(outputs, targets).double()
                 residuals += torch.tensor([float(errors.square().sum()), errors.numel()], dtype=torch.float64)
             if gaussian:
-                self._add_slopes(tape, targets)
-            elif slopes and (forms := self._forms(outputs, targets)) is not None:
+                self._add_derivatives(tape, targets)
+            elif derivatives and (forms := self._forms(outputs, targets)) is not None:
                 self._add_both(tape, forms)
             else:
-                if slopes:
-                    self._add_slopes(tape, targets)
+                if derivatives:
+                    self._add_derivatives(tape, targets)
                 self._add_curvature(tape, targets)
         distributed.sum_([self.sums.total, residuals])
         if unknown_noise:
             self.noise = max(math.sqrt(float(residuals[0] / residuals[1])), 1e-6)
 
     def look(self, context: Any) -> Tensor:
-        """Return the slopes at inputs without targets; every process looks at all of them."""
+        """Return the squared derivatives at inputs without targets; every process looks at all of them."""
         self.sums = Sums(self.weights)
         for tape in context_tapes(self.engine, context):
-            self._add_slopes(tape, None)
+            self._add_derivatives(tape, None)
         return self.sums.total[0]
 
     def _forms(self, outputs: Tensor, targets: Tensor) -> Forms | None:
@@ -190,15 +191,15 @@ class _Pass:
         return Forms.of(self.likelihood, outputs, targets)
 
     def _add_both(self, tape: Tape, forms: Forms) -> None:
-        for each in group(tape.pull(forms.seeds), self.weights):
+        for each in group(tape.pull(forms.columns), self.weights):
             self.sums.add(each, forms)
 
-    def _add_slopes(self, tape: Tape, targets: Tensor | None) -> None:
+    def _add_derivatives(self, tape: Tape, targets: Tensor | None) -> None:
         about = (self.likelihood, tape.outputs.detach(), targets)
         if self.samples:
-            columns = iter(random_seeds(*about, self.samples, self.generator).split(MOST_COLUMNS))
+            columns = iter(random_columns(*about, self.samples, self.generator).split(MOST_COLUMNS))
         else:
-            columns = direction_seeds(*about, MOST_COLUMNS)
+            columns = direction_columns(*about, MOST_COLUMNS)
         for some in columns:
             self._add_squares(0, tape, some)
 

@@ -89,14 +89,14 @@ class subspace(SelectionRule):
         hyper = {name: value.to(flat) for name, value in likelihood.hyper().items()}
         for _ in range(self.epochs):
             for batch in source.replay():
-                slope = torch.zeros_like(flat)
+                gradient = torch.zeros_like(flat)
                 if batch.num_rows:
                     leaf = flat.detach().requires_grad_()
                     outputs = params.functional_call(model, weights.merge(base, leaf), batch.inputs)
                     loss = -likelihood.log_prob(outputs, batch.targets, hyper).sum() / batch.size
-                    slope = torch.autograd.grad(loss, leaf)[0]
-                distributed.sum_([slope])
-                velocity.mul_(0.9).add_(slope)
+                    gradient = torch.autograd.grad(loss, leaf)[0]
+                distributed.sum_([gradient])
+                velocity.mul_(0.9).add_(gradient)
                 flat = flat - self.lr * velocity
                 step += 1
                 if step % every == 0:

@@ -14,7 +14,7 @@ from dubito.select.quadratic_scores import Forms
 
 
 class Sums:
-    """The squared slopes and the curvature of all weights, in float64.
+    """The squared derivatives and the curvature of all weights, in float64.
 
     Where gradients are one outer product per example, their squares are so too, and their sum is one product of all
     rows. It waits for many rows: with the few of one part it would spend its time on reading and writing the total.
