@@ -117,9 +117,9 @@ class TestELBO:
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"num_data": 0}, "num_data is the number"),
-        ({"num_data": "all"}, "num_data is the number"),
-        ({"temperature": -1.0}, "temperature must be"),
+        ({"num_data": 0}, "`num_data` must be the number of examples"),
+        ({"num_data": "all"}, "`num_data` must be the number of examples"),
+        ({"temperature": -1.0}, "`temperature` must be a number of at least 0"),
         ({"likelihood": "poisson"}, "no likelihood"),
         ({"module": nn.Linear(3, 2)}, "No part of the module has random weights"),
         ({"inputs": torch.zeros(0, 3), "targets": torch.zeros(0).long()}, "The batch is empty"),

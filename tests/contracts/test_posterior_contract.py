@@ -209,7 +209,7 @@ class TestPredict:
         with pytest.raises(InputError, match="empty"):
             case.posterior.predict(x[:0])
         for wrong in ({"num_samples": 0}, {"num_samples": 2.5}, {"batch_size": 0}, {"batch_size": "all"}):
-            with pytest.raises(InputError, match=f"{next(iter(wrong))} must be a whole number of at least 1"):
+            with pytest.raises(InputError, match=f"`{next(iter(wrong))}` must be a whole number of at least 1"):
                 case.posterior.predict(x, **wrong)
         with pytest.raises(InputError, match="no predict option 'colour'"):
             case.posterior.predict(x, colour="red")

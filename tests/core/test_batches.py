@@ -122,7 +122,7 @@ class TestCounting:
         "data", [Streamed(), DataLoader(Streamed()), OwnLoader(), DataLoader([(X, Y)], batch_size=None)]
     )
     def test_what_cannot_be_counted_must_be_said(self, data: Any) -> None:
-        with pytest.raises(InputError, match="say it with `num_data=`"):
+        with pytest.raises(InputError, match="pass it as `num_data=`"):
             Source(data)
         assert Source(data, num_data=10).num_data == 10
         assert Source(data, must_count=False).num_data == 0
@@ -329,6 +329,6 @@ def test_num_data_is_a_whole_number_of_at_least_1(num_data: Any) -> None:
     if num_data is None:
         assert Source((x, y), num_data=None).num_data == 6
         return
-    with pytest.raises(InputError, match=r"num_data must be a whole number of at least 1, not "):
+    with pytest.raises(InputError, match="`num_data` must be a whole number of at least 1, got "):
         Source((x, y), num_data=num_data)
     assert type(Source((x, y), num_data=np.int64(7)).num_data) is int

@@ -23,7 +23,7 @@ from dubito.core.batches import Batch
 from dubito.core.settings import setting
 from dubito.fitting.gradient_training import Descent
 from dubito.fitting.inference import Inference, NonFinite, Problem, State
-from dubito.fitting.loop import reset_parameters
+from dubito.fitting.model_copies import reset_parameters
 from dubito.fitting.optimizers import Optimizer
 from dubito.fitting.recipe import Recipe
 from oracles import weights_of
@@ -322,7 +322,7 @@ class TestBadInput:
         "no parameters": (nn.ReLU(), (x, y), "The model has no parameters"),
         "lazy": (nn.LazyLinear(3), (x, y), "call it once on a batch"),
         "frozen": (nn.Linear(4, 3).requires_grad_(False), (x, y), "nothing to train"),
-        "damaged": (None, (x, y), "outputs are NaN on inputs that are finite"),
+        "damaged": (None, (x, y), "holds NaN or infinite values"),
     }
 
     @pytest.mark.parametrize("case", CASES)
@@ -455,7 +455,7 @@ class TestKindsOfModels:
         assert len(posterior.predict((x, x + 1))) == 50
 
     def test_an_iterable_dataset(self, updates: list[Batch]) -> None:
-        with pytest.raises(InputError, match="say it with `num_data=`"):
+        with pytest.raises(InputError, match="pass it as `num_data=`"):
             MAP().fit(network(), Streamed())
         posterior = MAP().fit(network(), Streamed(), num_data=50, training=QUICK)
         assert posterior.num_data == 50
@@ -506,7 +506,7 @@ class TestFullBatches:
     ("model", "options", "message"),
     [
         ("net", {}, "The model must be a torch.nn.Module, not str"),
-        (nn.Linear(2, 2), {"training": "long"}, r"training must be a Training\(\.\.\.\), not 'long'"),
+        (nn.Linear(2, 2), {"training": "long"}, r"`training` must be a Training\(\.\.\.\), got 'long'"),
         (nn.Linear(2, 2), {"generator": 3}, "generator must be a torch.Generator, .* not 3"),
     ],
 )

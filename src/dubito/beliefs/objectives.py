@@ -11,8 +11,7 @@ import math
 from abc import ABC, abstractmethod
 from contextlib import ExitStack
 from dataclasses import dataclass
-from numbers import Integral, Real
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Annotated, Any, cast
 
 import torch
 from torch import Tensor, nn
@@ -21,7 +20,7 @@ from dubito.beliefs import likelihoods
 from dubito.beliefs.likelihoods import Likelihood
 from dubito.beliefs.likelihoods.base import Hyper
 from dubito.core import batches, params
-from dubito.core.constraints import Count
+from dubito.core.constraints import Count, NonNegative, check
 from dubito.core.errors import InputError
 from dubito.core.settings import Setting, setting
 
@@ -113,10 +112,8 @@ class Objective(Setting, ABC):
         return self.loss(module, step)
 
     def _check(self, module: nn.Module, num_data: int, temperature: float) -> None:
-        if not isinstance(num_data, Integral) or num_data < 1:
-            raise InputError(f"num_data is the number of examples in the whole data, a whole number, got {num_data!r}.")
-        if not isinstance(temperature, Real) or not 0 <= temperature < math.inf:
-            raise InputError(f"temperature must be a number, 0 or more, got {temperature!r}.")
+        check("num_data", Annotated[Count, "the number of examples in the whole data"], num_data)
+        check("temperature", NonNegative, temperature)
         if not _converted_parts(module):
             raise InputError("No part of the module has random weights: take what dubito.variational.convert returns.")
         if self.needs_weight_samples and getattr(module, "estimator", "") != "weight":

@@ -5,18 +5,20 @@ from __future__ import annotations
 import copy
 import itertools
 import math
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any, NamedTuple
 
-import numpy as np
 import torch
 from torch import Tensor
-from torch.utils.data import BatchSampler, DataLoader, Dataset, IterableDataset, TensorDataset
+from torch.utils.data import DataLoader, Dataset
 
 from dubito.core import distributed, shards
-from dubito.core.constraints import is_whole
+from dubito.core.constraints import Count, check
+from dubito.core.data_forms import TARGET_NAMES as TARGET_NAMES  # users of batches find these helpers here, too
+from dubito.core.data_forms import as_loader, as_pair, generators_of, length_of, pair_batches
+from dubito.core.data_forms import split as split
 from dubito.core.errors import InputError, UnsupportedError
-from dubito.core.nests import as_tensors as as_tensors  # the nests that batches are belong to this module's names
+from dubito.core.nests import as_tensors as as_tensors
 from dubito.core.nests import concatenate as concatenate
 from dubito.core.nests import is_finite as is_finite
 from dubito.core.nests import join_single_rows
@@ -30,10 +32,6 @@ from dubito.core.randomness import Stream
 
 Seen = Callable[[Any], None]  # is shown what a loader gives
 Data = DataLoader[Any] | Dataset[Any] | tuple[Any, Any] | Iterable[Any]
-
-# The names under which a dict batch carries its targets, as Hugging Face and common datasets spell them.
-TARGET_NAMES = ("labels", "label", "targets", "target", "y")
-
 
 _END: Any = object()  # after the last batch
 
@@ -90,7 +88,7 @@ class Source:
         dtype: torch.dtype | None = None,
     ) -> None:
         self.device, self.dtype, self.shard, self._warn_once = device, dtype, shard, WarnOnce()
-        self.pair = _as_pair(data)
+        self.pair = as_pair(data)
         self._is_the_users = isinstance(data, DataLoader | Dataset)  # whose errors are not ours to explain
         self.in_memory = [self.pair] if self.pair is not None else data if isinstance(data, list) else None
         self.generators: list[torch.Generator] = []
@@ -101,18 +99,18 @@ class Source:
         self._sampler = shards.declared_sampler(data) if shard else None
         if self.pair is not None:
             rows: int | None = num_rows(self.pair)
-            self._start: Callable[[Any], Iterator[Any]] = lambda pair: _pair_batches(pair, batch_size, shuffle)
+            self._start: Callable[[Any], Iterator[Any]] = lambda pair: pair_batches(pair, batch_size, shuffle)
             self.num_batches: int | None = math.ceil(num_rows(self.pair) / batch_size)
         else:
-            loader, rows = _as_loader(data, batch_size, shuffle)
+            loader, rows = as_loader(data, batch_size, shuffle)
             self._start = lambda _: iter(loader)
-            self.num_batches = _length(loader)
-            self.generators, self.dataset = _generators_of(loader), getattr(loader, "dataset", None)
+            self.num_batches = length_of(loader)
+            self.generators, self.dataset = generators_of(loader), getattr(loader, "dataset", None)
             self.batch_size = getattr(loader, "batch_size", None)
-        if num_data is not None and not is_whole(num_data, 1):
-            raise InputError(f"num_data must be a whole number of at least 1, not {num_data!r}.")
+        if num_data is not None:
+            check("num_data", Count, num_data)
         if rows is None and num_data is None and must_count:
-            raise InputError("The number of examples cannot be counted from this data: say it with `num_data=`.")
+            raise InputError("The number of examples cannot be counted from this data: pass it as `num_data=`.")
         self.num_data = (rows or 0) if num_data is None else int(num_data)
         if self.num_data <= 0 and (must_count or rows is not None):
             raise InputError("The data is empty.")
@@ -302,99 +300,3 @@ class Source:
             mine = distributed.rows(size)
             inputs, targets = take(inputs, mine), take(targets, mine)
         return Batch(self.place(inputs), self.place(targets), size)
-
-
-def split(raw: Any) -> tuple[Any, Any]:
-    """Split one batch into inputs and targets.
-
-    A pair is (inputs, targets); a longer tuple has its targets last and its inputs are passed to the model one by one;
-    a mapping has its targets under one of `TARGET_NAMES`; anything else is inputs without targets.
-    """
-    if isinstance(raw, Mapping):
-        for name in TARGET_NAMES:
-            if name in raw:
-                return {key: value for key, value in raw.items() if key != name}, raw[name]
-        return raw, None
-    if isinstance(raw, tuple | list) and len(raw) >= 2:
-        return (raw[0] if len(raw) == 2 else tuple(raw[:-1])), raw[-1]
-    if isinstance(raw, tuple | list) and len(raw) == 1:
-        return raw[0], None
-    return raw, None
-
-
-def _small_number(sampler: Any) -> int:
-    """Draw the number of an epoch from the stream that is active, where there is a sampler that asks for one."""
-    return 0 if sampler is None else int(torch.randint(2**31, ()))
-
-
-def _as_pair(data: Any) -> tuple[Any, Any] | None:
-    if isinstance(data, TensorDataset) and len(data.tensors) > 1:
-        data = split(data.tensors)
-    elif isinstance(data, Mapping):
-        data = split(data)
-    elif isinstance(data, list) and len(data) == 2 and all(isinstance(part, Tensor | np.ndarray) for part in data):
-        data = tuple(data)
-    if not isinstance(data, tuple):
-        return None
-    if len(data) != 2:
-        raise InputError(f"Data given as a tuple must be (inputs, targets), not {len(data)} items.")
-    inputs, targets = as_tensors(data)
-    if targets is None:
-        raise InputError("The data has inputs but no targets: give (inputs, targets).")
-    if num_rows(inputs) != num_rows(targets):
-        raise InputError(f"There are {num_rows(inputs)} inputs but {num_rows(targets)} targets.")
-    return inputs, targets
-
-
-def _pair_batches(pair: Any, batch_size: int, shuffle: bool) -> Iterator[Any]:
-    """Slice a pair of tensors; many times faster than collating examples one by one."""
-    size = num_rows(pair)
-    order = torch.randperm(size) if shuffle else None
-    for start in range(0, size, batch_size):
-        stop = min(start + batch_size, size)
-        yield take(pair, slice(start, stop) if order is None else order[start:stop])
-
-
-def _as_loader(data: Any, batch_size: int, shuffle: bool) -> tuple[Any, int | None]:
-    """Return something to iterate over, and the number of examples where it can be counted."""
-    if isinstance(data, DataLoader):
-        return data, _count_loader(data)
-    if isinstance(data, IterableDataset):
-        return DataLoader(data, batch_size=batch_size), None
-    if isinstance(data, list):
-        return data, sum(num_rows(as_tensors(split(raw)[0])) for raw in data)
-    sized = _length(data) if hasattr(data, "__getitem__") and not isinstance(data, str | bytes | range) else None
-    if sized is not None and not hasattr(data, "iloc"):  # as a data frame has
-        return (DataLoader(data, batch_size=batch_size, shuffle=shuffle) if sized else []), sized
-    if hasattr(data, "__iter__") and not isinstance(data, Iterator | str | bytes | range | set | Tensor | type):
-        return data, None
-    raise InputError(
-        f"Data must be a DataLoader, a Dataset with a length, an (inputs, targets) pair or a list of batches, not a "
-        f"{type(data).__name__}."
-    )
-
-
-def _count_loader(loader: DataLoader[Any]) -> int | None:
-    """Count the examples of one pass; a loader whose dataset makes the batches itself cannot be counted."""
-    sampler = loader.batch_sampler
-    if isinstance(loader.dataset, IterableDataset) or sampler is None:
-        return None
-    if not isinstance(sampler, BatchSampler):
-        return _length(loader.dataset)
-    total, length = _length(sampler.sampler), _length(sampler)
-    return length * sampler.batch_size if sampler.drop_last and length is not None else total
-
-
-def _length(sized: Any) -> int | None:
-    try:
-        return len(sized)
-    except TypeError:
-        return None
-
-
-def _generators_of(loader: Any) -> list[torch.Generator]:
-    """Return the explicit generators that a user's loader draws from, each once."""
-    batch_sampler = getattr(loader, "batch_sampler", None)
-    holders = (loader, getattr(loader, "sampler", None), batch_sampler, getattr(batch_sampler, "sampler", None))
-    found = (getattr(holder, "generator", None) for holder in holders)
-    return list({id(g): g for g in found if isinstance(g, torch.Generator)}.values())

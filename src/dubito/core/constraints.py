@@ -20,7 +20,7 @@ import sys
 import types
 from collections.abc import Iterator, Mapping
 from numbers import Integral, Real
-from typing import Annotated, Any, Literal, TypeGuard, Union, get_args, get_origin, get_type_hints
+from typing import Annotated, Any, Literal, Union, get_args, get_origin, get_type_hints
 
 import numpy as np
 import torch
@@ -123,9 +123,9 @@ def accepts(kind: Any, value: Any) -> bool:
             accepts(inner[0], key) and accepts(inner[1], one) for key, one in value.items()
         )
     if kind is float:
-        return is_number(value) and not math.isnan(value)
+        return isinstance(value, Real) and not isinstance(value, bool) and not math.isnan(value)
     if kind is int:
-        return is_number(value) and isinstance(value, Integral)
+        return isinstance(value, Integral) and not isinstance(value, bool)
     if kind is bool:
         return isinstance(value, bool | np.bool_)
     return isinstance(value, type(None) if kind is None else origin or kind)
@@ -200,21 +200,3 @@ def _evaluate(cls: type[Any], name: str) -> Any:
         return get_type_hints(alone, vars(sys.modules[home.__module__]), include_extras=True)[name]
     except (NameError, AttributeError):
         return Any
-
-
-def is_number(value: object) -> TypeGuard[float]:
-    """Return whether something is a plain real number; a bool is not one.
-
-    >>> is_number(0.5), is_number(True), is_number("0.5")
-    (True, False, False)
-    """
-    return isinstance(value, Real) and not isinstance(value, bool)
-
-
-def is_whole(value: object, least: int) -> TypeGuard[int]:
-    """Return whether something is a whole number of at least `least`; a bool is not one.
-
-    >>> is_whole(3, 1), is_whole(0, 1), is_whole(3.0, 1)
-    (True, False, False)
-    """
-    return isinstance(value, Integral) and not isinstance(value, bool) and int(value) >= least

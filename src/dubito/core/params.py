@@ -111,11 +111,6 @@ def add(a: Params, b: Params, scale: float = 1.0) -> Params:
     return map_values(lambda x, y: x + scale * y, a, b)
 
 
-def multiply(a: Params, scale: float) -> Params:
-    """Return ``scale * a``."""
-    return map_values(lambda x: x * scale, a)
-
-
 def zeros_like(a: Params) -> Params:
     """Return zeros in the shapes of `a`."""
     return map_values(torch.zeros_like, a)

@@ -16,7 +16,7 @@ from torch.utils.data import DataLoader, Dataset
 from dubito.beliefs.prediction import Prediction
 from dubito.core import batches, io, params
 from dubito.core.arguments import checked_arguments
-from dubito.core.constraints import is_whole
+from dubito.core.constraints import Count, CountOrZero, accepts, check
 from dubito.core.errors import DubitoError, FileFormatError, InputError, NonFiniteError, UnsupportedError
 from dubito.core.params import Params
 from dubito.core.private_draws import PrivateDraws
@@ -180,8 +180,7 @@ class Posterior(Lendable, ABC):
         """
         count = self.default_samples if num_samples is None else num_samples
         for name, value in {"num_samples": count, "batch_size": batch_size}.items():
-            if not is_whole(value, 1):
-                raise InputError(f"{name} must be a whole number of at least 1, not {value!r}.")
+            check(name, Count, value)
         return self._predictions(self._input_batches(x, batch_size), count, default_generator(generator), options)
 
     def _predictions(
@@ -347,8 +346,9 @@ def restored(tree: Mapping[str, Any], model: nn.Module) -> Posterior:
     recipe, likelihood = (
         Setting.from_json(json.loads(tree["settings"][name]), tree["tensors"]) for name in ("recipe", "likelihood")
     )
-    if not (isinstance(recipe, Recipe) and isinstance(likelihood, Likelihood) and is_whole(tree["num_data"], 0)):
-        raise FileFormatError("The file holds something else in the place of a recipe, a likelihood or `num_data`.")
+    kinds = (Recipe, recipe), (Likelihood, likelihood), (CountOrZero, tree["num_data"])
+    if not all(accepts(*pair) for pair in kinds):
+        raise FileFormatError("The file does not hold a recipe, a likelihood and a number of examples.")
     return Posterior._families[tree["family"]].from_state(private, likelihood, recipe, tree["num_data"], tree["state"])
 
 

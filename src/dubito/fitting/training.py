@@ -37,6 +37,7 @@ class Training(Setting):
     """
 
     setting_name = "Training"
+    described = "a Training(...)"
     epochs: CountOrZero = 20
     lr: Positive = 1e-3
     batch_size: Count = 128

@@ -13,7 +13,7 @@ from torch import Tensor
 from dubito.beliefs.prediction import ClassPrediction, Prediction
 from dubito.core import batches
 from dubito.core.batches import Batch, Data, Source
-from dubito.core.constraints import is_number
+from dubito.core.constraints import OpenProbability, accepts
 from dubito.core.errors import InputError
 from dubito.core.randomness import default_generator
 from dubito.fitting.posterior import Posterior
@@ -97,7 +97,7 @@ def check_posterior(posterior: Any) -> None:
 
 def check_fraction(name: str, value: float) -> None:
     """Raise unless a setting lies strictly between 0 and 1."""
-    if not is_number(value) or not 0 < value < 1:
+    if not accepts(OpenProbability, value):
         raise InputError(f"{name} must lie strictly between 0 and 1, got {value!r}.")
 
 

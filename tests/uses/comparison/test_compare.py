@@ -111,7 +111,7 @@ class TestSeeds:
 
     @pytest.mark.parametrize("seeds", [0, -1, True, [], [0, 0], [0, -1], "01", 1.5, None])
     def test_bad_seeds(self, seeds: Any) -> None:
-        with pytest.raises(InputError, match="seeds must"):
+        with pytest.raises(InputError, match="`seeds` must"):
             compare({"map": MAP()}, seeds=seeds)
 
 

@@ -209,15 +209,15 @@ def test_acquisition_faults() -> None:
         with pytest.raises(InputError, match="The pool is empty"):
             dubito.acquire(posterior, nothing, 1)
     for wrong in (2.5, True, "3", None):
-        with pytest.raises(InputError, match="num must be a whole number"):
+        with pytest.raises(InputError, match="`num` must be a whole number"):
             dubito.acquire(posterior, x, wrong)  # type: ignore[arg-type]
     with pytest.raises(InputError, match="single number"):
         dubito.acquire(posterior, torch.tensor(1.0), 1)
     with pytest.raises(InputError, match="A Sequential is not a posterior: fit one first"):
         dubito.acquire(posterior.model, x, 1)  # type: ignore[arg-type]
-    with pytest.raises(InputError, match="num must be a whole number from 1 to 10"):
+    with pytest.raises(InputError, match="`num` must be a whole number from 1 to 10"):
         dubito.acquire(posterior, x, 11)
-    with pytest.raises(InputError, match="num must be a whole number from 1 to 10"):
+    with pytest.raises(InputError, match="`num` must be a whole number from 1 to 10"):
         dubito.acquire(posterior, x, 0)
     with pytest.raises(InputError, match="no method 'best'"):
         dubito.acquire(posterior, x, 1, "best")  # type: ignore[arg-type]

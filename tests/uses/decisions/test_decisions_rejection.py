@@ -119,7 +119,7 @@ def test_rejector_faults() -> None:
     with pytest.raises(InputError, match=r"No threshold reaches a risk of 0.2 with confidence 0.9"):
         Rejector(posterior, wrong, risk=0.2, confidence=0.9)
     for risk in (0.0, math.inf, "low"):
-        with pytest.raises(InputError, match="risk must be a positive number"):
+        with pytest.raises(InputError, match="`risk` must be a positive number"):
             Rejector(posterior, data, risk=risk)  # type: ignore[arg-type]
     with pytest.raises(InputError, match="has no targets"):
         Rejector(posterior, [(data[0],)])

@@ -14,7 +14,7 @@ from dubito.core.batches import Source
 from dubito.core.errors import InputError
 from dubito.core.randomness import Stream, default_generator, derive_seed, draw_seed
 from dubito.core.settings import digest
-from dubito.fitting.loop import private_copy, reset_parameters, shared_copy
+from dubito.fitting.model_copies import private_copy, reset_parameters, shared_copy
 from dubito.fitting.posterior import Posterior, load
 from dubito.fitting.recipe import Recipe
 from dubito.fitting.training import Training

@@ -12,7 +12,7 @@ from dubito.beliefs.prediction import RegressionPrediction
 from dubito.core import batches, params
 from dubito.core.params import Params
 from dubito.fitting.inference import Problem
-from dubito.fitting.loop import reset_parameters
+from dubito.fitting.model_copies import reset_parameters
 from dubito.fitting.output_noise import fit_log_noise
 from dubito.methods.mcmc.cached_head import Tail, split
 from dubito.methods.mcmc.posterior import ParticlePosterior, function_values, mean_and_variance

@@ -12,8 +12,7 @@ from torch import Tensor
 from dubito.beliefs.likelihoods import Likelihood
 from dubito.beliefs.prediction import ClassPrediction, Prediction, RegressionPrediction
 from dubito.core import params
-from dubito.core.constraints import is_number
-from dubito.core.errors import InputError
+from dubito.core.constraints import Positive, check
 from dubito.fitting.posterior import Predictor
 from dubito.methods.variational.layer import Memory, compute_moments
 from dubito.methods.variational.module import VariationalModule
@@ -59,8 +58,7 @@ def predict_to(standard_error: float, most: int | None, predict: Callable[[int],
         most: The most samples to draw; the prediction with so many is given where they are not enough.
         predict: From a number of samples to the prediction.
     """
-    if not is_number(standard_error) or not 0 < standard_error < math.inf:
-        raise InputError(f"standard_error must be a positive number, got {standard_error!r}.")
+    check("standard_error", Positive, standard_error)
     limit = MOST if most is None else most
     count = min(PILOT, limit)
     while True:

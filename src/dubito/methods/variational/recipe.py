@@ -20,8 +20,6 @@ from dubito.methods.variational.natural import check_prior
 from dubito.select import all as all_weights
 from dubito.select.rule import SelectionRule
 
-OPTIMIZERS = ("gradient", "natural")
-
 
 @setting
 class Variational(Recipe):

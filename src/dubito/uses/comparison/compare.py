@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from dubito.beliefs.likelihoods import Likelihood
 from dubito.core.batches import Data
-from dubito.core.constraints import is_whole
+from dubito.core.constraints import Count, CountOrZero, accepts
 from dubito.core.errors import DubitoError, InputError
 from dubito.fitting.recipe import Recipe
 from dubito.uses.comparison.fits import Fits, Model, TrainingChoice, base_of
@@ -122,9 +122,9 @@ def _check(model: Any, recipes: Any) -> None:
 
 
 def _seeds(seeds: Any) -> list[int]:
-    numbers = list(range(seeds)) if is_whole(seeds, 1) else seeds
-    if not isinstance(numbers, Sequence) or not numbers or not all(is_whole(seed, 0) for seed in numbers):
-        raise InputError(f"seeds must be a number of seeds or a list of whole numbers of at least 0, not {seeds!r}.")
+    numbers = tuple(range(seeds)) if accepts(Count, seeds) else tuple(seeds) if isinstance(seeds, Sequence) else seeds
+    if not accepts(tuple[CountOrZero, ...], numbers) or not numbers:
+        raise InputError(f"`seeds` must be a number of seeds or a list of whole numbers of at least 0, got {seeds!r}.")
     if len(set(numbers)) < len(numbers):
-        raise InputError(f"seeds must differ from one another, got {seeds!r}.")
+        raise InputError(f"`seeds` must differ from one another, got {seeds!r}.")
     return list(numbers)

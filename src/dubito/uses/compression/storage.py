@@ -11,7 +11,7 @@ import zlib
 from collections.abc import Mapping
 from itertools import pairwise
 from pathlib import Path
-from typing import Any, Literal, NamedTuple
+from typing import Annotated, Any, Literal, NamedTuple
 
 import numpy as np
 import torch
@@ -19,7 +19,7 @@ from torch import Tensor, nn
 
 from dubito.core import io
 from dubito.core.atomic import write_atomic
-from dubito.core.constraints import is_whole
+from dubito.core.constraints import CountOrZero, Range, accepts
 from dubito.core.errors import FileFormatError, InputError
 from dubito.core.settings import bytes_of
 from dubito.networks.layers import rule_for
@@ -105,7 +105,7 @@ class _Sizes:
 
     def checked(self, name: Any, shape: Any) -> list[int]:
         """Return the shape of a tensor of the file; raise where the network has no room for it."""
-        if not isinstance(name, str) or not isinstance(shape, list) or not all(is_whole(size, 0) for size in shape):
+        if not accepts(str, name) or not isinstance(shape, list) or not accepts(tuple[CountOrZero, ...], tuple(shape)):
             raise FileFormatError(f"'{self.path}' names a tensor {name!r} of shape {shape!r}, which cannot be.")
         # a bias that only the file has takes up the mean of a unit that was removed: one number for each output
         here = self.own.get(name, self.own.get(f"{name.removesuffix('bias')}weight") if name.endswith("bias") else None)
@@ -258,7 +258,7 @@ def _entry(path: Path, raw: Any, limits: _Sizes) -> _Entry:
     scale, *lengths = (None, 0, 0, *rest) if len(rest) == 1 else (*rest, 0)
     size = math.prod(shape)
     most = (0, 0, size * dtype.itemsize) if scale is None else (size, 2 * size + 1, 0)
-    if not all(is_whole(length, 0) and length <= limit for length, limit in zip(lengths, most, strict=True)):
+    if not all(accepts(Annotated[int, Range(0, limit)], each) for each, limit in zip(lengths, most, strict=True)):
         raise FileFormatError(f"'{path}' is altered: '{name}' has more bytes than a tensor of its size.")
     return _Entry(name, shape, dtype, scale, (lengths[0], lengths[1], lengths[2]))
 

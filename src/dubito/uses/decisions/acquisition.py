@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, Literal, get_args
+from typing import Annotated, Any, Literal, get_args
 
 import torch
 from torch import Tensor
@@ -10,7 +10,7 @@ from torch import Tensor
 from dubito.beliefs.prediction import Prediction
 from dubito.core import batches, params
 from dubito.core.batches import Data
-from dubito.core.constraints import is_whole
+from dubito.core.constraints import Range, check
 from dubito.core.errors import InputError, UnsupportedError
 from dubito.core.params import Params
 from dubito.core.randomness import default_generator
@@ -58,8 +58,8 @@ def acquire(
         raise InputError(f"There is no method {method!r}: use one of {', '.join(get_args(Method))}.")
     inputs = batches.as_tensors(inputs_of(posterior, pool, "pool"))
     size = batches.num_rows(inputs)
-    if not is_whole(num, 1) or num > size:
-        raise InputError(f"num must be a whole number from 1 to {size}, the number of inputs in the pool, got {num!r}.")
+    allowed = f"a whole number from 1 to {size}, the number of inputs in the pool"
+    check("num", Annotated[int, Range(1, size), allowed], num)
     generator = default_generator(generator)
     if method == "random":
         return torch.randperm(size, generator=generator, device=generator.device)[:num].cpu()

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from dubito.beliefs.prediction import ClassPrediction, Prediction, RegressionPrediction
 from dubito.core.batches import Data
-from dubito.core.constraints import is_number
+from dubito.core.constraints import Positive, check
 from dubito.core.errors import InputError, UnsupportedError
 from dubito.fitting.posterior import Posterior
 from dubito.uses import metrics
@@ -80,8 +80,7 @@ class Rejector:
         num_samples: int | None = None,
         generator: torch.Generator | None = None,
     ) -> None:
-        if not is_number(risk) or not 0 < risk < math.inf:
-            raise InputError(f"risk must be a positive number, got {risk!r}.")
+        check("risk", Positive, risk)
         self.posterior, self.risk, self.confidence = posterior, risk, confidence
         self._draws = FixedDraws(posterior, num_samples, generator)
         prediction, targets = self._draws.labelled(calibration)
