@@ -96,7 +96,7 @@ class TestRoundTrip:
 
     @pytest.mark.parametrize(
         ("tree", "message"),
-        [({1: 2}, "text as keys, not 1"), ({"a": object()}, "not a object"), ([{"b": {1, 2}}], "not a set")],
+        [({1: 2}, "must be text, got 1"), ({"a": object()}, "got a object"), ([{"b": {1, 2}}], "got a set")],
     )
     def test_what_cannot_be_saved(self, tmp_path: Path, tree: Any, message: str) -> None:
         with pytest.raises(InputError, match=message):
@@ -198,7 +198,7 @@ class TestForged:
         for _ in range(400):
             tree = [tree]
         forge(tmp_path / "file", {"format": 1, "kind": "tree", "tree": tree})
-        with pytest.raises(FileFormatError, match="not nested more than 100 levels"):
+        with pytest.raises(FileFormatError, match="nested more than 100 levels"):
             io.load(tmp_path / "file", "tree")
 
     def test_one_tensor_in_many_places_and_in_none(self, tmp_path: Path) -> None:

@@ -108,7 +108,7 @@ class TestCall:
 
     @pytest.mark.parametrize("wrap", [lambda y: (y, y), lambda y: {"out": y}, lambda y: y.item()])
     def test_anything_else_is_refused(self, wrap: Any) -> None:
-        with pytest.raises(InputError, match=r"must return a tensor or carry `\.logits`"):
+        with pytest.raises(InputError, match=r"must return a tensor or have `\.logits`"):
             params.call(Flexible(wrap), torch.tensor(3.0))
 
 

@@ -196,15 +196,15 @@ class TestJson:
             Setting.from_json(written)
 
     def test_a_missing_tensor_says_so(self) -> None:
-        with pytest.raises(InputError, match="not saved beside"):
+        with pytest.raises(InputError, match="missing beside its JSON"):
             Setting.from_json(Everything(torch.ones(2)).to_json())
 
     def test_an_unknown_field_is_not_dropped(self) -> None:
-        with pytest.raises(InputError, match="MAP has no setting 'colour'"):
+        with pytest.raises(InputError, match="MAP has no field 'colour'"):
             Setting.from_json({**MAP().to_json(), "colour": 3})
 
     def test_something_unreadable_says_so(self) -> None:
-        with pytest.raises(InputError, match="cannot be read back"):
+        with pytest.raises(InputError, match="entry with unknown keys"):
             Setting.from_json({"$nothing": 1})
 
     def test_an_object_that_is_not_saved_keeps_its_place_and_its_comparison(self) -> None:
@@ -236,7 +236,7 @@ class TestFind:
         assert find("map", "likelihoods") is MAP
 
     def test_an_ambiguous_name(self) -> None:
-        with pytest.raises(InputError, match=r"'twin' could be any of elsewhere\.Twin, testing\.Twin: write the full"):
+        with pytest.raises(InputError, match=r"'twin' is ambiguous: write one of elsewhere\.Twin, testing\.Twin"):
             find("twin")
 
     def test_an_unknown_name_lists_what_there_is(self) -> None:

@@ -35,7 +35,7 @@ def test_parts_are_what_one_process_finds_on_the_whole(results: Any, tmp_path: P
     assert second["said"] == alone["said"] == []
     assert set(first["said"]) == {
         "Each of the 2 processes holds different data, which is treated as its shard of one data set of "
-        f"{count} examples: if it should be divided instead, give every process the same data."
+        f"{count} examples: to have one data set divided among them, give every process the same data."
         for count in (12, 36)
     }
 

@@ -1,1 +1,1 @@
-"""Tools that know nothing of networks: errors, settings, parameters by name, randomness, processes, files, batches."""
+"""Tools that do not depend on networks: errors, settings, parameters by name, randomness, processes, files, batches."""

@@ -1,6 +1,6 @@
-"""Check the arguments of public functions against their annotations: a wrong type is one sentence, not a traceback.
+"""Check the arguments of public functions against their annotations, and explain a wrong type in one sentence.
 
-Numbers, lists and arrays become tensors where a tensor is asked for, as `torch.as_tensor` would make them.
+For an argument annotated as a tensor, numbers, lists and arrays are converted with `torch.as_tensor`.
 """
 
 from __future__ import annotations
@@ -22,8 +22,8 @@ from dubito.core.errors import InputError
 
 F = TypeVar("F", bound=Callable[..., Any])
 
-# What is looked at; an annotation that names anything else says nothing here.
-_KNOWN = (int, float, str, bool, nn.Module, torch.Generator, types.NoneType)
+# Types that are checked; an argument with any other annotation is passed on as it is.
+_CHECKED = (int, float, str, bool, nn.Module, torch.Generator, types.NoneType)
 
 
 def checked_arguments(function: F) -> F:
@@ -49,19 +49,19 @@ def _checked(name: str, kind: Any, value: Any) -> Any:
     options = get_args(kind) if get_origin(kind) in (Union, types.UnionType) else (kind,)
     if Tensor in options and set(options) <= {Tensor, types.NoneType}:
         return value if value is None and len(options) > 1 else to_tensor(value, name)
-    if all(_is_known(option) for option in options):
+    if all(_is_checked(option) for option in options):
         check(name, kind, value)
     return value
 
 
-def _is_known(kind: Any) -> bool:
+def _is_checked(kind: Any) -> bool:
     ours = isinstance(kind, type) and kind.__module__.startswith(__name__.partition(".")[0])
-    return kind in _KNOWN or ours or get_origin(kind) is Literal or get_origin(kind) is os.PathLike
+    return kind in _CHECKED or ours or get_origin(kind) is Literal or get_origin(kind) is os.PathLike
 
 
 @functools.cache
 def _kind(function: Callable[..., Any], annotation: Any) -> Any:
-    """The annotation as a type; `inspect.Parameter.empty` where its names are not known at run time."""
+    """Evaluate an annotation; return `inspect.Parameter.empty` if it uses names that are unknown at run time."""
     if not isinstance(annotation, str):
         return annotation
     package = importlib.import_module(__name__.partition(".")[0])

@@ -1,4 +1,4 @@
-"""Arrays and tensors that a network can be given; others are refused in a sentence, not by an error of torch."""
+"""Convert arrays to tensors, and explain in one sentence why an array or a tensor cannot be used."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from dubito.core.errors import InputError
 
 
 def as_tensor(array: np.ndarray[Any, Any]) -> Tensor:
-    """Return a tensor of the array's numbers, which shares its memory where torch can."""
+    """Convert an array to a tensor, sharing its memory if possible."""
     if array.dtype.kind not in "biufc":
         raise InputError(f"An array of type {array.dtype} holds no numbers: convert it with .astype(float) first.")
     if isinstance(array, np.ma.MaskedArray):
@@ -26,7 +26,7 @@ def as_tensor(array: np.ndarray[Any, Any]) -> Tensor:
 
 
 def checked(tensor: Tensor) -> Tensor:
-    """Return the tensor if it has entries in memory that rows can be taken of."""
+    """Return the tensor if it is dense and has values; raise otherwise."""
     if tensor.layout != torch.strided:
         raise InputError(f"A tensor of layout {tensor.layout} has no rows in memory: call .to_dense() on it.")
     if tensor.device.type == "meta":
@@ -35,7 +35,7 @@ def checked(tensor: Tensor) -> Tensor:
 
 
 def to_tensor(value: Any, name: str, dtype: torch.dtype | None = None) -> Tensor:
-    """Return what `torch.as_tensor` makes of a number, a list or an array; a tensor as it is."""
+    """Convert a number, a list or an array to a tensor; a tensor is only checked."""
     if isinstance(value, Tensor):
         return checked(value)
     if isinstance(value, np.ndarray):

@@ -1,4 +1,4 @@
-"""Write files so that they are whole or absent, and reserve disk space before it is needed."""
+"""Write files atomically, and reserve disk space in advance."""
 
 from __future__ import annotations
 
@@ -14,27 +14,27 @@ from dubito.core.errors import FileFormatError
 
 try:
     import fcntl
-except ImportError:  # Windows: orphans stay, since nobody can tell them from a living writer's files
+except ImportError:  # Windows: without locks, leftover temporary files cannot be told from those in use, so they stay
     fcntl = None  # type: ignore[assignment]
 
-# Seconds after which an unlocked temporary file is an orphan even where its process number is in use again.
+# Seconds after which an unlocked temporary file counts as left over, even if its process id is in use again.
 ORPHAN_AGE = 60.0
-# Bytes that are written at a time where the file system cannot reserve space.
+# Zero bytes that are written at a time if the file system cannot reserve space.
 ZEROS = 2**20
 
 
 def write_atomic(path: str | os.PathLike[str], content: bytes) -> None:
-    """Write a file so that a reader sees either the old content or the new one, never a part.
+    """Write a file atomically: a reader sees either the old content or the new one, never a part.
 
-    A symbolic link is followed, the permissions of a file that is replaced are kept, and what is not a plain file
-    (a folder, a device, a pipe) is refused. Temporary files of writers that were killed are removed.
+    Symbolic links are followed and the permissions of a replaced file are kept. A path that is not a regular file (a
+    folder, a device, a pipe) raises an error. Temporary files of killed writers are removed.
     """
     target = Path(os.path.realpath(path))
     check_writable(path)
-    with _said(path):
+    with _explained(path):
         old = target.stat() if target.exists() else None
         temporary = target.with_name(f"{_prefix(target)}{os.getpid()}.{uuid.uuid4().hex[:8]}")
-        # the mode of a new file is the usual one (the system applies the umask); a secret is never readable in between
+        # a new file gets the default mode (less the umask); a replacement is private until it has the old file's mode
         handle = os.open(temporary, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o666 if old is None else 0o600)
         try:
             with os.fdopen(handle, "wb") as stream:
@@ -43,7 +43,7 @@ def write_atomic(path: str | os.PathLike[str], content: bytes) -> None:
                 stream.flush()
                 os.fsync(stream.fileno())
                 if old is not None:
-                    _own_like(temporary, old)
+                    _copy_ownership(temporary, old)
                 os.replace(temporary, target)
                 _remove_orphans(target, now=os.fstat(stream.fileno()).st_mtime)
         except BaseException:
@@ -52,12 +52,12 @@ def write_atomic(path: str | os.PathLike[str], content: bytes) -> None:
 
 
 def check_writable(path: str | os.PathLike[str]) -> None:
-    """Raise one sentence where `path` exists and is not a plain file, or a link to one."""
+    """Raise an error if `path` exists and is neither a regular file nor a link to one."""
     try:
         mode = os.stat(path).st_mode
-    except OSError as error:  # nothing there yet; what else is wrong shows when it is written
+    except OSError as error:  # there is no file yet; other problems show when it is written
         if error.errno == errno.ELOOP:
-            raise FileFormatError(f"Cannot write '{path}': it is a link that leads in a circle.") from error
+            raise FileFormatError(f"Cannot write '{path}': it is a symbolic link that leads back to itself.") from error
         return
     if not stat.S_ISREG(mode):
         what = "a folder" if stat.S_ISDIR(mode) else "a pipe" if stat.S_ISFIFO(mode) else "a device or a socket"
@@ -65,9 +65,9 @@ def check_writable(path: str | os.PathLike[str]) -> None:
 
 
 def reserve(handle: int, size: int) -> None:
-    """Make an open file `size` bytes long on disk, so that no later write to it can find the disk full.
+    """Allocate `size` bytes on disk for an open file, so that later writes cannot fail because the disk is full.
 
-    What the file holds stays. Raises OSError where the space is not there.
+    The file keeps its content. Raises OSError if there is not enough space.
     """
     try:
         os.posix_fallocate(handle, 0, size)
@@ -80,11 +80,12 @@ def reserve(handle: int, size: int) -> None:
     start = os.fstat(handle).st_size
     while start < size:
         start += os.pwrite(handle, bytes(min(ZEROS, size - start)), start)
-    os.fsync(handle)  # some file systems find out only now that they are full
+    os.fsync(handle)  # some file systems report a full disk only here
 
 
 @contextmanager
-def _said(path: str | os.PathLike[str]) -> Iterator[None]:
+def _explained(path: str | os.PathLike[str]) -> Iterator[None]:
+    """Turn errors of the operating system into a `FileFormatError` that names the file."""
     try:
         yield
     except FileFormatError:
@@ -94,20 +95,20 @@ def _said(path: str | os.PathLike[str]) -> Iterator[None]:
 
 
 def _prefix(target: Path) -> str:
-    """How the names of a file's temporary files start; short, so that a long name does not become too long."""
+    """Return the prefix of a file's temporary files, short enough for names of any allowed length."""
     return f".{target.name[:40]}.dubito-"
 
 
-def _own_like(temporary: Path, old: os.stat_result) -> None:
+def _copy_ownership(temporary: Path, old: os.stat_result) -> None:
     new = temporary.stat()
     if (new.st_uid, new.st_gid) != (old.st_uid, old.st_gid):
-        with suppress(OSError, AttributeError):  # only the administrator may give files away
+        with suppress(OSError, AttributeError):  # only root may change the owner
             os.chown(temporary, old.st_uid, old.st_gid)
     os.chmod(temporary, stat.S_IMODE(old.st_mode))
 
 
 def _try_lock(handle: int) -> bool | None:
-    """Lock an open file until it is closed; False if another holds it, None if this system cannot tell."""
+    """Lock an open file until it is closed; return False if it is locked already, None if locks are not supported."""
     if fcntl is None:
         return None
     try:
@@ -120,7 +121,7 @@ def _try_lock(handle: int) -> bool | None:
 
 
 def _remove_orphans(target: Path, now: float) -> None:
-    """Remove the temporary files of killed writers: those that nobody has locked and whose process is gone."""
+    """Remove the temporary files of killed writers: those that are not locked and whose process has ended."""
     prefix = _prefix(target)
     with suppress(OSError), os.scandir(target.parent) as entries:
         for entry in entries:
@@ -134,8 +135,8 @@ def _remove_orphans(target: Path, now: float) -> None:
 def _is_orphan(path: str, process: int, now: float) -> bool:
     handle = os.open(path, os.O_RDWR)
     try:
-        # A living writer holds a lock, on whatever machine. Between making its file and locking it a writer is known
-        # by its process number, which another process may have by now, or again after a container was started anew.
+        # A running writer holds a lock, on any machine. Before it has the lock, only the process id shows that it runs.
+        # The id of a killed writer may be in use again (always so in a restarted container), hence the age limit.
         old = now - os.fstat(handle).st_mtime > ORPHAN_AGE
         return _try_lock(handle) is True and (old or not _is_alive(process))
     finally:

@@ -1,4 +1,4 @@
-"""Data in, batches out: one `Source` for a DataLoader, a Dataset, an `(inputs, targets)` pair or a list of batches."""
+"""`Source`: repeatable batches from a DataLoader, a Dataset, an `(inputs, targets)` pair or a list of batches."""
 
 from __future__ import annotations
 
@@ -30,14 +30,14 @@ from dubito.core.nests import take as take
 from dubito.core.once import WarnOnce
 from dubito.core.randomness import Stream
 
-Seen = Callable[[Any], None]  # is shown what a loader gives
+Seen = Callable[[Any], None]  # called with each batch of a loader before it is used
 Data = DataLoader[Any] | Dataset[Any] | tuple[Any, Any] | Iterable[Any]
 
-_END: Any = object()  # after the last batch
+_END: Any = object()  # marks the end of an iterator
 
 
 class Batch(NamedTuple):
-    """One batch as a method sees it: this process's rows, and the size of the whole batch over all processes."""
+    """One batch: the rows of this process, and the size of the whole batch over all processes."""
 
     inputs: Any
     targets: Any
@@ -45,32 +45,32 @@ class Batch(NamedTuple):
 
     @property
     def num_rows(self) -> int:
-        """The number of this process's rows; it may be 0."""
+        """The number of rows of this process; it may be 0."""
         return num_rows(self.inputs)
 
 
 class Source:
-    """Batches of one data set, any number of times, in an order that can be repeated.
+    """A data set that can be iterated any number of times, in an order that can be repeated exactly.
 
     Args:
         data: A DataLoader, a Dataset, an `(inputs, targets)` pair of tensors or arrays (or a dict that holds both), or
             a list of batches.
         batch_size: For data that is not batched yet.
         shuffle: For data that is not batched yet.
-        num_data: The number of examples where the data cannot be counted (an `IterableDataset`).
-        must_count: Raise where the number of examples is unknown; predicting does not need it.
-        shard: Where there are several processes, give each its own rows of every batch; those that hold different data
-            keep all of theirs (`agree`).
-        device: Where the model is; tensors are moved there.
+        num_data: The number of examples, for data that cannot be counted (an `IterableDataset`).
+        must_count: Raise an error if the number of examples is unknown; predicting does not need it.
+        shard: With several processes, give each its own rows of every batch. Processes that hold different data keep
+            all of their rows (`agree`).
+        device: The model's device; tensors are moved to it.
         dtype: The model's dtype; floating tensors are cast to it.
 
     Attributes:
-        num_data: The number of examples in one pass, 0 where it is not known; after `agree` that of all processes.
-        num_batches: The number of batches in one pass, or None.
+        num_data: The number of examples in one pass, 0 if unknown; after `agree`, over all processes.
+        num_batches: The number of batches in one pass, or None if unknown.
         is_shard: Whether this process holds one shard of the data; None before `agree`.
-        in_memory: The batches that are at hand without asking a loader (a pair is one), or None.
-        dataset: What the loader takes its examples from, or None.
-        joins_single_rows: Whether a batch of one row becomes part of a neighbour; see `join_single_rows`.
+        in_memory: The batches of data that is in memory (a pair is one batch), or None for a loader.
+        dataset: The dataset of the loader, or None.
+        joins_single_rows: Whether a batch of one row is joined to a neighbouring batch; see `join_single_rows`.
     """
 
     joins_single_rows = False
@@ -89,13 +89,13 @@ class Source:
     ) -> None:
         self.device, self.dtype, self.shard, self._warn_once = device, dtype, shard, WarnOnce()
         self.pair = as_pair(data)
-        self._is_the_users = isinstance(data, DataLoader | Dataset)  # whose errors are not ours to explain
+        self._is_the_users = isinstance(data, DataLoader | Dataset)  # whose errors are passed on unchanged
         self.in_memory = [self.pair] if self.pair is not None else data if isinstance(data, list) else None
         self.generators: list[torch.Generator] = []
         self.dataset: Any = None
         self.batch_size: int | None = batch_size
         self.is_shard: bool | None = None
-        self._trail: shards.Trail | None = None  # of the first pass over a loader that is the same in all processes
+        self._first_pass: shards.FirstPass | None = None  # of a loader that is the same in all processes
         self._sampler = shards.declared_sampler(data) if shard else None
         if self.pair is not None:
             rows: int | None = num_rows(self.pair)
@@ -116,39 +116,39 @@ class Source:
             raise InputError("The data is empty.")
 
     def agree(self) -> None:
-        """Find out with the other processes whether all hold the same data or each a shard; count the whole.
+        """Determine whether all processes hold the same data or each holds a shard, and count all examples.
 
-        The first pass does it, too; who needs `num_data` earlier must ask for it.
+        The first pass over the data calls this as well; call it earlier if `num_data` is needed before.
         """
         if self.is_shard is not None or not (self.shard and distributed.is_active()):
             return
         for generator in self.generators:
             distributed.share_generator(generator, self.device)
-        self.is_shard, everyone = shards.are_shards(self._evidence(), self._evidence)
-        self._trail = shards.Trail(everyone) if self.in_memory is None and not self.is_shard else None
+        self.is_shard, everyone = shards.are_shards(self._summary(), self._summary)
+        self._first_pass = shards.FirstPass(everyone) if self.in_memory is None and not self.is_shard else None
         if self.is_shard:
             self.num_data = sum(each.examples for each in everyone)
             known = [each.batches for each in everyone if each.batches is not None]
             self.num_batches = max(known) if len(known) == len(everyone) else None
-        shards.say(self.is_shard, self.num_data)
+        shards.announce(self.is_shard, self.num_data)
 
     def kept_whole(self, who: str) -> Source:
-        """Return the same data, of which every process sees all rows of all batches."""
+        """Return the same data, with all rows of all batches in every process."""
         self.refuse_shards(who)
         return self.changed(shard=False)
 
     def changed(self, **attributes: Any) -> Source:
-        """Return a copy with other attributes."""
+        """Return a copy with some attributes replaced."""
         other = copy.copy(self)
         other.__dict__.update(attributes)
         return other
 
     def refuse_shards(self, who: str) -> None:
-        """Raise where each process holds only a shard of the data."""
+        """Raise an error if each process holds only a shard of the data."""
         if self.is_shard:
             raise UnsupportedError(
-                f"{who} needs all the data in every process, but each was given a shard of it: give all of them the "
-                "same data."
+                f"{who} needs all the data in every process, but each process holds only a shard: give every process "
+                "the same data."
             )
 
     def generator_states(self) -> list[Tensor]:
@@ -156,62 +156,59 @@ class Source:
         return [generator.get_state() for generator in self.generators]
 
     def set_generator_states(self, states: list[Tensor]) -> None:
-        """Put the generators of the user's loader back to earlier states."""
+        """Restore earlier states of the generators of the user's loader."""
         for generator, state in zip(self.generators, states, strict=True):
             generator.set_state(state)
 
     def stream(self, seed: int) -> Stream:
-        """Return a timeline for one pass; a user's dataset may also draw from the generators of other libraries."""
+        """Return the random stream of one pass; for a loader it includes the generators of numpy and `random`."""
         return Stream(seed, libraries=self.in_memory is None)
 
     def epoch(self, stream: Stream | None = None, skip: int = 0, seen: Seen | None = None) -> Iterator[Batch]:
-        """Yield the batches of one pass, without the first `skip`; the loader's global randomness is `stream`."""
+        """Yield the batches of one pass after the first `skip`; the loader draws its random numbers from `stream`."""
         self.agree()
         if self.is_shard and self.shard:
             yield from self._joint(self.pieces(stream, seen), skip)
             return
-        trail, self._trail = self._trail, None
+        first_pass, self._first_pass = self._first_pass, None
         for index, raw in enumerate(self.pieces(stream, seen)):
-            if trail is not None:
-                trail.see(*(list(leaves(part)) for part in as_tensors(split(raw))))
+            if first_pass is not None:
+                first_pass.add(*(list(leaves(part)) for part in as_tensors(split(raw))))
             if index >= skip:
                 yield self._batch(raw, self.shard and distributed.is_active())
-        if trail is not None:
-            trail.compare()
+        if first_pass is not None:
+            first_pass.compare()
 
     def pieces(self, stream: Stream | None = None, seen: Seen | None = None) -> Iterator[Any]:
-        """Yield what the loader itself gives in one pass; `seen` is shown each piece first."""
-        for raw in (
-            join_single_rows(self._raw(stream), split, self._say_joined)
-            if self.joins_single_rows
-            else self._raw(stream)
-        ):
+        """Yield the batches of one pass as the loader gives them; `seen` is called with each of them first."""
+        raws = self._raw(stream)
+        for raw in join_single_rows(raws, split, self._warn_joined) if self.joins_single_rows else raws:
             if seen is not None:
                 seen(raw)
             yield raw
 
     def join_single_rows(self) -> None:
-        """From now on join a batch of one row to the batch before it, for networks that cannot train on one row."""
-        known = not self.is_shard and self._leaves_one_row()  # of shards the longest counts
+        """Join batches of one row to the batch before from now on, for networks that cannot train on one row."""
+        known = not self.is_shard and self._leaves_one_row()  # with shards, the longest one decides
         shorter = known and not self.joins_single_rows
         if shorter and self.num_batches is not None:
             self.num_batches -= 1
         self.joins_single_rows = True
 
     def _leaves_one_row(self) -> bool:
-        """Whether the last batch is known to have one row, and not to be the only one."""
+        """Return whether there are several batches and the last one is known to have a single row."""
         if self.pair is None and self.in_memory:
             return len(self.in_memory) > 1 and num_rows(as_tensors(split(self.in_memory[-1])[0])) == 1
         size = self.batch_size or 1
         return size > 1 and self.num_data % size == 1 and self.num_batches == self.num_data // size + 1 > 1
 
-    def _say_joined(self) -> None:
+    def _warn_joined(self) -> None:
         self._warn_once(
             "A batch of one row is joined to the batch before it: batch normalization needs two rows to train."
         )
 
     def replay(self) -> Iterator[Batch]:
-        """Yield the batches of a pass that is the same each time and leaves the loader's generators as they were."""
+        """Yield the batches of a pass that is the same each time; the loader's generators are restored afterwards."""
         states = self.generator_states()
         try:
             yield from self.epoch()
@@ -226,7 +223,7 @@ class Source:
         return Batch(inputs, targets, sum(part.size for part in parts))
 
     def first(self) -> Batch:
-        """Return the whole first batch, for a look at the data that moves no generator; the same in all processes."""
+        """Return the whole first batch, the same in all processes, without advancing any generator."""
         batch = self._first()
         if not (self.is_shard and self.shard):
             return batch
@@ -242,15 +239,15 @@ class Source:
             raise InputError("The data is empty.")
         return self._batch(raw, shard=False)
 
-    def _evidence(self) -> shards.Evidence:
-        """What the other processes must know of this one's data."""
+    def _summary(self) -> shards.DataSummary:
+        """Return what the other processes need to know about the data of this one."""
         if self.in_memory is None:
             first = self._first()
             inputs, targets = list(leaves(first.inputs)), list(leaves(first.targets))
         else:
             parts = [as_tensors(split(raw)) for raw in self.in_memory]
             inputs, targets = ([leaf for part in parts for leaf in leaves(part[i])] for i in range(2))
-        return shards.evidence(inputs, targets, self.num_data, self.num_batches, self._sampler is not None)
+        return shards.summarize(inputs, targets, self.num_data, self.num_batches, self._sampler is not None)
 
     def place(self, tree: Any) -> Any:
         """Move a nest of tensors to the model's device, floating ones to its dtype."""
@@ -267,7 +264,7 @@ class Source:
                 raw = self._next(iterator)
 
     def _next(self, iterator: Iterator[Any]) -> Any:
-        """The next batch, or `_END`; where the loader is ours, say what it cannot do."""
+        """Return the next batch, or `_END`; explain errors of loaders that we made."""
         try:
             return next(iterator, _END)
         except (TypeError, ValueError, RuntimeError, LookupError) as error:
@@ -276,7 +273,7 @@ class Source:
             raise InputError(f"The data cannot be cut into batches: {error}") from error
 
     def _joint(self, own: Iterator[Any], skip: int) -> Iterator[Batch]:
-        """Yield own batches as shares of joint ones; a process whose data has ended has no rows in the rest."""
+        """Yield joint batches, one from the shard of each process; an exhausted shard adds no rows."""
         batch = None
         for index in itertools.count():
             raw = next(own, _END)

@@ -1,4 +1,4 @@
-"""Check values against annotations: types, choices and ranges are written once, and the error follows from them.
+"""Check values against type annotations with ranges and choices; the error message is made from the annotation.
 
 >>> from typing import Literal
 >>> check("start", Literal["model", "fresh"], "model")
@@ -68,7 +68,7 @@ class Range:
 
 @dataclasses.dataclass(frozen=True)
 class Or:
-    """A further type that is accepted, which the setting converts by itself."""
+    """Another accepted type, which the setting converts itself."""
 
     kind: type[Any]
 
@@ -92,7 +92,7 @@ _WORDS = {str: "text", type(None): "None"}
 
 
 def check(name: str, kind: Any, value: Any) -> None:
-    """Raise an `InputError` unless `value` is what the annotation `kind` allows.
+    """Raise an `InputError` unless the annotation `kind` allows `value`.
 
     Args:
         name: The argument's name, for the error.
@@ -104,7 +104,7 @@ def check(name: str, kind: Any, value: Any) -> None:
 
 
 def accepts(kind: Any, value: Any) -> bool:
-    """Return whether the annotation `kind` allows `value`. A bool is no number, and NaN is not allowed."""
+    """Return whether the annotation `kind` allows `value`; NaN is never allowed, and a bool is not a number."""
     origin, inner = get_origin(kind), get_args(kind)
     if kind is Any:
         return True
@@ -138,7 +138,7 @@ def _accepts_each(kinds: tuple[Any, ...], values: tuple[Any, ...]) -> bool:
 
 
 def describe(kind: Any) -> str:
-    """Return in words what an annotation allows.
+    """Describe in words what an annotation allows.
 
     >>> describe(Positive | Literal["auto"])
     "a positive number or 'auto'"
@@ -189,7 +189,7 @@ def _suggestion(kind: Any, value: Any) -> str:
 
 @functools.cache
 def kinds_of(cls: type[Any]) -> dict[str, Any]:
-    """Return the annotations of a dataclass's fields, evaluated; `Any` where a name is known to type checkers only."""
+    """Return the evaluated annotations of a dataclass's fields; `Any` for names that only type checkers know."""
     return {field.name: _evaluate(cls, field.name) for field in dataclasses.fields(cls)}
 
 

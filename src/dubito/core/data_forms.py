@@ -13,7 +13,7 @@ from torch.utils.data import BatchSampler, DataLoader, IterableDataset, TensorDa
 from dubito.core.errors import InputError
 from dubito.core.nests import as_tensors, num_rows, take
 
-# The names under which a dict batch carries its targets, as Hugging Face and common datasets spell them.
+# Keys of the targets in a dict batch, as Hugging Face and common datasets spell them.
 TARGET_NAMES = ("labels", "label", "targets", "target", "y")
 
 
@@ -51,12 +51,12 @@ def as_pair(data: Any) -> tuple[Any, Any] | None:
     if targets is None:
         raise InputError("The data has inputs but no targets: give (inputs, targets).")
     if num_rows(inputs) != num_rows(targets):
-        raise InputError(f"There are {num_rows(inputs)} inputs but {num_rows(targets)} targets.")
+        raise InputError(f"There are {num_rows(inputs)} inputs but {num_rows(targets)} targets: give one for each.")
     return inputs, targets
 
 
 def pair_batches(pair: Any, batch_size: int, shuffle: bool) -> Iterator[Any]:
-    """Slice a pair of tensors; many times faster than collating examples one by one."""
+    """Yield slices of a pair of tensors; much faster than collating single examples."""
     size = num_rows(pair)
     order = torch.randperm(size) if shuffle else None
     for start in range(0, size, batch_size):
@@ -65,7 +65,7 @@ def pair_batches(pair: Any, batch_size: int, shuffle: bool) -> Iterator[Any]:
 
 
 def as_loader(data: Any, batch_size: int, shuffle: bool) -> tuple[Any, int | None]:
-    """Return something to iterate over, and the number of examples where it can be counted."""
+    """Return an iterable over batches, and the number of examples or None if it cannot be counted."""
     if isinstance(data, DataLoader):
         return data, _count_loader(data)
     if isinstance(data, IterableDataset):
@@ -73,7 +73,7 @@ def as_loader(data: Any, batch_size: int, shuffle: bool) -> tuple[Any, int | Non
     if isinstance(data, list):
         return data, sum(num_rows(as_tensors(split(raw)[0])) for raw in data)
     sized = length_of(data) if hasattr(data, "__getitem__") and not isinstance(data, str | bytes | range) else None
-    if sized is not None and not hasattr(data, "iloc"):  # as a data frame has
+    if sized is not None and not hasattr(data, "iloc"):  # not a data frame
         return (DataLoader(data, batch_size=batch_size, shuffle=shuffle) if sized else []), sized
     if hasattr(data, "__iter__") and not isinstance(data, Iterator | str | bytes | range | set | Tensor | type):
         return data, None
@@ -84,7 +84,7 @@ def as_loader(data: Any, batch_size: int, shuffle: bool) -> tuple[Any, int | Non
 
 
 def _count_loader(loader: DataLoader[Any]) -> int | None:
-    """Count the examples of one pass; a loader whose dataset makes the batches itself cannot be counted."""
+    """Return the number of examples in one pass, or None if the dataset makes the batches itself."""
     sampler = loader.batch_sampler
     if isinstance(loader.dataset, IterableDataset) or sampler is None:
         return None

@@ -1,12 +1,12 @@
-"""The only file that names `torch.distributed`: rows are shared out, sums are put together, in float64.
+"""Exchange data between processes: divide rows, sum tensors in float64, pass on errors.
 
-Every process iterates over the same batches (their order comes from one shared seed) and works on its own rows of each,
-so the result is that of one process up to rounding, whatever the number of processes. No row is padded or counted
-twice.
+This is the only file that uses `torch.distributed`. Every process iterates over the same batches (their order comes
+from one shared seed) and works on its own rows of each, so the result is that of one process up to rounding, for any
+number of processes. No row is padded or counted twice.
 
-Every exchange begins with one small message of the same form, in which each process says whether it has failed and what
-it is about to send. So an error in one process ends the work of all with that error, instead of leaving the others to
-wait, and processes that do different things are told so. Small sums ride on that message.
+Every exchange begins with one small message of fixed size, in which each process says whether it has failed and what it
+will send next. So an error in one process is raised in all of them instead of leaving the others waiting, and processes
+that do different work raise an error. Small sums are part of that message.
 """
 
 from __future__ import annotations
@@ -28,14 +28,14 @@ from torch import Tensor
 from dubito.core import errors
 from dubito.core.randomness import derive_seed, draw_seed
 
-# Numbers (float64) of the message with which every exchange begins: three of its own, the rest are a small sum.
+# Numbers (float64) of the message with which every exchange begins: three for control, the rest for a small sum.
 BLOCK = 64
 ROOM = BLOCK - 3
-# Numbers that are summed in one message, and bytes that are copied to all in one.
+# The most numbers that are summed in one message, and the most bytes that are broadcast in one.
 MESSAGE = 2**24
-# What processes say they are about to do, as a number below this.
+# The announced kind of an exchange is a hash below this number.
 KEYS = 2**20
-# Characters of an error that the other processes are told.
+# The most characters of an error that are sent to the other processes.
 LONGEST = 4000
 
 _alone: ContextVar[bool] = ContextVar("alone", default=False)
@@ -44,10 +44,9 @@ _inside: ContextVar[bool] = ContextVar("inside", default=False)
 
 @dataclass
 class Traffic:
-    """What this process has given to collective operations since the start, for `docs/many-machines.md`.
+    """Counts of what this process has passed to collective operations, for `docs/many-machines.md`.
 
-    A ring sends ``2 (P - 1) / P`` times the bytes of a sum; a copy from one process to all costs each receiver its
-    bytes.
+    A ring all-reduce sends ``2 (P - 1) / P`` times the bytes of a sum; a broadcast sends its bytes to each receiver.
     """
 
     messages: int = 0
@@ -61,10 +60,10 @@ class Traffic:
 
 @dataclass
 class _Talk:
-    """Where the conversation of the processes stands."""
+    """The state of the exchanges between the processes."""
 
-    unfinished: bool = False  # a message was not answered: this group cannot be used for another
-    told: bool = False  # the last exchange told every process of an error
+    unfinished: bool = False  # an exchange was interrupted: the process group cannot be used for another
+    told: bool = False  # every process knows of an error since the last exchange
 
 
 traffic = Traffic()
@@ -72,13 +71,13 @@ _talk = _Talk()
 
 
 def is_active() -> bool:
-    """Whether more than one process takes part."""
+    """Return whether there are several processes."""
     return not _alone.get() and dist.is_available() and dist.is_initialized() and dist.get_world_size() > 1
 
 
 @contextmanager
 def alone() -> Iterator[None]:
-    """Let this process work by itself for the length of the block: on all rows, and without waiting for the others."""
+    """Let this process work alone inside the block: on all rows, without exchanging anything with the others."""
     token = _alone.set(True)
     try:
         yield
@@ -88,9 +87,9 @@ def alone() -> Iterator[None]:
 
 @contextmanager
 def together() -> Iterator[None]:
-    """Let the processes end a piece of work together: where one of them raises an error, all of them raise it.
+    """Raise an error of one process in all of them, at the latest at the end of the block.
 
-    Every public function that exchanges anything is wrapped in it; inner ones leave it to the outermost.
+    Every public function that exchanges data is wrapped in it; of nested blocks, only the outermost one acts.
     """
     if not is_active() or _inside.get():
         yield
@@ -110,23 +109,23 @@ def together() -> Iterator[None]:
 
 
 def is_sharded(tensors: Iterable[Tensor]) -> bool:
-    """Whether some tensor is spread over processes, of which each holds a part."""
-    module = sys.modules.get("torch.distributed.tensor")  # slow to import; where it was not, there is no such tensor
+    """Return whether some tensor is a `DTensor`, of which each process holds a part."""
+    module = sys.modules.get("torch.distributed.tensor")  # slow to import; without the import there is no such tensor
     return module is not None and any(isinstance(tensor, module.DTensor) for tensor in tensors)
 
 
 def rank() -> int:
-    """The number of this process, 0 when there is only one."""
+    """Return the number of this process, 0 if there is only one."""
     return dist.get_rank() if is_active() else 0
 
 
 def world_size() -> int:
-    """The number of processes."""
+    """Return the number of processes."""
     return dist.get_world_size() if is_active() else 1
 
 
 def rows(size: int) -> slice:
-    """The rows of a batch of `size` that belong to this process."""
+    """Return the rows of a batch of `size` that belong to this process."""
     return slice(rank(), size, world_size())
 
 
@@ -147,7 +146,7 @@ def sum_(tensors: Sequence[Tensor]) -> None:
 
 
 def mean_(tensors: Sequence[Tensor]) -> None:
-    """Replace each tensor by its mean over all processes: what running statistics of different rows agree on."""
+    """Replace each tensor by its mean over all processes, as for running statistics of different rows."""
     sum_(tensors)
     with torch.no_grad():
         for tensor in tensors if is_active() else ():
@@ -155,18 +154,18 @@ def mean_(tensors: Sequence[Tensor]) -> None:
 
 
 def agree_(buffers: Sequence[Tensor]) -> None:
-    """Let the buffers of one module agree after a step: running statistics by their mean, counters by the largest."""
+    """Make the buffers of a module equal after a step: running statistics by their mean, counters by the maximum."""
     if not is_active():
         return
     counters = [buffer for buffer in buffers if buffer.ndim == 0 and not buffer.is_floating_point()]
     counts = [counter.double() for counter in counters]
     mean_([*(buffer for buffer in buffers if buffer.is_floating_point()), *counts])
     for counter, count in zip(counters, counts, strict=True):
-        counter.copy_(count.ceil())  # they were equal before the step, and some are one higher now
+        counter.copy_(count.ceil())  # they were equal before the step, and some have grown by one
 
 
 def share_(tensors: Sequence[Tensor]) -> None:
-    """Give every process the values that the first one's tensors have, in place."""
+    """Copy the tensors of the first process to all others, in place."""
     if not is_active() or not tensors:
         return
     check_same(str([(tuple(tensor.shape), str(tensor.dtype)) for tensor in tensors]), "networks or tensors")
@@ -180,30 +179,30 @@ def share_(tensors: Sequence[Tensor]) -> None:
 
 
 def share_generator(generator: torch.Generator, device: torch.device | None = None) -> None:
-    """Give every process the generator state of the first one: the source of all weight noise.
+    """Copy the generator state of the first process to all others, so that all draw the same weights.
 
     Args:
         generator: Changed in place.
-        device: Where the messages of the process group travel; by default the CPU.
+        device: The device on which the process group exchanges messages; by default the CPU.
     """
     if is_active():
         generator.set_state(_bytes_of(0, generator.get_state().to(device)).cpu())
 
 
 def from_first(value: bool, device: torch.device | None = None) -> bool:
-    """Return the first process's answer in every process: what depends on a file must be decided once."""
+    """Return the first process's value in every process, for decisions that depend on files."""
     answer = torch.tensor([float(value and rank() == 0)], device=device)
     sum_([answer])
     return bool(answer)
 
 
 def local_generator(generator: torch.Generator) -> torch.Generator:
-    """Return a generator for noise per example: seeded from the shared one, different in each process."""
+    """Return a generator for noise per example, seeded from the shared one and different in each process."""
     return torch.Generator(device=generator.device).manual_seed(derive_seed(draw_seed(generator), rank()))
 
 
 def bytes_from(owner: int, content: bytes, device: torch.device | None = None) -> bytes:
-    """Return in every process the bytes that the process `owner` gives; those of the others are ignored."""
+    """Return the bytes of the process `owner` in every process; the `content` of the others is ignored."""
     if not is_active():
         return content
     data = torch.frombuffer(bytearray(content or b"\0"), dtype=torch.uint8)[: len(content)].to(device)
@@ -211,7 +210,7 @@ def bytes_from(owner: int, content: bytes, device: torch.device | None = None) -
 
 
 def texts(own: str) -> list[str]:
-    """Return what every process says, in the order of their numbers."""
+    """Return the texts of all processes, in the order of their numbers."""
     if not is_active():
         return [own]
     _announce("texts")
@@ -220,13 +219,13 @@ def texts(own: str) -> list[str]:
 
 
 def one_text(own: str) -> str:
-    """Return the text that all processes say; where they differ, as digests of parts do, a digest of all."""
+    """Return the common text of all processes, or a digest of their texts if they differ."""
     said = texts(own)
     return own if len(set(said)) == 1 else hashlib.sha256(" ".join(said).encode()).hexdigest()[: len(own)]
 
 
 def check_same(own: str, what: str) -> None:
-    """Raise unless all processes say the same of `what` they were given."""
+    """Raise an error unless `own` is the same in all processes; `what` names it in the error."""
     if len(set(texts(hashlib.sha256(own.encode()).hexdigest()))) > 1:
         raise errors.InputError(
             f"The processes were given different {what}: make the call with the same arguments in every process."
@@ -234,7 +233,7 @@ def check_same(own: str, what: str) -> None:
 
 
 def tensors_from_first(tensors: Sequence[Tensor]) -> list[Tensor]:
-    """Return in every process the first one's tensors; those of the others may have other sizes, not other types."""
+    """Return the tensors of the first process in every process; those of the others may differ in size, not in type."""
     shapes = json.loads(texts(json.dumps([list(tensor.shape) for tensor in tensors]))[0])
     own = rank() == 0
     found = [t.detach().clone() if own else t.new_empty(shape) for t, shape in zip(tensors, shapes, strict=True)]
@@ -242,15 +241,15 @@ def tensors_from_first(tensors: Sequence[Tensor]) -> list[Tensor]:
     return found
 
 
-# ---------------------------------------------------------------------- the conversation
+# ---------------------------------------------------------------------- exchanges
 
 
 def _announce(what: str, head: Tensor | None = None) -> Tensor:
-    """Begin an exchange; return the sum of the heads, or raise what another process failed with.
+    """Begin an exchange; return the sum of the heads, or raise the error of another process.
 
     Args:
-        what: What this process is about to send; it must be the same in all of them.
-        head: At most `ROOM` numbers, which are summed on the way.
+        what: The kind of exchange; it must be the same in all processes.
+        head: At most `ROOM` numbers, which are summed over the processes.
     """
     key = zlib.crc32(what.encode()) % KEYS
     block = torch.zeros(BLOCK, dtype=torch.float64)
@@ -265,7 +264,7 @@ def _announce(what: str, head: Tensor | None = None) -> Tensor:
     if failed:
         _talk.told = True
         raise _error_of(said)
-    if squares * world_size() != keys * keys:  # by Cauchy and Schwarz they are equal where all keys are
+    if squares * world_size() != keys * keys:  # by the Cauchy-Schwarz inequality: not all keys are equal
         _talk.told = True
         raise errors.InputError(
             f"The processes do different work (this one: {what[:60]}): call the same functions in the same order, on "
@@ -275,7 +274,7 @@ def _announce(what: str, head: Tensor | None = None) -> Tensor:
 
 
 def _tell(error: BaseException) -> None:
-    """Let the other processes know of an error, at the place where they wait for this one."""
+    """Send an error to the other processes, which wait for this one at their next exchange."""
     code = error.code if isinstance(error, SystemExit) else None
     content = {"type": type(error).__name__, "message": str(error)[:LONGEST], "code": code}
     block = torch.zeros(BLOCK, dtype=torch.float64)
@@ -287,7 +286,7 @@ def _tell(error: BaseException) -> None:
 
 
 def _error_of(said: list[str]) -> BaseException:
-    """The error that the first of the failed processes told of."""
+    """Return the error of the first process that failed."""
     number, content = next((k, json.loads(text)) for k, text in enumerate(said) if text)
     name, message, code = content["type"], content["message"], content["code"]
     kind = getattr(errors, name, None) or getattr(builtins, name, None)
@@ -295,14 +294,14 @@ def _error_of(said: list[str]) -> BaseException:
     if name == "SystemExit":
         found = SystemExit(code)
     elif isinstance(kind, type) and issubclass(kind, Exception | KeyboardInterrupt):
-        with suppress(TypeError):  # some need more than a message
+        with suppress(TypeError):  # some errors need more arguments than a message
             found = kind(message)
     found.add_note(f"This error was raised by process {number} of {world_size()} (rank {number}).")
     return found
 
 
 def _texts(own: str) -> list[str]:
-    """Every process's text; called where all are known to take part."""
+    """Return the texts of all processes; call it only inside an exchange."""
     content = torch.tensor(list(own.encode()), dtype=torch.float64)
     lengths = torch.zeros(dist.get_world_size(), dtype=torch.float64)
     lengths[dist.get_rank()] = len(content)
@@ -321,7 +320,7 @@ def _texts(own: str) -> list[str]:
 
 @contextmanager
 def _exchange() -> Iterator[None]:
-    """Mark the conversation as unfinished until the block is done; an error inside leaves it so."""
+    """Mark the exchange as unfinished until the block ends without an error."""
     _talk.unfinished, _talk.told = True, False
     yield
     _talk.unfinished = False
@@ -331,7 +330,7 @@ def _exchange() -> Iterator[None]:
 
 
 def _bytes_of(owner: int, data: Tensor) -> Tensor:
-    """Return the owner's bytes in every process."""
+    """Return the bytes of the owner in every process."""
     mine = dist.get_rank() == owner
     size = int(_announce(f"bytes of {owner}", torch.tensor([float(len(data) if mine else 0)]))[0])
     message = _on_wire(data if mine else torch.empty(size, dtype=torch.uint8, device=data.device))
@@ -342,7 +341,7 @@ def _bytes_of(owner: int, data: Tensor) -> Tensor:
 
 
 def _groups(tensors: Sequence[Tensor], most: int) -> Iterator[list[Tensor]]:
-    """Yield views of the tensors, in groups of at most `most` numbers of one type; a large tensor is cut."""
+    """Yield views of the tensors in groups of at most `most` numbers on one device; large tensors are split."""
     group: list[Tensor] = []
     for tensor in tensors:
         value = tensor.detach()
@@ -371,7 +370,7 @@ def _give_back(tensors: Sequence[Tensor], flat: Tensor) -> None:
 
 
 def _on_wire(tensor: Tensor) -> Tensor:
-    """The tensor where the messages of the process group travel: NCCL takes none from the CPU."""
+    """Return the tensor on a device that the process group can send from: NCCL cannot send from the CPU."""
     if dist.get_backend() == "nccl" and tensor.device.type == "cpu":
         return tensor.cuda()
     return tensor

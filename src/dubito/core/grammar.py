@@ -1,9 +1,9 @@
-"""The text form of a setting: nested calls and literals in Python's own syntax, never `eval`.
+"""Parse the text form of a setting: nested calls and literals in Python's syntax, read without `eval`.
 
     laplace(structure=kron, weights=select.last_layer() | select.subnetwork(1000))
 
-A word that is not called is text, so ``structure=kron`` means ``structure="kron"``; it may hold hyphens. What a setting
-prints can be read again, unless it holds a tensor or a type.
+A word without brackets is a string, so ``structure=kron`` means ``structure="kron"``; it may contain hyphens. The
+`repr` of a setting can be parsed again, unless it contains a tensor or a type.
 
 >>> from dubito.core.grammar import parse
 >>> parse("map(temperature=validation)")
@@ -25,10 +25,10 @@ from dubito.core.settings import Setting, find
 _WORDS = {"true": True, "false": False, "none": None, "inf": math.inf, "nan": math.nan}
 _JOINS = {ast.BitOr: operator.or_, ast.BitAnd: operator.and_}
 
-# Characters of a text that an error repeats.
+# The most characters of a text that an error message repeats.
 _LONGEST = 120
 
-# Where the value of an argument is looked up first: `prior=laplace(...)` is the prior, not the recipe.
+# The namespace in which an argument's value is looked up first: `prior=laplace(...)` is the prior, not the recipe.
 _NAMESPACE_OF = {
     "weights": "select",
     "prior": "priors",
@@ -44,14 +44,14 @@ def parse(text: str, namespace: str = "") -> Any:
 
     Args:
         text: A name, or a name with arguments in brackets.
-        namespace: Where names without a prefix are looked for first, such as ``"priors"``.
+        namespace: The namespace that is searched first for names without a prefix, such as ``"priors"``.
     """
     name, positional, named = read_call(text)
     return _build(find(name, namespace), positional, named)
 
 
 def read_call(text: str) -> tuple[str, list[Any], dict[str, Any]]:
-    """Return the name, the positional and the named arguments of one call, without making a setting of it.
+    """Return the name, the positional and the keyword arguments of one call, without building a setting.
 
     >>> read_call("mlp(hidden=[50, 50], activation=tanh)")
     ('mlp', [], {'hidden': [50, 50], 'activation': 'tanh'})
@@ -71,7 +71,7 @@ def _line(text: str) -> str:
 
 
 class _Reader:
-    """Reads the syntax tree of one text; what is not a call, a literal or a word is refused."""
+    """Reader of the syntax tree of one text, which may consist of calls, literals and words only."""
 
     def __init__(self, text: str) -> None:
         self.text = text

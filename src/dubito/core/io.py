@@ -1,4 +1,4 @@
-"""Files: safetensors with versioned JSON beside the tensors; written atomically, checked when read, no pickle."""
+"""Save and load trees of tensors and plain values: safetensors with a JSON header and a checksum, without pickle."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from dubito.core.errors import DubitoError, FileFormatError, InputError
 from dubito.core.settings import bytes_of
 
 FORMAT_VERSION = 1
-# Levels of dicts and lists within each other; the deepest file that we write, an ensemble of subspaces, has about ten.
+# The most nested levels of dicts and lists; the deepest file that we write, an ensemble of subspaces, has about ten.
 MAX_DEPTH = 100
 
 
@@ -35,7 +35,7 @@ def save(path: str | os.PathLike[str], kind: str, tree: Any) -> None:
 
 
 def load(path: str | os.PathLike[str], kind: str) -> Any:
-    """Load what `save` wrote; a truncated, altered or foreign file raises one clear sentence."""
+    """Load what `save` wrote; raise a `FileFormatError` if the file is truncated, altered or not ours."""
     target = Path(path)
     if not target.is_file():
         raise FileFormatError(f"There is no file '{target}'.")
@@ -63,10 +63,10 @@ def load(path: str | os.PathLike[str], kind: str) -> Any:
 
 @contextmanager
 def reading(path: str | os.PathLike[str]) -> Iterator[None]:
-    """Turn what goes wrong while a file's content is made into objects into one sentence about the file.
+    """Convert any error inside the block into a `FileFormatError` that names the file.
 
-    The checksum says only that the content is as it was written, not that we wrote it: any entry can be missing, or be
-    of another type, size or depth than ours.
+    The checksum only shows that the content is as it was written, not that Dubito wrote it: any entry can be missing or
+    have another type, size or depth.
     """
     try:
         yield
@@ -78,30 +78,30 @@ def reading(path: str | os.PathLike[str]) -> Iterator[None]:
             ValueError) as error:  # fmt: skip
         why = next(iter(str(error).strip().splitlines()), "")[:200]
         raise FileFormatError(
-            f"'{path}' does not hold what a file of its kind must hold ({type(error).__name__}: {why})."
+            f"'{path}' lacks the content that a file of its kind must have ({type(error).__name__}: {why})."
         ) from error
 
 
 def copy_into(target: Any, source: Any) -> Any:
-    """Return `source` in the structure of `target`, tensors copied in place so that aliases of them stay valid.
+    """Copy the tree `source` into `target` and return it; tensors are copied in place, so aliases stay valid.
 
-    A list may have another length than the one saved (samples are collected one by one); its tensors are then new.
+    A list may differ in length from the saved one (samples are collected one by one); its tensors are then new.
     """
     if isinstance(target, Tensor):
         if not isinstance(source, Tensor) or source.shape != target.shape:
-            raise InputError("The saved state does not fit this run: a tensor has another shape.")
+            raise InputError("The saved state does not fit this run: a tensor has a different shape.")
         with torch.no_grad():
             target.copy_(source)
         return target
     if isinstance(target, Mapping):
         if not isinstance(source, Mapping) or target.keys() != source.keys():
-            raise InputError("The saved state does not fit this run: it holds other entries.")
+            raise InputError("The saved state does not fit this run: it has different entries.")
         return {key: copy_into(value, source[key]) for key, value in target.items()}
     if isinstance(target, list) and isinstance(source, list) and len(target) == len(source):
         return [copy_into(*pair) for pair in zip(target, source, strict=True)]
     kinds = (bool, int | float, str, list | tuple)
     if any(isinstance(target, kind) != isinstance(source, kind) for kind in kinds) and target is not None:
-        raise InputError(f"The saved state does not fit this run: {source!r} stands where {target!r} should.")
+        raise InputError(f"The saved state does not fit this run: it has {source!r} in the place of {target!r}.")
     return source
 
 
@@ -125,9 +125,9 @@ def tensors(tree: Any) -> Iterator[Tensor]:
 
 
 def is_finite(tree: Any) -> bool:
-    """Whether every floating tensor of a tree is free of NaN and infinities."""
+    """Return whether every floating tensor of a tree is free of NaN and infinities."""
     floats = (tensor for tensor in tensors(tree) if tensor.is_floating_point())
-    # a finite sum has finite terms and is found several times as fast; one that is not may just have overflowed
+    # a finite sum, which is several times faster to compute, has finite terms; an infinite one may just be an overflow
     return all(bool(each.sum().isfinite()) or bool(each.isfinite().all()) for each in floats)
 
 
@@ -153,31 +153,31 @@ def _digest_into(total: Any, tree: Any) -> None:
 
 
 def _strip(tree: Any, stored: dict[str, Tensor], path: str) -> Any:
-    """Move the tensors of `tree` into `stored` and leave markers in their place."""
+    """Replace the tensors of `tree` by markers and put them into `stored`."""
     if isinstance(tree, Tensor):
         stored[path] = tree.detach().cpu().clone(memory_format=torch.contiguous_format)
         return {"$tensor": path}
     if isinstance(tree, Mapping):
         wrong = [key for key in tree if not isinstance(key, str)]
         if wrong:
-            raise InputError(f"A saved state has text as keys, not {wrong[0]!r}.")
+            raise InputError(f"The keys of a saved state must be text, got {wrong[0]!r}.")
         return {"$dict": [[key, _strip(value, stored, f"{path}/{_escape(key)}")] for key, value in tree.items()]}
     if isinstance(tree, list | tuple):
         return [_strip(value, stored, f"{path}/{i}") for i, value in enumerate(tree)]
     if tree is None or isinstance(tree, bool | int | float | str):
         return tree
-    raise InputError(f"A state holds tensors, numbers and text only, not a {type(tree).__name__}.")
+    raise InputError(f"A saved state may hold tensors, numbers and text only, got a {type(tree).__name__}.")
 
 
 def _escape(key: str) -> str:
-    """Write "/" within a key in another way, so that two places never share a name (as JSON pointers do)."""
+    """Escape "/" in a key as JSON pointers do, so that two tensors never share a path."""
     return key.replace("~", "~0").replace("/", "~1")
 
 
 def _restore(skeleton: Any, stored: dict[str, Tensor], depth: int = 0) -> Any:
-    """Put the tensors back into their places; each is taken out of `stored`, so that none can be multiplied."""
+    """Put the tensors back into their places; each is removed from `stored`, so that none can be used twice."""
     if depth > MAX_DEPTH:
-        raise FileFormatError(f"A file of Dubito is not nested more than {MAX_DEPTH} levels deep.")
+        raise FileFormatError(f"The file is nested more than {MAX_DEPTH} levels deep, which Dubito never writes.")
     if isinstance(skeleton, dict):
         if "$tensor" in skeleton:
             return stored.pop(skeleton["$tensor"])

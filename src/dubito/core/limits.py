@@ -1,7 +1,7 @@
-"""How much working memory the library takes, in bytes.
+"""Limits on working memory, in bytes.
 
-Work is cut into parts that stay below these limits. Where a part consists of the model's own numbers, each counts as
-four bytes (`numbers`): a network is then cut in the same way in every precision, and in float64 takes twice the limit.
+Work is split into parts that stay below these limits. Numbers in the model's precision count as four bytes each
+(`numbers`), so that work is split in the same way in every precision; in float64 it takes twice the limit.
 
 >>> with using(chunk=2**10):
 ...     numbers(current().chunk)
@@ -53,7 +53,7 @@ _current: ContextVar[Limits] = ContextVar("limits", default=Limits())  # noqa: B
 
 
 def current() -> Limits:
-    """Return the limits that hold here."""
+    """Return the limits that are in effect."""
     return _current.get()
 
 
@@ -68,5 +68,5 @@ def using(**changes: int) -> Iterator[Limits]:
 
 
 def numbers(size: int) -> int:
-    """Return how many of a model's numbers fit into `size` bytes, at four bytes each."""
+    """Return how many numbers of four bytes fit into `size` bytes."""
     return size // 4

@@ -1,4 +1,4 @@
-"""A lock that does not outlive a fork."""
+"""A lock that is free again in a forked process."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ _locks: weakref.WeakSet[ProcessLock] = weakref.WeakSet()
 
 
 class ProcessLock:
-    """A lock that its owner may take again; in a forked process it is free, whoever held it in the parent."""
+    """A reentrant lock that is unlocked in a forked process, even if the parent process held it."""
 
     def __init__(self) -> None:
         self._lock = threading.RLock()
@@ -26,7 +26,7 @@ class ProcessLock:
         self._lock.release()
 
     def renew(self) -> None:
-        """Forget who holds it."""
+        """Replace the lock by an unlocked one."""
         self._lock = threading.RLock()
 
 

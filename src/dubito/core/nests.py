@@ -1,4 +1,4 @@
-"""Nests of tensors: what one batch is made of, as tuples, lists and mappings, and how all of them are treated alike."""
+"""Operations on nests: tuples, lists and mappings of tensors, of which batches consist."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def leaves(tree: Any) -> Iterator[Tensor]:
 
 
 def map_leaves(function: Callable[[Tensor], Tensor], tree: Any) -> Any:
-    """Apply `function` to every tensor of a nest; what is not a tensor passes through."""
+    """Apply `function` to every tensor of a nest; other values stay as they are."""
     if isinstance(tree, Tensor):
         return function(tree)
     if isinstance(tree, np.ndarray):
@@ -39,7 +39,7 @@ def map_leaves(function: Callable[[Tensor], Tensor], tree: Any) -> Any:
 
 
 def as_tensors(tree: Any) -> Any:
-    """Turn the arrays of a nest into tensors that share their memory; what has no rows in memory is refused."""
+    """Convert the arrays of a nest to tensors, sharing their memory; raise an error for sparse and meta tensors."""
     return map_leaves(arrays.checked, tree)
 
 
@@ -60,11 +60,11 @@ def take(tree: Any, index: Any) -> Any:
     except IndexError as error:
         if all(tensor.ndim for tensor in leaves(tree)):
             raise
-        raise InputError("A tensor without axes has no rows: the first axis must be the batch.") from error
+        raise InputError("A tensor without axes has no rows: its first axis must be the batch.") from error
 
 
 def place(tree: Any, device: torch.device | None, dtype: torch.dtype | None) -> Any:
-    """Move a nest of tensors to `device`, floating ones to `dtype`."""
+    """Move the tensors of a nest to `device`, and cast floating ones to `dtype`."""
     return map_leaves(lambda t: t.to(device=device, dtype=dtype if t.is_floating_point() else None), tree)
 
 
@@ -81,24 +81,24 @@ def concatenate(trees: list[Any]) -> Any:
 
 
 def is_finite(tree: Any) -> bool:
-    """Whether every floating tensor of a nest is free of NaN and infinities."""
+    """Return whether every floating tensor of a nest is free of NaN and infinities."""
     return all(bool(torch.isfinite(tensor.sum())) or bool(tensor.isfinite().all())
                for tensor in leaves(tree) if tensor.is_floating_point())  # fmt: skip
 
 
-def join_single_rows(pieces: Iterator[Any], parted: Callable[[Any], Any], say: Callable[[], None]) -> Iterator[Any]:
-    """Hold each batch back until the next is seen, and join the two if one of them has a single row.
+def join_single_rows(pieces: Iterator[Any], split: Callable[[Any], Any], warn: Callable[[], None]) -> Iterator[Any]:
+    """Yield the batches, joining two neighbours if one of them has a single row.
 
     Args:
         pieces: The batches.
-        parted: From a batch to its inputs and targets.
-        say: Called where two batches are joined.
+        split: Returns the inputs and the targets of a batch.
+        warn: Called when two batches are joined.
     """
     held = next(pieces, None)
     for raw in pieces:
-        pair = [as_tensors(parted(held)), as_tensors(parted(raw))]
+        pair = [as_tensors(split(held)), as_tensors(split(raw))]
         if 1 in (num_rows(inputs) for inputs, _ in pair) and _width(pair[0]) == _width(pair[1]):
-            say()
+            warn()
             held = concatenate(pair)
         else:
             yield held
@@ -108,5 +108,5 @@ def join_single_rows(pieces: Iterator[Any], parted: Callable[[Any], Any], say: C
 
 
 def _width(tree: Any) -> list[torch.Size]:
-    """The shape of every tensor of a batch but for the rows."""
+    """Return the shape of every tensor of a batch, without the batch axis."""
     return [tensor.shape[1:] for tensor in leaves(tree)]

@@ -1,4 +1,4 @@
-"""Small numerical helpers that several methods share."""
+"""Numerical helpers that several methods share."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from collections.abc import Callable
 def minimize_scalar(function: Callable[[float], float], low: float, high: float, tolerance: float = 1e-6) -> float:
     """Return the minimizer of a unimodal function on an interval, by golden section.
 
-    Unlike `scipy.optimize`, it gives the same bits in every version, and so do the posteriors that are tuned by it.
+    Unlike `scipy.optimize`, it gives the same result to the last bit in every version.
 
     >>> round(minimize_scalar(lambda x: (x - 0.3) ** 2, -1.0, 1.0), 4)
     0.3

@@ -1,4 +1,4 @@
-"""Warnings that are given once."""
+"""Emit a warning only once."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import warnings
 
 
 class WarnOnce:
-    """Gives each warning once; Python itself forgets what it has shown when the filters of warnings change.
+    """A callable that emits each warning once, even if the warning filters change in between.
 
     >>> warn = WarnOnce()
     >>> with warnings.catch_warnings(record=True) as given:
@@ -21,15 +21,15 @@ class WarnOnce:
         self._given: set[str] = set()
 
     def __call__(self, sentence: str, category: type[Warning] = UserWarning) -> None:
-        """Warn, unless the same sentence was given before."""
+        """Warn, unless the same warning was emitted before."""
         if sentence not in self._given:
             warnings.warn(sentence, category, stacklevel=2)
             self._given.add(sentence)
 
     def forget(self) -> None:
-        """Forget what was given, so that it is given again."""
+        """Forget all warnings, so that they can be emitted again."""
         self._given.clear()
 
 
-# For warnings that are given once per process.
+# For warnings that are emitted once per process.
 warn_once = WarnOnce()

@@ -1,4 +1,4 @@
-"""The algebra of `Params`: a network's weights as a dict from the user's own parameter names to tensors.
+"""Operations on `Params`: a network's weights as a dict from the user's own parameter names to tensors.
 
 Tied parameters appear once, under the first name that `model.named_parameters()` gives them.
 """
@@ -29,21 +29,21 @@ def buffers_of(model: nn.Module) -> Buffers:
 
 
 def unwrapped(model: nn.Module) -> nn.Module:
-    """Return the network inside of `DistributedDataParallel` or `DataParallel`, whose names are the user's own."""
+    """Return the network inside `DistributedDataParallel` or `DataParallel`, with the user's own parameter names."""
     while isinstance(model, nn.parallel.DistributedDataParallel | nn.DataParallel):
         model = model.module
     return model
 
 
 def check_finite(model: nn.Module) -> None:
-    """Raise where a weight of a network is NaN or infinite."""
+    """Raise an error if a weight of a network is NaN or infinite."""
     for name, value in model.named_parameters():
         if value.is_floating_point() and not bool(value.detach().isfinite().all()):
             raise InputError(f"The network's weight '{name}' holds NaN or infinite values: load it or train it again.")
 
 
 def trainable(model: nn.Module) -> list[str]:
-    """Return the names of the parameters that ask for gradients."""
+    """Return the names of the parameters with ``requires_grad=True``."""
     return [name for name, value in model.named_parameters() if value.requires_grad]
 
 
@@ -61,9 +61,9 @@ def load_(model: nn.Module, params: Mapping[str, Tensor], buffers: Mapping[str, 
 
 
 def call(model: nn.Module, inputs: Any) -> Tensor:
-    """Call `model` on one batch of inputs: a tuple is spread over positions, a mapping over names.
+    """Call `model` on one batch of inputs: a tuple as positional arguments, a mapping as keyword arguments.
 
-    An output with a `logits` field (as Hugging Face models return) gives that field.
+    If the output has a `logits` field, as those of Hugging Face models have, that field is returned.
     """
     if isinstance(inputs, tuple | list):
         output = model(*inputs)
@@ -75,19 +75,19 @@ def call(model: nn.Module, inputs: Any) -> Tensor:
         return output
     logits = output.get("logits") if isinstance(output, Mapping) else getattr(output, "logits", None)
     if not isinstance(logits, Tensor):
-        raise InputError(f"The model returned a {type(output).__name__}; it must return a tensor or carry `.logits`.")
+        raise InputError(f"The model returned a {type(output).__name__}: it must return a tensor or have `.logits`.")
     return logits
 
 
 def functional_call(model: nn.Module, params: Mapping[str, Tensor], inputs: Any) -> Tensor:
-    """Call `model` with `params` in the place of its own; tied weights stay tied."""
+    """Call `model` with `params` instead of its own parameters; tied weights stay tied."""
     with swapped(model, params):
         return call(model, inputs)
 
 
 @contextmanager
 def swapped(model: nn.Module, params: Mapping[str, Tensor]) -> Iterator[nn.Module]:
-    """Lend `params` (tensors of any kind, also non-leaf) to `model` for the length of the block."""
+    """Replace the parameters of `model` by `params` (any tensors, also non-leaf ones) inside the block."""
     from torch.nn.utils import stateless
 
     with stateless._reparametrize_module(model, dict(params), tie_weights=True):
@@ -95,7 +95,7 @@ def swapped(model: nn.Module, params: Mapping[str, Tensor]) -> Iterator[nn.Modul
 
 
 def map_values(function: Callable[..., Tensor], first: Params, *others: Params) -> Params:
-    """Apply `function` name by name.
+    """Apply `function` to the tensors of each name.
 
     >>> import torch
     >>> map_values(torch.add, {"w": torch.ones(2)}, {"w": torch.ones(2)})["w"].tolist()
@@ -112,7 +112,7 @@ def add(a: Params, b: Params, scale: float = 1.0) -> Params:
 
 
 def zeros_like(a: Params) -> Params:
-    """Return zeros in the shapes of `a`."""
+    """Return zeros with the shapes of `a`."""
     return map_values(torch.zeros_like, a)
 
 
@@ -139,7 +139,7 @@ def unstack(stacked: Params) -> list[Params]:
 
 
 def num_weights(a: Params) -> int:
-    """Return the number of scalars."""
+    """Return the number of weights."""
     return sum(value.numel() for value in a.values())
 
 

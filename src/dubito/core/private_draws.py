@@ -1,7 +1,7 @@
-"""Random numbers of one call, so that calls from several threads do not take each other's.
+"""Give each call its own random numbers, so that calls from several threads do not influence each other.
 
-torch has one global generator for all threads, and a network that draws by itself (`F.dropout` in evaluation mode, say)
-draws from it. Here such draws are turned to a generator that belongs to the call.
+torch has one global generator for all threads, and a network that draws random numbers itself (`F.dropout` in
+evaluation mode, say) uses it. Here such draws are redirected to a generator that belongs to the call.
 """
 
 from __future__ import annotations
@@ -20,14 +20,14 @@ T = TypeVar("T")
 class PrivateDraws:
     """The random numbers of one call.
 
-    Most networks draw nothing, and nothing is done for them but a look at the global generator before and after: where
-    it has moved, the call is made again with every random operation turned to the call's own generator.
+    Most networks draw no random numbers. So the call is first made as it is; if the state of the global generator has
+    changed, the call is repeated with every random operation redirected to the call's own generator.
 
     Args:
-        seed: Where they start.
+        seed: The seed of that generator.
         device: The device of the network.
-        network_draws: Whether the network is known to draw by itself.
-        others: Further generators that the call draws from, to be put back before it is made again.
+        network_draws: Whether the network is known to draw random numbers.
+        others: Further generators that the call uses, which are restored before it is repeated.
     """
 
     def __init__(
@@ -38,7 +38,7 @@ class PrivateDraws:
         self._mode, self._all = _Redirected(seed, self._generator), (self._generator, *others)
 
     def run(self, function: Callable[[], T]) -> T:
-        """Return what a function returns; what it draws are the next numbers of this call."""
+        """Call a function with the random numbers of this call, and return its result."""
         if self.network_draws:
             return self._redirected(function)
         starts, before = [generator.get_state() for generator in self._all], user_state()
@@ -49,7 +49,7 @@ class PrivateDraws:
         for generator, state in zip(self._all, starts, strict=True):
             generator.set_state(state)
         found = self._redirected(function)
-        if self.network_draws:  # else it was another thread
+        if self.network_draws:  # otherwise another thread has used the global generator
             torch.set_rng_state(before)
         return found
 
@@ -61,7 +61,7 @@ class PrivateDraws:
 
 
 class _Redirected(TorchDispatchMode):
-    """Turns random operations of this thread from the global generator to another one."""
+    """A mode that redirects random operations of this thread from the global generator to another one."""
 
     def __init__(self, seed: int, generator: torch.Generator) -> None:
         super().__init__()

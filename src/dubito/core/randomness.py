@@ -1,4 +1,4 @@
-"""Where randomness comes from: an explicit generator for ours, a timeline of the global ones for the user's code."""
+"""Sources of randomness: an explicit generator for Dubito, private streams of the global ones for the user's code."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ from dubito.core.locks import ProcessLock
 
 DEFAULT_SEED = 0
 
-# How to read and how to put back the state of one global generator.
-_Door = tuple[Callable[[], Any], Callable[[Any], None]]
+# The functions that get and set the state of one global generator.
+_Access = tuple[Callable[[], Any], Callable[[Any], None]]
 
 
 def default_generator(generator: torch.Generator | None) -> torch.Generator:
-    """Return `generator`, or a new one with a fixed seed: the same call gives the same result."""
+    """Return `generator`, or a new one with a fixed seed, so that the same call gives the same result."""
     if generator is None:
         return torch.Generator().manual_seed(DEFAULT_SEED)
     if not isinstance(generator, torch.Generator):
@@ -37,7 +37,7 @@ def draw_seed(generator: torch.Generator) -> int:
 
 
 def derive_seed(seed: int, *path: int | str) -> int:
-    """Return the seed of one place in a tree of random streams: a pure function, so a resumed run need not store it.
+    """Derive the seed of one place in a run; being a pure function, it need not be stored for a resumed run.
 
     >>> derive_seed(7, "loader", 0) == derive_seed(7, "loader", 0) != derive_seed(7, "loader", 1)
     True
@@ -48,8 +48,8 @@ def derive_seed(seed: int, *path: int | str) -> int:
 def normal_like(like: Tensor) -> Tensor:
     """Return standard normal noise in the shape and the memory layout of a tensor.
 
-    It comes from the generator of `drawing_from` inside such a block, else from the global one. In the order of memory:
-    torch fills a tensor whose channels come last element by element, six times as slowly.
+    It comes from the generator of `drawing_from` inside such a block, else from the global one. Memory is filled in its
+    own order, because torch is six times slower on channels-last tensors.
     """
     noise = torch.empty_like(like)
     # `empty_like` leaves no gaps
@@ -57,22 +57,22 @@ def normal_like(like: Tensor) -> Tensor:
     return noise
 
 
-class _Own(threading.local):
+class _PerThread(threading.local):
     generator: torch.Generator | None = None
     rest: Stream | None = None
 
 
-_own = _Own()
+_own = _PerThread()
 
 
 def own_generator() -> torch.Generator | None:
-    """Return the generator of `drawing_from` in this thread; None outside of such a block: the global one."""
+    """Return the generator of `drawing_from` in this thread, or None outside such a block (the global generator)."""
     return _own.generator
 
 
 @contextmanager
 def drawing_from(generator: torch.Generator, rest: Stream | None = None) -> Iterator[None]:
-    """Let our noise on outputs come from a generator inside the block, in this thread; others come from `rest`."""
+    """Draw our noise from `generator` inside the block, in this thread; operations that take none draw from `rest`."""
     before = _own.generator, _own.rest
     _own.generator, _own.rest = generator, rest
     try:
@@ -83,7 +83,7 @@ def drawing_from(generator: torch.Generator, rest: Stream | None = None) -> Iter
 
 @contextmanager
 def drawing_aside() -> Iterator[None]:
-    """Let what is tried out inside the block take no numbers from the results that come after it."""
+    """Restore the generators of `drawing_from` after the block, so that a trial does not change later draws."""
     generator, rest = _own.generator, _own.rest
     state, states = None if generator is None else generator.get_state(), None if rest is None else list(rest._states)
     try:
@@ -96,31 +96,32 @@ def drawing_aside() -> Iterator[None]:
 
 
 class Stream:
-    """A private timeline of the global generators, for code that draws from them (dropout, samplers, initializers).
+    """A private random stream for code that uses the global generators (dropout, samplers, initializers).
 
-    Inside `active` the global generators continue this timeline; outside, the user's own timeline is untouched. There
-    is one set of them for all threads, so that one stream is active at a time; other threads wait for their turn.
+    Inside `active` the global generators have the states of this stream; afterwards they have the user's states again.
+    All threads share the global generators, so only one stream is active at a time and other threads wait.
 
     Args:
-        seed: Where the timeline starts.
-        device: The device of the model; the generator of a CUDA device is part of the timeline.
-        libraries: Whether those of `random` and `numpy` are, too (they are slow to exchange): datasets draw from them.
+        seed: The seed of the stream.
+        device: The device of the model; the generator of a CUDA device is part of the stream.
+        libraries: Whether the generators of `random` and `numpy`, which datasets may use, are part of the stream. They
+            are slow to exchange.
     """
 
     def __init__(self, seed: int, device: torch.device | None = None, *, libraries: bool = False) -> None:
-        self._doors: list[_Door] = [(torch.get_rng_state, torch.set_rng_state)]
+        self._access: list[_Access] = [(torch.get_rng_state, torch.set_rng_state)]
         self._states: list[Any] = [torch.Generator().manual_seed(seed).get_state()]
         if device is not None and device.type == "cuda":
             cuda = torch.cuda
-            self._doors.append((lambda: cuda.get_rng_state(device), lambda state: cuda.set_rng_state(state, device)))
+            self._access.append((lambda: cuda.get_rng_state(device), lambda state: cuda.set_rng_state(state, device)))
             self._states.append(torch.Generator(device).manual_seed(seed).get_state())
         if libraries:
-            self._doors += [(random.getstate, random.setstate), (np.random.get_state, np.random.set_state)]
+            self._access += [(random.getstate, random.setstate), (np.random.get_state, np.random.set_state)]
             self._states += [random.Random(seed).getstate(), np.random.RandomState(seed % 2**32).get_state()]
 
     @contextmanager
     def active(self) -> Iterator[None]:
-        """Continue this timeline for the length of the block."""
+        """Let the global generators continue this stream inside the block."""
         with _exchanging:
             before, outside = _users.state, self._exchange(self._states)
             _users.state = outside[0] if before is None else before
@@ -130,37 +131,37 @@ class Stream:
                 self._states, _users.state = self._exchange(outside), before
 
     def _exchange(self, states: list[Any]) -> list[Any]:
-        before = [read() for read, _ in self._doors]
-        for (_, write), state in zip(self._doors, states, strict=True):
+        before = [read() for read, _ in self._access]
+        for (_, write), state in zip(self._access, states, strict=True):
             write(state)
         return before
 
 
 class _Users:
-    state: Tensor | None = None  # of torch's global generator on the user's timeline, while a stream is active
+    state: Tensor | None = None  # the user's state of torch's global generator, while a stream is active
 
 
 _users, _exchanging = _Users(), ProcessLock()
 
 
 def user_state() -> Tensor:
-    """Return the state of torch's global generator on the user's own timeline, also while a stream is active."""
+    """Return the user's state of torch's global generator, also while a stream is active."""
     state = _users.state
     return torch.get_rng_state() if state is None else state
 
 
 @contextmanager
 def restoring_generators() -> Iterator[None]:
-    """Put the global generators of torch, numpy and `random` back when the block fails or is interrupted.
+    """Restore the global generators of torch, numpy and `random` if the block fails or is interrupted.
 
-    A `Stream` does so by itself, unless Ctrl-C comes while it exchanges them.
+    A `Stream` restores them itself, unless Ctrl-C comes while it exchanges them.
     """
     device = torch.device("cuda", torch.cuda.current_device()) if torch.cuda.is_initialized() else None
-    doors = Stream(0, device, libraries=True)._doors
-    states = [read() for read, _ in doors]
+    access = Stream(0, device, libraries=True)._access
+    states = [read() for read, _ in access]
     try:
         yield
     except BaseException:
-        for (_, write), state in zip(doors, states, strict=True):
+        for (_, write), state in zip(access, states, strict=True):
             write(state)
         raise

@@ -1,8 +1,8 @@
-"""Settings: frozen objects that say what to do. They print as typed, hash, compare, and travel as JSON or text.
+"""`Setting`: frozen objects that say what to do, print as they were typed, compare by value, and convert to JSON.
 
 Recipes, selection rules, priors, likelihoods, objectives, pruning rules and `Training` are all settings. A setting is a
-frozen dataclass whose fields are plain values, tuples, dicts, tensors or other settings. A tensor compares by its
-digest and is written beside the JSON, never into it.
+frozen dataclass whose fields are plain values, tuples, dicts, tensors or other settings. Tensors are compared by their
+digests and saved beside the JSON, not in it.
 """
 
 from __future__ import annotations
@@ -38,16 +38,16 @@ def digest(tensor: Tensor) -> str:
 
 
 def bytes_of(tensor: Tensor) -> memoryview:
-    """Return the bytes of a tensor on the CPU in the order of its entries, without a copy where they lie like that."""
+    """Return the bytes of a CPU tensor in the order of its entries, without a copy if it is contiguous."""
     value = tensor.detach().contiguous()
     if not value.numel():
         return memoryview(b"")
-    # one entry is contiguous at any stride, but only at a stride of 1 it can be seen as bytes
+    # a tensor of one entry is contiguous with any stride, but can be viewed as bytes only with a stride of 1
     return value.as_strided((value.numel(),), (1,)).view(torch.uint8).numpy().data
 
 
 class Setting:
-    """A frozen dataclass of settings; subclasses are found by `setting_name`, such as ``"priors.Normal"``."""
+    """Base class of all settings; subclasses are found by their `setting_name`, such as ``"priors.Normal"``."""
 
     setting_name: ClassVar[str] = ""
     former_names: ClassVar[tuple[str, ...]] = ()
@@ -64,13 +64,13 @@ class Setting:
         if "setting_name" in cls.__dict__:
             for name in (cls.setting_name, *cls.__dict__.get("former_names", ())):
                 _REGISTRY[_key(name)] = cls
-        else:  # never the name of its parent, as which it would be read back
+        else:  # not the inherited name, under which it would be loaded as its parent class
             cls.setting_name = cls.__name__
 
     def __post_init__(self) -> None:
         _check_fields(self)
 
-    if not TYPE_CHECKING:  # it would hide every misspelled attribute from type checkers
+    if not TYPE_CHECKING:  # type checkers would accept every misspelled attribute
 
         def __getattr__(self, name: str) -> Any:
             if name in type(self).old_fields:
@@ -92,7 +92,7 @@ class Setting:
         return dataclasses.replace(self, **renamed)  # type: ignore[type-var]
 
     def to_json(self, tensors: dict[str, Tensor] | None = None) -> dict[str, Any]:
-        """Return a JSON value; tensors among the fields are put into `tensors` under their digest."""
+        """Return the setting as a JSON value; its tensors are put into `tensors` under their digests."""
         return _encode(self, tensors)
 
     @staticmethod
@@ -118,20 +118,20 @@ class Setting:
 
 @dataclass_transform(eq_default=False, frozen_default=True)
 def setting(cls: type[_T]) -> type[_T]:
-    """Turn a class into a frozen dataclass that keeps the comparison, hash and text of `Setting`.
+    """Turn a class into a frozen dataclass with the comparison, hash and `repr` of `Setting`.
 
-    Every value is checked against the annotation of its field, before a `__post_init__` of the class, which is left for
-    checks of several fields together.
+    Every value is checked against the annotation of its field. Then the class's own `__post_init__` is called, which
+    checks fields that depend on each other.
     """
-    relate = cls.__dict__.get("__post_init__")
-    if relate is not None:
+    post_init = cls.__dict__.get("__post_init__")
+    if post_init is not None:
 
-        @functools.wraps(relate)
-        def after(self: Any) -> None:
+        @functools.wraps(post_init)
+        def checked_post_init(self: Any) -> None:
             _check_fields(self)
-            relate(self)
+            post_init(self)
 
-        cls.__post_init__ = after  # type: ignore[attr-defined]
+        cls.__post_init__ = checked_post_init  # type: ignore[attr-defined]
     made: Any = dataclasses.dataclass(frozen=True, eq=False, repr=False)(cls)
     init = made.__init__
     if made.old_fields:
@@ -145,7 +145,7 @@ def setting(cls: type[_T]) -> type[_T]:
 
 
 def _check_fields(own: Any) -> None:
-    """Give old spellings their new form, and check every field against its annotation."""
+    """Replace old spellings by new ones, and check every field against its annotation."""
     cls: Any = type(own)
     for name, kind in kinds_of(cls).items():
         value = getattr(own, name)
@@ -176,12 +176,12 @@ def _warn_of_old(old: str, new: str) -> None:
 
 @dataclasses.dataclass(frozen=True)
 class Absent:
-    """The place of an object that is compared by its content but not saved with the setting, such as a posterior."""
+    """A placeholder for an object that is compared by content but not saved with the setting, such as a posterior."""
 
     content: str
 
     def digest(self) -> str:
-        """Return the digest of the object that was here."""
+        """Return the digest of the object."""
         return self.content
 
 
@@ -191,9 +191,9 @@ def canonical(value: Any) -> str:
 
 
 def find(name: str, namespace: str = "") -> type[Setting]:
-    """Return the setting called `name`; upper case, "-" and "_" do not matter.
+    """Return the setting class called `name`; case, "-" and "_" are ignored.
 
-    A name without a prefix is looked for in `namespace`, then among the recipes, then everywhere.
+    A name without a prefix is searched in `namespace`, then among the recipes, then everywhere.
     """
     key = _key(name)
     preferred = key if "." in key or not namespace else f"{_key(namespace)}.{key}"
@@ -206,14 +206,14 @@ def find(name: str, namespace: str = "") -> type[Setting]:
     if len(elsewhere) == 1:
         return elsewhere[0]
     if elsewhere:
-        raise InputError(f"'{name}' could be any of {_names(elsewhere)}: write the full name.")
+        raise InputError(f"'{name}' is ambiguous: write one of {_names(elsewhere)}.")
     known = [cls for full, cls in _REGISTRY.items() if full.rpartition(".")[0] == _key(namespace)]
     raise InputError(f"There is no setting called '{name}'; known here: {_names(known)}.")
 
 
 @functools.cache
 def load_all() -> None:
-    """Touch the whole public surface, so that all settings and posteriors are defined and therefore registered."""
+    """Import the whole public surface, so that all settings and posteriors are registered."""
     package = importlib.import_module(__name__.partition(".")[0])
     for part in (package, *(getattr(package, name) for name in package.__all__)):
         for name in getattr(part, "__all__", ()):
@@ -239,7 +239,7 @@ def _default(field: dataclasses.Field[Any]) -> Any:
 
 
 def _show(value: Any) -> str:
-    """Return the text that `dubito.parse` reads as `value`, where there is one."""
+    """Return text that `dubito.parse` reads as `value`, if there is any."""
     if isinstance(value, Tensor):
         return f"<tensor {'x'.join(map(str, value.shape))} {digest(value)[:6]}>"
     if isinstance(value, Mapping):
@@ -254,7 +254,7 @@ def _show(value: Any) -> str:
 
 
 def _encode(value: Any, tensors: dict[str, Tensor] | None, exact: bool = True) -> Any:
-    """Return `value` as JSON; not `exact` writes numbers that are equal in the same way."""
+    """Return `value` as JSON; unless `exact`, equal numbers such as 1 and 1.0 are written in the same way."""
 
     def encode(part: Any) -> Any:
         return _encode(part, tensors, exact)
@@ -295,7 +295,7 @@ def _decode(value: Any, tensors: Mapping[str, Tensor]) -> Any:
         return _decode_setting(value, tensors)
     if "$tensor" in value:
         if value["$tensor"] not in tensors:
-            raise InputError("A tensor of this setting was not saved beside its JSON.")
+            raise InputError("A tensor of this setting is missing beside its JSON: save both again.")
         return tensors[value["$tensor"]]
     if "$dict" in value:
         return {_decode(k, tensors): _decode(v, tensors) for k, v in value["$dict"]}
@@ -307,7 +307,7 @@ def _decode(value: Any, tensors: Mapping[str, Tensor]) -> Any:
         return _decode_type(value["$type"])
     if "$object" in value:
         return Absent(value["$object"])
-    raise InputError(f"A setting holds something that cannot be read back: {sorted(value)}.")
+    raise InputError(f"The JSON of a setting has an entry with unknown keys {sorted(value)}: upgrade Dubito.")
 
 
 def _decode_setting(value: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> Setting:
@@ -318,16 +318,16 @@ def _decode_setting(value: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> 
             fields[name] = new.get(fields[name], fields[name])
     unknown = fields.keys() - {field.name for field in _fields(cls)}
     if unknown:
-        raise InputError(f"{cls.setting_name} has no setting '{min(unknown)}' in this version of Dubito: upgrade it.")
+        raise InputError(f"{cls.setting_name} has no field '{min(unknown)}' in this version of Dubito: upgrade it.")
     return cls(**fields)
 
 
 def _decode_type(text: str) -> type[Any]:
-    """Return a type by name from a module that is loaded already: reading a file never runs an import of its choice."""
+    """Return a type by name from a module that is already imported: reading a file must not import anything."""
     module, _, name = text.partition(":")
     found: Any = sys.modules.get(module)
     for part in name.split("."):
-        found = getattr(found, "__dict__", {}).get(part)  # not getattr, which runs a module's own look-up
+        found = getattr(found, "__dict__", {}).get(part)  # not getattr, which may run a module's `__getattr__`
     if not isinstance(found, type):
         raise InputError(f"A saved setting names the type '{text}': import the module that defines it first.")
     return found

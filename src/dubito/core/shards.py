@@ -1,7 +1,7 @@
-"""Find out whether several processes hold the same data or each a shard of it, by digests of the content.
+"""Determine by digests whether all processes hold the same data or each holds a shard of it.
 
-Data in memory is compared as a whole, a loader by its counts and its first batch, which every process draws from the
-same seed. A loader with a `DistributedSampler` says by itself that it gives a shard.
+Data in memory is compared as a whole. Loaders are compared by their counts and their first batch, which every process
+draws from the same seed. A loader with a `DistributedSampler` always gives a shard.
 """
 
 from __future__ import annotations
@@ -28,16 +28,16 @@ if TYPE_CHECKING:
 _log = logging.getLogger("dubito")
 
 
-class Evidence(NamedTuple):
-    """What one process knows of its data.
+class DataSummary(NamedTuple):
+    """What the other processes need to know about the data of one process.
 
     Args:
         inputs: A digest of the inputs.
         targets: A digest of the targets.
-        varied: Whether the targets differ among themselves; equal digests of constant ones say nothing.
-        examples: The number of examples, 0 where it is not known.
-        batches: The number of batches, or None.
-        declared: Whether a sampler says that this is one shard of the data.
+        varied: Whether the targets are not all equal; constant targets have equal digests in different data.
+        examples: The number of examples, 0 if unknown.
+        batches: The number of batches, or None if unknown.
+        declared: Whether a sampler declares this data to be one shard.
     """
 
     inputs: str
@@ -48,18 +48,20 @@ class Evidence(NamedTuple):
     declared: bool
 
 
-def evidence(inputs: list[Tensor], targets: list[Tensor], count: int, batches: int | None, declared: bool) -> Evidence:
-    """Describe the data that one process holds, or its first batch."""
+def summarize(
+    inputs: list[Tensor], targets: list[Tensor], count: int, batches: int | None, declared: bool
+) -> DataSummary:
+    """Summarize the data of one process, or its first batch."""
     varied = any(len(value) > 1 and bool((value != value[:1]).any()) for value in targets if value.ndim)
-    return Evidence(_digest(inputs), _digest(targets), varied, count, batches, declared)
+    return DataSummary(_digest(inputs), _digest(targets), varied, count, batches, declared)
 
 
-def are_shards(own: Evidence, again: Callable[[], Evidence]) -> tuple[bool, list[Evidence]]:
-    """Return whether each process holds a shard of the data, the same answer in all, and what each knows.
+def are_shards(own: DataSummary, again: Callable[[], DataSummary]) -> tuple[bool, list[DataSummary]]:
+    """Return whether each process holds a shard of the data, and the summaries of all processes.
 
     Args:
-        own: What this process knows.
-        again: Looks at the data once more; a loader that differs then has randomness of its own.
+        own: The summary of this process.
+        again: Makes the summary once more; if it differs, the loader has randomness that we do not control.
     """
     everyone = _everyone(own)
     if any(each.declared for each in everyone):
@@ -75,8 +77,8 @@ def are_shards(own: Evidence, again: Callable[[], Evidence]) -> tuple[bool, list
         if same_order:  # only the inputs are random: augmentation
             return False, everyone
         raise InputError(
-            "The loaders of the processes give different batches, and different ones each time: draw their randomness "
-            "from the global generators of torch, numpy or random, or use a DistributedSampler if each gives a shard."
+            "The loaders of the processes give different batches, and different ones each time: draw their random "
+            "numbers from the global generators of torch, numpy or random, or use a DistributedSampler for shards."
         )
     if different < len(everyone):
         raise InputError(
@@ -86,26 +88,26 @@ def are_shards(own: Evidence, again: Callable[[], Evidence]) -> tuple[bool, list
     return True, everyone
 
 
-class Trail:
+class FirstPass:
     """A digest of the first pass over a loader whose first batch is the same in all processes.
 
-    It sees the targets of every batch and one row of its inputs, unless these are random.
+    It covers the targets of every batch and one row of its inputs, unless the inputs are random.
 
     Args:
-        everyone: What each process knows of its data.
+        everyone: The summaries of all processes.
     """
 
-    def __init__(self, everyone: list[Evidence]) -> None:
+    def __init__(self, everyone: list[DataSummary]) -> None:
         self._with_inputs = len({each.inputs for each in everyone}) == 1
         self._total = hashlib.sha256()
 
-    def see(self, inputs: list[Tensor], targets: list[Tensor]) -> None:
+    def add(self, inputs: list[Tensor], targets: list[Tensor]) -> None:
         """Add one batch."""
         rows = [value[:1] for value in inputs if value.ndim] if self._with_inputs else []
         self._total.update(_digest([*rows, *targets]).encode())
 
     def compare(self) -> None:
-        """Raise unless all processes saw the same."""
+        """Raise an error unless the digest is the same in all processes."""
         if len(set(distributed.texts(self._total.hexdigest()))) > 1:
             raise InputError(
                 "The loaders of the processes give the same first batch, but different ones later: give every process "
@@ -113,15 +115,15 @@ class Trail:
             )
 
 
-def say(shards: bool, num_data: int) -> None:
-    """Let the first process say which of the two was assumed."""
+def announce(shards: bool, num_data: int) -> None:
+    """Warn in the first process if the data is treated as shards; log it otherwise."""
     if distributed.rank() > 0:
         return
     processes = distributed.world_size()
     if shards:
         warnings.warn(
             f"Each of the {processes} processes holds different data, which is treated as its shard of one data set of "
-            f"{num_data:,} examples: if it should be divided instead, give every process the same data.",
+            f"{num_data:,} examples: to have one data set divided among them, give every process the same data.",
             ShardsWarning, stacklevel=2,
         )  # fmt: skip
     else:
@@ -129,7 +131,7 @@ def say(shards: bool, num_data: int) -> None:
 
 
 def declared_sampler(loader: Any) -> DistributedSampler[Any] | None:
-    """The sampler by which a loader gives each process a shard of the data, or None."""
+    """Return the sampler by which a loader gives each process a shard of the data, or None."""
     if not isinstance(loader, DataLoader) or not distributed.is_active():
         return None
     sampler: Any = getattr(loader.batch_sampler, "sampler", loader.sampler)
@@ -140,7 +142,7 @@ def declared_sampler(loader: Any) -> DistributedSampler[Any] | None:
 
 @contextmanager
 def in_new_order(sampler: DistributedSampler[Any] | None) -> Iterator[None]:
-    """Let a sampler start in an order drawn from the active stream; left to itself it has the same in every epoch."""
+    """Shuffle by the active random stream; by itself, a `DistributedSampler` has the same order in every epoch."""
     if sampler is None:
         yield
         return
@@ -152,8 +154,8 @@ def in_new_order(sampler: DistributedSampler[Any] | None) -> Iterator[None]:
         sampler.set_epoch(before)
 
 
-def _everyone(own: Evidence) -> list[Evidence]:
-    return [Evidence(*json.loads(text)) for text in distributed.texts(json.dumps(own))]
+def _everyone(own: DataSummary) -> list[DataSummary]:
+    return [DataSummary(*json.loads(text)) for text in distributed.texts(json.dumps(own))]
 
 
 def _digest(tensors: list[Tensor]) -> str:

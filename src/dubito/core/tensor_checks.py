@@ -1,4 +1,4 @@
-"""Cheap checks of what a metric is given: one pass over rows, never a second pass over all N·C entries."""
+"""Check the arguments of metrics cheaply: one pass over the rows, never a second pass over all N·C entries."""
 
 from __future__ import annotations
 
@@ -41,17 +41,17 @@ def class_rows(name: str, values: Tensor, targets: Tensor, ignore_index: int | N
 
 
 def widen(values: Tensor) -> Tensor:
-    """Drop the gradient, and raise half precision to float32."""
+    """Detach the tensor and convert half precision to float32."""
     return at_least_float32(values.detach())
 
 
 def at_least_float32(values: Tensor) -> Tensor:
-    """Raise half precision to float32."""
+    """Convert half precision to float32."""
     return values.float() if values.dtype in (torch.float16, torch.bfloat16) else values
 
 
 def check_confidence(name: str, confidence: Tensor, num_classes: int) -> None:
-    """Check the largest probability of each row: it exposes NaN anywhere in the row, logits, and log-probabilities."""
+    """Check the largest value of each row, which shows NaN anywhere in the row, and logits given as probabilities."""
     low, high = (float(bound) for bound in confidence.aminmax())
     if low != low:
         raise InputError(f"{name} contains NaN; check the model's outputs before measuring them.")
@@ -64,7 +64,7 @@ def check_confidence(name: str, confidence: Tensor, num_classes: int) -> None:
 
 
 def top_class(probs: Tensor) -> tuple[Tensor, Tensor]:
-    """Return the largest probability of each row, at most 1, and its class (the first of equals)."""
+    """Return the largest probability of each row, at most 1, and its class (the first in a tie)."""
     confidence, prediction = probs.max(dim=-1)
     check_confidence("probs", confidence, probs.shape[-1])
     return confidence.clamp_(max=1), prediction
