@@ -15,7 +15,8 @@ import struct
 import sys
 import zlib
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from itertools import pairwise
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -164,17 +165,24 @@ def try_out(file: Path, number: int, seed: int, folder: Path) -> Counter[str]:
     """Load so many forgeries of one file, with a limit on the memory of this process."""
     rng, found = random.Random(f"{file.name} {seed}"), Counter[str]()
     name, _, task = file.stem.rpartition("-")
-    used = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
-    before = resource.getrlimit(resource.RLIMIT_AS)
-    resource.setrlimit(resource.RLIMIT_AS, (used + LIMIT, before[1]))
-    try:
+    with limited_memory():
         for _ in range(number):
             coded = file.stem.endswith("coded")
             (folder / "forged").write_bytes(forge_coded(file.read_bytes(), rng) if coded else forge(file, rng))
             found[verdict(folder / "forged", name, task)] += 1
+    return found
+
+
+@contextmanager
+def limited_memory() -> Iterator[None]:
+    """Let this process ask for at most `LIMIT` bytes more than it has."""
+    used = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
+    before = resource.getrlimit(resource.RLIMIT_AS)
+    resource.setrlimit(resource.RLIMIT_AS, (used + LIMIT, before[1]))
+    try:
+        yield
     finally:
         resource.setrlimit(resource.RLIMIT_AS, before)
-    return found
 
 
 def main() -> None:

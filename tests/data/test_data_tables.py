@@ -206,6 +206,7 @@ def test_constant_columns_are_dropped():
         ({"x": [1, 2]}, "no target column 'y'; it has 'x'"),
         ({"x": [], "y": []}, "has no rows"),
         ({"x": [None, None], "y": [0, 1]}, r"Column 'x' has no value in the training rows: leave it out with ignore="),
+        ({"x": [1.0, 1e308], "y": [0, 1]}, "Column 'x' holds 1e\\+308, beyond 1e\\+100"),
         ({"x": [1.0, np.inf], "y": [0, 1]}, "Column 'x' holds an infinite value"),
         ({"x": [1, 1], "y": [0, 1]}, "no column beside 'y' that varies"),
         ({"y": [0, 1]}, "no column beside 'y' that varies"),

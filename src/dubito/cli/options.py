@@ -109,6 +109,10 @@ def scrambled(pair: Pair) -> Pair:
 
 def check_writable(path: Path) -> None:
     """Raise, before any work is done, if no report can be written to `path`."""
-    if path.is_dir() or not path.resolve().parent.is_dir():
-        problem = "it is a folder" if path.is_dir() else f"the folder '{path.parent}' does not exist"
+    try:
+        is_folder, has_folder = path.is_dir(), path.resolve().parent.is_dir()
+    except (OSError, ValueError) as error:  # a name that is too long, or holds a NUL
+        raise InputError(f"The report cannot be written to '{path}': {getattr(error, 'strerror', error)}.") from error
+    if is_folder or not has_folder:
+        problem = "it is a folder" if is_folder else f"the folder '{path.parent}' does not exist"
         raise InputError(f"The report cannot be written to '{path}': {problem}.")

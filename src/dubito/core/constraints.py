@@ -88,7 +88,7 @@ FilePath = Annotated[str, Or(os.PathLike)]
 Start = Literal["model", "fresh"]
 
 _NOUNS = {float: "number", int: "whole number", Tensor: "tensor"}
-_WORDS = {str: "text", type(None): "None"}
+_WORDS = {str: "text", type(None): "None", torch.nn.Module: "a torch.nn.Module", torch.Generator: "a torch.Generator"}
 
 
 def check(name: str, kind: Any, value: Any) -> None:

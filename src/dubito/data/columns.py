@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     import pandas as pd
 
 ISO_DATE = "ISO8601"
+LARGEST = 1e100  # sums of the squares of larger values overflow
 _ISO_PATTERN = r"\d{4}-\d{2}-\d{2}([T ]\d{2}:\d{2}.*)?"
 
 
@@ -179,6 +180,10 @@ def as_numbers(series: pd.Series[Any], name: str) -> Floats:
         values = drop_strays(series, numbers_of(series), name, "numbers")
     if np.isinf(values).any():
         raise InputError(f"Column {name!r} holds an infinite value: replace it or mark it as missing.")
+    if (large := np.abs(values) > LARGEST).any():
+        raise InputError(
+            f"Column {name!r} holds {values[large][0]:g}, beyond {LARGEST:g}: divide it by a constant first."
+        )
     return values
 
 

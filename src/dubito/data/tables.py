@@ -51,8 +51,9 @@ def read_table(path: str | PathLike[str], *, max_ratio: float = MAX_RATIO) -> pd
         raise UnsupportedError(f"Reading {path.name} needs {needed}: install them with dubito[tables].") from error
     except FileFormatError:
         raise
-    except (ValueError, OSError) as error:
-        raise FileFormatError(f"The file {path} is not a readable {suffix[1:]} table ({error}).") from error
+    except Exception as error:
+        why = " ".join(str(error).split())[:200]
+        raise FileFormatError(f"The file {path} is not a readable {suffix[1:]} table ({why}).") from error
 
 
 @checked_arguments

@@ -118,13 +118,22 @@ class TableTransform:
         if len(frame) == 0:
             raise InputError("The table has no rows; there is nothing to transform.")
         features = np.concatenate([column.encode(frame[column.name]) for column in self.columns], axis=1)
-        return torch.from_numpy(features).float()
+        inputs = torch.from_numpy(features).float()
+        if not (finite := inputs.isfinite().all(dim=0)).all():
+            name = self.feature_names[int(finite.int().argmin())]
+            raise InputError(
+                f"Feature {name!r} is too large for float32 here, far beyond its training rows: correct it."
+            )
+        return inputs
 
     def encode_targets(self, frame: pd.DataFrame) -> Tensor:
         """Return the target column as int64 classes `[N]`, or as standardised float32 values `[N, 1]`."""
         series = checked_frame(frame, self.target)[self.target]
         if self.task == "regression":
-            return ((_values(series, self.target) - self.target_loc) / self.target_scale).float()
+            targets = ((_values(series, self.target) - self.target_loc) / self.target_scale).float()
+            if not targets.isfinite().all():
+                raise InputError(f"The target {self.target!r} is too large for float32, far beyond its training rows.")
+            return targets
         numbers = {name: number for number, name in enumerate(self.class_names)}
         labels = [as_label(value) for value in series]
         unknown = sorted(set(labels) - numbers.keys())

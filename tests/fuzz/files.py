@@ -1,0 +1,68 @@
+"""Files of posteriors and compressed networks: forged with a checksum that fits, with flipped bits, cut, or extended."""
+
+from __future__ import annotations
+
+import random
+import sys
+import tempfile
+from functools import cache
+from pathlib import Path
+
+from fuzz.engine import Case, require
+
+sys.path.insert(0, str(Path(__file__).parent.parent / "contracts"))
+from first_version_files import FILES
+from forging import forge, forge_coded, limited_memory, read
+
+
+@cache
+def _names() -> list[str]:
+    return sorted(file.name for file in FILES.iterdir())
+
+
+class Files:
+    """One damaged file, loaded as a user does."""
+
+    def generate(self, rng: random.Random) -> Case:
+        case: Case = {"file": rng.choice(_names())}
+        kind = rng.choice(["forged", "forged", "forged", "flips", "cut", "extended"])
+        if kind == "forged":
+            case["seed"] = rng.randrange(2**31)
+        elif kind == "flips":
+            early = rng.random() < 0.5  # where the header is
+            case["flips"] = [
+                [rng.random() * (0.05 if early else 1), rng.randrange(8)] for _ in range(rng.choice([1, 1, 2, 9]))
+            ]
+        elif kind == "cut":
+            case["cut"] = rng.choice([0.0, rng.random() * 0.05, rng.random(), 0.9999])
+        else:
+            case["more"] = rng.choice([1, 7, 1000])
+        return case
+
+    def run(self, case: Case) -> None:
+        file = FILES / case["file"]
+        name, _, task = file.stem.rpartition("-")
+        with tempfile.TemporaryDirectory() as folder:
+            path = Path(folder) / "file"
+            path.write_bytes(_damaged(file, case))
+            try:
+                with limited_memory():
+                    read(path, name, task)
+            except Exception as error:
+                cause = error.__cause__
+                require(
+                    not isinstance(cause, MemoryError) and "allocate" not in str(cause), f"asks for memory: {error}"
+                )
+                raise
+        require("seed" in case, "a damaged file was loaded")
+
+
+def _damaged(file: Path, case: Case) -> bytes:
+    content = bytearray(file.read_bytes())
+    if "seed" in case:
+        rng = random.Random(case["seed"])
+        return forge_coded(bytes(content), rng) if file.stem.endswith("coded") else forge(file, rng)
+    for place, bit in case.get("flips", ()):
+        content[int(place * len(content))] ^= 1 << bit
+    content = content[: int(len(content) * case.get("cut", 1.0))]
+    return bytes(content) + bytes(case.get("more", 0))
