@@ -7,11 +7,11 @@ from typing import Any
 
 import pytest
 import torch
-from curvature_cases import CASES, build
 from torch import Tensor, nn
 from torch.autograd.graph import get_gradient_edge
 from torch.nn import functional as F
 
+from curvature.curvature_cases import CASES, build
 from dubito import models
 from dubito.core import limits
 from dubito.curvature import backward
@@ -86,15 +86,20 @@ def test_all_columns_at_once_are_those_of_autograd(name: str) -> None:
         torch.testing.assert_close(ours, theirs, **TOLERANCE)
 
 
-@pytest.mark.parametrize("name", CASES)
+STOPS_AT = (  # steps that the walk does not know
+    "mlp_without_bias", "embedding", "embedding_sparse", "embedding_called_twice", "norms", "instance_and_rms_norms",
+    "in_place", "tied_embedding", "sequence", "attention", "several_inputs", "named_inputs", "regression_of_one",
+)  # fmt: skip
+
+
+@pytest.mark.parametrize("name", [name for name in CASES if name != "linear_alone"])  # there it has no way to go
 def test_where_the_walk_can_go_it_agrees_with_autograd(name: str) -> None:
     case = build(name)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        try:
-            found, truth = pulled(case.model, case.inputs)
-        except RuntimeError:  # autograd has no gradient here: reentrant checkpoints
-            return
+        found, truth = pulled(case.model, case.inputs)
+    assert (found is None) == (name in STOPS_AT)
+    assert len(truth) > 0
     for ours, theirs in zip(found or [], truth, strict=found is not None):
         assert (ours is None) == (theirs is None)
         if ours is not None and theirs is not None:

@@ -31,6 +31,7 @@ from curvature.curvature_cases import (
     selections,
     tokens,
 )
+from curvature.kronecker_definition import definition
 from dubito.curvature import Engine, FallbackWarning, jacobian, output_columns
 from dubito.networks import layers
 from dubito.networks.layers import registry
@@ -280,9 +281,10 @@ def test_the_jacobian_is_exact_and_each_cause_is_said_once(name: str) -> None:
 @every_case
 def test_every_structure_works(name: str) -> None:
     torch.manual_seed(3)
-    case = AWKWARD[name]().case
+    case, _, fallback = AWKWARD[name]()
     chosen = {key: selections(case.model)[key] for key in ("all", "half")}
     expected = {key: gauss_newton(case, selection) for key, selection in chosen.items()}
+    kron = None if fallback else definition(case, "expand")
     case.model.saves = True
     for key, selection in chosen.items():
         truth = expected[key]
@@ -291,10 +293,14 @@ def test_every_structure_works(name: str) -> None:
         rank = min(selection.num_weights, 12)
         close(dense(accumulate(case, selection, "low-rank", rank=rank)), truth, 1e-8)
         blocks = accumulate(case, selection, "kron")
-        for each in Engine(case.model, selection.names).fallback:
-            span = selection.slices.get(each)
-            if span:
-                close(blocks.diagonal()[span], truth.diagonal()[span])
+        if kron is not None:
+            whole = Selection.all_of(case.model, selection.names)
+            where = whole.ravel({n: mask.double() for n, mask in selection.masks().items()}).nonzero().squeeze(1)
+            close(dense(blocks), torch.block_diag(*(kron[n] for n in selection.names))[where][:, where], 1e-9)
+        spans = [selection.slices[each] for each in fallback if each in selection.slices]
+        assert bool(spans) == bool(fallback)
+        for span in spans:
+            close(blocks.diagonal()[span], truth.diagonal()[span])
 
 
 @pytest.mark.filterwarnings("ignore::dubito.curvature.FallbackWarning")
