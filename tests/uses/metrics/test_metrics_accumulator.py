@@ -12,6 +12,7 @@ from torch import Tensor
 
 from dubito import metrics
 from dubito.beliefs.prediction import gaussian_mixture
+from dubito.uses.metrics.scores import CLASS_SUMS, SCORES, Score
 
 
 def classification_data(dtype: torch.dtype = torch.float32) -> tuple[Tensor, Tensor]:
@@ -50,6 +51,18 @@ def test_classification_equals_the_functions() -> None:
     bins = metrics.reliability(probs, targets)
     assert torch.equal(whole.reliability().correct_sums, bins.correct_sums)
     torch.testing.assert_close(whole.reliability().edges, bins.edges.double(), rtol=0, atol=1e-7)
+
+
+def test_a_score_that_is_a_sum_is_one_entry(monkeypatch: pytest.MonkeyPatch) -> None:
+    log_probs, targets = classification_data(torch.float64)
+    score = Score("Spherical", math.inf, "", class_sum=lambda rows, probs, labels: probs.norm(dim=1).sum(), power=2.0)
+    monkeypatch.setitem(SCORES, "norm", score)
+    monkeypatch.setitem(CLASS_SUMS, "norm", score.class_sum)
+    found = ClassificationMetrics()
+    for part in (slice(0, 300), slice(300, 1000)):
+        found.update(log_probs[part], targets[part])
+    assert found.compute()["norm"] == pytest.approx(float(log_probs.exp().norm(dim=1).mean()) ** 2, rel=1e-12)
+    assert found.compute()["ece"] == pytest.approx(float(metrics.ece(log_probs.exp(), targets)), rel=1e-12)
 
 
 @pytest.mark.parametrize("sizes", [(1000,), (1, 999), (333, 333, 334), (100,) * 10])

@@ -14,8 +14,9 @@ from reporting_cases import class_data, classifier, number_data, regressor
 
 import dubito
 from dubito.uses.reporting import Evaluation, evaluate
+from dubito.uses.reporting import sections as sections_module
 from dubito.uses.reporting.evaluation import Histogram
-from dubito.uses.reporting.sections import sections
+from dubito.uses.reporting.sections import Section, sections
 
 ATTACK = "<script>alert('x')</script>"
 VOID = {"meta", "br", "img", "input", "link", "hr", "source", "base"}
@@ -116,6 +117,22 @@ def test_only_what_was_measured_is_shown(plain: Evaluation, tmp_path: Path) -> N
     assert page.text_of("h2")[:-1] == ["Scores", "Calibration", "Rejection"]
     page = Page(write(tmp_path, {"map": evaluate(regressor(), number_data())}))
     assert page.text_of("h2")[:-1] == ["Scores", "Calibration", "Rejection"]
+
+
+def test_a_section_is_one_function(plain: Evaluation, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def counts(methods, look_of):
+        yield Section("counts", "Counts", "How many targets.", terms=(("map", str(methods["map"][0].count)),))
+
+    monkeypatch.setattr(sections_module, "SECTIONS", (*sections_module.SECTIONS, counts))
+    page = Page(write(tmp_path, {"map": plain}))
+    assert page.text_of("h2")[-1] == "Counts"
+    assert page.text_of("dd")[-1] == str(plain.count)
+
+
+def test_the_page_explains_the_scores_that_it_shows(classes: Evaluation, plain: Evaluation, tmp_path: Path) -> None:
+    known = ["Accuracy", "NLL", "Brier", "ECE", "MCE", "AURC"]
+    assert Page(write(tmp_path, {"map": plain})).text_of("dt") == known
+    assert Page(write(tmp_path, {"map": classes})).text_of("dt") == [*known, "AUROC", "AUPR", "FPR95"]
 
 
 def test_a_method_without_some_set_has_a_dash(classes: Evaluation, plain: Evaluation, tmp_path: Path) -> None:
@@ -257,8 +274,8 @@ def test_histograms_share_an_axis_except_where_all_is_zero(classes: Evaluation) 
         )
 
     methods = {"short": [cut(classes, 0.3, 1.0)], "long": [cut(classes, 0.8, 1.0)], "zero": [cut(classes, 1.0, 0.0)]}
-    *_, last = sections(methods)
-    (panels,) = filter(None, last.groups)
+    (part,) = (part for part in sections(methods) if part.key == "ood")
+    (panels,) = filter(None, part.groups)
     assert [panel.figure.axes[0].get_xlim() for panel in panels] == [(0, 0.8), (0, 0.8), (0, 1.0)]
 
 

@@ -5,7 +5,7 @@ What needs all scores at once (AUROC, AUPR, FPR95, AURC, equal-mass bins) cannot
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any, Self
 
 import torch
@@ -15,8 +15,8 @@ from dubito.beliefs.prediction import gaussian_mixture
 from dubito.core.errors import InputError
 from dubito.core.tensor_checks import check_num_bins, class_rows, top_class
 from dubito.uses.metrics.calibration import ReliabilityBins, bin_rows
-from dubito.uses.metrics.proper import brier_sum, nll_per_row
 from dubito.uses.metrics.regression import as_mixture
+from dubito.uses.metrics.scores import CLASS_SUMS, NUMBER_SUMS, SCORES
 
 
 class _Sums:
@@ -74,7 +74,7 @@ class ClassificationMetrics(_Sums):
 
     def __init__(self, num_bins: int = 15, ignore_index: int | None = None) -> None:
         check_num_bins(num_bins)
-        super().__init__(2 + 3 * num_bins, num_bins=num_bins, ignore_index=ignore_index)
+        super().__init__(len(CLASS_SUMS) + 3 * num_bins, num_bins=num_bins, ignore_index=ignore_index)
         self.num_bins = num_bins
         self.ignore_index = ignore_index
 
@@ -84,33 +84,21 @@ class ClassificationMetrics(_Sums):
         probs = rows.exp()
         confidence, prediction = top_class(probs)
         bins = bin_rows(confidence, prediction == labels, self.num_bins)
-        self._add(
-            nll_per_row(rows, labels).sum(),
-            brier_sum(probs, labels),
-            bins.counts,
-            bins.confidence_sums,
-            bins.correct_sums,
-        )
+        sums = (sum_of(rows, probs, labels) for sum_of in CLASS_SUMS.values())
+        self._add(*sums, bins.counts, bins.confidence_sums, bins.correct_sums)
 
     def reliability(self) -> ReliabilityBins:
         """Return the calibration bins of all data so far."""
         edges = torch.linspace(0, 1, self.num_bins + 1, dtype=torch.float64)
-        return ReliabilityBins(edges, *self._sums[2:].clone().chunk(3))
+        return ReliabilityBins(edges, *self._sums[len(CLASS_SUMS) :].clone().chunk(3))
 
     def compute(self) -> dict[str, float]:
         """Return `accuracy`, `nll`, `brier`, `ece`, `mce` and `count` of all data so far."""
         bins = self.reliability()
         count = bins.counts.sum()
         self._check_seen(count)
-        values = {
-            "accuracy": bins.correct_sums.sum() / count,
-            "nll": self._sums[0] / count,
-            "brier": self._sums[1] / count,
-            "ece": bins.ece,
-            "mce": bins.mce,
-            "count": count,
-        }
-        return {name: float(value) for name, value in values.items()}
+        first = {"accuracy": float(bins.correct_sums.sum() / count), **_means(CLASS_SUMS, self._sums / count)}
+        return {**first, "ece": float(bins.ece), "mce": float(bins.mce), "count": float(count)}
 
 
 class RegressionMetrics(_Sums):
@@ -129,13 +117,12 @@ class RegressionMetrics(_Sums):
         self.levels = tuple(levels)
         if not all(0 < level < 1 for level in self.levels):
             raise InputError(f"levels must lie strictly between 0 and 1, but they are {self.levels}.")
-        super().__init__(4 + 2 * len(self.levels), levels=self.levels)
+        super().__init__(1 + len(NUMBER_SUMS) + 2 * len(self.levels), levels=self.levels)
 
     def update(self, mean: Tensor, stddev: Tensor, targets: Tensor, *, weights: Tensor | None = None) -> None:
         """Add a batch of Gaussians [...] or mixtures [K, ...] and targets [...], as `dubito.metrics.gaussian_nll`."""
         mixture = as_mixture(mean, stddev, targets, weights)
         truth = targets.detach().double()
-        errors = (mixture.weights * mixture.means).sum(0) - truth
         covered, widths = [], []
         for level in self.levels:
             lower, upper = (gaussian_mixture.quantile(*mixture, (1 + side * level) / 2) for side in (-1, 1))
@@ -143,9 +130,7 @@ class RegressionMetrics(_Sums):
             widths.append((upper - lower).sum())
         self._add(
             torch.tensor(float(truth.numel())),
-            errors.square().sum(),
-            -gaussian_mixture.log_prob(*mixture, truth).sum(),
-            gaussian_mixture.crps(*mixture, truth).sum(),
+            *(sum_of(mixture, truth) for sum_of in NUMBER_SUMS.values()),
             *covered,
             *widths,
         )
@@ -154,9 +139,13 @@ class RegressionMetrics(_Sums):
         """Return `rmse`, `nll`, `crps`, `coverage@level` and `width@level` for every level, and `count`."""
         count = self._sums[0]
         self._check_seen(count)
-        squared_error, nll, crps, *intervals = (self._sums[1:] / count).tolist()
-        covered, widths = intervals[: len(self.levels)], intervals[len(self.levels) :]
-        values = {"rmse": squared_error**0.5, "nll": nll, "crps": crps}
-        values |= {f"coverage@{level:g}": value for level, value in zip(self.levels, covered, strict=True)}
-        values |= {f"width@{level:g}": value for level, value in zip(self.levels, widths, strict=True)}
+        means = self._sums[1:] / count
+        values = _means(NUMBER_SUMS, means)
+        names = [f"{name}@{level:g}" for name in ("coverage", "width") for level in self.levels]
+        values |= dict(zip(names, means[len(NUMBER_SUMS) :].tolist(), strict=True))
         return values | {"count": float(count)}
+
+
+def _means(names: Iterable[str], means: Tensor) -> dict[str, float]:
+    """Return the scores that stand first among the means, by name."""
+    return {name: float(mean) ** SCORES[name].power for name, mean in zip(names, means, strict=False)}

@@ -6,17 +6,16 @@ import dataclasses
 import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import Any, Literal, TypeVar, cast
+from typing import Any, Literal, cast, get_args, get_origin, get_type_hints
 
 from dubito.core.errors import FileFormatError
-from dubito.fitting.history import History, Numbers, Trace
+from dubito.fitting.history import History, Numbers
 from dubito.uses.reporting.tables import align, column_texts, describe
 
 Task = Literal["classification", "regression"]
 Scores = dict[str, float]
 
 FORMAT_VERSION = 1
-_C = TypeVar("_C")
 
 
 @dataclass(frozen=True)
@@ -172,7 +171,7 @@ class Evaluation:
                 scores=_scores(value["scores"]),
                 ood={s: {k: _scores(v) for k, v in by_score.items()} for s, by_score in value["ood"].items()},
                 shifts={kind: _shift(scores) for kind, scores in value["shifts"].items()},
-                curves=_curves(value["curves"]),
+                curves=_decode(Curves, value["curves"]),
                 seconds_per_1000=float(value["seconds_per_1000"]),
             )
         except (KeyError, TypeError, AttributeError, ValueError) as error:
@@ -238,26 +237,16 @@ def _shift(value: Any) -> Scores | dict[float, Scores]:
     return _scores(value)
 
 
-def _curves(value: Mapping[str, Any]) -> Curves:
-    return Curves(
-        risk_coverage=_curve(RiskCoverage, value["risk_coverage"]),
-        reliability=value["reliability"] and _curve(Reliability, value["reliability"]),
-        quantiles=value["quantiles"] and _curve(Quantiles, value["quantiles"]),
-        band=value["band"] and _curve(Band, value["band"]),
-        histograms={score: _curve(Histogram, entry) for score, entry in value["histograms"].items()},
-        chains=_chains(value["chains"]) if value.get("chains") else None,  # older files do not know of them
-    )
-
-
-def _chains(value: Mapping[str, Any]) -> History:
-    return History(tuple(map(str, value["words"])), tuple(_curve(Trace, entry) for entry in value["traces"]))
-
-
-def _curve(cls: type[_C], value: Mapping[str, Any]) -> _C:
-    return cls(**{name: entry if name == "name" else _plain(entry) for name, entry in value.items()})
-
-
-def _plain(value: Any) -> Any:
-    if isinstance(value, list):
-        return tuple(_plain(entry) for entry in value)
-    return {key: _plain(entry) for key, entry in value.items()} if isinstance(value, Mapping) else float(value)
+def _decode(kind: Any, value: Any) -> Any:
+    """Undo `_encode` for a value of the annotation `kind`: a dataclass, dict, tuple, number, text or None."""
+    if dataclasses.is_dataclass(kind):
+        hints = get_type_hints(kind)
+        return kind(**{name: _decode(hints[name], entry) for name, entry in value.items()})  # type: ignore[operator]
+    origin, inner = get_origin(kind), get_args(kind)
+    if origin is dict:
+        return {key: _decode(inner[1], entry) for key, entry in value.items()}
+    if origin is tuple:
+        return tuple(_decode(inner[0], entry) for entry in value)
+    if type(None) in inner:  # optional
+        return None if value is None else _decode(inner[0], value)
+    return kind(value)

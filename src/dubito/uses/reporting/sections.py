@@ -1,4 +1,4 @@
-"""Choose the tables and figures of a report, and their order."""
+"""The sections of a report: to add one, write a function that yields it and list the function in `SECTIONS`."""
 
 from __future__ import annotations
 
@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 Methods = Mapping[str, Sequence[Evaluation]]  # one evaluation per seed
+Looks = Mapping[str, Look]
 
 _SHIFT_SCORES = {"classification": ("accuracy", "nll", "ece"), "regression": ("rmse", "nll", "coverage@0.95")}
 _UNCERTAINTY_TITLES = {
@@ -32,12 +33,13 @@ _UNCERTAINTY_NAMES = {
     "epistemic": "epistemic",
     "stddev": "stddev",
 }
+_DETECTION = [name for name, score in SCORES.items() if score.vectors == DETECTION]
 _SHOWN_UNCERTAINTIES = {"classification": ("entropy", "epistemic"), "regression": ("stddev", "epistemic")}
 
 
 @dataclass(frozen=True)
 class Table:
-    """A comparison: one row a method."""
+    """A table that compares methods, one row each."""
 
     caption: str
     rows: tuple[str, ...]
@@ -64,8 +66,9 @@ class Section:
         tables: Its tables.
         groups: Its figures; those of one group stand side by side.
         legend: Whether the figures need the methods' colours named.
-        sets: The out-of-distribution sets or chains whose lines need naming, and how they are drawn.
+        sets: The out-of-distribution sets or chains that the legend names, and how their lines are drawn.
         words: Sentences, each on a line of its own.
+        terms: Words and their definitions.
     """
 
     key: str
@@ -76,22 +79,18 @@ class Section:
     legend: bool = False
     sets: tuple[tuple[str, Look], ...] = ()
     words: tuple[str, ...] = ()
+    terms: tuple[tuple[str, str], ...] = ()
 
 
 def sections(methods: Methods) -> Iterator[Section]:
     """Yield the sections that have something to show."""
     look_of = plots.looks(methods)
-    first = next(iter(methods.values()))[0]
-    yield _scores(methods)
-    if first.task == "classification":
-        yield _reliability(methods, look_of)
-    else:
-        yield from _bands(methods, look_of)
-        yield _quantiles(methods, look_of)
-    yield _risk_coverage(methods, look_of, first.task)
-    yield from _shifts(methods, look_of, first.task)
-    yield from _ood(methods, look_of, first.task)
-    yield from _chains(methods)
+    for make in SECTIONS:
+        yield from make(methods, look_of)
+
+
+def _task(methods: Methods) -> str:
+    return next(iter(methods.values()))[0].task
 
 
 def _table(caption: str, methods: Methods, columns: Sequence[Column]) -> Table:
@@ -104,7 +103,7 @@ def _column(name: str, methods: Methods, value: Callable[[Evaluation], float | N
     return score_column(name, [None if None in values else values for values in found], **texts)  # type: ignore[misc]
 
 
-def _scores(methods: Methods) -> Section:
+def _scores(methods: Methods, look_of: Looks) -> Iterator[Section]:
     names = list(dict.fromkeys(name for runs in methods.values() for run in runs for name in run.scores))
     columns = [_score_column(name, methods) for name in names]
     columns.append(_column("seconds", methods, lambda run: run.seconds_per_1000))
@@ -117,7 +116,7 @@ def _scores(methods: Methods) -> Section:
         note += f" The number of scored targets differs between methods: {min(counts):,} to {max(counts):,}."
     else:
         note += f" Scored on {counts.pop():,} targets."
-    return Section("scores", "Scores", note, (_table("Scores on the evaluated data", methods, columns),))
+    yield Section("scores", "Scores", note, (_table("Scores on the evaluated data", methods, columns),))
 
 
 def _score_column(name: str, methods: Methods) -> Column:
@@ -127,7 +126,9 @@ def _score_column(name: str, methods: Methods) -> Column:
     return _column(name, methods, lambda run: run.scores.get(name), **texts)
 
 
-def _reliability(methods: Methods, look_of: Mapping[str, Look]) -> Section:
+def _reliability(methods: Methods, look_of: Looks) -> Iterator[Section]:
+    if _task(methods) != "classification":
+        return
     panels = []
     for name, runs in methods.items():
         curve = _pooled([run.curves.reliability for run in runs if run.curves.reliability])
@@ -139,7 +140,7 @@ def _reliability(methods: Methods, look_of: Mapping[str, Look]) -> Section:
         "where there are fewer than ten predictions; lines are the mean confidence. A bar below its line means "
         "that the model is overconfident there."
     )
-    return Section("calibration", "Calibration", note, groups=(tuple(panels),))
+    yield Section("calibration", "Calibration", note, groups=(tuple(panels),))
 
 
 def _pooled(curves: Sequence[Reliability]) -> Reliability:
@@ -149,7 +150,7 @@ def _pooled(curves: Sequence[Reliability]) -> Reliability:
     return Reliability(curves[0].edges, counts, confidences, corrects)
 
 
-def _bands(methods: Methods, look_of: Mapping[str, Look]) -> Iterator[Section]:
+def _bands(methods: Methods, look_of: Looks) -> Iterator[Section]:
     found = {name: runs[0].curves.band for name, runs in methods.items()}
     shown = {name: curve for name, curve in found.items() if curve is not None}
     if not shown:
@@ -165,7 +166,9 @@ def _bands(methods: Methods, look_of: Mapping[str, Look]) -> Iterator[Section]:
     yield Section("bands", "Predictions", note + _first_seed(methods), groups=(tuple(panels),))
 
 
-def _quantiles(methods: Methods, look_of: Mapping[str, Look]) -> Section:
+def _quantiles(methods: Methods, look_of: Looks) -> Iterator[Section]:
+    if _task(methods) != "regression":
+        return
     curves = {name: [run.curves.quantiles for run in runs if run.curves.quantiles] for name, runs in methods.items()}
     errors = _means(methods, lambda run: run.scores["quantile_error"])
     panel = Panel(
@@ -177,12 +180,12 @@ def _quantiles(methods: Methods, look_of: Mapping[str, Look]) -> Section:
         "How often does the truth fall below the predicted quantile? A calibrated method follows the diagonal; an "
         "overconfident one is flatter in the middle, as the truth falls outside of its intervals too often."
     )
-    return Section("calibration", "Calibration", note, groups=((panel,),), legend=True)
+    yield Section("calibration", "Calibration", note, groups=((panel,),), legend=True)
 
 
-def _risk_coverage(methods: Methods, look_of: Mapping[str, Look], task: str) -> Section:
+def _risk_coverage(methods: Methods, look_of: Looks) -> Iterator[Section]:
     curves = {name: [run.curves.risk_coverage for run in runs] for name, runs in methods.items()}
-    loss = "Error rate" if task == "classification" else "Squared error"
+    loss = "Error rate" if _task(methods) == "classification" else "Squared error"
     areas = _means(methods, lambda run: run.scores["aurc"])
     panel = Panel(
         plots.risk_coverage(curves, look_of=look_of, loss=loss, legend=False),
@@ -193,14 +196,15 @@ def _risk_coverage(methods: Methods, look_of: Mapping[str, Look], task: str) -> 
         "How large is the error if the network answers only the inputs it is most certain about? Lower is better; a "
         "useful uncertainty makes the curve fall steeply to the left."
     )
-    return Section("rejection", "Rejection", note, groups=((panel,),), legend=True)
+    yield Section("rejection", "Rejection", note, groups=((panel,),), legend=True)
 
 
-def _shifts(methods: Methods, look_of: Mapping[str, Look], task: str) -> Iterator[Section]:
+def _shifts(methods: Methods, look_of: Looks) -> Iterator[Section]:
     kinds = list(dict.fromkeys(kind for runs in methods.values() for run in runs for kind in run.shifts))
     if not kinds:
         return
-    rows = [[_shift_panel(methods, look_of, kind, score) for score in _SHIFT_SCORES[task]] for kind in kinds]
+    shown = _SHIFT_SCORES[_task(methods)]
+    rows = [[_shift_panel(methods, look_of, kind, score) for score in shown] for kind in kinds]
     groups = tuple(tuple(panel for panel in row if panel is not None) for row in rows)
     tables = [
         _table(
@@ -208,13 +212,13 @@ def _shifts(methods: Methods, look_of: Mapping[str, Look], task: str) -> Iterato
             methods,
             [_shift_column(methods, kind, score) for kind in kinds],
         )
-        for score in _SHIFT_SCORES[task]
+        for score in shown
     ]
     note = "The same scores on shifted versions of the data; severity 0 is the unshifted data."
     yield Section("shift", "Under shift", note, tuple(tables), tuple(filter(None, groups)), legend=any(groups))
 
 
-def _shift_panel(methods: Methods, look_of: Mapping[str, Look], kind: str, score: str) -> Panel | None:
+def _shift_panel(methods: Methods, look_of: Looks, kind: str, score: str) -> Panel | None:
     lines: dict[str, list[dict[float, float]]] = {}
     for name, runs in methods.items():
         found = [_by_severity(run, kind, score) for run in runs]
@@ -245,12 +249,12 @@ def _shift_mean(run: Evaluation, kind: str, score: str) -> float | None:
     return statistics.fmean(values) if values else None
 
 
-def _ood(methods: Methods, look_of: Mapping[str, Look], task: str) -> Iterator[Section]:
+def _ood(methods: Methods, look_of: Looks) -> Iterator[Section]:
     sets = list(dict.fromkeys(name for runs in methods.values() for run in runs for name in run.ood))
     if not sets:
         return
     tables = [_table(f"Detecting {key}", methods, _ood_columns(methods, key)) for key in sets]
-    groups = [tuple(_ood_panels(methods, look_of, uncertainty)) for uncertainty in _SHOWN_UNCERTAINTIES[task]]
+    groups = [tuple(_ood_panels(methods, look_of, uncertainty)) for uncertainty in _SHOWN_UNCERTAINTIES[_task(methods)]]
     note = (
         "How well does each uncertainty tell unfamiliar inputs from the data? An AUROC of 0.5 means that it cannot, 1 "
         "that it always can. In the figures the evaluated data is filled, unfamiliar data sets are lines; the axis of "
@@ -269,8 +273,7 @@ def _ood(methods: Methods, look_of: Mapping[str, Look], task: str) -> Iterator[S
 
 def _ood_columns(methods: Methods, key: str) -> list[Column]:
     uncertainties = list(dict.fromkeys(d for runs in methods.values() for run in runs for d in run.ood.get(key, {})))
-    detection = [name for name, score in SCORES.items() if score.vectors == DETECTION]
-    return [_ood_column(methods, key, uncertainty, score) for score in detection for uncertainty in uncertainties]
+    return [_ood_column(methods, key, uncertainty, score) for score in _DETECTION for uncertainty in uncertainties]
 
 
 def _ood_column(methods: Methods, key: str, uncertainty: str, score: str) -> Column:
@@ -280,7 +283,7 @@ def _ood_column(methods: Methods, key: str, uncertainty: str, score: str) -> Col
     return _column(score, methods, value, title=_UNCERTAINTY_NAMES[uncertainty], group=describe(score))
 
 
-def _ood_panels(methods: Methods, look_of: Mapping[str, Look], uncertainty: str) -> Iterator[Panel]:
+def _ood_panels(methods: Methods, look_of: Looks, uncertainty: str) -> Iterator[Panel]:
     curves = {name: runs[0].curves.histograms.get(uncertainty) for name, runs in methods.items()}
     shown = {name: curve for name, curve in curves.items() if curve is not None}
     right = max(map(_reach, shown.values()), default=0.0)
@@ -292,7 +295,7 @@ def _ood_panels(methods: Methods, look_of: Mapping[str, Look], uncertainty: str)
         yield Panel(figure, name, f"{title} of {name} in and out of distribution; AUROC: {areas}.")
 
 
-def _chains(methods: Methods) -> Iterator[Section]:
+def _chains(methods: Methods, look_of: Looks) -> Iterator[Section]:
     """Yield one section for each sampler: the diagnosis of its chains, and their traces."""
     for number, (name, runs) in enumerate(methods.items()):
         chains = runs[0].curves.chains
@@ -316,8 +319,16 @@ def _trace_panel(name: str, curve: Trace, looks: Sequence[Look]) -> Panel:
     return Panel(plots.trace(curve, look_of=looks), curve.name, alt)
 
 
+def _glossary(methods: Methods, look_of: Looks) -> Iterator[Section]:
+    runs = [run for runs in methods.values() for run in runs]
+    shown = {name.partition("@")[0] for run in runs for name in run.scores}
+    shown |= {name for run in runs if run.ood for name in _DETECTION}
+    terms = tuple((score.title, score.meaning) for name, score in SCORES.items() if name in shown)
+    yield Section("glossary", "What the scores mean", "", terms=terms)
+
+
 def _reach(curve: Histogram) -> float:
-    """Return where the bins end, or 0 where all is in the first: no uncertainty at all has no scale to share."""
+    """Return where the bins end, or 0 if all counts are in the first bin, which must not set the shared axis."""
     beyond = any(any(counts[1:]) for counts in (curve.inside, *curve.outside.values()))
     return curve.edges[-1] if beyond else 0.0
 
@@ -328,3 +339,8 @@ def _means(methods: Methods, value: Callable[[Evaluation], float]) -> str:
 
 def _first_seed(methods: Methods) -> str:
     return " Of several seeds the figures show the first." if any(len(runs) > 1 for runs in methods.values()) else ""
+
+
+SECTIONS: tuple[Callable[[Methods, Looks], Iterator[Section]], ...] = (
+    _scores, _reliability, _bands, _quantiles, _risk_coverage, _shifts, _ood, _chains, _glossary,
+)  # fmt: skip
