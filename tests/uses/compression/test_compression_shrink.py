@@ -170,6 +170,36 @@ def test_norms_over_channels_keep_the_width_before_them(norm: type[nn.Module]) -
     assert [group.name for group in groups] == ["3"]
 
 
+@pytest.mark.parametrize("affine", [True, False])
+@pytest.mark.parametrize("padding", [0, 1])
+def test_units_pass_through_instance_norms(affine: bool, padding: int) -> None:
+    layers = nn.Conv2d(1, 6, 3), nn.InstanceNorm2d(6, affine=affine), nn.ReLU(), nn.Conv2d(6, 2, 3, padding=padding)
+    posterior, x = point(nn.Sequential(*layers)), torch.randn(3, 1, 8, 8)
+    made = compress(posterior, rules.Magnitude(0.5), structure="units", example=x)
+    assert made.model[1].num_features == made.model[3].in_channels == 3
+
+
+class Decoder(nn.Module):
+    """A skip connection between layers that only their rules describe as linear maps."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.norm = nn.ConvTranspose2d(1, 6, 2), nn.InstanceNorm2d(6)
+        self.second, self.head = nn.ConvTranspose2d(6, 6, 1), nn.Conv2d(6, 2, 1)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        x = self.norm(self.first(x))
+        return self.head(x + self.second(x).relu())
+
+
+def test_the_graph_takes_every_layer_whose_rule_can_lose_units() -> None:
+    needs_graph("skip")
+    made = compress(
+        point(Decoder()), rules.Magnitude(0.5, scope="layer"), structure="units", example=torch.randn(3, 1, 4, 4)
+    )
+    assert made.model.first.out_channels == made.model.second.out_channels == made.model.head.in_channels == 3
+
+
 def test_a_layer_that_is_called_twice_is_no_chain() -> None:
     twice = nn.Linear(4, 4)
     assert trace(nn.Sequential(twice, nn.ReLU(), twice), torch.randn(2, 4)) is None

@@ -125,6 +125,6 @@ def _muting(model: nn.Module, group: UnitGroup, stays: Tensor) -> Masks:
             if value is not None:
                 key = f"{part.layer}.{kind}" if part.layer else kind
                 masks.setdefault(key, torch.ones(value.shape, dtype=torch.bool))[gone] = False
-            elif kind == "weight":
+            elif kind == "weight" and layer.running_mean is not None:  # an instance norm keeps zero as it is
                 layer.running_mean[gone] = 0.0  # type: ignore[operator]
     return masks

@@ -1,4 +1,4 @@
-"""Groups of units where a network is no chain: skip connections and concatenation, by torch-pruning's graph."""
+"""Find the units of networks with skip connections and concatenation, with torch-pruning's dependency graph."""
 
 from __future__ import annotations
 
@@ -8,29 +8,28 @@ from typing import Any
 
 import torch
 from torch import nn
-from torch.nn.modules.batchnorm import _BatchNorm
 
 from dubito.core.errors import DubitoError, UnsupportedError
 from dubito.networks.layers import rule_for
+from dubito.networks.layers.norm import NormRule
 from dubito.uses.compression.shrink import shrink, silenced
 from dubito.uses.compression.units_by_fx import LayerChannels, UnitGroup
 from dubito.uses.compression.verify import TOLERANCE, largest_difference
-
-_LAYERS = (nn.Linear, nn.Conv1d, nn.Conv2d, nn.Conv3d)
 
 
 def depend(model: nn.Module, example: Any) -> list[UnitGroup]:
     """Return the groups of units that torch-pruning finds by calling the network once.
 
-    A group keeps its width where anything but linear layers, convolutions and batch norms holds weights, and where the
-    network's own code counts on it (heads of attention, zeros padded to a fixed number of channels): each is tried.
+    A group keeps its width if weights other than those of linear layers, convolutions and norms per channel depend on
+    it, or if the network's own code assumes it (heads of attention, zeros padded to a fixed number of channels); the
+    latter is found by removing one unit of each group.
     """
     try:
         import torch_pruning
     except ImportError as error:
         raise UnsupportedError(
-            "This network is no plain chain of layers: removing its units needs torch-pruning (pip install "
-            "'dubito[shrink]'); structure=\"weights\" needs nothing."
+            "This network is no plain chain of layers, so removing its units needs torch-pruning: pip install "
+            "'dubito[shrink]', or use structure=\"weights\"."
         ) from error
     private = copy.deepcopy(model).eval()
     for value in private.parameters():
@@ -38,13 +37,14 @@ def depend(model: nn.Module, example: Any) -> list[UnitGroup]:
     names = {module: name for name, module in private.named_modules()}
     try:
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # about parameters outside of layers, which keep their width
+            warnings.simplefilter("ignore")  # it warns of parameters outside of layers, which keep their width
             graph = torch_pruning.DependencyGraph().build_dependency(private, example_inputs=example)
-            found = list(graph.get_all_groups(root_module_types=_LAYERS))
+            roots = tuple({type(module) for module in private.modules() if _mixes_channels(module)})
+            found = list(graph.get_all_groups(root_module_types=roots))
     except Exception as error:
         raise UnsupportedError(
-            f"This network cannot be traced ({type(error).__name__}: {error}), so its units cannot be removed; "
-            'structure="weights" needs no trace.'
+            f"This network cannot be traced ({type(error).__name__}: {error}), so its units cannot be removed: use "
+            'structure="weights", which needs no trace.'
         ) from error
     groups = [_units(graph, group, names) for group in found]
     return [group for group in groups if group is not None and _can_shrink(model, group, example)]
@@ -58,7 +58,7 @@ def _can_shrink(model: nn.Module, group: UnitGroup, example: Any) -> bool:
     try:
         quiet, _ = silenced(model, [group], kept, example)
         return largest_difference(quiet, shrink(quiet, [group], kept, example), example) <= TOLERANCE
-    except (RuntimeError, ValueError, LookupError, DubitoError):  # shapes that do not fit
+    except (RuntimeError, ValueError, LookupError, DubitoError):  # shapes do not fit any more
         return False
 
 
@@ -67,15 +67,16 @@ def _units(graph: Any, group: Any, names: dict[nn.Module, str]) -> UnitGroup | N
     for item in group:
         module, index = item.dep.target.module, torch.tensor(list(item.idxs))
         if not isinstance(module, nn.Module):
-            return None  # a parameter of the network's own, which no rule makes smaller
-        if not any(True for _ in module.parameters()):
+            return None  # a parameter outside of layers, which no rule makes smaller
+        rule = rule_for(module)
+        if rule is None and not any(True for _ in module.parameters()):
             continue  # an activation, a sum, a reshaping
-        if item.root_idxs is None or rule_for(module) is None or getattr(module, "groups", 1) != 1:
+        if item.root_idxs is None or rule is None or getattr(module, "groups", 1) != 1:
             return None
         part = LayerChannels(names[module], torch.tensor(list(item.root_idxs)), index)
-        if isinstance(module, _BatchNorm):
+        if isinstance(rule, NormRule) and not rule.mixes_channels:
             passers.append(part)
-        elif not isinstance(module, _LAYERS):
+        elif not _mixes_channels(module):
             return None
         elif graph.is_out_channel_pruning_fn(item.dep.handler):
             producers.append(part)
@@ -86,8 +87,14 @@ def _units(graph: Any, group: Any, names: dict[nn.Module, str]) -> UnitGroup | N
     return UnitGroup(int(producers[0].unit.max()) + 1, _once(producers), _once(passers), _once(consumers))
 
 
+def _mixes_channels(module: nn.Module) -> bool:
+    """Return whether a layer's rule says that each output is a linear function of all inputs, as in a convolution."""
+    rule = rule_for(module)
+    return rule is not None and rule.linear_in_input and not rule.channelwise(module)
+
+
 def _once(parts: list[LayerChannels]) -> tuple[LayerChannels, ...]:
-    """Parts without repetition: a group may reach the same layer on two ways."""
+    """Return the parts without repetitions: the graph may reach a layer on two paths."""
     found: dict[tuple[str, int], LayerChannels] = {}
     for part in parts:
         found.setdefault((part.layer, int(part.index[0])), part)
