@@ -37,8 +37,8 @@ GROUPS: dict[str, dict[str, Any]] = {
     },
     "objective": {
         "mixture log-likelihood": Rank1(bound="mixture"),
-        "divergences summed": Rank1(mixture_kl="sum"),
-        "divergence warmed up over 70 %": Rank1(kl_warmup=0.7),
+        "KL divergences summed": Rank1(mixture_kl="sum"),
+        "KL divergence warmed up over 70 %": Rank1(kl_warmup=0.7),
         "prior scale 1": Rank1(prior=priors.Normal(1.0, 1.0)),
     },
     "points": {
