@@ -20,7 +20,7 @@ from dubito.beliefs import likelihoods
 from dubito.beliefs.likelihoods import Likelihood
 from dubito.beliefs.likelihoods.base import Hyper
 from dubito.core import batches, params
-from dubito.core.constraints import Count, NonNegative, check
+from dubito.core.constraints import Count, LargeCount, NonNegative, check
 from dubito.core.errors import InputError
 from dubito.core.settings import Setting, setting
 
@@ -112,7 +112,7 @@ class Objective(Setting, ABC):
         return self.loss(module, step)
 
     def _check(self, module: nn.Module, num_data: int, temperature: float) -> None:
-        check("num_data", Annotated[Count, "the number of examples in the whole data"], num_data)
+        check("num_data", Annotated[LargeCount, "the number of examples in the whole data"], num_data)
         check("temperature", NonNegative, temperature)
         if not _converted_parts(module):
             raise InputError("No part of the module has random weights: take what dubito.variational.convert returns.")

@@ -13,7 +13,7 @@ from torch import Tensor
 from torch.utils.data import DataLoader, Dataset
 
 from dubito.core import distributed, shards
-from dubito.core.constraints import Count, check
+from dubito.core.constraints import LargeCount, check
 from dubito.core.data_forms import TARGET_NAMES as TARGET_NAMES  # users of batches find these helpers here, too
 from dubito.core.data_forms import as_loader, as_pair, generators_of, length_of, pair_batches
 from dubito.core.data_forms import split as split
@@ -108,7 +108,7 @@ class Source:
             self.generators, self.dataset = generators_of(loader), getattr(loader, "dataset", None)
             self.batch_size = getattr(loader, "batch_size", None)
         if num_data is not None:
-            check("num_data", Count, num_data)
+            check("num_data", LargeCount, num_data)
         if rows is None and num_data is None and must_count:
             raise InputError("The number of examples cannot be counted from this data: pass it as `num_data=`.")
         self.num_data = (rows or 0) if num_data is None else int(num_data)

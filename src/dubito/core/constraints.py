@@ -73,6 +73,17 @@ class Or:
     kind: type[Any]
 
 
+@dataclasses.dataclass(frozen=True)
+class AtMost:
+    """The largest number that is accepted, far beyond what anybody waits for or has memory for."""
+
+    limit: int
+
+    def holds(self, value: Any) -> bool:
+        """Return whether a whole number is small enough; other values always are."""
+        return not isinstance(value, Integral) or value <= self.limit
+
+
 # Types for the fields of settings and the arguments of functions. A plain `float` may be infinite, but not NaN.
 Finite = Annotated[float, Range()]
 Positive = Annotated[float, Range(0, above=True)]
@@ -80,8 +91,10 @@ NonNegative = Annotated[float, Range(0)]
 Probability = Annotated[float, Range(0, 1)]
 Share = Annotated[float, Range(0, 1, below=True)]
 OpenProbability = Annotated[float, Range(0, 1, above=True, below=True)]
-Count = Annotated[int, Range(1)]
-CountOrZero = Annotated[int, Range(0)]
+Count = Annotated[int, Range(1), AtMost(10**8)]
+CountOrZero = Annotated[int, Range(0), AtMost(10**8)]
+LargeCount = Annotated[int, Range(1), AtMost(2**62)]  # of rows, where more than there are stands for all
+Natural = Annotated[int, Range(0)]
 FiniteValue = Annotated[float | Tensor, Range()]
 PositiveValue = Annotated[float | Tensor, Range(0, above=True)]
 FilePath = Annotated[str, Or(os.PathLike)]
@@ -99,8 +112,17 @@ def check(name: str, kind: Any, value: Any) -> None:
         kind: A type, a union, a `Literal`, or one of these `Annotated` with a `Range`, and with text that describes it.
         value: What was given.
     """
+    if (limit := _limit(kind)) is not None and not AtMost(limit).holds(value):
+        raise InputError(f"`{name}` must be at most {limit:,}, got {_show(value)}.")
     if not accepts(kind, value):
         raise InputError(f"`{name}` must be {describe(kind)}, got {_show(value)}.{_suggestion(kind, value)}")
+
+
+def _limit(kind: Any) -> int | None:
+    """Return the largest number that `AtMost` allows, in an annotation or in one option of a union."""
+    options = get_args(kind) if get_origin(kind) in (Union, types.UnionType, Annotated) else ()
+    limits = (option.limit if isinstance(option, AtMost) else _limit(option) for option in options)
+    return max((limit for limit in limits if limit is not None), default=None)
 
 
 def accepts(kind: Any, value: Any) -> bool:
@@ -110,7 +132,7 @@ def accepts(kind: Any, value: Any) -> bool:
         return True
     if origin is Annotated:
         also = tuple(rule.kind for rule in inner[1:] if isinstance(rule, Or))
-        ranges = [rule for rule in inner[1:] if isinstance(rule, Range)]
+        ranges = [rule for rule in inner[1:] if isinstance(rule, Range | AtMost)]
         return isinstance(value, also) or (accepts(inner[0], value) and all(rule.holds(value) for rule in ranges))
     if origin in (Union, types.UnionType):
         return any(accepts(one, value) for one in inner)

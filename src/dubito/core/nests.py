@@ -72,6 +72,8 @@ def concatenate(trees: list[Any]) -> Any:
     """Concatenate nests of the same structure along their rows."""
     first = trees[0]
     if isinstance(first, Tensor):
+        if len(shapes := {tuple(tree.shape[1:]) for tree in trees}) > 1:
+            raise InputError(f"Batches cannot be joined, because their rows have different shapes: {sorted(shapes)}.")
         return torch.cat(trees)
     if isinstance(first, Mapping):
         return {key: concatenate([tree[key] for tree in trees]) for key in first}

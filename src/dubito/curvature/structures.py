@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from dubito.beliefs.likelihoods import Likelihood
 from dubito.core import batches, params
-from dubito.core.errors import InputError
+from dubito.core.errors import InputError, UnsupportedError
 from dubito.core.randomness import default_generator
 from dubito.curvature import matrices as linalg
 from dubito.curvature.accumulator import Accumulator, Sums, most_full
@@ -112,11 +112,14 @@ class HessianAccumulator(FullAccumulator):
 
     def add(self, sums: Sums, tape: Tape, columns: Iterable[Tensor], targets: Tensor | None = None) -> None:
         """Add the Hessian of the batch."""
+        from torch.nn.attention import SDPBackend, sdpa_kernel
+
         assert targets is not None
         model, selection = self.engine.model, self.selection
         base = {name: value.detach() for name, value in model.named_parameters()}
         center = selection.ravel(base).requires_grad_()
-        with torch.enable_grad():
+        # of the kinds of attention only the plain one can be differentiated twice
+        with torch.enable_grad(), sdpa_kernel(SDPBackend.MATH):
             inputs = batches.map_leaves(torch.clone, tape.inputs)
             outputs = params.functional_call(model, selection.merge(base, center), inputs)
             loss = -self.likelihood.log_prob(outputs, targets).sum()
@@ -126,7 +129,15 @@ class HessianAccumulator(FullAccumulator):
         identity = torch.eye(len(center), dtype=gradient.dtype, device=gradient.device)
         for start in range(0, len(center), SIDE_BY_SIDE):
             rows = slice(start, start + SIDE_BY_SIDE)
-            (found,) = self.engine.vector_jacobian(gradient, [center], identity[rows])
+            try:
+                (found,) = self.engine.vector_jacobian(gradient, [center], identity[rows])
+            except RuntimeError as error:
+                if "not implemented" not in str(error):
+                    raise
+                raise UnsupportedError(
+                    f"The Hessian of this network cannot be computed, because torch cannot differentiate a layer twice "
+                    f"({str(error).splitlines()[0]}): choose curvature='ggn'."
+                ) from error
             if found is not None:
                 sums["hessian"][rows] += found.double().cpu()
 

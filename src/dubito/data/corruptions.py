@@ -238,6 +238,8 @@ def shuffle_labels(targets: Tensor, fraction: float = 1.0, *, generator: torch.G
     """
     if not 0 <= fraction <= 1:
         raise InputError(f"`fraction` must lie between 0 and 1, got {fraction}.")
+    if targets.ndim == 0:
+        raise InputError("`targets` must have an axis of rows, but it is a single number.")
     generator = generator or torch.Generator().manual_seed(0)
     chosen = torch.randperm(len(targets), generator=generator, device=generator.device)
     chosen = chosen[: round(fraction * len(targets))].to(targets.device)

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 import torch
 
 from dubito.core.arguments import checked_arguments
+from dubito.core.constraints import check
 from dubito.core.errors import FileFormatError, InputError, MissingDataError, UnsupportedError
 from dubito.data.columns import without_strays
 from dubito.data.dataset import DataSet, Pair, Standardizer, Task
@@ -87,6 +88,9 @@ def load_table(
         ignore: Columns to leave out, such as row numbers.
         generator: Draws the rows; by default the same ones on every call.
     """
+    for name, listed in {"categorical": categorical, "ignore": ignore}.items():
+        check(name, tuple[str, ...], tuple(listed) if isinstance(listed, Sequence) else listed)
+    check("dates", Mapping[str, str] | None, dates)
     frame = _frame(table, target)
     frame = without_strays(frame, keep=(target, *categorical, *(dates or ()), *ignore))
     task = task or infer_task(frame[target])

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
-from dubito.core import batches, params
+from dubito.core import batches, distributed, params
 from dubito.core.batches import Batch, Source
 from dubito.core.errors import InputError
 from dubito.core.randomness import Stream
@@ -109,3 +109,19 @@ def outputs_of(model: nn.Module, inputs: Any) -> Tensor:
     if outputs.isnan().any():
         raise InputError("The model's outputs are NaN on inputs that are finite: look at its weights.")
     return outputs
+
+
+def explain_shapes(source: Source, error: Exception) -> None:
+    """After an error of torch, raise one sentence where a later batch has other shapes than the first."""
+    if distributed.is_active():  # the other processes do not come here
+        return
+    first: Any = None
+    for number, batch in enumerate(source.replay()):
+        shapes = [tuple(leaf.shape[1:]) for leaf in batches.leaves(batch.inputs)]
+        first = first or shapes
+        if shapes != first:
+            why = next(iter(str(error).strip().splitlines()), type(error).__name__)
+            raise InputError(
+                f"The inputs of batch {number} have rows of shape {shapes}, those of batch 0 of {first}, and the "
+                f"network cannot take both: {why}"
+            ) from error

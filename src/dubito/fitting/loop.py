@@ -19,11 +19,11 @@ from dubito.beliefs.likelihoods import Likelihood
 from dubito.core import distributed, io, params
 from dubito.core.batches import Batch, Data, Source
 from dubito.core.constraints import check as check_argument
-from dubito.core.errors import FileFormatError, NonFiniteError
+from dubito.core.errors import DubitoError, FileFormatError, NonFiniteError
 from dubito.core.randomness import Stream, default_generator, derive_seed, draw_seed
 from dubito.fitting import run_identity
 from dubito.fitting.build import build
-from dubito.fitting.checks import Template, check, check_batch
+from dubito.fitting.checks import Template, check, check_batch, explain_shapes
 from dubito.fitting.inference import Inference, NonFinite, Problem, State
 from dubito.fitting.interrupts import Interrupts, Terminated
 from dubito.fitting.model_copies import reset_parameters, shared_copy
@@ -89,6 +89,10 @@ def fit(
         return _Loop(inference, problem, template, own, seed).run()
     except KeyboardInterrupt:
         generator.set_state(start)  # so that the same call goes on from the checkpoint
+        raise
+    except (RuntimeError, TypeError, ValueError, LookupError) as error:
+        if not isinstance(error, DubitoError):
+            explain_shapes(problem.source, error)
         raise
 
 

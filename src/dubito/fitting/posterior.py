@@ -16,7 +16,7 @@ from torch.utils.data import DataLoader, Dataset
 from dubito.beliefs.prediction import Prediction
 from dubito.core import batches, io, params
 from dubito.core.arguments import checked_arguments
-from dubito.core.constraints import Count, CountOrZero, accepts, check
+from dubito.core.constraints import Count, LargeCount, Natural, accepts, check
 from dubito.core.errors import DubitoError, FileFormatError, InputError, NonFiniteError, UnsupportedError
 from dubito.core.params import Params
 from dubito.core.private_draws import PrivateDraws
@@ -179,8 +179,8 @@ class Posterior(Lendable, ABC):
         Nothing is kept from batch to batch, and the weights are drawn once for all of them.
         """
         count = self.default_samples if num_samples is None else num_samples
-        for name, value in {"num_samples": count, "batch_size": batch_size}.items():
-            check(name, Count, value)
+        check("num_samples", Count, count)
+        check("batch_size", LargeCount, batch_size)
         return self._predictions(self._input_batches(x, batch_size), count, default_generator(generator), options)
 
     def _predictions(
@@ -346,7 +346,7 @@ def restored(tree: Mapping[str, Any], model: nn.Module) -> Posterior:
     recipe, likelihood = (
         Setting.from_json(json.loads(tree["settings"][name]), tree["tensors"]) for name in ("recipe", "likelihood")
     )
-    kinds = (Recipe, recipe), (Likelihood, likelihood), (CountOrZero, tree["num_data"])
+    kinds = (Recipe, recipe), (Likelihood, likelihood), (Natural, tree["num_data"])
     if not all(accepts(*pair) for pair in kinds):
         raise FileFormatError("The file does not hold a recipe, a likelihood and a number of examples.")
     return Posterior._families[tree["family"]].from_state(private, likelihood, recipe, tree["num_data"], tree["state"])

@@ -6,7 +6,7 @@ import math
 import os
 from typing import Annotated, Literal
 
-from dubito.core.constraints import Count, CountOrZero, FilePath, NonNegative, Positive, Range, Share
+from dubito.core.constraints import Count, CountOrZero, FilePath, LargeCount, NonNegative, Positive, Range, Share
 from dubito.core.settings import Setting, setting
 
 
@@ -40,7 +40,7 @@ class Training(Setting):
     described = "a Training(...)"
     epochs: CountOrZero = 20
     lr: Positive = 1e-3
-    batch_size: Count = 128
+    batch_size: LargeCount = 128
     optimizer: Literal["adam", "adamw", "sgd"] = "adam"
     momentum: Share = 0.9
     weight_decay: NonNegative = 0.0

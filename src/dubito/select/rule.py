@@ -5,6 +5,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from typing import TYPE_CHECKING, Any, ClassVar
 
+from dubito.core.arguments import checked_arguments
 from dubito.core.errors import InputError
 from dubito.core.settings import Setting, setting
 from dubito.networks.selection import Selection
@@ -37,6 +38,7 @@ class SelectionRule(Setting, ABC):
     ) -> Selection:
         """Decide. Rules that look only at names ignore everything but `model`."""
 
+    @checked_arguments
     def report(self, model: nn.Module, data: Data, **options: Any) -> SubnetworkReport:
         """Say how much of the posterior over all weights these ones keep; see `dubito.select.report.report`."""
         from dubito.select.report import report

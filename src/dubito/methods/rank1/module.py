@@ -10,6 +10,7 @@ from torch import Tensor, nn
 from dubito.core import batches, params
 from dubito.core.arguments import checked_arguments
 from dubito.core.errors import InputError
+from dubito.fitting.checks import outputs_of
 from dubito.fitting.model_copies import private_copy
 from dubito.methods.rank1 import families
 from dubito.methods.rank1.attention import FactoredAttention
@@ -185,6 +186,7 @@ def convert(
     network = private_copy(model)
     layout = find_layout(network, recipe.factors)
     if inputs is not None:
+        outputs_of(network, batches.as_tensors(inputs))
         layout = find_layout(network, recipe.factors, without_batch_axis(network.eval(), layout, inputs))
     return Rank1Module(network, layout, recipe, generator=generator).train(model.training)
 

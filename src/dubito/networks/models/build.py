@@ -5,11 +5,12 @@ from __future__ import annotations
 import difflib
 import inspect
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from torch import nn
 
+from dubito.core.constraints import Count, check
 from dubito.core.errors import InputError
 from dubito.core.grammar import read_call
 from dubito.networks.models import convolutional, dense, sequence
@@ -45,13 +46,16 @@ def build(
     >>> build("mlp(hidden=[20])", (1, 8, 8), 10)[1]
     Linear(in_features=64, out_features=20, bias=True)
     """
+    check("name", str, name)
+    check("input_shape", tuple[Count, ...], tuple(input_shape) if isinstance(input_shape, Sequence) else input_shape)
+    check("num_outputs", Count, num_outputs)
     name, written = _read(name)
     parameters = inspect.signature(_BUILDERS[name]).parameters
     from_data = {
         "inputs": math.prod(input_shape),
         "input_shape": tuple(input_shape),
         "vocabulary": vocabulary,
-        "length": input_shape[0],
+        "length": input_shape[0] if input_shape else 1,
         "outputs": num_outputs,
     }
     fitted = {key: value for key, value in from_data.items() if key in parameters}

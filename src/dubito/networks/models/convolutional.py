@@ -9,7 +9,9 @@ from typing import Literal
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from dubito.core.constraints import Count, accepts
 from dubito.core.errors import InputError
+from dubito.networks.models.dense import check_num_weights
 
 ImageShape = tuple[int, int, int]  # channels, height, width
 Shortcut = Literal["pad", "projection"]
@@ -109,10 +111,11 @@ def _resnet(
 ) -> nn.Sequential:
     if shortcut not in ("pad", "projection"):
         raise InputError(f"shortcut must be 'pad' or 'projection', got {shortcut!r}.")
-    if not isinstance(widths[0], int) or widths[0] < 1:
+    if not accepts(Count, widths[0]):
         raise InputError(f"width must be a whole number of channels, at least 1; got {widths[0]!r}.")
     if math.prod(input_shape) < 1:
         raise InputError(f"A residual network needs images of at least one pixel, not {input_shape}.")
+    check_num_weights(widths[-1] * (18 * num_blocks * widths[-1] + outputs))
     blocks: list[nn.Module] = []
     channels = widths[0]
     for stage, out_channels in enumerate(widths):

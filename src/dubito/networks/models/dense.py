@@ -7,6 +7,7 @@ from itertools import pairwise
 
 from torch import nn
 
+from dubito.core.constraints import Count, accepts
 from dubito.core.errors import InputError
 
 ACTIVATIONS: dict[str, type[nn.Module]] = {
@@ -17,6 +18,14 @@ ACTIVATIONS: dict[str, type[nn.Module]] = {
     "elu": nn.ELU,
     "softplus": nn.Softplus,
 }
+
+MOST_WEIGHTS = 10**10
+
+
+def check_num_weights(number: int) -> None:
+    """Raise, before memory is asked for, where a network would have more than `MOST_WEIGHTS` weights."""
+    if number > MOST_WEIGHTS:
+        raise InputError(f"A network of {number:,} weights is too large to build here: {MOST_WEIGHTS:,} are the limit.")
 
 
 def mlp(inputs: int, outputs: int, hidden: Sequence[int] | int = (50,), activation: str = "relu") -> nn.Sequential:
@@ -31,11 +40,12 @@ def mlp(inputs: int, outputs: int, hidden: Sequence[int] | int = (50,), activati
     >>> sum(p.numel() for p in mlp(3, 2, hidden=(5,)).parameters()) == (3 + 1) * 5 + (5 + 1) * 2
     True
     """
-    if activation not in ACTIVATIONS:
+    if not isinstance(activation, str) or activation not in ACTIVATIONS:
         raise InputError(f"There is no activation '{activation}'; known are {', '.join(ACTIVATIONS)}.")
-    widths = [inputs, *([hidden] if isinstance(hidden, int) else hidden), outputs]
-    if any(not isinstance(width, int) or width < 1 for width in widths):
+    widths = [inputs, *(hidden if isinstance(hidden, Sequence) else [hidden]), outputs]
+    if not all(accepts(Count, width) for width in widths):
         raise InputError(f"Every layer of an mlp needs a whole number of units, at least 1; got {widths}.")
+    check_num_weights(sum(fan_in * fan_out for fan_in, fan_out in pairwise(widths)))
     layers: list[nn.Module] = [nn.Flatten()]
     for fan_in, fan_out in pairwise(widths):
         layers += [nn.Linear(fan_in, fan_out), ACTIVATIONS[activation]()]

@@ -12,7 +12,9 @@ import math
 import torch
 from torch import Tensor, nn
 
+from dubito.core.constraints import Count, Share, accepts
 from dubito.core.errors import InputError
+from dubito.networks.models.dense import check_num_weights
 
 PADDING = 0  # the token number that `dubito.data` pads with
 
@@ -126,6 +128,7 @@ def transformer(
     _check_rate(dropout)
     if width % heads:
         raise InputError(f"width={width} cannot be shared by heads={heads}: make it a multiple.")
+    check_num_weights(width * (vocabulary + length + outputs) + 12 * depth * width**2)
     return Transformer(vocabulary, outputs, length, width, depth, heads, dropout)
 
 
@@ -144,15 +147,16 @@ def lstm(
     """
     _check_sizes(vocabulary=vocabulary, outputs=outputs, width=width, embedding=embedding, depth=depth)
     _check_rate(dropout)
+    check_num_weights(vocabulary * embedding + width * (4 * embedding + outputs) + (8 * depth - 4) * width**2)
     return LSTM(vocabulary, outputs, width, embedding, depth, dropout)
 
 
 def _check_sizes(**sizes: int) -> None:
     for name, size in sizes.items():
-        if not isinstance(size, int) or size < 1:
-            raise InputError(f"{name} must be a whole number, at least 1; got {size!r}.")
+        if not accepts(Count, size):
+            raise InputError(f"{name} must be a whole number, at least 1 and at most 100,000,000; got {size!r}.")
 
 
 def _check_rate(dropout: float) -> None:
-    if not isinstance(dropout, int | float) or not 0 <= dropout < 1:
+    if not accepts(Share, dropout):
         raise InputError(f"dropout must be a number, at least 0 and below 1; got {dropout!r}.")

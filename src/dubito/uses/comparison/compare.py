@@ -5,13 +5,13 @@ from __future__ import annotations
 import time
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any
+from typing import Annotated, Any
 
 from torch import Tensor, nn
 
 from dubito.beliefs.likelihoods import Likelihood
 from dubito.core.batches import Data
-from dubito.core.constraints import Count, CountOrZero, accepts
+from dubito.core.constraints import AtMost, Natural, Range, accepts, check
 from dubito.core.errors import DubitoError, InputError
 from dubito.fitting.recipe import Recipe
 from dubito.uses.comparison.fits import Fits, Model, TrainingChoice, base_of
@@ -19,6 +19,8 @@ from dubito.uses.comparison.result import Comparison, Failure, Run
 from dubito.uses.reporting import evaluate
 from dubito.uses.reporting.collect import Scale
 from dubito.uses.reporting.measure import Shifts
+
+MOST_SEEDS = 100_000
 
 
 def compare(
@@ -122,8 +124,11 @@ def _check(model: Any, recipes: Any) -> None:
 
 
 def _seeds(seeds: Any) -> list[int]:
-    numbers = tuple(range(seeds)) if accepts(Count, seeds) else tuple(seeds) if isinstance(seeds, Sequence) else seeds
-    if not accepts(tuple[CountOrZero, ...], numbers) or not numbers:
+    if isinstance(seeds, int) and not isinstance(seeds, bool):
+        check("seeds", Annotated[int, Range(1), AtMost(MOST_SEEDS)], seeds)
+        return list(range(seeds))
+    numbers = tuple(seeds) if isinstance(seeds, Sequence) else seeds
+    if not accepts(tuple[Natural, ...], numbers) or not numbers:
         raise InputError(f"`seeds` must be a number of seeds or a list of whole numbers of at least 0, got {seeds!r}.")
     if len(set(numbers)) < len(numbers):
         raise InputError(f"`seeds` must differ from one another, got {seeds!r}.")

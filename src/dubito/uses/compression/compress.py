@@ -14,6 +14,7 @@ from torch import nn
 from dubito.beliefs.likelihoods import Likelihood
 from dubito.core import batches, distributed, params
 from dubito.core.batches import Data, Source
+from dubito.core.constraints import check
 from dubito.core.errors import InputError, MissingDataError, UnsupportedError
 from dubito.core.params import Params
 from dubito.fitting.checks import outputs_of
@@ -230,6 +231,7 @@ def _check_training(finetune: Any, training: Any, teacher: Any, temperature: Any
         )
     if teacher is not None and finetune is None:
         raise InputError("A teacher answers on training data: give the inputs it teaches on as finetune=.")
+    check("temperature", float, temperature)
     if teacher is None and temperature != 1:
         raise InputError("temperature softens the answers of a teacher: give teacher=, or leave it out.")
     if finetune is None and training is not None:

@@ -19,7 +19,7 @@ from torch import Tensor, nn
 
 from dubito.core import io
 from dubito.core.atomic import write_atomic
-from dubito.core.constraints import CountOrZero, Range, accepts
+from dubito.core.constraints import Natural, Range, accepts
 from dubito.core.errors import FileFormatError, InputError
 from dubito.core.settings import bytes_of
 from dubito.networks.layers import rule_for
@@ -105,7 +105,7 @@ class _Sizes:
 
     def checked(self, name: Any, shape: Any) -> list[int]:
         """Return the shape of a tensor of the file; raise where the network has no room for it."""
-        if not accepts(str, name) or not isinstance(shape, list) or not accepts(tuple[CountOrZero, ...], tuple(shape)):
+        if not accepts(str, name) or not isinstance(shape, list) or not accepts(tuple[Natural, ...], tuple(shape)):
             raise FileFormatError(f"'{self.path}' names a tensor {name!r} of shape {shape!r}, which cannot be.")
         # a bias that only the file has takes up the mean of a unit that was removed: one number for each output
         here = self.own.get(name, self.own.get(f"{name.removesuffix('bias')}weight") if name.endswith("bias") else None)

@@ -84,7 +84,8 @@ class Rejector:
         self.posterior, self.risk, self.confidence = posterior, risk, confidence
         self._draws = FixedDraws(posterior, num_samples, generator)
         prediction, targets = self._draws.labelled(calibration)
-        self.score = score or ("max-probability" if isinstance(prediction, ClassPrediction) else "entropy")
+        usual: Score = "max-probability" if isinstance(prediction, ClassPrediction) else "entropy"
+        self.score = usual if score is None else score
         check_score(self.score)
         scores = score_prediction(prediction, self.score)
         losses = _checked_losses((loss or _default_loss)(prediction, targets), len(scores)).to(scores.device)

@@ -24,6 +24,7 @@ from torch import Tensor, nn
 from dubito.beliefs.likelihoods import Categorical, Gaussian
 from dubito.beliefs.prediction import ClassPrediction, Prediction, RegressionPrediction
 from dubito.core import params
+from dubito.core.arguments import checked_arguments
 from dubito.core.errors import InputError, UnsupportedError
 from dubito.fitting.posterior import Posterior
 from dubito.methods.map.posterior import PointPosterior
@@ -35,7 +36,7 @@ Score = Literal["max-probability", "entropy", "mutual-information", "variance", 
 
 def check_score(name: str) -> None:
     """Raise unless there is a score of that name."""
-    if name not in get_args(Score):
+    if not isinstance(name, str) or name not in get_args(Score):
         raise InputError(f"There is no score {name!r}: use one of {', '.join(get_args(Score))}.")
 
 
@@ -67,6 +68,7 @@ def sample_variance(prediction: ClassPrediction) -> Tensor:
     return prediction.samples.double().exp().var(dim=0, correction=0).sum(dim=-1)
 
 
+@checked_arguments
 def energy(posterior: Posterior, x: Any) -> Tensor:
     """Return the energy ``[B]`` of the network at the posterior's centre; `x` is what `posterior.predict` takes."""
     if not isinstance(posterior.likelihood, Categorical):

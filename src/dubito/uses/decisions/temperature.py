@@ -17,6 +17,7 @@ from torch import Tensor, nn
 
 from dubito.beliefs.likelihoods import Likelihood
 from dubito.beliefs.prediction import ClassPrediction, Prediction, RegressionPrediction
+from dubito.core.arguments import checked_arguments
 from dubito.core.batches import Data
 from dubito.core.errors import InputError, UnsupportedError
 from dubito.core.numeric import minimize_scalar
@@ -92,6 +93,7 @@ class TemperedPosterior(Posterior):
 
     family = "Tempered"
 
+    @checked_arguments
     def __init__(self, posterior: Posterior, temperature: float) -> None:
         super().__init__(posterior.model, posterior.likelihood, posterior.recipe, posterior.num_data)
         self.posterior, self.temperature = posterior, temperature

@@ -15,6 +15,7 @@ from torch import Tensor
 from dubito.beliefs.prediction import gaussian_mixture
 from dubito.core.arguments import checked_arguments
 from dubito.core.arrays import to_tensor
+from dubito.core.constraints import Range
 from dubito.core.errors import InputError
 from dubito.core.tensor_checks import check_same_shape
 
@@ -131,7 +132,7 @@ def quantile_calibration(pit: Tensor, levels: Sequence[float] | Tensor | None = 
     [0.5, 1.0]
     """
     check_same_shape(pit=pit)
-    if pit.is_complex() or float(pit.min()) < 0 or float(pit.max()) > 1:
+    if pit.is_complex() or not Range(0, 1).holds(pit.double()):
         raise InputError("pit must lie in [0, 1]: give the predicted cumulative probability of every target.")
     wanted = torch.arange(5, 100, 5) / 100 if levels is None else to_tensor(levels, "levels", torch.float64)
     wanted = wanted.to(pit.device, torch.float64).flatten().contiguous()

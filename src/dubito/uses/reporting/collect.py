@@ -13,6 +13,7 @@ from torch import Tensor
 
 from dubito.beliefs.prediction import ClassPrediction, Prediction, RegressionPrediction
 from dubito.core import batches, distributed
+from dubito.core.arrays import to_tensor
 from dubito.core.batches import Data, Source
 from dubito.core.errors import DubitoError, InputError, NonFiniteError
 from dubito.uses import metrics
@@ -117,7 +118,7 @@ def _batches(data: Any, batch_size: int, what: str) -> Iterator[tuple[Any, Any]]
     if hasattr(rows, "__len__") and not _is_endless(rows) and len(rows) == 0:
         raise InputError(f"{what} is empty: give at least one example.")
     if isinstance(data, Tensor | np.ndarray):  # inputs alone, as an out-of-distribution set may be
-        data = [(part,) for part in torch.as_tensor(data).split(batch_size)]
+        data = [(part,) for part in to_tensor(data, what).split(batch_size)]
     source = Source(data, batch_size=batch_size, must_count=False)
     yield from ((batch.inputs, batch.targets) for batch in source.epoch() if batches.num_rows(batch.inputs) > 0)
 
