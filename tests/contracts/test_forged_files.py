@@ -100,9 +100,7 @@ def test_a_file_cannot_run_what_it_names(tmp_path: Path) -> None:
 
 def test_a_model_that_is_none() -> None:
     for load in (dubito.load, compression.load):
-        with pytest.raises(
-            InputError, match=r"needs the network as a torch.nn.Module, not None|`model` must be a Module, got None"
-        ):
+        with pytest.raises(InputError, match=r"a torch.nn.Module, (not|got) None"):
             load(FILES / "MAP-classification.safetensors", None)  # type: ignore[operator]
 
 
