@@ -229,7 +229,7 @@ class TestNonFinite:
             MAP().fit(model, (x, y), training=training)
         assert str(caught.value) == (
             "The loss became nan in epoch 2, batch 1: lower the learning rate (now 0.1), clip gradients with "
-            "Training(clip=1.0), or look for extreme inputs in that batch; the last good posterior is in this error's "
+            "Training(clip=1.0), or check that batch for extreme inputs; the last good posterior is in this error's "
             "`.posterior`."
         )
         posterior = caught.value.posterior
@@ -268,8 +268,8 @@ class TestNonFinite:
         with pytest.raises(NonFiniteError) as caught:
             Unlucky().fit(network(), classification())
         assert str(caught.value) == (
-            "The curvature became inf in epoch 1, batch 1: look for extreme inputs in that batch, and for extreme "
-            "weights."
+            "The curvature became inf in epoch 1, batch 1: check that batch for extreme inputs, and the network for "
+            "extreme weights."
         )
         assert caught.value.posterior is None
 
@@ -321,7 +321,7 @@ class TestBadInput:
         "nested targets": (None, (x, (y, y)), "must be one tensor, not a tuple"),
         "no parameters": (nn.ReLU(), (x, y), "The model has no parameters"),
         "lazy": (nn.LazyLinear(3), (x, y), "call it once on a batch"),
-        "frozen": (nn.Linear(4, 3).requires_grad_(False), (x, y), "nothing to train"),
+        "frozen": (nn.Linear(4, 3).requires_grad_(False), (x, y), "Every parameter of the model is frozen"),
         "damaged": (None, (x, y), "holds NaN or infinite values"),
     }
 
@@ -418,7 +418,7 @@ class TestFresh:
             def forward(self, x: Tensor) -> Tensor:
                 return self.head(x) + self.token
 
-        with pytest.raises(InputError, match=r"cannot redraw 'token': its module has no reset_parameters\(\)"):
+        with pytest.raises(InputError, match=r"cannot reset 'token': its module has no reset_parameters\(\)"):
             MAP(start="fresh").fit(Token(), classification(), training=QUICK)
         MAP().fit(Token(), classification(), training=QUICK)
 

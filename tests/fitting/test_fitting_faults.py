@@ -44,7 +44,7 @@ class TestAFullDisk:
 
         expected = weights_of(fit())
         monkeypatch.setattr(io, "save", fails_now_and_then)
-        with pytest.warns(UserWarning, match=r"No space left on device\. The run goes on .* tries again"):
+        with pytest.warns(UserWarning, match=r"No space left on device\. The run continues .* tries again"):
             found = fit(tmp_path / "run", checkpoint_every=0.0)
         assert torch.equal(weights_of(found), expected)
         monkeypatch.undo()
@@ -186,7 +186,7 @@ class TestControlC:
             fit(tmp_path / "run", checkpoint_every=1e9)
         path = tmp_path / "run"
         assert caught.value.__notes__ == [
-            f"The checkpoint '{path}' holds epoch 2 after 2 of its batches: the same call goes on from there."
+            f"The checkpoint '{path}' holds epoch 2 after 2 of its batches: the same call continues from there."
         ]
 
     @pytest.mark.parametrize("when", ["before", "after"])

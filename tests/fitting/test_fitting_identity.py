@@ -127,7 +127,7 @@ def other_weights() -> nn.Module:
 @pytest.mark.parametrize("recipe", [MAP(), Laplace(), Snapshot(cycles=2), Ensemble(2, start="model")], ids=repr)
 def test_other_weights_are_refused(recipe: Any, tmp_path: Path) -> None:
     fit(tmp_path / "run", classification(), recipe)
-    with pytest.raises(FileFormatError, match=r"other weights at the start: seed torch before you make it"):
+    with pytest.raises(FileFormatError, match="other initial weights of the network; seed torch before you create it"):
         fit(tmp_path / "run", classification(), recipe, other_weights())
 
 
@@ -142,7 +142,7 @@ def test_other_buffers_and_other_activations(tmp_path: Path) -> None:
     fit(tmp_path / "run", classification(), model=network())
     other = network()
     other[1].running_mean.add_(1.0)  # type: ignore[operator, union-attr]
-    with pytest.raises(FileFormatError, match="other weights"):
+    with pytest.raises(FileFormatError, match="other initial weights"):
         fit(tmp_path / "run", classification(), model=other)
     other = network()
     other[2] = nn.Tanh()

@@ -1,4 +1,4 @@
-"""Build the steps of a recipe: its selection is resolved here, once for all recipes."""
+"""Resolve the selection of a recipe and build its inference, in the same way for all recipes."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 
 def build(recipe: Recipe, problem: Problem) -> Inference:
-    """Return the steps of `recipe` for the weights that its rule selects."""
+    """Return the inference of `recipe` on the weights that its selection rule chooses."""
     rule = recipe.weights
     if rule is None:
         return recipe.build(problem)
@@ -24,7 +24,7 @@ def build(recipe: Recipe, problem: Problem) -> Inference:
         prior_precision=recipe.assumed_precision, generator=problem.generator,
     )  # fmt: skip
     if selection.num_weights == 0:
-        raise InputError(f"{rule!r} selects no weight: nothing would be random.")
+        raise InputError(f"{rule!r} selects no weight, so nothing would be random: choose another rule.")
     if isinstance(selection, Subspace):
         return build_on_subspace(recipe, problem, selection)
     return recipe.build(dataclasses.replace(problem, selection=selection))

@@ -1,4 +1,4 @@
-"""A look at model and data before any work is done: what does not fit is said in one sentence, at once."""
+"""Check that model, data and likelihood fit together before any training starts."""
 
 from __future__ import annotations
 
@@ -16,21 +16,21 @@ from dubito.core.errors import InputError
 from dubito.core.randomness import Stream
 from dubito.fitting.inference import Problem
 
-# Examples on which the network is tried.
+# The number of examples on which the network is tried.
 TRIED = 32
 
 
 class Template(NamedTuple):
-    """The outputs of one example ``[1, ...]`` and the shape of its target: what later batches are checked against."""
+    """The outputs of one example ``[1, ...]`` and the shape of its target, against which later batches are checked."""
 
     outputs: Tensor
     target_shape: tuple[int, ...]
 
 
 def check(problem: Problem) -> Template:
-    """Try the first batch of the data and the validation data, and look at all that is in memory."""
+    """Check the first batch of training and validation data, and all data that is in memory."""
     if problem.training.needs_validation and problem.validation is None:
-        raise InputError("Early stopping and restore_best need data to judge by: pass `validation=`.")
+        raise InputError("Early stopping and restore_best need validation data: pass `validation=`.")
     params.check_finite(problem.model)
     template = _check_source(problem, problem.source)
     if problem.validation is not None:
@@ -42,7 +42,7 @@ def check(problem: Problem) -> Template:
 
 
 def check_batch(problem: Problem, batch: Batch, template: Template) -> None:
-    """Check one batch's values; the network is called only where the shape of a target varies from batch to batch."""
+    """Check the values of one batch; the network is called only if the shape of the targets differs from before."""
     _check_finite(batch.inputs)
     if batch.num_rows == 0:
         return
@@ -65,7 +65,7 @@ def _check_source(problem: Problem, source: Source) -> Template:
         source.join_single_rows()
     rows = batches.num_rows(first.inputs)
     outputs = outputs_of(problem.model, batches.take(first.inputs, slice(0, TRIED)))
-    if outputs.ndim and len(outputs) == min(TRIED, rows):  # else they are not one per example, which is said below
+    if outputs.ndim and len(outputs) == min(TRIED, rows):  # otherwise `likelihood.check` explains the wrong shape
         outputs = outputs[:1].expand(rows, *outputs.shape[1:])
     problem.likelihood.check(outputs, first.targets)
     template = Template(outputs[:1], tuple(first.targets.shape[1:]))
@@ -76,14 +76,14 @@ def _check_source(problem: Problem, source: Source) -> Template:
 
 
 def _needs_two_rows(model: nn.Module, inputs: Any) -> bool:
-    """Whether the network cannot be trained on one row, because it normalizes by the statistics of a batch."""
+    """Return whether the network cannot be trained on one row because of its BatchNorm layers."""
     if not any(isinstance(module, _BatchNorm) for module in model.modules()):
         return False
     row = batches.map_leaves(torch.clone, batches.take(inputs, slice(0, 1)))
     try:
         with torch.no_grad(), Stream(0, next(model.parameters()).device).active():
             params.call(copy.deepcopy(model).train(), row)
-    except (RuntimeError, TypeError, ValueError, LookupError) as error:  # other ones are said where they matter
+    except (RuntimeError, TypeError, ValueError, LookupError) as error:  # other errors are explained by `outputs_of`
         return "more than 1 value per channel" in str(error)
     return False
 
@@ -94,7 +94,7 @@ def _check_finite(inputs: Any) -> None:
 
 
 def outputs_of(model: nn.Module, inputs: Any) -> Tensor:
-    """Return the outputs of a network in evaluation mode; inputs that it does not take are said in one sentence."""
+    """Return the outputs of a network in evaluation mode; raise an `InputError` if it cannot process the inputs."""
     _check_finite(inputs)
     was_training = {module: module.training for module in model.modules()}
     try:
@@ -107,7 +107,7 @@ def outputs_of(model: nn.Module, inputs: Any) -> Tensor:
         for module, mode in was_training.items():
             module.training = mode
     if outputs.isnan().any():
-        raise InputError("The model's outputs are NaN on inputs that are finite: look at its weights.")
+        raise InputError("The model's outputs are NaN although its inputs and weights are finite: check its layers.")
     return outputs
 
 

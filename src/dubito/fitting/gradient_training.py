@@ -1,4 +1,4 @@
-"""Training as an `Inference`: one update is one optimizer step on a loss. Shared by every recipe that trains."""
+"""Gradient-based training as an `Inference`: one update is one optimizer step on a loss."""
 
 from __future__ import annotations
 
@@ -16,24 +16,24 @@ from dubito.core.params import Buffers, Params
 from dubito.fitting.inference import Info, NonFinite, Problem, State
 from dubito.fitting.optimizers import Optimizer
 
-# From the module in training mode, a batch, the hyper-parameters and our generator to this process's share of the mean
+# Maps the module in training mode, a batch, the hyper-parameters and our generator to this process's share of the mean
 # loss.
 Loss = Callable[[nn.Module, Batch, Params, torch.Generator], Tensor]
 
 
 class Descent:
-    """Steps of gradient descent on the weights of one module and on a few hyper-parameters.
+    """Gradient descent on the weights of one module and on a few hyper-parameters.
 
-    The state aliases the module's own tensors, so nothing is copied at a step; a checkpoint is restored in place.
+    The state refers to the module's own tensors, so a step copies nothing; a checkpoint is restored in place.
 
     Args:
         problem: The data, the model and the training settings.
         module: The module to train: `problem.model` or a converted copy of it.
-        loss: This process's share of the mean loss over the batch; shares are summed over processes.
-        hyper: Initial values of the likelihood's learned settings.
+        loss: This process's share of the mean loss over the batch; the shares are summed over all processes.
+        hyper: Initial values of the likelihood's hyper-parameters.
         weight_decay: L2 coefficients by parameter name; the default is that of the training settings.
         rates: Factors of the learning rate by parameter name.
-        epochs: How many epochs the schedule of the learning rate spans.
+        epochs: The number of epochs that the learning-rate schedule spans.
     """
 
     def __init__(
@@ -57,7 +57,7 @@ class Descent:
         decay = {**(weight_decay or {}), **{f"hyper.{name}": 0.0 for name in self.hyper}}
         self.moving |= {f"hyper.{name}": value for name, value in self.hyper.items()}
         if not self.moving and epochs != 0:
-            raise InputError("Every parameter of the model is frozen (requires_grad=False): nothing to train.")
+            raise InputError("Every parameter of the model is frozen: set requires_grad=True on those to be trained.")
         self.optimizer = Optimizer(problem.training, list(self.moving), weight_decay=decay, rates=rates)
 
     def init(self, initial: Params, buffers: Buffers, generator: torch.Generator) -> State:
@@ -75,7 +75,7 @@ class Descent:
         """Take one optimizer step; afterwards weights and buffers are the same in every process."""
         if not self.module.training:
             self.module.train()
-        loss, grads = self._slopes(batch, generator)
+        loss, grads = self._gradients(batch, generator)
         distributed.sum_([loss, *grads.values()])
         if not math.isfinite(loss.item()):
             raise NonFinite(f"The loss became {float(loss)}")
@@ -85,8 +85,8 @@ class Descent:
         state["step"] += 1
         return state, {"loss": loss, "lr": lr}
 
-    def _slopes(self, batch: Batch, generator: torch.Generator) -> tuple[Tensor, Params]:
-        """Return this process's share of the loss and of its gradient; a process without rows has no share."""
+    def _gradients(self, batch: Batch, generator: torch.Generator) -> tuple[Tensor, Params]:
+        """Return this process's share of the loss and of its gradients, which are zero if it has no rows."""
         names, values = zip(*self.moving.items(), strict=True)
         if batch.num_rows == 0:
             return values[0].new_zeros(()), {name: torch.zeros_like(v) for name, v in self.moving.items()}
@@ -96,22 +96,22 @@ class Descent:
             if "more than 1 value per channel" not in str(error):
                 raise
             raise InputError(
-                f"A batch of {batch.num_rows} is too small for batch normalization, which needs two rows at least: "
-                "choose a batch_size that leaves no such rest, or give a loader with drop_last=True."
+                f"A batch of {batch.num_rows} is too small for batch normalization, which needs at least two rows: "
+                "choose a batch_size that does not leave such a last batch, or a loader with drop_last=True."
             ) from error
-        slopes = torch.autograd.grad(loss, values, allow_unused=True, materialize_grads=True)
+        gradients = torch.autograd.grad(loss, values, allow_unused=True, materialize_grads=True)
         if distributed.is_active():
-            slopes = tuple(slope.contiguous() for slope in slopes)  # with memory of their own, to be summed in place
-        return loss.detach(), dict(zip(names, slopes, strict=True))
+            gradients = tuple(each.contiguous() for each in gradients)  # not views, because they are summed in place
+        return loss.detach(), dict(zip(names, gradients, strict=True))
 
     def load(self, state: State) -> nn.Module:
-        """Return the module holding the weights and buffers of `state`, in evaluation mode."""
+        """Return the module with the weights and buffers of `state`, in evaluation mode."""
         params.load_(self.module, state["params"], state["buffers"])
         return self.module.eval()
 
 
 def negative_log_likelihood(problem: Problem) -> Loss:
-    """Return the loss −(1/B) Σ_n log p(y_n | f(x_n)), this process's share of it."""
+    """Return the function for this process's share of the loss −(1/B) Σ_n log p(y_n | f(x_n))."""
 
     def loss(module: nn.Module, batch: Batch, hyper: Params, generator: torch.Generator) -> Tensor:
         outputs = params.call(module, batch.inputs)
@@ -121,7 +121,7 @@ def negative_log_likelihood(problem: Problem) -> Loss:
 
 
 def validation_score(problem: Problem, load: Callable[[State], nn.Module]) -> Any:
-    """Return the function from a state and a batch to the log-probability of each target, at the current weights."""
+    """Return the function that gives the log-probability of each target of a batch at the weights of a state."""
 
     @torch.no_grad()
     def score(state: State, batch: Batch) -> Tensor:

@@ -1,4 +1,4 @@
-"""What a report shows of the way a posterior was found."""
+"""`History`: the diagnosis and the traces of a fit, for reports."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ Numbers = tuple[float, ...]
 
 @dataclass(frozen=True)
 class Trace:
-    """One quantity along the samples of every chain.
+    """The values of one quantity at the samples of every chain.
 
     Attributes:
-        name: What it is.
-        samples: The numbers of the samples, from 1.
-        values: Its values there, one row per chain.
+        name: The name of the quantity.
+        samples: The numbers of the samples, starting at 1.
+        values: The values at these samples, one row per chain.
         autocorrelation: The autocorrelation of each chain at lags 0, 1, 2 and so on, one row per chain.
     """
 
@@ -33,7 +33,7 @@ class Trace:
         return cls(name, samples, *(tuple(map(tuple, part.double().tolist())) for part in (values, autocorrelation)))
 
     def thinned(self, max_points: int) -> Trace:
-        """Return the trace at `max_points` or fewer samples."""
+        """Return the trace at no more than `max_points` samples."""
         shown = evenly_spaced(len(self.samples), max_points).tolist()
         samples, *values = (tuple(row[index] for index in shown) for row in (self.samples, *self.values))
         return replace(self, samples=samples, values=tuple(values))
@@ -41,7 +41,7 @@ class Trace:
 
 @dataclass(frozen=True)
 class History:
-    """How a posterior was found.
+    """The diagnosis and the traces of a fit.
 
     Attributes:
         words: The diagnosis, one line each.
@@ -53,5 +53,5 @@ class History:
 
 
 def evenly_spaced(size: int, max_points: int) -> Tensor:
-    """Return at most `max_points` evenly spaced positions below `size`, the first and the last among them."""
+    """Return at most `max_points` evenly spaced positions below `size`, including the first and the last."""
     return torch.linspace(0, size - 1, min(size, max_points), dtype=torch.float64).round().long()

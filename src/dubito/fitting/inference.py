@@ -1,4 +1,4 @@
-"""What every method is to the fit loop: `Inference`, and the `Problem` it is built for."""
+"""The contract between a method and the fit loop: `Inference`, and the `Problem` that it solves."""
 
 from __future__ import annotations
 
@@ -16,15 +16,15 @@ from dubito.fitting.posterior import Posterior
 from dubito.fitting.training import Training
 from dubito.networks.selection import Selection
 
-State = dict[str, Any]  # tensors, numbers and text, nested; it can be written to a checkpoint at any time
-Info = dict[str, Tensor | float]  # numbers of one update for the progress bar
+State = dict[str, Any]  # nested tensors, numbers and text, which can be saved in a checkpoint at any time
+Info = dict[str, Tensor | float]  # numbers of one update that the progress bar shows
 
 
 class Inference(NamedTuple):
-    """A way of finding a posterior, as pure steps that one loop drives.
+    """The steps of a method, which the fit loop runs.
 
-    `update` may change the tensors of the state it is given in place, and returns the state to go on with. It raises
-    `NonFinite` *before* it changes anything when the loss is not finite.
+    `update` may change the tensors of the given state in place, and returns the next state. If the loss is not finite,
+    it raises `NonFinite` *before* it changes anything.
     """
 
     init: Callable[[Params, Buffers, torch.Generator], State]
@@ -33,28 +33,28 @@ class Inference(NamedTuple):
     epochs: int
     batches: Literal["mini", "full"] = "mini"
     score: Callable[[State, Batch], Tensor] | None = None  # validation log-probabilities ``[B]``, for early stopping
-    additive: bool = False  # the state is a sum over this process's rows; else it is the same in every process
-    source: Source | None = None  # what the loop draws batches from in place of the problem's own data
-    anytime: bool = True  # a state along the way is a posterior already; else only the last one is
+    additive: bool = False  # whether the state is a sum over this process's rows; otherwise all processes have the same
+    source: Source | None = None  # the data that the loop iterates over instead of the problem's own
+    anytime: bool = True  # whether every state gives a posterior; otherwise only the last one does
 
 
 class NonFinite(ArithmeticError):
-    """Raised by an update whose loss is NaN or infinite."""
+    """The loss of an update is NaN or infinite."""
 
 
 @dataclass(frozen=True)
 class Problem:
-    """What a recipe is asked to solve.
+    """The inputs of a method: model, data, likelihood, training settings and random weights.
 
     Args:
         model: A private copy of the user's network, which the method may change.
-        likelihood: How outputs explain targets.
+        likelihood: The likelihood.
         source: The training data.
-        validation: Held-out data, or None.
-        training: The settings of the loop.
-        generator: Our randomness.
-        progress: Whether to show progress.
-        selection: The random weights; by default all that can be trained.
+        validation: The validation data, or None.
+        training: The training settings.
+        generator: The generator of all random numbers that Dubito draws.
+        progress: Whether to show a progress bar.
+        selection: The random weights; by default all trainable weights.
     """
 
     model: nn.Module
@@ -76,7 +76,7 @@ class Problem:
         return self.source.num_data
 
     def progress_at(self, step: int, epochs: int | None = None) -> float:
-        """The fraction of all steps that lie before `step`."""
+        """Return the fraction of all steps that come before `step`."""
         per_epoch = self.source.num_batches
         total = (per_epoch or 1) * max(self.training.epochs if epochs is None else epochs, 1)
         return min(step / total, 1.0)

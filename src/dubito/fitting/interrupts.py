@@ -1,4 +1,4 @@
-"""Signals that stop a run: a step is never cut in two, and SIGTERM leaves time for a checkpoint."""
+"""Handle the signals that stop a run: no step is interrupted, and SIGTERM leaves time to write a checkpoint."""
 
 from __future__ import annotations
 
@@ -14,18 +14,18 @@ from dubito.core import distributed
 
 
 class Terminated(KeyboardInterrupt):
-    """Raised by SIGTERM at a place where a checkpoint can be written."""
+    """SIGTERM arrived; raised where a checkpoint can be written."""
 
 
 class Interrupts:
-    """What a run does about signals, from `__enter__` to `__exit__`; only in the main thread, as Python demands.
+    """A context that handles signals during a run; it acts only in the main thread, as Python requires.
 
-    SIGTERM, by which schedulers and torchrun stop a process, becomes `Terminated`, so that a checkpoint can be written;
-    `deliver` then hands it on to the handler that was there before, by default the end of the process. Where there are
-    several processes it is only written down (`is_terminated`): they agree to stop between two steps.
+    SIGTERM, by which schedulers and torchrun stop a process, raises `Terminated`, so that a checkpoint can be written.
+    `deliver` then passes it on to the previous handler, which by default ends the process. With several processes it
+    only sets `is_terminated`, and the processes agree to stop between two steps.
 
     Args:
-        catch_sigterm: Whether there is a checkpoint to be written.
+        catch_sigterm: Whether to handle SIGTERM, because there is a checkpoint to write.
     """
 
     def __init__(self, catch_sigterm: bool) -> None:
@@ -36,7 +36,7 @@ class Interrupts:
         self._busy = False
 
     def __enter__(self) -> Interrupts:
-        if self._before is not None:  # None: nobody asked, or a handler that Python could not put back
+        if self._before is not None:  # None: not requested, or a handler that Python cannot restore
             signal.signal(signal.SIGTERM, self._caught)
         return self
 
@@ -45,7 +45,7 @@ class Interrupts:
             signal.signal(signal.SIGTERM, self._before)
 
     def deliver(self) -> None:
-        """Hand SIGTERM on to the handler that was there before; returns only if that one lets the process live."""
+        """Pass SIGTERM on to the previous handler; return only if that handler does not end the process."""
         self.__exit__()
         signal.raise_signal(signal.SIGTERM)
         self.is_terminated = False
@@ -53,7 +53,7 @@ class Interrupts:
 
     @contextmanager
     def held(self) -> Iterator[None]:
-        """Hold signals back until the block is done: a checkpoint in the middle of a step would not be exact."""
+        """Delay signals until the end of the block, because a checkpoint in the middle of a step is not exact."""
         before = signal.getsignal(signal.SIGINT) if self._main else None
         if before is None:
             yield
@@ -71,7 +71,7 @@ class Interrupts:
         self._raise_if_terminated()
 
     def _caught(self, number: int, frame: FrameType | None) -> None:
-        if os.getpid() != self._process:  # a child that inherited this handler, such as a worker of a DataLoader
+        if os.getpid() != self._process:  # a child process that inherited this handler, such as a DataLoader worker
             signal.signal(signal.SIGTERM, signal.SIG_DFL)
             signal.raise_signal(signal.SIGTERM)
         self.is_terminated = True

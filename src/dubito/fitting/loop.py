@@ -1,4 +1,4 @@
-"""The one loop that drives every method: progress, checkpoints, exact resume, early stopping, NaN guard."""
+"""The fit loop of all methods: progress bar, checkpoints, exact resume, early stopping, NaN guard."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from dubito.fitting.inference import Inference, NonFinite, Problem, State
 from dubito.fitting.interrupts import Interrupts, Terminated
 from dubito.fitting.model_copies import reset_parameters, shared_copy
 from dubito.fitting.posterior import Posterior
-from dubito.fitting.run_identity import Witness
+from dubito.fitting.run_identity import LoaderDigest
 from dubito.fitting.training import Training
 
 if TYPE_CHECKING:
@@ -37,7 +37,7 @@ if TYPE_CHECKING:
 
 @distributed.together()
 @torch.inference_mode(False)
-@torch.enable_grad()  # whatever the caller has turned off
+@torch.enable_grad()  # even if the caller has disabled gradients
 def fit(
     recipe: Recipe,
     model: nn.Module,
@@ -88,7 +88,7 @@ def fit(
         problem = replace(problem, source=inference.source or problem.source)
         return _Loop(inference, problem, template, own, seed).run()
     except KeyboardInterrupt:
-        generator.set_state(start)  # so that the same call goes on from the checkpoint
+        generator.set_state(start)  # so that the same call continues from the checkpoint
         raise
     except (RuntimeError, TypeError, ValueError, LookupError) as error:
         if not isinstance(error, DubitoError):
@@ -98,7 +98,7 @@ def fit(
 
 @dataclass
 class Best:
-    """The best validation score so far."""
+    """The best validation score so far, with its epoch and state."""
 
     score: float = -float("inf")
     epoch: int = -1
@@ -110,19 +110,19 @@ class _Loop:
     inference: Inference
     problem: Problem
     template: Template
-    identity: dict[str, str]  # of this run, for its checkpoints; empty without
-    seed: int  # of everything that the user's code draws; with the position in the run it says what comes next
+    identity: dict[str, str]  # digests of this run for its checkpoints; empty without checkpoints
+    seed: int  # with the position in the run, it determines all random numbers of the user's code
     state: State = field(default_factory=dict)
     epoch: int = 0
-    batch: int = 0  # batches of this epoch that are done
+    batch: int = 0  # the number of completed batches of this epoch
     done: bool = False
     best: Best = field(default_factory=Best)
     start: State = field(default_factory=dict)  # the state at the start of this epoch
     good: State | None = None  # the last such state from which a step succeeded
-    loader_states: list[Tensor] = field(default_factory=list)  # of the user's own generators at the start of the epoch
-    whole: Batch | None = None  # all the data, for a method that asks for it
-    first_states: list[Tensor] = field(default_factory=list)  # of those generators at the start of the first epoch
-    witness: Witness = field(default_factory=Witness)  # of the first pass over a loader
+    loader_states: list[Tensor] = field(default_factory=list)  # of the loader's generators at the start of the epoch
+    whole: Batch | None = None  # all the data, for methods with batches="full"
+    first_states: list[Tensor] = field(default_factory=list)  # of these generators at the start of the first epoch
+    loader_digest: LoaderDigest = field(default_factory=LoaderDigest)  # of the first pass
     last_write: float = 0.0
 
     @cached_property
@@ -136,7 +136,7 @@ class _Loop:
             self.state = inference.init(weights, buffers, problem.generator)
         self.first_states = problem.source.generator_states()
         self._resume()
-        self._mark()
+        self._remember_start()
         self.last_write = time.monotonic()
         bar = _bar(problem, inference, self.epoch, self.batch)
         with self.interrupts, closing(bar):
@@ -150,17 +150,17 @@ class _Loop:
             return inference.posterior(self.state)
 
     def _drive(self, bar: Any) -> None:
-        """Run to the end; when it is stopped, write a checkpoint first."""
+        """Run all epochs; write a checkpoint if the run is interrupted."""
         while not (self.done or self.epoch >= self.inference.epochs or self._out_of_patience()):
             try:
                 self._one_epoch(bar)
             except KeyboardInterrupt as stop:
-                if not distributed.is_active():  # the others cannot be waited for
+                if not distributed.is_active():  # the other processes may not be interrupted
                     self._write_last(stop)
                 if not isinstance(stop, Terminated):
                     raise
                 self.interrupts.deliver()
-                self.problem.source.set_generator_states(self.loader_states)  # the process lives: this epoch goes on
+                self.problem.source.set_generator_states(self.loader_states)  # not ended: this epoch is continued
 
     def _one_epoch(self, bar: Any) -> None:
         for batch in self._batches():
@@ -170,7 +170,7 @@ class _Loop:
             raise self._non_finite("The weights became NaN or infinite")
         with self.interrupts.held():
             self.epoch, self.batch = self.epoch + 1, 0
-            self._mark()
+            self._remember_start()
         self._write_if_due()
 
     def _one_update(self, batch: Batch, bar: Any) -> None:
@@ -190,31 +190,31 @@ class _Loop:
     def _batches(self) -> Iterator[Batch]:
         source = self.problem.source
         if self.inference.batches == "mini":
-            return source.epoch(self._loader_stream(self.epoch), skip=self.batch, seen=self._watch(self.epoch == 0))
+            return source.epoch(self._loader_stream(self.epoch), skip=self.batch, seen=self._digester(self.epoch == 0))
         if self.whole is None:
-            self.whole = source.full(self._loader_stream(0), seen=self._watch(True))
+            self.whole = source.full(self._loader_stream(0), seen=self._digester(True))
         return iter([self.whole][self.batch :])
 
     def _loader_stream(self, epoch: int) -> Stream:
-        """The timeline of the user's loader in one pass."""
+        """Return the random stream of the user's loader in one pass."""
         place = ("loader", epoch) if self.inference.batches == "mini" else ("loader",)
         return self.problem.source.stream(derive_seed(self.seed, *place))
 
-    def _watch(self, is_first: bool) -> Callable[[Any], None] | None:
-        """What looks at the batches of the first pass over a loader, so that a checkpoint can tell its data."""
+    def _digester(self, is_first: bool) -> Callable[[Any], None] | None:
+        """Return the function that digests the first pass over a loader, to recognize its data by the checkpoint."""
         if not is_first or not self.identity or self.problem.source.in_memory is not None:
             return None
-        self.witness = Witness()
-        return self.witness.see
+        self.loader_digest = LoaderDigest()
+        return self.loader_digest.add
 
     @contextmanager
     def _stream(self, *place: int | str) -> Iterator[None]:
-        """Let the user's code draw from a timeline that belongs to one place in the run."""
+        """Let the user's code draw from the random stream of one place in the run."""
         with Stream(derive_seed(self.seed, *place), self.problem.source.device).active():
             yield
 
-    def _mark(self) -> None:
-        """Remember the start of an epoch: what its batches are drawn from, and a state to fall back on."""
+    def _remember_start(self) -> None:
+        """Store the generator states of the loader and the inference state at the start of an epoch."""
         if self.whole is None:
             self.loader_states = self.problem.source.generator_states()
         if self.inference.anytime:
@@ -246,13 +246,13 @@ class _Loop:
     def _non_finite(self, what: str) -> NonFiniteError:
         where = f"{what} in epoch {self.epoch + 1}, batch {self.batch + 1}"
         if not self.inference.anytime:
-            return NonFiniteError(f"{where}: look for extreme inputs in that batch, and for extreme weights.")
+            return NonFiniteError(f"{where}: check that batch for extreme inputs, and the network for extreme weights.")
         good = io.clone(self.start if self.good is None else self.good)
-        with self._stream("posterior"):  # which may draw
+        with self._stream("posterior"):  # which may draw random numbers
             posterior = self.inference.posterior(good)
         return NonFiniteError(
             f"{where}: lower the learning rate (now {self.problem.training.lr:g}), clip gradients with "
-            "Training(clip=1.0), or look for extreme inputs in that batch; the last good posterior is in this error's "
+            "Training(clip=1.0), or check that batch for extreme inputs; the last good posterior is in this error's "
             "`.posterior`.",
             posterior,
         )
@@ -268,23 +268,23 @@ class _Loop:
             distributed.sum_([flags])
             if bool(flags.any()):
                 self._write()
-            if bool(flags[1]):  # one of several processes was told to stop: all of them stop here
+            if bool(flags[1]):  # one of the processes received SIGTERM: all of them stop here
                 self.interrupts.deliver()
 
     def _write_last(self, stop: KeyboardInterrupt) -> None:
-        """Write a checkpoint of a run that is stopped, and say with the error what is on disk."""
+        """Write the checkpoint of an interrupted run, and add a note to the error about what is on disk."""
         path = self.problem.training.checkpoint
         if path is None:
             return
         try:
             self._write()
-        except KeyboardInterrupt as again:  # who presses Ctrl-C twice does not wait
+        except KeyboardInterrupt as again:  # a second Ctrl-C: do not wait for the checkpoint
             again.add_note(run_identity.on_disk(path))
             raise
         stop.add_note(run_identity.on_disk(path))
 
     def _write(self) -> None:
-        """Write a checkpoint; one that cannot be written is tried again when the next is due, and the run goes on."""
+        """Write a checkpoint; if that fails, warn and continue, and try again when the next one is due."""
         path, best = self.problem.training.checkpoint, self.best
         if path is None:
             return
@@ -295,7 +295,7 @@ class _Loop:
             distributed.sum_(list(io.tensors(state)))
         if distributed.rank() == 0:
             tree = {
-                "identity": self.identity, "witness": asdict(self.witness), "first_states": self.first_states,
+                "identity": self.identity, "witness": asdict(self.loader_digest), "first_states": self.first_states,
                 "seed": self.seed, "done": self.done, "epoch": self.epoch, "batch": self.batch,
                 "loader_states": self.loader_states,
                 "generator": self.problem.generator.get_state(),
@@ -305,7 +305,7 @@ class _Loop:
             try:
                 io.save(path, "checkpoint", tree)
             except FileFormatError as error:
-                text = f"{error} The run goes on without this checkpoint and tries again when the next is due."
+                text = f"{error} The run continues without this checkpoint and tries again when the next one is due."
                 warnings.warn(text, stacklevel=2)
 
     def _resume(self) -> None:
@@ -322,18 +322,18 @@ class _Loop:
             best = saved["best"]
             found = None if best["state"] is None else io.copy_into(io.clone(self.state), best["state"])
             self.best = Best(float(best["score"]), int(best["epoch"]), found)
-            if not self.inference.additive or distributed.rank() == 0:  # else the first process holds the sum of all
+            if not self.inference.additive or distributed.rank() == 0:  # an additive state is a sum over all processes
                 self.state = io.copy_into(self.state, saved["state"])
 
     def _check_identity(self, path: str, saved: dict[str, Any]) -> None:
-        """Refuse the checkpoint of another run; where there are several processes, the first one decides."""
+        """Raise an error if the checkpoint belongs to another run; of several processes, the first one decides."""
         source = self.problem.source
         with io.reading(path):
             why = run_identity.refuse_another(path, saved.get("identity"), self.identity)
             if why is None:
-                self.seed, self.witness, self.first_states = run_identity.claims(saved, source)
+                self.seed, self.loader_digest, self.first_states = run_identity.saved_start(saved, source)
         is_first = why is None and distributed.rank() == 0
-        if is_first and not self.witness.agrees(source, self._loader_stream(0), self.first_states):
+        if is_first and not self.loader_digest.agrees(source, self._loader_stream(0), self.first_states):
             why = run_identity.refusal(path, "other batches from the loader")
         if not distributed.from_first(why is None, source.device):
             raise FileFormatError(why or run_identity.refusal(path, "see the error of the first process"))

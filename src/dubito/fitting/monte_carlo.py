@@ -1,4 +1,4 @@
-"""Predictions by weight sampling: the nonlinear network at every sample."""
+"""Predict by weight sampling: run the network at every posterior sample."""
 
 from __future__ import annotations
 
@@ -21,9 +21,9 @@ def weight_predictor(
     buffers: Params | None = None,
     temperature: float = 1.0,
 ) -> Predictor:
-    """Return the mixture over networks with weights `samples` ``[S, ...]`` (and their own `buffers` ``[S, ...]``).
+    """Return the predictor that averages over networks with weights `samples` and `buffers`, both ``[S, ...]``.
 
-    The model runs in evaluation mode: dropout is off and BatchNorm uses its statistics.
+    The model runs in evaluation mode: dropout is off and BatchNorm uses its running statistics.
     """
     members = params.unstack({**samples, **(buffers or {})})
 

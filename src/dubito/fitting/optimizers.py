@@ -1,4 +1,4 @@
-"""Optimizers as explicit state: tensors in a dict, so that a run can be saved at any step and continued exactly."""
+"""Optimizers whose state is a dict of tensors, so that a run can be saved at any step and continued exactly."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ from dubito.fitting.training import Training
 
 
 class Optimizer:
-    """One optimizer step over named tensors, fused where the device allows it.
+    """An optimizer over named tensors, fused if the device supports it.
 
-    The learning rate is given at each step; `rates` multiplies it for some names. `weight_decay` is the coefficient of
-    an L2 penalty in the mean loss, by name.
+    The learning rate is an argument of each step; `rates` multiplies it for some names. `weight_decay` is the
+    coefficient of an L2 penalty in the mean loss, by name.
     """
 
     def __init__(
@@ -45,49 +45,49 @@ class Optimizer:
 
     @torch.no_grad()
     def step(self, params: dict[str, Tensor], grads: dict[str, Tensor], state: dict[str, Any], lr: float) -> None:
-        """Change `params` and `state` in place by one step at the learning rate `lr`; `grads` stay as they are."""
+        """Take one step with the learning rate `lr`: `params` and `state` change in place, `grads` do not."""
         grads = self._clipped(grads)
         for (weight_decay, factor), names in self.groups.items():
             values = [params[name] for name in names]
-            slopes = [_laid_out_as(params[name], grads[name]) for name in names]
+            gradients = [_laid_out_as(params[name], grads[name]) for name in names]
             if self.training.optimizer == "sgd":
-                self._sgd(values, slopes, [state["momentum"][name] for name in names], lr * factor, weight_decay)
+                self._sgd(values, gradients, [state["momentum"][name] for name in names], lr * factor, weight_decay)
             else:
                 moments = [[state[key][name] for name in names] for key in ("first", "second", "steps")]
-                self._adam(values, slopes, moments, lr * factor, weight_decay)
+                self._adam(values, gradients, moments, lr * factor, weight_decay)
 
-    def _adam(self, values: list[Tensor], slopes: list[Tensor], moments: Any, lr: float, decay: float) -> None:
+    def _adam(self, values: list[Tensor], gradients: list[Tensor], moments: Any, lr: float, decay: float) -> None:
         first, second, steps = moments
         adam(
-            values, slopes, first, second, [], steps,
+            values, gradients, first, second, [], steps,
             fused=_can_fuse(values),
             decoupled_weight_decay=self.training.optimizer == "adamw",
             amsgrad=False, beta1=0.9, beta2=0.999, lr=lr, weight_decay=decay, eps=1e-8, maximize=False,
         )  # fmt: skip
 
-    def _sgd(self, values: list[Tensor], slopes: list[Tensor], momenta: Any, lr: float, decay: float) -> None:
+    def _sgd(self, values: list[Tensor], gradients: list[Tensor], momenta: Any, lr: float, decay: float) -> None:
         momentum = self.training.momentum
         sgd(
-            values, slopes, momenta if momentum else [None] * len(values), fused=_can_fuse(values),
+            values, gradients, momenta if momentum else [None] * len(values), fused=_can_fuse(values),
             weight_decay=decay, momentum=momentum, lr=lr, dampening=0.0, nesterov=momentum > 0, maximize=False,
         )  # fmt: skip
 
     def _clipped(self, grads: dict[str, Tensor]) -> dict[str, Tensor]:
         if self.training.clip is None:
             return grads
-        slopes = list(grads.values())
-        norm = torch.stack([norm.double() for norm in torch._foreach_norm(slopes)]).norm()
+        gradients = list(grads.values())
+        norm = torch.stack([norm.double() for norm in torch._foreach_norm(gradients)]).norm()
         factor = (self.training.clip / norm.clamp_min(1e-12)).clamp_max(1.0)
-        # Not in place: autograd may give one tensor, or a view without memory of its own, as two gradients. A gradient
-        # without axes takes the precision of the factor, so each goes back to its own.
-        clipped = zip(grads, slopes, torch._foreach_mul(slopes, factor), strict=True)
-        return {name: scaled.to(slope.dtype) for name, slope, scaled in clipped}
+        # Not in place: autograd may return one tensor, or an expanded view, as the gradient of two parameters. A
+        # gradient without axes takes the dtype of the factor, so each is cast back to its own.
+        clipped = zip(grads, gradients, torch._foreach_mul(gradients, factor), strict=True)
+        return {name: scaled.to(gradient.dtype) for name, gradient, scaled in clipped}
 
 
 def _can_fuse(values: list[Tensor]) -> bool:
     return all(value.is_floating_point() and value.device.type in ("cpu", "cuda") for value in values)
 
 
-def _laid_out_as(value: Tensor, slope: Tensor) -> Tensor:
-    """Return the gradient in the memory layout of its parameter: the fused kernels walk both as one flat array."""
-    return slope if slope.stride() == value.stride() else torch.empty_like(value).copy_(slope)
+def _laid_out_as(value: Tensor, gradient: Tensor) -> Tensor:
+    """Return the gradient in the memory layout of its parameter, which the fused kernels require."""
+    return gradient if gradient.stride() == value.stride() else torch.empty_like(value).copy_(gradient)

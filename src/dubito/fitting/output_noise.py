@@ -1,4 +1,4 @@
-"""Fit what scales the outputs of a trained network: the noise of a regression, the temperature of a classifier."""
+"""Fit the noise of a trained regression network, and the temperature of a trained classifier."""
 
 from __future__ import annotations
 
@@ -25,11 +25,11 @@ def outputs_of(module: nn.Module, source: Source) -> list[tuple[Tensor, Tensor]]
 def tune_temperature(module: nn.Module, likelihood: Likelihood, validation: Source) -> float:
     """Return the temperature that maximizes the validation likelihood, by golden section on its logarithm.
 
-    The negative log-likelihood is convex in 1/T for a softmax, hence it has one minimum in log T. A standard normal
-    prior on log T keeps it finite where a classifier makes no error on the validation data; a few errors outweigh it.
+    For a softmax the negative log-likelihood is convex in 1/T, so it has one minimum in log T. A standard normal prior
+    on log T keeps T finite if a classifier makes no error on the validation data; a few errors outweigh the prior.
     """
     parts = outputs_of(module, validation)
-    doubt = 0.5 if isinstance(likelihood, Categorical | Bernoulli) else 0.0
+    log_prior_factor = 0.5 if isinstance(likelihood, Categorical | Bernoulli) else 0.0
 
     def loss(log_temperature: float) -> float:
         total = torch.zeros((), dtype=torch.float64, device=validation.device)
@@ -37,15 +37,15 @@ def tune_temperature(module: nn.Module, likelihood: Likelihood, validation: Sour
             tempered, scaled = likelihood.temper(outputs, math.exp(log_temperature))
             total -= scaled.log_prob(tempered, targets).sum()
         distributed.sum_([total])
-        return float(total) + doubt * log_temperature**2
+        return float(total) + log_prior_factor * log_temperature**2
 
     return math.exp(minimize_scalar(loss, math.log(1e-2), math.log(1e2)))
 
 
 def fit_log_noise(module: nn.Module, problem: Problem) -> Tensor:
-    """Return the logarithm of the noise that maximizes the likelihood: of the root mean square of the residuals.
+    """Return the log-noise that maximizes the likelihood: the logarithm of the root mean square residual.
 
-    The gradient steps that learn it along with the weights get there too, but only slowly.
+    Training the noise by gradient steps along with the weights converges to the same value, but slowly.
     """
     sums = torch.zeros(2, dtype=torch.float64, device=problem.source.device)
     for outputs, targets in outputs_of(module, problem.source):

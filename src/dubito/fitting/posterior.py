@@ -1,4 +1,4 @@
-"""`Posterior`: what is believed about the weights after the data. One contract for all families, one predict door."""
+"""`Posterior`: a distribution over the weights given the data, with one contract for all families."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from dubito.core.params import Params
 from dubito.core.private_draws import PrivateDraws
 from dubito.core.randomness import default_generator
 from dubito.core.settings import Setting, digest, load_all
-from dubito.fitting.working_copies import Lendable
+from dubito.fitting.working_copies import HasWorkingCopies
 
 if TYPE_CHECKING:
     from dubito.beliefs.likelihoods import Likelihood
@@ -33,24 +33,24 @@ if TYPE_CHECKING:
 
 Predictor = Callable[[Any], Prediction]
 
-# Numbers in the samples of a prediction on a Dataset or a loader, up to which they are kept unless told otherwise.
+# Samples of a prediction on a Dataset or a loader are kept by default up to this many numbers.
 KEPT_SAMPLES = 2**24
 
 
-class Posterior(Lendable, ABC):
+class Posterior(HasWorkingCopies, ABC):
     """A posterior over the weights of one network.
 
-    It is immutable: nothing that is done with it changes it, and many threads may use one posterior at once. Predicting
-    works in private copies of its network (`working_copy`), so do not change `model` or other attributes either.
+    It is immutable: no method changes it, and many threads may use one posterior at once. Predicting works in private
+    copies of its network (`working_copy`), so do not change `model` or other attributes either.
 
-    A family gives `sample`, `marginals`, `prior`, `predictor` and its `state`; everything else is written here once.
-    What a family cannot give raises one clear sentence.
+    A family defines `sample`, `marginals`, `prior`, `predictor` and `state`; everything else is defined here. What a
+    family does not support raises an `UnsupportedError`.
 
     Args:
-        model: A private copy of the network at the posterior's centre, in evaluation mode; never the user's own.
+        model: A private copy of the network at the posterior's centre, in evaluation mode.
         likelihood: The likelihood, with numbers in place of learned settings.
-        recipe: How this posterior was found.
-        num_data: The number of examples it has seen.
+        recipe: The recipe of this posterior.
+        num_data: The number of examples that it was fitted to.
     """
 
     family: ClassVar[str] = ""
@@ -58,7 +58,7 @@ class Posterior(Lendable, ABC):
     draws_functions: bool = True
     """Whether sample s of a prediction comes from the same weights at every input."""
     _families: ClassVar[dict[str, type[Posterior]]] = {}
-    _network_draws: bool | None = None  # whether the network draws by itself, once it was called
+    _network_draws: bool | None = None  # whether the network draws random numbers; None before it was called
 
     def __init__(self, model: nn.Module, likelihood: Likelihood, recipe: Recipe, num_data: int) -> None:
         self.model = model.eval()
@@ -73,11 +73,11 @@ class Posterior(Lendable, ABC):
         if cls.family:
             Posterior._families[cls.family] = cls
 
-    # ------------------------------------------------------------------ what a family gives
+    # ------------------------------------------------------------------ defined by each family
 
     @abstractmethod
     def sample(self, num_samples: int, *, generator: torch.Generator | None = None) -> Params:
-        """Draw weights: one tensor per parameter of the model with a leading axis ``[S]``."""
+        """Draw posterior samples: one tensor per parameter of the model, with a leading axis ``[S]``."""
 
     @abstractmethod
     def marginals(self) -> tuple[Params, Params]:
@@ -85,27 +85,27 @@ class Posterior(Lendable, ABC):
 
     @abstractmethod
     def prior(self) -> tuple[Params, Params]:
-        """Return mean and variance of every weight before the data; the variance is 0 where a weight is not random."""
+        """Return the prior mean and variance of every weight; the variance is 0 where a weight is not random."""
 
     @abstractmethod
     def predictor(self, num_samples: int, generator: torch.Generator, **options: Any) -> Predictor:
-        """Return the function from one batch of inputs to its prediction; randomness is drawn here, once per call."""
+        """Return the function that predicts for one batch of inputs; its posterior samples are drawn here, once."""
 
     @abstractmethod
     def state(self) -> dict[str, Any]:
-        """Return the tensors and plain values from which `from_state` makes the posterior again."""
+        """Return the tensors and plain values from which `from_state` restores the posterior."""
 
     @classmethod
     @abstractmethod
     def from_state(cls, model: nn.Module, likelihood: Likelihood, recipe: Any, num_data: int, state: Any) -> Self:
-        """Make the posterior from what `state` returned; `model` is a private copy."""
+        """Restore the posterior from the result of `state`; `model` is a private copy."""
 
     def log_evidence(self) -> Tensor:
-        """Return the log marginal likelihood of the data, where the family defines one."""
+        """Return the log marginal likelihood of the data, if the family defines one."""
         raise UnsupportedError(f"A {self.family} posterior defines no evidence; Laplace(...) does.")
 
     def precision_diagonal(self) -> Params:
-        """Return the diagonal of the precision matrix, where the family has one; 0 where a weight is not random."""
+        """Return the diagonal of the precision matrix, if the family has one; it is 0 where a weight is not random."""
         raise UnsupportedError(f"A {self.family} posterior has no precision matrix; Laplace(...) has one.")
 
     def conditional_mean(self, keep: Mapping[str, Tensor]) -> Params:
@@ -117,19 +117,19 @@ class Posterior(Lendable, ABC):
         raise UnsupportedError(f"A {self.family} posterior cannot be conditioned on its weights; Laplace(...) can.")
 
     def history(self) -> History | None:
-        """Return what a report shows of how this posterior was found, or None; samplers give their chains."""
+        """Return the diagnosis and the traces of the fit for a report, or None if there are none."""
         return None
 
     @property
     def default_samples(self) -> int:
-        """How many samples a prediction draws where nobody says."""
+        """The default number of posterior samples of a prediction."""
         return 32
 
     def predictors(self, num_samples: int, generator: torch.Generator, **options: Any) -> list[Predictor]:
-        """Return a predictor for each of several draws, for whoever asks each of them something else."""
+        """Return one predictor per posterior sample."""
         return [self.predictor(1, generator, **options) for _ in range(num_samples)]
 
-    # ------------------------------------------------------------------ what every family has
+    # ------------------------------------------------------------------ shared by all families
 
     def predict(
         self,
@@ -145,12 +145,13 @@ class Posterior(Lendable, ABC):
 
         Args:
             x: The inputs.
-            num_samples: How many weight (or output) samples, where the family draws any.
+            num_samples: The number of weight (or output) samples, if the family draws any.
             generator: The source of randomness; by default the same call gives the same numbers.
-            batch_size: How many rows are worked on at a time.
-            keep_samples: Whether the prediction holds all samples, or its summary alone (`Prediction.summary`). By
-                default those of tensors are kept, and those of a Dataset or a loader while they take little memory.
-            options: What the family offers beyond this, such as `link` for Laplace.
+            batch_size: The number of rows that are processed at a time.
+            keep_samples: Whether the prediction holds all samples or only a summary (`Prediction.summary`). By default
+                the samples for tensors are kept, and those for a Dataset or a loader as long as they take little
+                memory.
+            options: Further options of the family, such as `link` for Laplace.
         """
         streamed, kept = isinstance(x, DataLoader | Dataset), 0
         parts: list[Prediction] = []
@@ -162,7 +163,7 @@ class Posterior(Lendable, ABC):
                 keep_samples, parts = False, [before.summary() for before in parts]
             parts.append(part.summary() if keep_samples is False else part)
         if not parts:
-            raise InputError("There is nothing to predict: the input is empty.")
+            raise InputError("The input is empty: give at least one row to predict.")
         return parts[0] if len(parts) == 1 else type(parts[0]).cat(parts)
 
     def predict_batches(
@@ -174,9 +175,9 @@ class Posterior(Lendable, ABC):
         batch_size: int = 1024,
         **options: Any,
     ) -> Iterator[Prediction]:
-        """Return an iterator over the predictions of one batch after another, with their samples; see `predict`.
+        """Return an iterator over the predictions of the batches, with their samples; see `predict`.
 
-        Nothing is kept from batch to batch, and the weights are drawn once for all of them.
+        The posterior samples are drawn once for all batches. No prediction is kept in memory.
         """
         count = self.default_samples if num_samples is None else num_samples
         check("num_samples", Count, count)
@@ -188,10 +189,10 @@ class Posterior(Lendable, ABC):
     ) -> Iterator[Prediction]:
         with self.working_copy() as own:
             with torch.no_grad():
-                ask = own._answers(count, generator, options)
+                predict = own._checked_predictor(count, generator, options)
             for each in inputs:
-                with torch.no_grad():  # not while the caller has the prediction
-                    found = ask(each)
+                with torch.no_grad():  # not around `yield`, where it would hold for the caller
+                    found = predict(each)
                 yield found
 
     def update(
@@ -202,11 +203,11 @@ class Posterior(Lendable, ABC):
         generator: torch.Generator | None = None,
         progress: bool = True,
     ) -> Posterior:
-        """Learn on: this posterior becomes the prior for new data. Returns a new one; this one stays as it was."""
-        raise UnsupportedError(f"A {self.family} posterior cannot be updated with new data; fit again on all of it.")
+        """Return the posterior after new data, for which this posterior is the prior; this one is not changed."""
+        raise UnsupportedError(f"A {self.family} posterior cannot be updated with new data: fit again on all data.")
 
     def mean(self) -> Params:
-        """Return the weights at the centre of the posterior."""
+        """Return the weights at the posterior's centre."""
         return params.of(self.model)
 
     @checked_arguments
@@ -220,12 +221,12 @@ class Posterior(Lendable, ABC):
 
     @property
     def device(self) -> torch.device:
-        """Where the posterior lives."""
+        """The device of the network."""
         return _first(self.model).device
 
     @property
     def dtype(self) -> torch.dtype:
-        """The precision of the network."""
+        """The dtype of the network."""
         return _first(self.model).dtype
 
     def __repr__(self) -> str:
@@ -261,33 +262,33 @@ class Posterior(Lendable, ABC):
             raise InputError("The inputs hold NaN or infinite values: clean or impute them first.")
         return inputs
 
-    def _answers(self, count: int, generator: torch.Generator, options: dict[str, Any]) -> Predictor:
-        """Return the checked predictor of one call, whose random numbers nobody else draws; for a working copy."""
+    def _checked_predictor(self, count: int, generator: torch.Generator, options: dict[str, Any]) -> Predictor:
+        """Return the predictor of one call, with input checks and its own random numbers; for a working copy."""
         origin: Posterior = self.origin
         draws = PrivateDraws(int(digest(generator.get_state()), 16) >> 1, self.device, others=(generator,))
         predict_batch = draws.run(lambda: self.predictor(count, generator, **options))
 
-        def answer(inputs: Any) -> Prediction:
+        def predict(inputs: Any) -> Prediction:
             if origin._network_draws is None:
-                origin._network_draws = self._find_draws(inputs)
+                origin._network_draws = self._draws_on(inputs)
             draws.network_draws = draws.network_draws or origin._network_draws
-            found = draws.run(lambda: self._ask(predict_batch, inputs))
+            found = draws.run(lambda: self._predict_batch(predict_batch, inputs))
             origin._network_draws = draws.network_draws
             return found
 
-        return answer
+        return predict
 
-    def _find_draws(self, inputs: Any) -> bool:
-        """Whether the network draws random numbers by itself, as far as one example shows."""
+    def _draws_on(self, inputs: Any) -> bool:
+        """Return whether the network draws random numbers on the first of these inputs."""
         watched, example = PrivateDraws(0, self.device, network_draws=True), batches.take(inputs, slice(1))
         try:
             watched.run(lambda: params.call(self.model, batches.map_leaves(torch.clone, example)))
         except (RuntimeError, TypeError, ValueError, LookupError, DubitoError):
-            return True  # what is wrong with the inputs is said when they are predicted
+            return True  # the error is explained when the inputs are predicted
         return watched.network_draws
 
-    def _ask(self, predict_batch: Predictor, inputs: Any) -> Prediction:
-        """Predict; where the network itself cannot take the inputs, say so."""
+    def _predict_batch(self, predict_batch: Predictor, inputs: Any) -> Prediction:
+        """Predict one batch; raise an `InputError` if the network cannot process the inputs."""
         try:
             return _finite(predict_batch(self._checked(inputs)))
         except DubitoError:
@@ -295,10 +296,10 @@ class Posterior(Lendable, ABC):
             raise
         except (RuntimeError, TypeError, ValueError, LookupError):
             self._check_fit(inputs)
-            raise  # the network can take them, so it is not the inputs' fault
+            raise  # the network can process them, so the error has another cause
 
     def _check_fit(self, inputs: Any) -> None:
-        """Raise unless the network can be called on one of these inputs."""
+        """Raise an error unless the network can be called on the first of these inputs."""
         try:
             params.call(self.model, batches.map_leaves(torch.clone, batches.take(inputs, slice(0, 1))))
         except (RuntimeError, TypeError, ValueError, LookupError) as error:
@@ -309,14 +310,12 @@ class Posterior(Lendable, ABC):
 
 @checked_arguments
 def load(path: str | os.PathLike[str], model: nn.Module) -> Posterior:
-    """Load a posterior that `posterior.save(path)` wrote, for a network of the same architecture.
+    """Load a posterior from a file that `posterior.save(path)` wrote.
 
     Args:
         path: The file.
-        model: The network; only its architecture matters, its weights come from the file. It is not changed.
+        model: A network of the same architecture. Its weights are not used, and it is not changed.
     """
-    if not isinstance(model, nn.Module):
-        raise InputError(f"load(path, model) needs the network as a torch.nn.Module, not {model!r}.")
     model, tree = params.unwrapped(model), io.load(path, "posterior")
     with io.reading(path):
         own, saved = _tensors(model), {**tree["params"], **tree["buffers"]}
@@ -330,19 +329,19 @@ def load(path: str | os.PathLike[str], model: nn.Module) -> Posterior:
 
 
 def restored(tree: Mapping[str, Any], model: nn.Module) -> Posterior:
-    """Return a posterior that was saved as a tree; weights that are not in its tree are those of `model`."""
+    """Restore a posterior from its saved tree; weights that are not in the tree are taken from `model`."""
     from dubito.beliefs.likelihoods import Likelihood
     from dubito.fitting.recipe import Recipe
 
     load_all()
     if tree["family"] not in Posterior._families:
-        raise FileFormatError(f"The file holds a '{tree['family']}' posterior, which this version does not know.")
+        raise FileFormatError(f"The file holds a '{tree['family']}' posterior, which this version lacks: upgrade it.")
     private = copy.deepcopy(model)
     own = _tensors(private)
     for name, value in {**tree["params"], **tree["buffers"]}.items():
         if value.shape != own[name].shape or value.is_floating_point() != own[name].is_floating_point():
-            raise FileFormatError(f"The weight '{name}' in the file does not fit that of the model.")
-        own[name].data = value.to(own[name].device)  # not a copy into it: the precision is that of the file
+            raise FileFormatError(f"The weight '{name}' in the file does not fit the model in shape or type.")
+        own[name].data = value.to(own[name].device)  # replaced, not copied into: the file determines the precision
     recipe, likelihood = (
         Setting.from_json(json.loads(tree["settings"][name]), tree["tensors"]) for name in ("recipe", "likelihood")
     )
@@ -353,12 +352,12 @@ def restored(tree: Mapping[str, Any], model: nn.Module) -> Posterior:
 
 
 def _finite(prediction: Prediction) -> Prediction:
-    """Return a prediction if it is one: an overflow must not pass for an answer."""
+    """Return the prediction if it is finite; raise an error otherwise."""
     parts = (getattr(prediction, name, None) for name in ("mean", "aleatoric", "epistemic"))
     if not all(part is None or bool(part.isfinite().all()) for part in parts):
         raise NonFiniteError(
-            "The prediction is NaN or infinite although the inputs are finite: look for extreme weights, scale the "
-            "inputs, or use float64."
+            "The prediction is NaN or infinite although the inputs are finite: check the network for extreme weights, "
+            "scale the inputs, or use float64."
         )
     return prediction
 

@@ -1,4 +1,4 @@
-"""`Recipe`: how a posterior is found, as a frozen setting with one method, `fit`."""
+"""`Recipe`: a way of finding a posterior, as a frozen setting with one method, `fit`."""
 
 from __future__ import annotations
 
@@ -21,41 +21,41 @@ if TYPE_CHECKING:
 
 @setting
 class Recipe(Setting, ABC):
-    """The base of all recipes. A new one gives its fields and `build`; the rest is shared."""
+    """Base class of all recipes; a subclass defines its fields and `build`."""
 
     described = "a recipe such as MAP()"
 
     @abstractmethod
     def build(self, problem: Problem) -> Inference:
-        """Return the steps that the fit loop drives; `problem.selection` holds what `weights` chose."""
+        """Return the inference that the fit loop runs; `problem.selection` holds the weights that `weights` chose."""
 
     @property
     def weights(self) -> SelectionRule | None:
-        """The rule that chooses the random weights; None where there is no choice. A recipe may have a field for it."""
+        """The rule that chooses the random weights, or None. A recipe may define it as a field."""
         return None
 
     @property
     def start(self) -> Any:
-        """Where training starts: ``"model"`` or ``"fresh"``. A recipe may have a field for it."""
+        """Where training starts: ``"model"`` or ``"fresh"``. A recipe may define it as a field."""
         return "model"
 
     @property
     def starts_fresh(self) -> bool:
-        """Whether training starts from newly drawn weights instead of the model's own."""
+        """Whether training starts from newly drawn weights instead of the model's weights."""
         return isinstance(self.start, str) and self.start == "fresh"
 
     @property
     def needs_trained_model(self) -> bool:
-        """Whether the model must have been trained before."""
+        """Whether the model must be trained already."""
         return False
 
     @property
     def assumed_precision(self) -> float:
-        """The prior precision that a rule of `weights` may assume when it compares variances."""
+        """The prior precision that a selection rule uses when it compares variances."""
         return 1.0
 
     def starting(self, start: str) -> Recipe:
-        """Return this recipe from the model's weights (``"model"``) or newly drawn ones (``"fresh"``)."""
+        """Return this recipe with another start: the model's weights (``"model"``) or new ones (``"fresh"``)."""
         return self.replace(start=start) if "start" in self.fields() else self
 
     def on_subspace(self) -> Recipe:
@@ -80,17 +80,18 @@ class Recipe(Setting, ABC):
         generator: torch.Generator | None = None,
         progress: bool = True,
     ) -> Posterior:
-        """Find the posterior over the weights of `model` given `data`. The model itself is not changed.
+        """Fit a posterior over the weights of `model` to `data`. The model itself is not changed.
 
         Args:
             model: Any network that maps inputs to outputs (logits, or means).
             data: A DataLoader, a Dataset, an ``(inputs, targets)`` pair or a list of batches.
-            likelihood: ``"categorical"``, ``"bernoulli"``, ``"gaussian"``, ``"heteroscedastic"`` or an object.
-            validation: Held-out data for early stopping and for what is tuned on validation.
+            likelihood: ``"categorical"``, ``"bernoulli"``, ``"gaussian"``, ``"heteroscedastic"``, or one of
+                `dubito.likelihoods`.
+            validation: Validation data, for early stopping and for settings that are tuned on it.
             training: Epochs, learning rate, checkpoints and so on.
-            num_data: The number of examples where the data cannot be counted.
-            generator: The source of all our randomness; by default the same call gives the same result.
-            progress: Show a progress bar when on a terminal.
+            num_data: The number of examples, for data that cannot be counted.
+            generator: The source of randomness; by default the seed is fixed, so the same call gives the same result.
+            progress: Whether to show a progress bar on a terminal.
         """
         from dubito.core.randomness import restoring_generators
         from dubito.fitting.loop import fit

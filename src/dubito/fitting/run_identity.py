@@ -1,4 +1,4 @@
-"""Whose checkpoint a file is: digests of all that a run must share with it to go on from it."""
+"""Recognize the checkpoint of a run by digests of its recipe, settings, network and data."""
 
 from __future__ import annotations
 
@@ -25,24 +25,24 @@ if TYPE_CHECKING:
     from dubito.fitting.inference import Problem
     from dubito.fitting.recipe import Recipe
 
-# What is said of each part that differs, in the order in which they are looked at.
+# How an error names each part that differs, in the order in which they are compared.
 DIFFERENCES = {
     "recipe": "another recipe",
     "training": "other training settings",
     "likelihood": "another likelihood",
     "generator": "another seed",
     "network": "another network",
-    "weights": "the network has other weights at the start: seed torch before you make it",
+    "weights": "other initial weights of the network; seed torch before you create it",
     "data": "other training data",
     "validation": "other validation data",
 }
 
 
 def check_place(path: str | os.PathLike[str]) -> None:
-    """Raise before any work where a checkpoint cannot be written."""
+    """Raise an error if a checkpoint cannot be written to `path`."""
     folder = Path(path).parent
     if not folder.is_dir():
-        raise InputError(f"The folder '{folder}' of the checkpoint does not exist.")
+        raise InputError(f"The folder '{folder}' of the checkpoint does not exist: create it first.")
     check_writable(path)
 
 
@@ -53,9 +53,9 @@ def identity(recipe: Recipe, problem: Problem, model: nn.Module, generator: Tens
         recipe: The recipe.
         problem: The data, the likelihood and the training settings.
         model: The network at the start, after fresh weights were drawn.
-        generator: The state of our randomness before anything was drawn.
+        generator: The state of the generator before anything was drawn.
     """
-    architecture = re.sub(r"0x[0-9a-f]+", "", repr(model))  # without addresses, which change from run to run
+    architecture = re.sub(r"0x[0-9a-f]+", "", repr(model))  # without memory addresses, which differ in every run
     trainable = [name for name, value in model.named_parameters() if value.requires_grad]
     return {
         "recipe": _short(canonical(recipe)),
@@ -64,7 +64,7 @@ def identity(recipe: Recipe, problem: Problem, model: nn.Module, generator: Tens
         "generator": digest(generator),
         "network": _short(architecture),
         "weights": io.digest([params.of(model), params.buffers_of(model), trainable]),
-        # each process may hold another part
+        # each process may hold another shard
         "data": distributed.one_text(io.digest([*_described(problem.source), problem.num_data])),
         "validation": distributed.one_text(
             "" if problem.validation is None else io.digest(_described_whole(problem.validation))
@@ -73,12 +73,12 @@ def identity(recipe: Recipe, problem: Problem, model: nn.Module, generator: Tens
 
 
 def settings_digest(recipe: Recipe, problem: Problem) -> str:
-    """Return a digest of what several processes must have been given alike."""
+    """Return a digest of the settings that must be the same in all processes."""
     return io.digest([canonical(part) for part in (recipe, problem.training.identity(), problem.likelihood)])
 
 
 def refuse_another(path: str | os.PathLike[str], saved: Any, own: Mapping[str, str]) -> str | None:
-    """Return the sentence that refuses a checkpoint of another run, or None."""
+    """Return an error message if the checkpoint belongs to another run, else None."""
     if not isinstance(saved, Mapping):
         return f"The checkpoint '{path}' was written by an earlier version of Dubito: delete it or choose another file."
     different = (why for part, why in DIFFERENCES.items() if saved.get(part) != own[part])
@@ -86,77 +86,78 @@ def refuse_another(path: str | os.PathLike[str], saved: Any, own: Mapping[str, s
 
 
 def refusal(path: str | os.PathLike[str], why: str) -> str:
-    """Return the sentence about a checkpoint of another run."""
+    """Return the error message for a checkpoint of another run."""
     return f"The checkpoint '{path}' belongs to another run ({why}): delete it or choose another file."
 
 
 def on_disk(path: str | os.PathLike[str]) -> str:
-    """Return a sentence about how far the checkpoint is that lies on disk, from the file itself."""
+    """Return a sentence that says how far the checkpoint on disk has come, read from the file itself."""
     try:
         saved = io.load(path, "checkpoint")
         place = f"epoch {saved['epoch'] + 1} after {saved['batch']} of its batches"
     except (FileFormatError, LookupError, TypeError):
-        return f"There is no checkpoint in '{path}': the same call starts again."
-    return f"The checkpoint '{path}' holds {place}: the same call goes on from there."
+        return f"There is no checkpoint in '{path}': the same call starts from the beginning."
+    return f"The checkpoint '{path}' holds {place}: the same call continues from there."
 
 
 @dataclass
-class Witness:
-    """A digest of the batches of a loader's first pass, which tells its data from other data.
+class LoaderDigest:
+    """A digest of the batches of a loader's first pass, by which its data is recognized.
 
     Attributes:
-        count: How many batches it has seen.
-        first: The digest of the first of them.
-        chain: The digest of all of them.
+        count: The number of batches.
+        first: The digest of the first batch.
+        chain: The digest of all batches.
     """
 
     count: int = 0
     first: str = ""
     chain: str = ""
 
-    def see(self, raw: Any) -> None:
+    def add(self, raw: Any) -> None:
         """Add the next batch."""
         own = io.digest(batches.as_tensors(raw))
         self.first = self.first or own
         self.chain, self.count = _short(self.chain + own), self.count + 1
 
     def agrees(self, source: Source, stream: Stream, states: list[Tensor]) -> bool:
-        """Whether `source` gives these batches again; of data with a digest of its own the first one is enough.
+        """Return whether `source` gives the same batches; only the first is compared if the dataset has a digest.
 
         Args:
-            source: The data; its generators are left as they were.
-            stream: The timeline of the first pass.
-            states: Those of the loader's own generators before the first pass.
+            source: The data; its generators are restored afterwards.
+            stream: The random stream of the first pass.
+            states: The states of the loader's own generators before the first pass.
         """
-        before, again = source.generator_states(), Witness()
+        before, again = source.generator_states(), LoaderDigest()
         source.set_generator_states(states)
         try:
             known = _known_content(source.dataset) is not None
             for raw in islice(source.pieces(stream), min(self.count, 1) if known else self.count):
-                again.see(raw)
+                again.add(raw)
         finally:
             source.set_generator_states(before)
         return again.first == self.first if known else again == self
 
 
-def claims(saved: Mapping[str, Any], source: Source) -> tuple[int, Witness, list[Tensor]]:
-    """Return the seed of a saved run, the witness of its data, and its loader's generators before the first pass."""
-    plain = io.copy_into({"seed": 0, "witness": asdict(Witness())}, {key: saved[key] for key in ("seed", "witness")})
+def saved_start(saved: Mapping[str, Any], source: Source) -> tuple[int, LoaderDigest, list[Tensor]]:
+    """Return the seed of a saved run, the digest of its loader, and its loader's generator states at the start."""
+    empty = {"seed": 0, "witness": asdict(LoaderDigest())}
+    plain = io.copy_into(empty, {key: saved[key] for key in empty})
     states = source.generator_states()
-    source.set_generator_states(saved["first_states"])  # raises where they are no states
+    source.set_generator_states(saved["first_states"])  # raises an error if they are not valid states
     source.set_generator_states(states)
-    return plain["seed"], Witness(**plain["witness"]), saved["first_states"]
+    return plain["seed"], LoaderDigest(**plain["witness"]), saved["first_states"]
 
 
 def _described(source: Source) -> list[Any]:
-    """What is known of data without a pass over a loader."""
+    """Return what identifies the data without a pass over a loader."""
     if source.in_memory is not None:
         return [batches.as_tensors(raw) for raw in source.in_memory]
     return [source.num_batches, type(source.dataset).__qualname__, _known_content(source.dataset)]
 
 
 def _described_whole(source: Source) -> list[Any]:
-    """What is known of data, with a pass over a loader whose dataset has no content of its own."""
+    """Return what identifies the data, with a pass over a loader if its dataset has no digest."""
     known = _described(source)
     if source.in_memory is None and known[-1] is None:
         states = source.generator_states()
@@ -166,7 +167,7 @@ def _described_whole(source: Source) -> list[Any]:
 
 
 def _known_content(dataset: Any) -> str | None:
-    """A digest of all that a dataset holds, where torch says where that is."""
+    """Return a digest of a dataset that consists of tensors, or None for other datasets."""
     if isinstance(dataset, TensorDataset):
         return io.digest(list(dataset.tensors))
     if isinstance(dataset, Subset):

@@ -1,4 +1,4 @@
-"""A network as a function of coordinates: any recipe runs on a subspace unchanged, and is lifted back to weights."""
+"""Run any recipe on the coordinates of a subspace, and return a posterior over the network's weights."""
 
 from __future__ import annotations
 
@@ -28,28 +28,28 @@ if TYPE_CHECKING:
     from dubito.fitting.training import Training
 
 
-class Lifted(nn.Module):
-    """The network at ``w(z)``; its only parameter is z ``[1, r]``.
+class SubspaceNetwork(nn.Module):
+    """The network with weights ``w(z)``; its only parameter is z ``[1, r]``.
 
     Args:
-        model: The network; it stays as it is and runs in evaluation mode.
+        model: The network; it is not changed and runs in evaluation mode.
         subspace: The subspace.
         coordinates: z ``[r]``; by default 0.
     """
 
-    no_rule_because = "each coordinate of a subspace moves weights of many layers, which is no loss for a few of them"
+    no_rule_because = "each coordinate of a subspace changes weights of many layers; exact products are used instead"
 
     def __init__(self, model: nn.Module, subspace: Subspace, coordinates: Tensor | None = None) -> None:
         super().__init__()
         self._hidden: list[Any] = [
             copy.deepcopy(model).eval().requires_grad_(False),
             subspace,
-        ]  # in a list: no part of this module
+        ]  # in a list, so that they are not submodules
         start = torch.zeros(subspace.num_weights) if coordinates is None else coordinates
         self.z = nn.Parameter(start.to(next(model.parameters())).reshape(1, -1).clone())
 
-    def __deepcopy__(self, memo: dict[int, Any]) -> Lifted:
-        """Return a copy with coordinates of its own; weights and basis, which never change, are lent."""
+    def __deepcopy__(self, memo: dict[int, Any]) -> SubspaceNetwork:
+        """Return a copy with its own coordinates; weights and basis, which never change, are shared."""
         model, subspace = self._hidden
         memo |= {id(subspace): subspace, id(model): twin(model, memo)}
         copied = memo[id(self)] = type(self).__new__(type(self))
@@ -57,7 +57,7 @@ class Lifted(nn.Module):
         return copied
 
     def forward(self, *args: Any, **kwargs: Any) -> Tensor:
-        """Run the network at the weights of z."""
+        """Run the network with the weights ``w(z)``."""
         model, subspace = self._hidden
         base = {name: value for name, value in model.named_parameters() if name in subspace.weights.indices}
         inputs: Any = kwargs or (args[0] if len(args) == 1 else args)
@@ -65,14 +65,14 @@ class Lifted(nn.Module):
 
 
 def build_on_subspace(recipe: Recipe, problem: Problem, subspace: Subspace) -> Inference:
-    """Return the steps of a recipe on the coordinates, with a posterior over the network's own weights at the end."""
+    """Return the inference of a recipe on the coordinates, whose posterior is over the network's own weights."""
     if recipe.starts_fresh:
-        raise InputError("A subspace goes through trained weights: use start='model'.")
-    lifted = Lifted(problem.model, subspace)
-    inner = recipe.on_subspace().build(dataclasses.replace(problem, model=lifted, selection=Selection.all_of(lifted)))
+        raise InputError("A subspace is centred on the trained weights: use start='model'.")
+    network = SubspaceNetwork(problem.model, subspace)
+    inner = recipe.on_subspace().build(dataclasses.replace(problem, model=network, selection=Selection.all_of(network)))
 
     def init(initial: Params, buffers: Params, generator: torch.Generator) -> State:
-        return inner.init(params.of(lifted), params.buffers_of(lifted), generator)  # not those of the network
+        return inner.init(params.of(network), params.buffers_of(network), generator)  # not those of `problem.model`
 
     def posterior(state: State) -> SubspacePosterior:
         return lift_posterior(inner.posterior(state), recipe, problem.model, subspace)
@@ -81,20 +81,20 @@ def build_on_subspace(recipe: Recipe, problem: Problem, subspace: Subspace) -> I
 
 
 def lift_posterior(found: Posterior, recipe: Any, model: nn.Module, subspace: Subspace) -> SubspacePosterior:
-    """Return a posterior over weights from one over coordinates."""
+    """Turn a posterior over coordinates into one over weights."""
     center = found.mean()["z"].reshape(-1)
     network = params.load_(copy.deepcopy(model), subspace.merge(params.of(model), center))
     return SubspacePosterior(network, found.likelihood, recipe, found.num_data, subspace, found)
 
 
 class SubspacePosterior(Posterior):
-    """A posterior over the coordinates of a subspace, seen as one over weights.
+    """A posterior over weights that is given by one over the coordinates of a subspace.
 
     Args:
         model: The network at the centre.
         likelihood: The likelihood.
         recipe: The recipe.
-        num_data: The number of examples seen in all.
+        num_data: The total number of examples.
         selection: The subspace.
         inner: The posterior over the coordinates.
     """
@@ -120,15 +120,14 @@ class SubspacePosterior(Posterior):
 
     def marginals(self) -> tuple[Params, Params]:
         r"""Return the weights at the centre and the diagonal of $P \Sigma P^\top$."""
-        self.inner.marginals()  # says so where there are none
-        return self.mean(), self._spread(self.covariance())
+        self.inner.marginals()  # raises an error if there are none
+        return self.mean(), self._weight_variance(self.covariance())
 
     def prior(self) -> tuple[Params, Params]:
         """Return mean and variance of the weights under the prior of the coordinates."""
         mean, variance = self.inner.prior()
-        return self.selection.merge(self.mean(), mean["z"].reshape(-1)), self._spread(
-            torch.diag(variance["z"].flatten())
-        )
+        center = self.selection.merge(self.mean(), mean["z"].reshape(-1))
+        return center, self._weight_variance(torch.diag(variance["z"].flatten()))
 
     def covariance(self) -> Tensor:
         """Return the covariance of the coordinates, ``[r, r]`` in float64."""
@@ -143,7 +142,7 @@ class SubspacePosterior(Posterior):
             )
         return torch.diag(inner.marginals()[1]["z"].flatten().double())
 
-    def _spread(self, covariance: Tensor) -> Params:
+    def _weight_variance(self, covariance: Tensor) -> Params:
         basis = self.selection.basis.to(covariance)
         variance = ((basis @ covariance) * basis).sum(1).clamp_min(0.0).to(self.device, self.dtype)
         return self.selection.weights.merge(params.zeros_like(self.mean()), variance)
@@ -153,22 +152,22 @@ class SubspacePosterior(Posterior):
         return self.inner.predictor(num_samples, generator, **options)
 
     def log_evidence(self) -> Tensor:
-        """Return the evidence where the method defines one."""
+        """Return the log-evidence, if the method defines one."""
         return self.inner.log_evidence()
 
     def diagnose(self) -> Any:
-        """Say in plain words what the method says of itself, where it does."""
+        """Return the diagnosis of the posterior over the coordinates, if it has one."""
         if not hasattr(self.inner, "diagnose"):
-            raise UnsupportedError(f"A {self.inner.family} posterior has no diagnosis.")
+            raise UnsupportedError(f"A {self.inner.family} posterior has no diagnosis; use Variational or SGMCMC.")
         return self.inner.diagnose()
 
     def history(self) -> History | None:
-        """Return that of the posterior over the coordinates."""
+        """Return the history of the posterior over the coordinates."""
         return self.inner.history()
 
     @property
     def draws_functions(self) -> bool:  # type: ignore[override]
-        """Whether the posterior over the coordinates does."""
+        """Whether the posterior over the coordinates draws functions."""
         return self.inner.draws_functions
 
     def update(
@@ -179,7 +178,7 @@ class SubspacePosterior(Posterior):
         generator: torch.Generator | None = None,
         progress: bool = True,
     ) -> SubspacePosterior:
-        """Learn on within the subspace."""
+        """Update the posterior with new data, within the subspace."""
         found = self.inner.update(data, training=training, generator=generator, progress=progress)
         return lift_posterior(found, self.recipe, self.model, self.selection)
 
@@ -200,8 +199,8 @@ class SubspacePosterior(Posterior):
     def from_state(cls, model: nn.Module, likelihood: Likelihood, recipe: Any, num_data: int, state: Any) -> Self:
         """Undo `state`."""
         subspace = Subspace.from_state(state["subspace"], model)
-        lifted = Lifted(model, subspace, state["coordinates"])
+        network = SubspaceNetwork(model, subspace, state["coordinates"])
         own = Setting.from_json(json.loads(state["recipe"]), state["recipe_tensors"])
         family = Posterior._families[state["family"]]
-        inner = family.from_state(lifted, likelihood, own, num_data, state["inner"])
+        inner = family.from_state(network, likelihood, own, num_data, state["inner"])
         return cls(model, likelihood, recipe, num_data, subspace, inner)

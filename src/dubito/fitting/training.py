@@ -1,4 +1,4 @@
-"""`Training`: how long, how fast and how carefully to train. One frozen setting for every trained recipe."""
+"""`Training`: epochs, optimizer, learning rate, early stopping and checkpoints, for all recipes that train."""
 
 from __future__ import annotations
 
@@ -12,28 +12,31 @@ from dubito.core.settings import Setting, setting
 
 @setting
 class Training(Setting):
-    """Settings of the one fit loop.
+    """Settings of the fit loop.
 
     Args:
-        epochs: Passes over the data; 0 takes the model as it is.
+        epochs: The number of passes over the data; 0 keeps the model as it is.
         lr: The peak learning rate.
-        batch_size: For data that is not batched yet.
+        batch_size: The batch size, for data that is not batched yet.
         optimizer: ``"adam"`` (fused), ``"adamw"`` or ``"sgd"`` (Nesterov momentum).
-        momentum: For ``"sgd"``.
+        momentum: The momentum of ``"sgd"``.
         weight_decay: An L2 penalty ``weight_decay/2 · ‖w‖²`` added to the mean loss (decoupled for ``"adamw"``).
-        schedule: How the learning rate falls: ``"constant"``, ``"cosine"`` or ``"linear"`` to zero, ``"hold"`` (linear
-            to zero after a half), ``"step"`` (a tenth after a half, a hundredth after three quarters).
-        warmup: The fraction of all steps over which the rate rises linearly from zero.
-        clip: The largest norm of the gradient, or None.
-        early_stopping: Stop after this many epochs without a better validation score, and go back to the best; or None.
-        restore_best: Go back to the epoch with the best validation score.
-        evidence_every: For `MAP`: choose the prior precision of every parameter, and the noise of a Gaussian likelihood
-            that is not a number, by the Laplace evidence at the current weights, each time after so many epochs; or
-            None (Immer et al. 2021, https://arxiv.org/abs/2104.04975).
-        evidence_burn_in: Epochs before the first of these.
-        shuffle: For data that is not batched yet.
-        checkpoint: A file that is written every so often; a killed run that is started again goes on from it, exactly.
-        checkpoint_every: Seconds between checkpoints.
+        schedule: The decay of the learning rate: ``"constant"``, ``"cosine"`` or ``"linear"`` to zero, ``"hold"``
+            (constant for one half of the steps, then linear to zero), ``"step"`` (to a tenth after one half of the
+            steps, to a hundredth after three quarters).
+        warmup: The fraction of all steps over which the learning rate rises linearly from zero.
+        clip: The largest allowed norm of the gradient, or None.
+        early_stopping: Stop after this many epochs without a better validation score, and return to the best epoch; or
+            None.
+        restore_best: Return to the epoch with the best validation score at the end.
+        evidence_every: For `MAP`: every so many epochs, choose the prior precision of every parameter, and the noise
+            unless it is a number, by the Laplace evidence at the current weights; or None (Immer et al. 2021,
+            https://arxiv.org/abs/2104.04975).
+        evidence_burn_in: The number of epochs before the first of these choices.
+        shuffle: Whether to shuffle data that is not batched yet.
+        checkpoint: A file to which the run is saved at intervals. If the run is stopped, the same call continues from
+            this file and gives the same result.
+        checkpoint_every: The seconds between two checkpoints.
     """
 
     setting_name = "Training"
@@ -78,10 +81,10 @@ class Training(Setting):
         return self.lr * factor
 
     def identity(self) -> Training:
-        """Return the settings that decide the result: all but where and how often checkpoints are written."""
+        """Return the settings that determine the result: all but those of checkpoints."""
         return self.replace(checkpoint=None, checkpoint_every=0.0)
 
     @property
     def needs_validation(self) -> bool:
-        """Whether the loop must judge the state by held-out data after each epoch."""
+        """Whether the loop must compute the validation score after each epoch."""
         return self.early_stopping is not None or self.restore_best

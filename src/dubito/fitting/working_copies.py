@@ -1,8 +1,8 @@
-"""Working copies: predicting swaps weights, flags and hooks of a network, and does so in a copy that one call owns.
+"""Working copies of a posterior, in which one call may swap weights, flags and hooks of the network.
 
-Nothing that is done to a working copy is seen by the posterior or by other calls, so that many threads can ask one
-posterior at once. A copy shares the memory of all weights and is kept for the next call: there are as many as there
-were calls at the same time.
+Changes to a working copy do not affect the posterior or other calls, so that many threads can use one posterior at
+once. A copy shares the memory of all weights and is reused by later calls: there are as many copies as there were
+simultaneous calls.
 """
 
 from __future__ import annotations
@@ -20,18 +20,18 @@ from dubito.core.locks import ProcessLock
 from dubito.networks.twin import Buffers, twin
 
 T = TypeVar("T")
-# Attributes of a posterior that belong to one object and are not copied with it.
+# Attributes that belong to one object and are not copied with it.
 _IDLE, _ORIGIN, _BUFFERS = "_idle", "_origin", "_buffers_seen"
 
 
-class Lendable:
-    """Something that holds networks and can be lent as a private copy of itself."""
+class HasWorkingCopies:
+    """Base class of objects with networks, which give each call a private copy of themselves."""
 
     @contextmanager
     def working_copy(self) -> Iterator[Self]:
-        """Lend a copy of this object that no other call works with; its networks may be changed for a while.
+        """Provide a copy of this object that no other call uses; its networks may be changed inside the block.
 
-        It goes back into the pool only after a call that ended well and wrote to none of its networks' buffers.
+        The copy is reused only if the block raised no error and changed no buffer of the networks.
         """
         idle: deque[Self] = vars(self).setdefault(_IDLE, deque())  # an atomic step, as are pop and append
         try:
@@ -45,12 +45,12 @@ class Lendable:
 
     @property
     def origin(self) -> Self:
-        """The object that this one is a working copy of; itself where it is none."""
+        """The object of which this one is a working copy, or this object itself."""
         found: Self = vars(self).get(_ORIGIN, self)
         return found
 
     def _copy(self, memo: dict[int, Any]) -> Self:
-        """Return this object with twins of its networks, and without what was cached for this object alone."""
+        """Return a copy with twins of the networks, and without the cached properties of this object."""
         if id(self) not in memo:
             own = memo[id(self)] = copy.copy(self)
             for name, value in list(vars(own).items()):
@@ -68,9 +68,9 @@ class Lendable:
 
 
 class shared_property(Generic[T]):
-    """A property that is computed once, for an object and for all working copies of it; it must not change later.
+    """A property that is computed once for an object and all of its working copies; it must not change later.
 
-    `functools.cached_property` is the counterpart: what each working copy has of its own.
+    A `functools.cached_property`, in contrast, is computed once for each working copy.
     """
 
     def __init__(self, compute: Callable[[Any], T]) -> None:
@@ -88,7 +88,7 @@ class shared_property(Generic[T]):
             return self
         origin = vars(instance).get(_ORIGIN, instance)
         if self.name not in vars(origin):
-            with _computing:  # two threads would each need the memory for it
+            with _computing:  # so that two threads do not both use memory for it
                 if self.name not in vars(origin):
                     vars(origin)[self.name] = self.compute(origin)
         found: T = vars(origin)[self.name]
@@ -97,22 +97,22 @@ class shared_property(Generic[T]):
 
 
 def _private(value: Any, memo: dict[int, Any]) -> Any:
-    """What a working copy has in the place of one attribute."""
+    """Return the value of an attribute for a working copy."""
     if isinstance(value, nn.Module):
         return twin(value, memo)
-    if isinstance(value, Lendable):
+    if isinstance(value, HasWorkingCopies):
         return value._copy(memo)
-    if type(value) in (list, tuple) and any(isinstance(each, nn.Module | Lendable) for each in value):
+    if type(value) in (list, tuple) and any(isinstance(each, nn.Module | HasWorkingCopies) for each in value):
         return type(value)(_private(each, memo) for each in value)
     return value
 
 
-def _networks(lent: Lendable) -> Iterator[nn.Module]:
-    for value in vars(lent).values():
+def _networks(holder: HasWorkingCopies) -> Iterator[nn.Module]:
+    for value in vars(holder).values():
         for each in value if type(value) in (list, tuple) else (value,):
             if isinstance(each, nn.Module):
                 yield each
-            elif isinstance(each, Lendable) and each is not vars(lent).get(_ORIGIN):
+            elif isinstance(each, HasWorkingCopies) and each is not vars(holder).get(_ORIGIN):
                 yield from _networks(each)
 
 

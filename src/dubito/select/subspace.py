@@ -21,6 +21,7 @@ from dubito.core.constraints import Count, Positive
 from dubito.core.errors import InputError
 from dubito.core.randomness import default_generator
 from dubito.core.settings import setting
+from dubito.fitting import subspace_posterior as subspace_posterior  # registers its family, for `dubito.load`
 from dubito.networks.selection import Selection
 from dubito.networks.subspace import Subspace
 from dubito.select.names import all as all_weights

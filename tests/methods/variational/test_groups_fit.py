@@ -115,7 +115,7 @@ class TestPosterior:
         posterior = fitted(priors.NormalJeffreys())
         with pytest.raises(UnsupportedError, match=r"posterior\.groups\(\)"):
             posterior.prior()
-        with pytest.raises(UnsupportedError, match="fit again on all of it"):
+        with pytest.raises(UnsupportedError, match="fit again on all data"):
             posterior.update(rows())
         assert posterior.divergences() is None
         assert "Per datum" in str(posterior.diagnose())
