@@ -7,6 +7,7 @@ evaluation mode, say) uses it. Here such draws are redirected to a generator tha
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import cached_property
 from typing import Any, TypeVar
 
 import torch
@@ -35,7 +36,7 @@ class PrivateDraws:
     ) -> None:
         on_device = device if device.type == "cuda" else torch.device("cpu")
         self.network_draws, self._generator = network_draws, torch.Generator(on_device).manual_seed(seed)
-        self._mode, self._all = _Redirected(seed, self._generator), (self._generator, *others)
+        self._seed, self._all = seed, (self._generator, *others)
 
     def run(self, function: Callable[[], T]) -> T:
         """Call a function with the random numbers of this call, and return its result."""
@@ -52,6 +53,10 @@ class PrivateDraws:
         if self.network_draws:  # otherwise another thread has used the global generator
             torch.set_rng_state(before)
         return found
+
+    @cached_property
+    def _mode(self) -> _Redirected:
+        return _Redirected(self._seed, self._generator)  # only for networks that draw: it takes longer than small ones
 
     def _redirected(self, function: Callable[[], T]) -> T:
         with drawing_from(self._generator, self._mode.rest), self._mode:

@@ -7,6 +7,7 @@ import json
 import os
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping
+from itertools import chain
 from typing import TYPE_CHECKING, Any, ClassVar, Self
 
 import torch
@@ -354,7 +355,7 @@ def restored(tree: Mapping[str, Any], model: nn.Module) -> Posterior:
 def _finite(prediction: Prediction) -> Prediction:
     """Return the prediction if it is finite; raise an error otherwise."""
     parts = (getattr(prediction, name, None) for name in ("mean", "aleatoric", "epistemic"))
-    if not all(part is None or bool(part.isfinite().all()) for part in parts):
+    if not batches.is_finite([part for part in parts if part is not None]):
         raise NonFiniteError(
             "The prediction is NaN or infinite although the inputs are finite: check the network for extreme weights, "
             "scale the inputs, or use float64."
@@ -367,6 +368,6 @@ def _tensors(model: nn.Module) -> dict[str, Tensor]:
 
 
 def _first(model: nn.Module) -> Tensor:
-    for tensor in (*model.parameters(), *model.buffers()):
+    for tensor in chain(model.parameters(), model.buffers()):  # the others are not walked through
         return tensor
     return torch.empty(0)
