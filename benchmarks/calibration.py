@@ -1,9 +1,9 @@
-"""Does Laplace help? Networks trained until they are overconfident on Fashion-MNIST, three seeds, honest baselines.
+"""Calibration of Laplace on networks trained until they are overconfident on Fashion-MNIST, beside strong baselines.
 
     python benchmarks/calibration.py [--seeds 3] [--tasks mlp lenet5]
 
 Clean test data, rotation and noise in five severities (their mean), out-of-distribution detection against MNIST and
-KMNIST. Resumable: cells that are done are kept in benchmarks/results/calibration.
+KMNIST. Resumable: finished cells are kept in benchmarks/results/calibration.
 """
 
 from __future__ import annotations

@@ -1,12 +1,12 @@
-"""Compression: sparse networks against their published numbers and against honest baselines, by resumable rows.
+"""Compression: sparse networks beside published results and strong baselines, in resumable rows.
 
     python benchmarks/compression.py lenet300            # sparse variational dropout and gradual magnitude pruning
     python benchmarks/compression.py lenet300 --epochs 200 --name full
     python benchmarks/compression.py lenet300 --data fashion-mnist
     python benchmarks/compression.py lenet5              # 30 epochs
     python benchmarks/compression.py lenet5 --data fashion-mnist --epochs 12
-    python benchmarks/compression.py within              # 27 of them and 3 for the weights that are left
-    python benchmarks/compression.py long                # the same posteriors on to 285 x, with teachers
+    python benchmarks/compression.py within              # 27 of them, and 3 of fine-tuning
+    python benchmarks/compression.py long                # the same posteriors, pruned to 285 x with teachers
     python benchmarks/compression.py structured          # units of LeNet-5, latency on the exported model
     python benchmarks/compression.py bits                # the same with single weights removed and in few bits
     python benchmarks/compression.py random-labels
@@ -20,9 +20,9 @@
     python benchmarks/compression.py curves              # the picture of the row oneshot
     python benchmarks/compression.py table               # all rows so far, as Markdown
 
-Every row and seed is one JSON file under benchmarks/results/compression; a run that is stopped goes on where it was.
+Every row and seed is one JSON file under benchmarks/results/compression; a stopped run continues.
 On MNIST thresholds and budgets come from 5,000 validation images; the network is trained on the other 55,000 and the
-test images are looked at once. Networks in the tables were written to a file and loaded again.
+test images are used once. Networks in the tables were saved to a file and loaded again.
 """
 
 from __future__ import annotations
@@ -99,7 +99,7 @@ def run_lenet(kind: str, args: argparse.Namespace) -> None:
 
 
 def run_within(args: argparse.Namespace) -> None:
-    """LeNet-5 at 150 x within 30 epochs, the last three for the weights that are left; magnitude pruning beside it."""
+    """LeNet-5 at 150 x within 30 epochs, the last three for fine-tuning; magnitude pruning beside it."""
     data = images(args.data)
     name = f"lenet5-{args.data}-within"
     for seed in range(args.seeds):
@@ -109,7 +109,7 @@ def run_within(args: argparse.Namespace) -> None:
 
 
 def run_long(args: argparse.Namespace) -> None:
-    """From the posteriors of the row lenet5 at 132 x on to 285 x, taught by three networks that saw shifted images.
+    """Prune the posteriors of the row lenet5 from 132 x to 285 x, with three teachers trained on shifted images.
 
     Beside it magnitude pruning alone, with the same teachers for all of the epochs.
     """
@@ -134,7 +134,7 @@ def _teacher(data: Any, seed: int, model: nn.Module, checkpoint: str) -> Posteri
 
 
 def _long(data: Any, name: str, seed: int, epochs: int, lesson: Any, taught: torch.Tensor) -> dict[str, Any]:
-    """Weights go by the posterior, then units that nothing passes through, then more weights while those left learn."""
+    """Remove weights by the posterior, then units without connections, then more weights during training."""
     sparse = compress(sparse_network("lenet5", data, f"{name}-quick", seed, 30), rules.LogAlpha(target=1 - 1 / 132))
     point = MAP(train=False).fit(sparse.model, data.validation, progress=False)
     small = compress(point, rules.Magnitude(threshold=1e-12, reduce="max"), structure="units", data=data.validation)
@@ -157,7 +157,7 @@ def _long(data: Any, name: str, seed: int, epochs: int, lesson: Any, taught: tor
 def _pruned(
     kind: str, data: Any, name: str, seed: int, epochs: int, ratio: float | None = None, more: int = 0
 ) -> dict[str, Any]:
-    """Sparse variational dropout at its own threshold or at a target, and a few epochs for what is left."""
+    """Prune by sparse variational dropout at its own threshold or a target, then fine-tune for a few epochs."""
     posterior = sparse_network(kind, data, name, seed, epochs)
     training = Training(epochs=more, lr=1e-3, batch_size=200, schedule="linear")
     how: dict[str, Any] = {"finetune": data.train, "training": training} if more else {}
@@ -168,7 +168,7 @@ def _pruned(
 def _gradual(
     kind: str, data: Any, seed: int, gone: float, epochs: int, lesson: Any = None, taught: torch.Tensor | None = None
 ) -> dict[str, Any]:
-    """Gradual magnitude pruning of a new network, by its labels or by what teachers answer."""
+    """Gradual magnitude pruning of a new network, on labels or on the predictions of teachers."""
     training = Training(epochs=epochs, lr=2e-3, batch_size=200, schedule="linear" if lesson is None else "hold")
     how: dict[str, Any] = {"training": training, "generator": torch.Generator().manual_seed(seed), "progress": False}
     if taught is None:
@@ -181,7 +181,7 @@ def _gradual(
 
 
 def run_random_labels(args: argparse.Namespace) -> None:
-    """Labels drawn at random: does a method find out that there is nothing to learn?"""
+    """Random labels: does a method memorize them?"""
     data = dubito.data.load(args.data, validation=0.0, limit=3_000)
     x, first = data.train[0], (args.data, args.name) == ("mnist", "quick")
     row = "random-labels" if first else f"random-labels-{args.data}-{args.name}"
@@ -250,7 +250,7 @@ def _curve(posterior: Posterior, rule: rules.Rule, data: Any, grid: tuple[float,
 
 
 def run_after(args: argparse.Namespace) -> None:
-    """Calibration and out-of-distribution detection of the small network with a posterior on what is left."""
+    """Calibration and out-of-distribution detection of the small network with a posterior over its weights."""
     data = images(args.data)
     far = {name: dubito.data.load(name, like=data).test for name in ("kmnist", "notmnist")}
     for seed in range(args.seeds):

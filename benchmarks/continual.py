@@ -1,13 +1,13 @@
-"""Permuted MNIST over five tasks: learning on with a posterior, against plain fine-tuning.
+"""Permuted MNIST over five tasks: updates of a posterior against plain fine-tuning.
 
-Each task shows the same digits with the pixels in another order, one after another, and no old image is kept. A row is
-the accuracy on all five test sets after the last task, and how much of the accuracy after its own task lost by then.
+Each task has the same digits with another permutation of the pixels, and no old image is kept. A row shows the accuracy
+on all five test sets after the last task, and how much accuracy each task has lost since it was learned.
 
     DUBITO_DATA=... python benchmarks/continual.py --seeds 3
 
-The settings of every method are chosen from its `CHOICES`: the highest mean accuracy after three tasks of a stream with
-permutations of its own, on images that were held out of the training images. Test images choose nothing. Every cell is
-one JSON file, so a run that is stopped goes on where it was.
+The settings of every method are chosen from its `CHOICES`: the highest mean accuracy after three tasks of another
+stream with other permutations, on held-out training images. Test images choose nothing. Every cell is one JSON file, so
+a stopped run continues.
 """
 
 from __future__ import annotations

@@ -1,15 +1,15 @@
 """Distillation: one network, its distilled student and the ensemble it learned from, on Fashion-MNIST.
 
-Every cell (method, seed) is one JSON file, so a run that is stopped goes on where it was:
+Every cell (method, seed) is one JSON file, so a stopped run continues:
 
     DUBITO_DATA=... python benchmarks/distill.py --seeds 3
 
 The network is the MLP 784-200-200-10 in all rows. Students learn from the training images and from mixtures of two,
-without any label; their answers take one pass, the ensemble's five.
+without labels. A prediction of a student takes one pass, that of the ensemble five.
 
 The weight λ of a Dirichlet student's concentration is chosen from `WEIGHTS` on validation images, which neither teacher
 nor student has seen: the largest one whose NLL lies within one standard error of the lowest. So the student keeps as
-much of the doubt as costs no NLL that 2,000 images could show.
+much of the epistemic uncertainty as possible without a measurable loss in NLL.
 """
 
 from __future__ import annotations

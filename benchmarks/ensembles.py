@@ -35,7 +35,7 @@ def report(title: str, unit: Callable[[], Any], works: dict[str, Callable[[], An
 
 
 def products(model: nn.Module, inputs: Any, targets: Any, members: int) -> Callable[[], None]:
-    """The forward and backward passes of so many networks, without an optimizer: the floor of training them."""
+    """The forward and backward passes of several networks, without an optimizer: a lower bound for training them."""
 
     def work() -> None:
         for start in range(0, len(inputs), 128):
@@ -47,7 +47,7 @@ def products(model: nn.Module, inputs: Any, targets: Any, members: int) -> Calla
 
 
 def bare_products(widths: tuple[int, ...], members: int, steps: int) -> Callable[[], None]:
-    """Only the matrix products of so many training steps, batch 128, all members at once, into memory that is there."""
+    """Only the matrix products of the training steps, batch 128, all members at once, into preallocated memory."""
     operands = []
     for i, o in pairwise(widths):
         x, weight, slopes = torch.randn(members, 128, i), torch.randn(members, o, i), torch.randn(members, 128, o)

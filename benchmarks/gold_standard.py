@@ -1,13 +1,13 @@
-"""How close approximations come to the true posterior: Hamiltonian Monte Carlo on a small network is the gold standard.
+"""Distance of approximations from the true posterior: Hamiltonian Monte Carlo on a small network is the reference.
 
     python benchmarks/gold_standard.py [--seeds 1] [--scale 1] [--only NAME]
 
 Two moons with 100 points, an MLP 2-30-2 (152 weights), the same normal prior on every weight for all methods. Each
-method's predictive is compared with that of a long run of NUTS, on test points and on a grid around the data (where a
-posterior must say that it does not know): the total variation ½ Σ_c |p_c − q_c| averaged over inputs, and the share of
-inputs on which both have the same most likely class (Izmailov et al. 2021, https://arxiv.org/abs/2104.14421). A shorter
-run of NUTS with another seed shows how much of it is Monte Carlo error. Each cell is one JSON file in
-`benchmarks/results/gold_standard`; a stopped run goes on.
+method's predictive distribution is compared with that of a long run of NUTS, on test points and on a grid around the
+data (where a posterior must be uncertain): the total variation ½ Σ_c |p_c − q_c| averaged over inputs, and the fraction
+of inputs on which both have the same most probable class (Izmailov et al. 2021, https://arxiv.org/abs/2104.14421). A
+shorter run of NUTS with another seed shows the Monte Carlo error. Each cell is one JSON file in
+`benchmarks/results/gold_standard`; a stopped run continues.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ PART, LAST, LINES = select.subnetwork(50), select.last_layer(), select.subspace(
 
 
 def reference(scale: float) -> HMC:
-    """The gold standard."""
+    """Return the reference recipe, NUTS."""
     return HMC(prior=priors.Normal(0.0, scale), chains=2, burn_in=200, num_samples=250)
 
 
@@ -125,7 +125,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--seeds", type=int, default=1)
     parser.add_argument("--scale", type=float, default=1.0, help="the standard deviation of the prior")
-    parser.add_argument("--only", default="", help="only methods whose name holds this")
+    parser.add_argument("--only", default="", help="only methods whose name contains this")
     options = parser.parse_args()
     torch.set_num_threads(1)
     rows: dict[str, list[dict[str, float]]] = {}

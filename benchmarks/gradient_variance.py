@@ -1,4 +1,4 @@
-"""How noisy the gradient of the expected log-likelihood is under each estimator, on the same network and batch.
+"""Variance of the gradient of the expected log-likelihood under each estimator, on the same network and batch.
 
 python benchmarks/gradient_variance.py
 """

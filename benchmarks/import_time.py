@@ -1,8 +1,8 @@
-"""What `import dubito` costs over `import torch`: the medians of five interleaved runs in fresh processes.
+"""Time of `import dubito` beyond `import torch`: medians of five interleaved runs in new processes.
 
     python benchmarks/import_time.py
 
-It must be at most 0.3 seconds. The second line touches the names that a first script uses.
+It must be at most 0.3 seconds. The second line also uses the names that a first script needs.
 """
 
 from __future__ import annotations

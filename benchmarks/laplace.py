@@ -1,12 +1,12 @@
-"""How fast Laplace is, in units of one training epoch on the same 6,000 Fashion-MNIST points.
+"""Speed of Laplace, in units of one training epoch on the same 6,000 Fashion-MNIST points.
 
     python benchmarks/laplace.py [--rounds 5] [--model A] [--memory] [--peers]
 
 Model A is the MLP 784-300-100-10, model B LeNet-5 (Caffe). Fit: 6,000 points; predict: 10,000. One thread, process CPU
-time, each ratio against an epoch measured right before it. With --peers laplace-torch stands beside it (where it is
-installed), on fewer points where it would take hours, scaled up; with --memory the peak above model and data. Fits
-include eigendecompositions; the factorization of a full matrix, which happens once at the first prediction, has a line
-of its own.
+time, each ratio against an epoch measured right before it. With --peers laplace-torch is measured too (if
+installed), on fewer points and scaled up if it would take hours; --memory prints the peak above model and data. Fits
+include eigendecompositions; the factorization of a full matrix, which happens once at the first prediction, has its own
+line.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """laplace-torch on the same models and points, for `laplace.py --peers`.
 
-It would take hours on all points, so each piece runs on a part of them and its time is scaled up to all: an order of
-magnitude.
+It would take hours on all points, so each piece runs on some of them and its time is scaled up. The result is a rough
+estimate.
 """
 
 from __future__ import annotations

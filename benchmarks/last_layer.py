@@ -2,8 +2,8 @@
 
     python benchmarks/last_layer.py [--classes 1000] [--features 512] [--inputs 10000] [--train 4096]
 
-Each structure is fitted and used in a process of its own, on one thread; the peak is that of the whole process, with
-torch, model and data in it, beside the peak right before the fit. Aim: seconds, and under 1 GB.
+Each structure is fitted and used in its own process, on one thread. The peak memory is that of the whole process,
+including torch, model and data; the peak right before the fit is printed too. Goal: seconds, and under 1 GB.
 """
 
 from __future__ import annotations

@@ -2,8 +2,8 @@
 
     python benchmarks/mcmc.py [--rounds 5] [--steps 60] [--peer FOLDER]
 
-The network is the MLP 784-300-100-10 with batches of 128. Aims: 1.75 for all weights, 0.6 for 1,000 weights of the last
-two layers. With `--peer` a folder that holds the package `posteriors` is measured in the same run.
+The network is the MLP 784-300-100-10 with batches of 128. Goals: 1.75 for all weights, 0.6 for 1,000 weights of the
+last two layers. With `--peer FOLDER` the package `posteriors` in that folder is measured in the same run.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """A resumable table of methods on trained image classifiers: clean, shifted and out of distribution, several seeds.
 
-Each cell (task, method, seed) is one JSON file; a run that is stopped goes on where it was. Networks are trained once
+Each cell (task, method, seed) is one JSON file; a stopped run continues. Networks are trained once
 per task and seed and shared by all methods. Hyper-parameters are chosen on validation data or by evidence, never on the
 test data.
 """

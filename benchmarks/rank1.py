@@ -1,11 +1,11 @@
-"""Are rank-1 mixtures worth it? Beside BatchEnsemble, dropout, SWAG, snapshots and a deep ensemble, three seeds.
+"""Compare rank-1 mixtures with BatchEnsemble, dropout, SWAG, snapshots and a deep ensemble, three seeds.
 
     DUBITO_DATA=... python benchmarks/rank1.py [--tasks mlp lenet5] [--seeds 3] [--methods ...] [--table]
 
 Every method trains from the same untrained network for the same number of epochs, with the same optimizer and weight
-decay; what an epoch costs differs, and the table says by how much. Methods with a setting to choose have a few
-candidates, fitted with a seed of their own and judged by their NLL on validation data (a tenth of the training data);
-the test data decides nothing. Clean test data, three corruptions in five severities (means), out-of-distribution
+decay; the cost of an epoch differs and is in the table. Methods with a setting to choose have a few
+candidates, fitted with a separate seed and compared by their NLL on validation data (a tenth of the training data),
+never on test data. Clean test data, three corruptions in five severities (means), out-of-distribution
 detection by entropy. Resumable: choices and cells that are done are kept in benchmarks/results/rank1. On one core the
 task mlp takes minutes, lenet5 about an hour, cifar10 (fewer epochs where settings are chosen) about two and a half.
 """

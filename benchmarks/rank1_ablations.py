@@ -3,7 +3,7 @@
     DUBITO_DATA=... python benchmarks/rank1_ablations.py [--seeds 3] [--data digits] [--table]
 
 An MLP 784-100-10 on 2,000 images of Fashion-MNIST, or with --data digits 64-100-10 on 400; clean test data and two
-corruptions in five severities. Each row changes the first one in the named way. Resumable: cells that are done are kept
+corruptions in five severities. Each row changes the first one as named. Resumable: cells that are done are kept
 in benchmarks/results/rank1-ablations.
 """
 

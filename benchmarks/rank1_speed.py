@@ -1,10 +1,10 @@
-"""What a step and a prediction of Rank1 and BatchEnsemble cost, in units of a plain network.
+"""Cost of a step and a prediction of Rank1 and BatchEnsemble, in units of a plain network.
 
     python benchmarks/rank1_speed.py [--rounds 15] [--networks mlp lenet5]
 
 One thread, process CPU time, each ratio against a unit measured right before it, medians of rounds. The unit of a
-training step is one step of the plain network with torch.optim.Adam as it comes (not fused), batch 128; a second column
-takes the fused one. The unit of a prediction is one pass over the same inputs.
+training step is one step of the plain network with the default torch.optim.Adam (not fused), batch 128; a second column
+uses fused Adam. The unit of a prediction is one pass over the same inputs.
 """
 
 from __future__ import annotations

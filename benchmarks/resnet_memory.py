@@ -2,7 +2,7 @@
 
     python benchmarks/resnet_memory.py [--fit 2000] [--predict 500] [--curvature fisher-mc]
 
-Fits on CIFAR-10 images (random ones where the data is not there: neither memory nor time depends on what they show),
+Fits on CIFAR-10 images (random ones if the data set is missing: memory and time do not depend on them),
 predicts, and prints seconds and the peak memory of the whole process.
 """
 

@@ -1,15 +1,15 @@
-"""How fast subnetwork inference is, in units of one training epoch on the same 6,000 Fashion-MNIST points.
+"""Speed of subnetwork inference, in units of one training epoch on the same 6,000 Fashion-MNIST points.
 
     python benchmarks/subnetwork.py [--rounds 5] [--model A] [--size 1000] [--rules] [--peers]
     python benchmarks/subnetwork.py --resnet [--curvature fisher-mc] [--images 2000]
 
 Model A is the MLP 784-300-100-10, model B LeNet-5 (Caffe). Select and fit: 6,000 points; predict: 10,000. One thread,
 process CPU time, each ratio against an epoch measured right before it. The S × S product of a fit is also given as a
-share of the rate at which this machine multiplies square matrices. With --rules the other ways of choosing stand beside
-the default one; with --peers laplace-torch does (where it is installed), on fewer points where it would take hours,
-scaled up. With --resnet 2,000 weights of a resnet18 (11 million) are selected, fitted on 2,000 images and used for 500,
-and the peak memory of the whole process is printed; with one sampled target per image (--curvature fisher-mc) selecting
-and fitting take a tenth of the time and the same memory.
+fraction of this machine's rate for square matrix products. --rules also measures the other selection rules; --peers
+also measures laplace-torch (if installed), on fewer points and scaled up if it would take hours. With --resnet 2,000
+weights of a resnet18 (11 million) are selected, fitted on 2,000 images and used for 500, and the peak memory of the
+whole process is printed; with one sampled target per image (--curvature fisher-mc) selecting and fitting take a tenth
+of the time and the same memory.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The picture of `subnetwork_quality.py`: uncertainty between two groups of points, by how many weights are random."""
+"""The picture of `subnetwork_quality.py`: uncertainty between two groups of points, by the number of random weights."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """The image tables of `subnetwork_quality.py`: trained classifiers, clean, shifted and out of distribution.
 
 All Laplace posteriors of one network are fitted and used together (`together.py`). Each cell (task, row, seed) is one
-JSON file; cells that are there are not computed again.
+JSON file; existing cells are not computed again.
 """
 
 from __future__ import annotations
@@ -138,7 +138,7 @@ def main_rows(rows: dict[str, Laplace]) -> dict[str, Laplace]:
 
 
 def tempered_rows(rows: dict[str, Laplace]) -> dict[str, Laplace]:
-    """Those that are also fitted to the network at half its temperature."""
+    """The rows that are also fitted to the network with its logits divided by √T."""
     return {f"√T, {key}": row for key, row in main_rows(rows).items()}
 
 
@@ -158,7 +158,7 @@ def tempered(network: nn.Sequential, data: DataSet) -> nn.Sequential:
 
 
 def rotated_context(data: DataSet, number: int = 1000) -> Tensor:
-    """Training images, each turned by an angle of its own."""
+    """Training images, each rotated by its own angle."""
     angles = 360 * torch.rand(number, generator=torch.Generator().manual_seed(0))
     return dubito.data.rotate(data.train[0][:number], angles, standardizer=data.encoder)
 
@@ -269,7 +269,7 @@ def scores_of(prediction: ClassPrediction, targets: Tensor) -> dict[str, float]:
 
 
 def detection(inside: ClassPrediction, outside: ClassPrediction) -> dict[str, float]:
-    """How well other images are told apart (AUROC), by entropy and by its epistemic part."""
+    """The AUROC of out-of-distribution images, by entropy and by epistemic uncertainty."""
     labels = torch.cat([torch.zeros(len(inside.entropy)), torch.ones(len(outside.entropy))])
     both = {"entropy": (inside.entropy, outside.entropy), "epistemic": (inside.epistemic, outside.epistemic)}
     return {key: float(metrics.auroc(torch.cat(pair), labels)) for key, pair in both.items()}

@@ -1,10 +1,10 @@
-"""Are subnetworks useful? The 1-D figure, UCI regression, and image classifiers under shift, with honest baselines.
+"""Quality of subnetworks: the 1-D figure, UCI regression, and image classifiers under shift, with strong baselines.
 
     DUBITO_DATA=... python benchmarks/subnetwork_quality.py [--parts figure uci images] [--splits 3]
         [--tasks fashion-mlp fashion-lenet5 mnist-lenet5 cifar10-resnet20] [--seeds 3] [--quick] [--main-rows]
 
-Resumable: each cell is a JSON file in benchmarks/results, and what is there is not computed again. λ (and the noise of
-a regression) is chosen twice for each posterior, by the evidence and by validation data; never on test data.
+Resumable: each cell is a JSON file in benchmarks/results; existing cells are not computed again. λ (and the noise in
+regression) is chosen twice for each posterior, by the evidence and on validation data; never on test data.
 """
 
 from __future__ import annotations

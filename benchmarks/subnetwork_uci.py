@@ -1,6 +1,6 @@
 """The UCI tables of `subnetwork_quality.py`: small regression sets, standard and gap splits, one hidden layer of 50.
 
-Each cell (data set, split) is one JSON file with all rows; cells that are there are not computed again.
+Each cell (data set, split) is one JSON file with all rows; existing cells are not computed again.
 """
 
 from __future__ import annotations

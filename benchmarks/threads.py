@@ -1,8 +1,8 @@
-"""How much more two threads predict than one: LeNet-5, batches of 512, one torch thread each, one posterior for both.
+"""Throughput of two predicting threads against one: LeNet-5, batches of 512, one torch thread each, one posterior.
 
     python benchmarks/threads.py [--rounds 7] [--batches 8]
 
-Every round measures one thread and two threads right after each other, so that other work on the machine meets both.
+Every round measures one thread and two threads right after each other, so that other load affects both.
 The number is the median over rounds of the ratio of their throughputs; on two free cores it should be at least 1.6.
 """
 

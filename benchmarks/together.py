@@ -1,8 +1,9 @@
-"""Many Laplace posteriors of one network at the price of one: what they share is computed once.
+"""Fit many Laplace posteriors of one network at the cost of one, by computing shared quantities once.
 
-Of a conv net's curvature and predictive variance most time goes into the backward pass from every output, which is the
-same whatever weights are random. Here one pass over the data fits many recipes, and one pass over the inputs predicts
-with all of them; each number is what `recipe.fit` and `posterior.predict` give on their own (`check` asserts it).
+For a convolutional network the backward pass from every output takes most of the time of curvature and predictive
+variance, and it does not depend on which weights are random. Here one pass over the data fits many recipes, and one
+pass over the inputs predicts with all of them; each number is what `recipe.fit` and `posterior.predict` give on their
+own (`check` asserts it).
 """
 
 from __future__ import annotations

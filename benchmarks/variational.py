@@ -1,9 +1,9 @@
-"""How much a step of variational training costs, in steps of plain training; peers beside it in the same run.
+"""Cost of a step of variational training, in units of a plain step, beside other libraries in the same run.
 
     python benchmarks/variational.py [--model mlp lenet5] [--rounds 15] [--memory]
 
-One thread, process CPU time, batch 128, fused Adam on both sides wherever a library lets one choose; each ratio is
-against a plain step measured right before it. Peers take part where they are installed.
+One thread, process CPU time, batch 128, fused Adam on both sides if a library allows it; each ratio is
+against a plain step measured right before it. Libraries that are not installed are left out.
 """
 
 from __future__ import annotations

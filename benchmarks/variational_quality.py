@@ -1,10 +1,10 @@
-"""Is variational inference useful? Fashion-MNIST beside honest baselines, UCI log-likelihoods, and where it underfits.
+"""Quality of variational inference: Fashion-MNIST beside strong baselines, UCI log-likelihoods, and underfitting.
 
     python benchmarks/variational_quality.py uci [--splits 20]     # beside the corrected values of MC dropout (2018)
     python benchmarks/variational_quality.py fashion [--seeds 3]   # beside MAP, temperature scaling and Laplace
     python benchmarks/variational_quality.py wide [--seeds 3]      # mean-field at T = 1 underfits; the remedies
 
-Resumable: cells that are done are kept in benchmarks/results. Networks of `fashion` are those of calibration.py.
+Resumable: finished cells are kept in benchmarks/results. Networks of `fashion` are those of calibration.py.
 """
 
 from __future__ import annotations
@@ -170,7 +170,7 @@ WIDE = {
 
 
 def wide(seeds: int) -> None:
-    """Print how a wide network fares on digits at the optimum of the bound: natural steps, which reach it."""
+    """Print the scores of a wide network on digits near the optimum of the bound, reached by natural steps."""
     digits = dubito.data.load("digits")
     training = Training(epochs=100)
     print("| | bound per datum | expected train NLL | test NLL | accuracy |\n|---|---|---|---|---|")

@@ -1,4 +1,4 @@
-"""Active learning on digits: which ten images shall be labelled next?
+"""Active learning on digits: choose the next ten images to label.
 
 A network is trained on the labels so far, its posterior chooses ten more images, and so on. Run it as
 

@@ -1,12 +1,13 @@
-"""Adversarial images, found by the doubt of a posterior: FGSM and PGD against a network trained on digits.
+"""Detect adversarial images by epistemic uncertainty: FGSM and PGD against a network trained on digits.
 
-The attacks see the network, not the posterior. Weak attacks leave images near a border between classes, which the
-network's own entropy sees best; strong ones make it surer of the wrong answer than of the right one, and only the
-doubt about its weights is left to tell. No detector here is a defence: an attacker who knows it can fool it as well.
+The attacks use the network, not the posterior. Weak attacks move images close to a decision boundary, which the
+network's own entropy detects best. Strong attacks make the network more confident in the wrong class than it was in the
+right one, and then only epistemic uncertainty helps. This is no defence: an attacker who knows the detector can fool
+it.
 
 The activation of the network and the prior precision of Laplace are chosen from `ACTIVATIONS` and `PRECISIONS`: by the
-mean AUROC of the detectors over all attacks on one half of the validation images. Their other half gives the
-thresholds, and the test images are looked at once, at the end. Run it as
+mean AUROC of the detectors over all attacks on one half of the validation images. The other half gives the thresholds,
+and the test images are used once, at the end. Run it as
 
     python examples/adversarial.py             # ten seconds
     python examples/adversarial.py --seeds 5
@@ -88,7 +89,7 @@ def choose(families: dict[str, list[Posteriors]], pair: Pair) -> tuple[str, floa
 
 
 def posteriors(activation: str, train: Pair, seed: int) -> Posteriors:
-    """Return the network, Laplace posteriors around it and an ensemble, each with what it detects by."""
+    """Return the network, Laplace posteriors around it and an ensemble, each with the score it detects by."""
     torch.manual_seed(seed)
     training = Training(epochs=60, lr=3e-3)
     model = models.mlp(64, 10, hidden=(100, 100), activation=activation)
@@ -129,7 +130,7 @@ def area(clean: Tensor, attacked: Tensor) -> float:
 
 
 def table(found: Posteriors, names: tuple[str, ...], calibration: Pair, test: Pair) -> Table:
-    """Return, for each attack on test images, the accuracy that is left, and AUROC and share found of each detector."""
+    """Return, for each attack on test images, the accuracy, and AUROC and detected fraction of each detector."""
     detectors = [Detector(found[name][0], calibration, score=found[name][1]) for name in names]
     images, labels = test
     rows: Table = {}
@@ -146,7 +147,7 @@ def table(found: Posteriors, names: tuple[str, ...], calibration: Pair, test: Pa
 
 def show(tables: list[Table], names: tuple[str, ...]) -> None:
     """Print means over seeds, and the standard deviation of the AUROC where there are several."""
-    print("AUROC of attacked against clean test images, and share found at 5 % false alarms")
+    print("AUROC of attacked against clean test images, and fraction detected at 5 % false alarms")
     print(f"{'attack':11s} accuracy  {'  '.join(f'{name:>18s}' for name in names)}")
     for name, radius in tables[0]:
         columns = list(zip(*(each[name, radius] for each in tables), strict=True))

@@ -1,10 +1,10 @@
-"""From a trained network to a small, fast one that still knows what it does not know: digits, under a minute on a CPU.
+"""Compress a network trained on digits into a small, fast one with uncertainty: under a minute on a CPU.
 
     python examples/compress_digits.py
 
-1. Sparse variational dropout switches most weights off; the file shrinks.
-2. Units are removed by what the posterior says; the network gets smaller and faster.
-3. The small network gets a posterior again.
+1. Sparse variational dropout removes most weights; the file shrinks.
+2. A pruning rule of the posterior removes units; the network gets smaller and faster.
+3. A new posterior is fitted over the weights of the small network.
 """
 
 from __future__ import annotations

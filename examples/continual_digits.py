@@ -1,10 +1,10 @@
-"""Learn permuted digits one task after the other: yesterday's posterior is today's prior.
+"""Learn permuted digits one task after the other: each posterior is the prior of the next task.
 
     python examples/continual_digits.py [number of tasks]
 
-Each task shuffles the pixels of all digits in its own way. Plain fine-tuning forgets the earlier tasks; a variational
-posterior that is updated (`posterior.update(data)`) holds on to the weights that it is sure about (Nguyen et al. 2018,
-https://arxiv.org/abs/1710.10628). Printed is the accuracy on each task seen so far, and its mean.
+Each task has its own permutation of the pixels. Plain fine-tuning forgets the earlier tasks; a variational posterior
+that is updated (`posterior.update(data)`) keeps the weights that it has determined precisely (Nguyen et al. 2018,
+https://arxiv.org/abs/1710.10628). The script prints the accuracy on each task so far, and its mean.
 """
 
 from __future__ import annotations

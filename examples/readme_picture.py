@@ -1,4 +1,4 @@
-"""Draw the picture of the README: doubt where there is no data, and less confidence in wrong answers.
+"""Draw the picture of the README: uncertainty away from the data, and lower confidence in wrong answers.
 
 Run it as `python examples/readme_picture.py [FILE]`.
 """
@@ -36,7 +36,7 @@ def draw_gap(axes: Axes) -> None:
 
 
 def draw_rotation(axes: Axes) -> None:
-    """Digits turned further and further: how often the network is right, and how sure it is."""
+    """Digits rotated further and further: accuracy and confidence of the network."""
     dataset = data.load("digits", limit=1000, validation=0.4)
     model = models.mlp(64, 10, hidden=(100, 100))
     point = MAP().fit(model, dataset.train, training=Training(epochs=300, lr=3e-3))

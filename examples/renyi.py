@@ -1,11 +1,12 @@
-"""How the order of a Rényi bound shapes a factorised posterior: from seeking the mode to covering the mass.
+"""How the order of a Rényi bound shapes a factorized posterior: from fitting the mode to covering the mass.
 
     python examples/renyi.py [docs/img/renyi.png]
 
-A Bayesian linear regression with two correlated weights has an exact normal posterior p. The factorised normal q that
-is closest to it in the Rényi divergence of order α → ∞, 1, ½, 0⁺ and −∞ is known in closed form but for two numbers,
-which are found here by gradient steps (solid); beside it what `Variational(objective=objectives.Renyi(alpha))` finds
-from 32 draws (dotted). The larger α, the narrower. Below α = ½ 32 draws are few, and the two differ.
+A Bayesian linear regression with two correlated weights has an exact normal posterior p. The factorized normal q that
+is closest to it in the Rényi divergence of order α → ∞, 1, ½, 0⁺ and −∞ is known in closed form except for two numbers,
+which are found here by gradient descent (solid). The dotted ellipses are the result of
+`Variational(objective=objectives.Renyi(alpha))` with 32 samples. A larger α gives a narrower q. Below α = ½, 32 samples
+are too few, and the two differ.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Streaming regression: data come in small batches, yesterday's posterior is today's prior, and no datum is kept.
+"""Streaming regression: data come in small batches, each posterior is the prior of the next batch, no data are kept.
 
 On a linear model in fixed features the updated posterior is exactly that of all data at once; on a network it is close,
 and fine-tuning without a posterior forgets. Run it as
@@ -37,7 +37,7 @@ class Features(nn.Module):
 
 
 def stream(dtype: torch.dtype = torch.float32) -> list[tuple[Tensor, Tensor]]:
-    """Six batches that walk along the line from left to right."""
+    """Six batches along the line, from left to right."""
     generator = torch.Generator().manual_seed(0)
     x = torch.linspace(-3, 3, 120, dtype=dtype)[:, None]
     y = (1.5 * x).sin() + 0.3 * x + NOISE * torch.randn(120, 1, generator=generator, dtype=dtype)
@@ -74,7 +74,7 @@ def ridge(x: Tensor, y: Tensor) -> Tensor:
 
 
 def network(picture: str | None) -> None:
-    """A network: updates against plain fine-tuning, judged on all that was seen."""
+    """A network: updates against plain fine-tuning, evaluated on all data so far."""
     batches = stream()
     torch.manual_seed(0)
     model = models.mlp(1, 1, hidden=(50,), activation="tanh")

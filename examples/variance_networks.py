@@ -1,11 +1,11 @@
-"""Variance networks: all that a layer knows is in the variances of its weights, and what that means for pruning rules.
+"""Variance networks: a layer with all information in the variances of its weights, and the effect on pruning rules.
 
-The first layer's weights are independent normals with mean zero that never moves; only their scales are trained. The
-network at the means knows nothing, a single draw of the weights knows something, and the mean over many draws
-classifies almost as well as a usual network (Neklyudov et al. 2019, https://arxiv.org/abs/1803.03764).
+The first layer's weights are independent normals with a fixed mean of zero; only their scales are trained. The
+network at the means is at chance, one weight sample is better, and the mean over many samples classifies almost as well
+as a usual network (Neklyudov et al. 2019, https://arxiv.org/abs/1803.03764).
 
-A rule that asks how far a mean lies from zero, in whatever unit, must remove every such weight, and then the network is
-at chance. The second moment μ² + σ², the power of a weight, sees what it does. Run it as
+A rule that compares a mean with zero removes every such weight, and then the network is at chance. The second moment
+μ² + σ², the power of a weight, measures its effect. Run it as
 
     python examples/variance_networks.py
 """
@@ -52,7 +52,7 @@ def scales(module: nn.Module) -> Tensor:
 
 @torch.no_grad()
 def without(module: nn.Module, keep: Tensor, images: Tensor, labels: Tensor, draws: int) -> float:
-    """Return the accuracy without some weights: a weight that is removed is zero for sure."""
+    """Return the accuracy without some weights: a removed weight is exactly zero."""
     log_scale = scales(module)
     before = log_scale.clone()
     log_scale[~keep.flatten() if log_scale.ndim == 1 else ~keep] = -30.0
