@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -103,3 +104,34 @@ def weights_of(posterior: Posterior) -> Tensor:
     """All parameters and buffers of the network of a posterior as one vector."""
     tensors = (*posterior.model.parameters(), *posterior.model.buffers())
     return torch.cat([tensor.detach().flatten().double() for tensor in tensors])
+
+
+def normal(*shape: int) -> Tensor:
+    """Standard normal numbers from torch's own generator."""
+    return torch.randn(*shape, dtype=torch.float64)
+
+
+def fixed_normal(*shape: int, seed: int = 0) -> Tensor:
+    """Standard normal numbers, the same each time."""
+    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
+
+
+def seeded_generator(seed: int = 0) -> torch.Generator:
+    return torch.Generator().manual_seed(seed)
+
+
+def seeded(make: Callable[[], nn.Module], seed: int = 0, dtype: torch.dtype = torch.float64) -> nn.Module:
+    """Make a module whose initial weights are the same each time."""
+    with torch.random.fork_rng():
+        torch.manual_seed(seed)
+        return make().to(dtype)
+
+
+def seeded_layers(*layers: Callable[[], nn.Module], dtype: torch.dtype = torch.float64) -> Any:
+    """Make a chain of layers, each by a function, whose initial weights are the same each time."""
+    return seeded(lambda: nn.Sequential(*(make() for make in layers)), seed=1, dtype=dtype)
+
+
+def close(actual: Tensor, expected: Tensor, tolerance: float = 1e-10) -> None:
+    """Compare by one tolerance, relative and absolute."""
+    torch.testing.assert_close(actual, expected, rtol=tolerance, atol=tolerance)

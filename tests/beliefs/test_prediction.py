@@ -15,22 +15,19 @@ from scipy import integrate, stats
 from torch import Tensor
 
 from dubito.beliefs.prediction import ClassPrediction, Prediction, RegressionPrediction
-
-
-def _normal(*shape: int, seed: int = 0) -> Tensor:
-    return torch.randn(*shape, dtype=torch.float64, generator=torch.Generator().manual_seed(seed))
+from oracles import fixed_normal
 
 
 def _classes(
     num_samples: int = 6, *positions: int, batch: int = 8, dtype: torch.dtype = torch.float64
 ) -> ClassPrediction:
-    return ClassPrediction.from_logit_samples(2 * _normal(num_samples, batch, *positions, 4).to(dtype))
+    return ClassPrediction.from_logit_samples(2 * fixed_normal(num_samples, batch, *positions, 4).to(dtype))
 
 
 def _mixture(components: int = 5, batch: int = 7, outputs: int = 2) -> RegressionPrediction:
     shape = (components, batch, outputs)
-    noise, function = (0.3 + _normal(*shape, seed=seed).square() for seed in (1, 2))
-    return RegressionPrediction(2 * _normal(*shape), noise, function)
+    noise, function = (0.3 + fixed_normal(*shape, seed=seed).square() for seed in (1, 2))
+    return RegressionPrediction(2 * fixed_normal(*shape), noise, function)
 
 
 def _weighted_scipy(prediction: RegressionPrediction, b: int, o: int) -> tuple[np.ndarray, np.ndarray]:
@@ -44,7 +41,7 @@ def _weighted_scipy(prediction: RegressionPrediction, b: int, o: int) -> tuple[n
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 @pytest.mark.parametrize("scale", [1e-4, 1.0, 30.0, 1e4])
 def test_entropy_is_exactly_the_sum_of_its_parts(scale: float, dtype: torch.dtype) -> None:
-    logits = (scale * _normal(6, 500, 4)).to(dtype)
+    logits = (scale * fixed_normal(6, 500, 4)).to(dtype)
     prediction = ClassPrediction.from_logit_samples(logits)
     for moved in (prediction, prediction.to(torch.float32), prediction[10:90]):
         assert torch.equal(moved.entropy, moved.aleatoric + moved.epistemic)
@@ -55,7 +52,7 @@ def test_entropy_is_exactly_the_sum_of_its_parts(scale: float, dtype: torch.dtyp
 
 
 def test_entropies_equal_scipy() -> None:
-    logits = 2 * _normal(6, 8, 3, 4)
+    logits = 2 * fixed_normal(6, 8, 3, 4)
     prediction, probs = ClassPrediction.from_logit_samples(logits), logits.softmax(-1)
     total = torch.as_tensor(stats.entropy(probs.mean(0), axis=-1))
     aleatoric = torch.as_tensor(stats.entropy(probs, axis=-1).mean(0))
@@ -70,7 +67,7 @@ def test_entropies_equal_scipy() -> None:
 
 
 def test_a_point_has_no_epistemic_part() -> None:
-    logits = _normal(5, 3)
+    logits = fixed_normal(5, 3)
     prediction = ClassPrediction.from_logits(logits)
     assert (prediction.epistemic == 0).all()
     torch.testing.assert_close(prediction.entropy, torch.as_tensor(stats.entropy(logits.softmax(-1), axis=-1)))
@@ -106,7 +103,7 @@ def test_class_log_prob_sums_over_positions() -> None:
 
 
 def test_two_class_labels_may_be_floats_bools_or_columns() -> None:
-    prediction = ClassPrediction.from_logits(_normal(4, 2))
+    prediction = ClassPrediction.from_logits(fixed_normal(4, 2))
     expected = prediction.log_prob(torch.tensor([0, 1, 1, 0]))
     for labels in (torch.tensor([0.0, 1.0, 1.0, 0.0]), torch.tensor([False, True, True, False])):
         assert torch.equal(prediction.log_prob(labels), expected)
@@ -126,7 +123,7 @@ def test_wrong_labels(labels: Tensor, words: str) -> None:
     with pytest.raises(InputError, match=words):
         _classes().log_prob(labels)
     with pytest.raises(InputError, match="from 0 to 1"):
-        ClassPrediction.from_logits(_normal(1, 2)).log_prob(torch.tensor([0.5]))
+        ClassPrediction.from_logits(fixed_normal(1, 2)).log_prob(torch.tensor([0.5]))
 
 
 def test_wrong_class_shapes() -> None:
@@ -166,7 +163,7 @@ def test_moments_match_monte_carlo() -> None:
 
 
 def test_mixture_density_equals_scipy() -> None:
-    prediction, y = _mixture(), _normal(7, 2, seed=5)
+    prediction, y = _mixture(), fixed_normal(7, 2, seed=5)
     scales = (prediction.noise_variance + prediction.function_variance).sqrt()
     densities = stats.norm.pdf(y, prediction.means, scales).prod(-1).mean(0)
     torch.testing.assert_close(prediction.log_prob(y), torch.as_tensor(np.log(densities)), rtol=1e-12, atol=0)
@@ -180,7 +177,7 @@ def test_density_far_in_the_tail_is_finite() -> None:
 
 
 def test_cdf_is_the_integral_of_the_density() -> None:
-    prediction, y = _mixture(batch=3, outputs=1), _normal(3, 1, seed=5)
+    prediction, y = _mixture(batch=3, outputs=1), fixed_normal(3, 1, seed=5)
     values = prediction.cdf(y)
     for b in range(3):
         one = prediction[b]
@@ -230,7 +227,7 @@ def test_interval_holds_its_level() -> None:
 @pytest.mark.parametrize("components", [1, 2, 6])
 def test_crps_equals_its_integral(components: int) -> None:
     r"""CRPS = ∫ (F(t) − 1[t ≥ y])² dt, by adaptive quadrature split at y."""
-    prediction, y = _mixture(components, batch=3), _normal(3, 2, seed=5)
+    prediction, y = _mixture(components, batch=3), fixed_normal(3, 2, seed=5)
     values = prediction.crps(y)
     for b in range(3):
         for o in range(2):
@@ -251,7 +248,7 @@ def test_rescale_is_a_change_of_units() -> None:
     loc, scale = torch.tensor([3.0, -1.0], dtype=torch.float64), torch.tensor([2.0, 0.5], dtype=torch.float64)
     covariance = torch.eye(2, dtype=torch.float64) + 0.3
     prediction = dataclasses.replace(_mixture(), covariance=covariance.expand(7, 2, 2))
-    rescaled, y = prediction.rescale(loc, scale), _normal(7, 2, seed=3)
+    rescaled, y = prediction.rescale(loc, scale), fixed_normal(7, 2, seed=3)
     torch.testing.assert_close(rescaled.mean, loc + scale * prediction.mean, rtol=1e-13, atol=1e-13)
     torch.testing.assert_close(rescaled.stddev, scale * prediction.stddev, rtol=1e-13, atol=0)
     torch.testing.assert_close(rescaled.epistemic, scale**2 * prediction.epistemic, rtol=1e-12, atol=0)
@@ -267,11 +264,11 @@ def test_rescale_is_a_change_of_units() -> None:
 
 
 def test_a_vector_of_targets_is_a_column() -> None:
-    prediction, y = _mixture(outputs=1), _normal(7)
+    prediction, y = _mixture(outputs=1), fixed_normal(7)
     assert torch.equal(prediction.log_prob(y), prediction.log_prob(y[:, None]))
     assert prediction.log_prob(y).shape == (7,)
     assert prediction.crps(y).shape == prediction.cdf(y).shape == (7, 1)
-    for targets in (y[:5], y[None], _normal(7, 2)):
+    for targets in (y[:5], y[None], fixed_normal(7, 2)):
         with pytest.raises(InputError, match=r"do not fit a prediction of \(7, 1\)"):
             prediction.log_prob(targets)
     with pytest.raises(InputError, match="NaN or infinite"):
@@ -295,7 +292,7 @@ def _both() -> list[Any]:
     return [
         _classes(),
         _classes(3, 2, 5),
-        ClassPrediction.from_logits(_normal(8, 3)),
+        ClassPrediction.from_logits(fixed_normal(8, 3)),
         dataclasses.replace(_mixture(batch=8), covariance=covariance * torch.arange(8).reshape(8, 1, 1)),
         _mixture(components=1, batch=8),
     ]
@@ -342,19 +339,19 @@ def test_moving_and_freezing(prediction: Any) -> None:
 
 
 def test_numpy_drops_the_gradient() -> None:
-    logits = _normal(3, 2).requires_grad_()
+    logits = fixed_normal(3, 2).requires_grad_()
     prediction = ClassPrediction.from_logits(logits)
     assert prediction.log_probs.requires_grad
     assert prediction.numpy()["probs"].shape == (3, 2)
 
 
 def test_what_cannot_be_concatenated() -> None:
-    point = ClassPrediction.from_logits(_normal(8, 4))
+    point = ClassPrediction.from_logits(fixed_normal(8, 4))
     for others, words in (
         ([], "no prediction"),
         ([_classes(6), _classes(5)], r"differ in their samples \(per datum: \(5, 4\) and \(6, 4\)\)"),
         ([_classes(6), point], r"differ in their samples \(per datum: \(6, 4\) and none\)"),
-        ([point, ClassPrediction.from_logits(_normal(8, 3))], "differ in their log_probs"),
+        ([point, ClassPrediction.from_logits(fixed_normal(8, 3))], "differ in their log_probs"),
         ([_mixture(2), _mixture(3)], "differ in their means"),
         ([_mixture(), point], "different kinds .* ClassPrediction, RegressionPrediction"),
     ):

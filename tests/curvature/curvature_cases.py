@@ -17,6 +17,7 @@ from dubito.curvature import Engine, output_columns
 from dubito.curvature import matrices as linalg
 from dubito.curvature.structures import make_accumulator
 from dubito.networks.selection import Selection
+from oracles import normal
 
 BATCH = 4
 
@@ -51,10 +52,6 @@ def randomised(model: nn.Module) -> nn.Module:
             if getattr(module, "running_var", None) is not None:
                 module.running_var.abs_().add_(0.3)
     return model.double().eval()
-
-
-def normal(*shape: int) -> Tensor:
-    return torch.randn(*shape, dtype=torch.float64)
 
 
 def classes(model: nn.Module, inputs: Any, likelihood: Likelihood | None = None) -> Case:
@@ -447,10 +444,6 @@ def output_hessian(case: Case) -> Tensor:
 def gauss_newton(case: Case, selection: Selection) -> Tensor:
     jacobian = jacobian_matrix(case, selection)
     return torch.einsum("cnd,nck,kne->de", jacobian, output_hessian(case), jacobian)
-
-
-def close(actual: Tensor, expected: Tensor, tolerance: float = 1e-10) -> None:
-    torch.testing.assert_close(actual, expected, rtol=tolerance, atol=tolerance)
 
 
 # ------------------------------------------------------------------ what the engine makes of a case

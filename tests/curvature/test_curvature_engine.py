@@ -10,16 +10,15 @@ from curvature.curvature_cases import (
     CASES,
     Case,
     build,
-    close,
     engine_of,
     jacobian_matrix,
     jacobian_of,
-    normal,
     outputs_of,
     selections,
 )
 from dubito.core import params
 from dubito.curvature import jacobian, output_columns
+from oracles import close, normal
 
 every_case = pytest.mark.parametrize("name", CASES)
 every_selection = pytest.mark.parametrize("chosen", ["all", "some", "half", "few"])

@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from curvature.curvature_cases import CASES, build, close, engine_of, normal
+from curvature.curvature_cases import CASES, build, engine_of
 from dubito.core import limits, params
 from dubito.curvature import Factor
 from dubito.curvature.factors import CallsFactor, ConvolutionFactor
@@ -16,6 +16,7 @@ from dubito.curvature.groups import group
 from dubito.curvature.one_layer import one_layer
 from dubito.networks.layers.rows import ElementwiseRows
 from dubito.networks.selection import Selection
+from oracles import close, normal
 
 COLUMNS = 3
 SOME_IN_CHUNKS = ("mlp", "conv2d", "conv_transpose", "embedding_called_twice", "norms", "called_often", "sequence")

@@ -8,18 +8,7 @@ from dubito.errors import UnsupportedError
 from dubito.likelihoods import Categorical
 from torch import Tensor, nn
 
-from curvature.curvature_cases import (
-    CASES,
-    Case,
-    accumulate,
-    build,
-    close,
-    dense,
-    engine_of,
-    jacobian_matrix,
-    normal,
-    selections,
-)
+from curvature.curvature_cases import CASES, Case, accumulate, build, dense, engine_of, jacobian_matrix, selections
 from dubito.core import limits
 from dubito.curvature import Engine, FallbackWarning, output_columns
 from dubito.curvature import matrices as linalg
@@ -27,6 +16,7 @@ from dubito.curvature.factors import ExplicitFactor, Factor
 from dubito.curvature.functional import FunctionalTerms, joint_covariance
 from dubito.curvature.matrices.kronecker import kronecker_block
 from dubito.networks.selection import Selection
+from oracles import close, normal
 
 SCALE = torch.tensor(0.7, dtype=torch.float64)
 every_case = pytest.mark.parametrize("name", CASES)

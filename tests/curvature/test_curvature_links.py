@@ -15,14 +15,7 @@ from dubito.core.errors import InputError
 from dubito.curvature import links
 from dubito.curvature.links import Noise
 from dubito.fitting.monte_carlo import weight_predictor
-
-
-def close(actual: Tensor, expected: Tensor, tolerance: float = 1e-10) -> None:
-    torch.testing.assert_close(actual, expected, rtol=tolerance, atol=tolerance)
-
-
-def normal(*shape: int) -> Tensor:
-    return torch.randn(*shape, dtype=torch.float64)
+from oracles import close, normal
 
 
 def noise(num_samples: int, seed: int = 0) -> Noise:

@@ -9,9 +9,10 @@ import torch
 from dubito.likelihoods import Bernoulli, Categorical, Gaussian, HeteroscedasticGaussian, Likelihood
 from torch import Tensor
 
-from curvature.curvature_cases import CASES, build, close, output_hessian, outputs_of
+from curvature.curvature_cases import CASES, build, output_hessian, outputs_of
 from dubito.core import limits
 from dubito.curvature import output_columns
+from oracles import close
 
 every_case = pytest.mark.parametrize("name", CASES)
 

@@ -13,10 +13,8 @@ from curvature.curvature_cases import (
     accumulate,
     build,
     classes,
-    close,
     dense,
     engine_of,
-    normal,
     output_hessian,
     outputs_of,
 )
@@ -25,6 +23,7 @@ from dubito.curvature import FallbackWarning
 from dubito.curvature.output_layer import few_columns, hessian_diagonal, hessian_sum, is_direct, is_one_linear
 from dubito.curvature.structures import make_accumulator
 from dubito.networks.selection import Selection
+from oracles import close, normal
 
 LIKELIHOODS = [Categorical(), Categorical(ignore_index=1), Bernoulli(), Gaussian(noise=0.7), HeteroscedasticGaussian()]
 every_likelihood = pytest.mark.parametrize("likelihood", LIKELIHOODS, ids=repr)

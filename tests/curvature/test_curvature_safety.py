@@ -12,7 +12,7 @@ from dubito.likelihoods import Bernoulli, Categorical, Gaussian
 from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from curvature.curvature_cases import BATCH, CASES, Case, build, classes, close, fresh, jacobian_matrix, normal
+from curvature.curvature_cases import BATCH, CASES, Case, build, classes, fresh, jacobian_matrix
 from dubito import Laplace
 from dubito.core import limits
 from dubito.core.limits import numbers
@@ -22,6 +22,7 @@ from dubito.curvature.engine import FEW, FallbackWarning
 from dubito.curvature.functional import FunctionalTerms
 from dubito.curvature.structures import make_accumulator
 from dubito.networks.selection import Selection
+from oracles import close, normal
 
 
 def fingerprint(model: nn.Module) -> Any:

@@ -12,7 +12,6 @@ from curvature.curvature_cases import (
     Case,
     accumulate,
     build,
-    close,
     copied,
     dense,
     gauss_newton,
@@ -25,6 +24,7 @@ from dubito.curvature import Engine, output_columns, products
 from dubito.curvature import matrices as linalg
 from dubito.curvature.structures import FullAccumulator, make_accumulator
 from dubito.networks.selection import Selection
+from oracles import close
 
 every_case = pytest.mark.parametrize("name", CASES)
 every_selection = pytest.mark.parametrize("chosen", ["all", "some", "half", "few"])

@@ -10,14 +10,11 @@ from dubito.errors import InputError
 
 from dubito import data
 from dubito.data import KINDS, SEVERITIES, corrupt, rotate, shifts, shuffle_labels
-
-
-def seeded(seed: int = 0) -> torch.Generator:
-    return torch.Generator().manual_seed(seed)
+from oracles import seeded_generator
 
 
 def random_images(*shape: int, dtype: torch.dtype = torch.float64) -> torch.Tensor:
-    return torch.rand(*shape, generator=seeded(), dtype=dtype)
+    return torch.rand(*shape, generator=seeded_generator(), dtype=dtype)
 
 
 @pytest.fixture(scope="module")
@@ -32,7 +29,9 @@ def pixels(digits: data.DataSet) -> torch.Tensor:
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_distortion_grows_with_severity(kind: str, pixels: torch.Tensor):
-    distortion = [(corrupt(pixels, kind, s, generator=seeded()) - pixels).square().mean() for s in (0, *SEVERITIES)]
+    distortion = [
+        (corrupt(pixels, kind, s, generator=seeded_generator()) - pixels).square().mean() for s in (0, *SEVERITIES)
+    ]
     assert distortion[0] == 0
     assert all(low < high for low, high in pairwise(distortion))
     assert distortion[-1] > 0.01
@@ -44,7 +43,7 @@ def test_every_kind_keeps_shape_dtype_range_and_input(kind: str, shape: tuple[in
     images = random_images(*shape)
     kept = images.clone()
     for severity in SEVERITIES:
-        corrupted = corrupt(images, kind, severity, generator=seeded())
+        corrupted = corrupt(images, kind, severity, generator=seeded_generator())
         assert corrupted.shape == images.shape
         assert corrupted.dtype == torch.float64
         assert corrupted.min() >= 0
@@ -56,7 +55,7 @@ def test_every_kind_keeps_shape_dtype_range_and_input(kind: str, shape: tuple[in
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_seeded_and_by_default_repeatable(kind: str, pixels: torch.Tensor):
-    first, again, other = (corrupt(pixels, kind, 3, generator=seeded(seed)) for seed in (0, 0, 1))
+    first, again, other = (corrupt(pixels, kind, 3, generator=seeded_generator(seed)) for seed in (0, 0, 1))
     assert torch.equal(first, again)
     assert torch.equal(corrupt(pixels, kind, 3), corrupt(pixels, kind, 3))
     deterministic = kind in ("blur", "contrast", "brightness")
@@ -65,8 +64,8 @@ def test_seeded_and_by_default_repeatable(kind: str, pixels: torch.Tensor):
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_standardised_images_are_corrupted_as_pixels(kind: str, digits: data.DataSet, pixels: torch.Tensor):
-    standardised = corrupt(digits.test[0], kind, 4, standardizer=digits.encoder, generator=seeded())
-    expected = digits.encoder.encode(corrupt(pixels, kind, 4, generator=seeded()))
+    standardised = corrupt(digits.test[0], kind, 4, standardizer=digits.encoder, generator=seeded_generator())
+    expected = digits.encoder.encode(corrupt(pixels, kind, 4, generator=seeded_generator()))
     torch.testing.assert_close(standardised, expected, atol=1e-5, rtol=0)
 
 
@@ -74,7 +73,7 @@ def test_standardised_images_are_corrupted_as_pixels(kind: str, digits: data.Dat
 def test_chunks_join_without_a_seam(kind: str):
     """Where the draws do not matter, image n of many is image n alone."""
     images = random_images(1003, 1, 6, 6)
-    corrupted = corrupt(images, kind, 2, generator=seeded())
+    corrupted = corrupt(images, kind, 2, generator=seeded_generator())
     assert len(corrupted) == 1003
     if kind in ("blur", "contrast", "brightness"):
         torch.testing.assert_close(corrupted[[999, 1000, 1002]], corrupt(images[[999, 1000, 1002]], kind, 2))
@@ -113,7 +112,7 @@ def test_blur_equals_scipy():
 
 def test_noise_contrast_and_brightness_do_what_they_say():
     grey = torch.full((50, 1, 20, 20), 0.5, dtype=torch.float64)
-    noise = corrupt(grey, "noise", 1, generator=seeded()) - grey
+    noise = corrupt(grey, "noise", 1, generator=seeded_generator()) - grey
     assert noise.std().item() == pytest.approx(0.08, rel=4 / np.sqrt(2 * noise.numel()))
     images = 0.25 + 0.5 * random_images(4, 3, 5, 5)
     flat = corrupt(images, "contrast", 5)
@@ -124,7 +123,7 @@ def test_noise_contrast_and_brightness_do_what_they_say():
 
 def test_occlusion_covers_a_rectangle_and_a_stronger_one_contains_it():
     black = torch.zeros(2000, 1, 20, 40)
-    covered = [corrupt(black, "occlusion", severity, generator=seeded()) == 0.5 for severity in SEVERITIES]
+    covered = [corrupt(black, "occlusion", severity, generator=seeded_generator()) == 0.5 for severity in SEVERITIES]
     for height, mask in zip((4, 7, 10, 12, 15), covered, strict=True):
         assert (mask.flatten(1).sum(1) == height * 2 * height).all()
         assert (mask.any(3).sum(2) == height).all()
@@ -135,7 +134,7 @@ def test_occlusion_covers_a_rectangle_and_a_stronger_one_contains_it():
 def test_translation_moves_the_centre_of_mass_by_the_stated_length():
     images = torch.zeros(100, 1, 32, 32, dtype=torch.float64)
     images[:, :, 14:18, 14:18] = 0.5
-    moved = corrupt(images, "translation", 2, generator=seeded())
+    moved = corrupt(images, "translation", 2, generator=seeded_generator())
     position = torch.arange(32, dtype=torch.float64)
 
     def centre(x: torch.Tensor) -> torch.Tensor:
@@ -158,7 +157,7 @@ def test_shifts_are_lazy_pairs_that_do_not_depend_on_order(digits: data.DataSet)
     few = shifts(digits, ["noise"], [0, 3])
     assert torch.equal(few["noise"][3][0], inputs)
     assert torch.equal(few["noise"][0][0], digits.test[0])
-    assert not torch.equal(shifts(digits, generator=seeded(7))["noise"][3][0], inputs)
+    assert not torch.equal(shifts(digits, generator=seeded_generator(7))["noise"][3][0], inputs)
     assert len(list(few["noise"].items())) == 2
     with pytest.raises(KeyError):
         few["noise"][1]
@@ -183,11 +182,11 @@ def test_bad_input(digits: data.DataSet, pixels: torch.Tensor):
 
 def test_labels_are_permuted_among_the_chosen_rows():
     targets = torch.arange(10_000)
-    whole = shuffle_labels(targets, generator=seeded())
+    whole = shuffle_labels(targets, generator=seeded_generator())
     assert torch.equal(whole.sort().values, targets)
     assert (whole == targets).sum() < 10  # a random permutation has one fixed point on average
     assert abs(np.corrcoef(whole, targets)[0, 1]) < 4 / np.sqrt(10_000)
-    half = shuffle_labels(targets, 0.5, generator=seeded())
+    half = shuffle_labels(targets, 0.5, generator=seeded_generator())
     assert torch.equal(half.sort().values, targets)
     assert 5000 <= (half == targets).sum() < 5010
     assert torch.equal(shuffle_labels(targets, 0.0), targets)

@@ -9,14 +9,11 @@ from dubito.errors import InputError
 
 from dubito import data
 from dubito.data import toys
-
-
-def seeded(seed: int = 0) -> torch.Generator:
-    return torch.Generator().manual_seed(seed)
+from oracles import seeded_generator
 
 
 def test_moons_lie_on_their_circles():
-    inputs, targets = toys.two_moons(1001, noise=0.0, generator=seeded())
+    inputs, targets = toys.two_moons(1001, noise=0.0, generator=seeded_generator())
     assert targets.bincount().tolist() == [501, 500]
     upper, lower = inputs[targets == 0], inputs[targets == 1]
     torch.testing.assert_close(upper.norm(dim=1), torch.ones(501))
@@ -26,7 +23,7 @@ def test_moons_lie_on_their_circles():
 
 
 def test_gap_sine():
-    inputs, targets = toys.gap_sine(20_000, noise=0.1, gap=(-0.5, 2.0), generator=seeded())
+    inputs, targets = toys.gap_sine(20_000, noise=0.1, gap=(-0.5, 2.0), generator=seeded_generator())
     assert not ((inputs > -0.5) & (inputs < 2.0)).any()
     assert inputs.min() >= -3
     assert inputs.max() <= 3
@@ -37,17 +34,17 @@ def test_gap_sine():
 
 
 def test_cubic_and_growing_noise():
-    inputs, targets = toys.cubic(100, noise=0.0, generator=seeded())
+    inputs, targets = toys.cubic(100, noise=0.0, generator=seeded_generator())
     torch.testing.assert_close(targets, inputs**3)
     assert inputs.abs().max() <= 4
-    inputs, targets = toys.growing_noise(20_000, generator=seeded())
+    inputs, targets = toys.growing_noise(20_000, generator=seeded_generator())
     normal = (targets - (2 * inputs).sin()) / (0.05 + 0.15 * inputs.abs())
     assert normal.std().item() == pytest.approx(1.0, rel=4 / math.sqrt(40_000))
 
 
 @pytest.mark.parametrize("generate", [toys.two_moons, toys.gap_sine, toys.cubic, toys.growing_noise])
 def test_generation_is_seeded_and_checked(generate):
-    first, again, other = (generate(10, generator=seeded(seed)) for seed in (0, 0, 1))
+    first, again, other = (generate(10, generator=seeded_generator(seed)) for seed in (0, 0, 1))
     assert torch.equal(first[0], again[0])
     assert torch.equal(first[1], again[1])
     assert not torch.equal(first[0], other[0])

@@ -3,20 +3,17 @@
 from __future__ import annotations
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 from torch.nn import functional as F
 
 from dubito import Training, Variational, likelihoods, priors
 from dubito.methods.variational import convert
 from dubito.methods.variational.natural import MOMENTUM, Step, Weights
 from extras import needs
+from oracles import fixed_normal
 
 ivon = needs("ivon")
 NOISE, NUM_DATA = 0.5, 200
-
-
-def normal(*shape: int, seed: int = 0) -> Tensor:
-    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
 
 
 def test_the_same_steps() -> None:
@@ -32,7 +29,7 @@ def test_the_same_steps() -> None:
     peer = nn.Parameter(start.flatten())
     theirs = ivon.IVON([peer], lr=0.05, ess=ess, weight_decay=decay, hess_init=128.0 / ess - decay, beta2=0.99)
     for t in range(20):
-        gradient, noise = normal(3, 4, seed=t), 0.1 * normal(3, 4, seed=100 + t)
+        gradient, noise = fixed_normal(3, 4, seed=t), 0.1 * fixed_normal(3, 4, seed=100 + t)
         theirs.state |= {"avg_grad": gradient.flatten(), "avg_nxg": (noise * gradient).flatten()}
         theirs._update()
         # its rate is over the first curvature plus decay, which is P₀ / N
@@ -47,8 +44,8 @@ def test_the_same_steps() -> None:
 
 def test_the_same_posterior() -> None:
     """A linear regression, whose posterior is known: both find its mean and its scales."""
-    x = normal(NUM_DATA, 4)
-    y = x @ normal(4, 1, seed=1) + NOISE * normal(NUM_DATA, 1, seed=2)
+    x = fixed_normal(NUM_DATA, 4)
+    y = x @ fixed_normal(4, 1, seed=1) + NOISE * fixed_normal(NUM_DATA, 1, seed=2)
     precision = x.mT @ x / NOISE**2 + torch.eye(4, dtype=torch.float64)
     mean, scale = torch.linalg.solve(precision, x.mT @ y / NOISE**2).flatten(), precision.diagonal() ** -0.5
     likelihood = likelihoods.Gaussian(NOISE)

@@ -15,10 +15,7 @@ from torch.nn import functional
 
 from dubito.core.grammar import parse
 from dubito.core.settings import Setting
-
-
-def _normal(*shape: int, seed: int = 0) -> Tensor:
-    return torch.randn(*shape, dtype=torch.float64, generator=torch.Generator().manual_seed(seed))
+from oracles import fixed_normal
 
 
 def _labels(num_classes: int, *shape: int) -> Tensor:
@@ -33,7 +30,7 @@ def _labels(num_classes: int, *shape: int) -> Tensor:
     ("shape", "class_axis"), [((6, 5), 1), ((3, 4, 5), 2), ((2, 5, 3, 4), 1), ((2, 5, 2, 3, 2), 1)]
 )
 def test_categorical_equals_cross_entropy(shape: tuple[int, ...], class_axis: int) -> None:
-    logits = _normal(*shape)
+    logits = fixed_normal(*shape)
     targets = _labels(5, *(size for axis, size in enumerate(shape) if axis != class_axis))
     losses = functional.cross_entropy(logits.movedim(class_axis, 1), targets, reduction="none")
     values = Categorical().log_prob(logits, targets)
@@ -43,7 +40,7 @@ def test_categorical_equals_cross_entropy(shape: tuple[int, ...], class_axis: in
 
 def test_ignored_positions_give_nothing_even_where_they_are_nan() -> None:
     targets = torch.tensor([[0, -100], [1, 2]])
-    logits = _normal(2, 2, 3)
+    logits = fixed_normal(2, 2, 3)
     logits[0, 1] = math.nan
     likelihood = Categorical()
     generator = torch.Generator().manual_seed(0)
@@ -56,7 +53,7 @@ def test_ignored_positions_give_nothing_even_where_they_are_nan() -> None:
 
 
 def test_labels_of_small_integer_types() -> None:
-    logits, targets = _normal(3, 4), torch.tensor([0, 3, 2])
+    logits, targets = fixed_normal(3, 4), torch.tensor([0, 3, 2])
     expected = Categorical().log_prob(logits, targets)
     for dtype in (torch.uint8, torch.int8, torch.int32):
         Categorical().check(logits, targets.to(dtype))
@@ -65,7 +62,7 @@ def test_labels_of_small_integer_types() -> None:
 
 
 def test_bernoulli_equals_binary_cross_entropy_and_two_classes() -> None:
-    logits, targets = 3 * _normal(5, 3), (_normal(5, 3, seed=2) > 0).double()
+    logits, targets = 3 * fixed_normal(5, 3), (fixed_normal(5, 3, seed=2) > 0).double()
     expected = -functional.binary_cross_entropy_with_logits(logits, targets, reduction="none").sum(1)
     torch.testing.assert_close(Bernoulli().log_prob(logits, targets), expected, rtol=1e-13, atol=1e-13)
     two = torch.stack([torch.zeros_like(logits), logits], -1)
@@ -73,12 +70,12 @@ def test_bernoulli_equals_binary_cross_entropy_and_two_classes() -> None:
 
 
 def test_gaussians_equal_scipy() -> None:
-    outputs, targets = _normal(5, 2), _normal(5, 2, seed=3)
+    outputs, targets = fixed_normal(5, 2), fixed_normal(5, 2, seed=3)
     expected = stats.norm.logpdf(targets, outputs, 0.3).sum(1)
     torch.testing.assert_close(
         Gaussian(noise=0.3).log_prob(outputs, targets), torch.as_tensor(expected), rtol=1e-12, atol=0
     )
-    log_variances = _normal(5, 2, seed=4)
+    log_variances = fixed_normal(5, 2, seed=4)
     expected = stats.norm.logpdf(targets, outputs, (0.5 * log_variances).exp()).sum(1)
     joined = torch.cat([outputs, log_variances], 1)
     torch.testing.assert_close(
@@ -87,7 +84,7 @@ def test_gaussians_equal_scipy() -> None:
 
 
 def test_a_column_never_broadcasts_against_a_row() -> None:
-    outputs, targets = _normal(6), _normal(6, seed=1)
+    outputs, targets = fixed_normal(6), fixed_normal(6, seed=1)
     expected = Gaussian(noise=1).log_prob(outputs, targets)
     assert expected.shape == (6,)
     for f, y in ((outputs[:, None], targets), (outputs, targets[:, None]), (outputs[:, None], targets[:, None])):
@@ -103,7 +100,7 @@ def test_samples_have_the_models_moments() -> None:
     assert ((drawn.bincount(minlength=3) / num - probs).abs() < 5 * error).all()
     yes = Bernoulli().sample(torch.full((num,), math.log(0.2 / 0.8)), generator=generator)
     assert abs(yes.mean().item() - 0.2) < 5 * math.sqrt(0.16 / num)
-    images = Categorical().sample(_normal(2, 3, 4, 5), generator=generator)
+    images = Categorical().sample(fixed_normal(2, 3, 4, 5), generator=generator)
     assert images.shape == (2, 4, 5)
     for likelihood, outputs in (
         (Gaussian(noise=0.5), torch.full((num,), 3.0)),
@@ -118,14 +115,14 @@ def test_samples_have_the_models_moments() -> None:
 
 
 POINT_CASES = {
-    "categorical": (Categorical(), _normal(4, 5), torch.tensor([0, 4, 2, 1])),
-    "sequence": (Categorical(), _normal(3, 2, 5), torch.tensor([[0, 4], [2, 1], [3, 3]])),
-    "image": (Categorical(), _normal(2, 5, 3, 4), _labels(5, 2, 3, 4).abs() % 5),
-    "bernoulli": (Bernoulli(), _normal(4), torch.tensor([0.0, 1.0, 1.0, 0.0])),
-    "labels": (Bernoulli(), _normal(2, 3), torch.tensor([[0, 1, 1], [0, 0, 1]])),
-    "gaussian": (Gaussian(noise=0.4), _normal(4, 2), _normal(4, 2, seed=1)),
-    "gaussian-flat": (Gaussian(noise=0.4), _normal(4), _normal(4, seed=1)),
-    "heteroscedastic": (HeteroscedasticGaussian(), _normal(4, 4), _normal(4, 2, seed=1)),
+    "categorical": (Categorical(), fixed_normal(4, 5), torch.tensor([0, 4, 2, 1])),
+    "sequence": (Categorical(), fixed_normal(3, 2, 5), torch.tensor([[0, 4], [2, 1], [3, 3]])),
+    "image": (Categorical(), fixed_normal(2, 5, 3, 4), _labels(5, 2, 3, 4).abs() % 5),
+    "bernoulli": (Bernoulli(), fixed_normal(4), torch.tensor([0.0, 1.0, 1.0, 0.0])),
+    "labels": (Bernoulli(), fixed_normal(2, 3), torch.tensor([[0, 1, 1], [0, 0, 1]])),
+    "gaussian": (Gaussian(noise=0.4), fixed_normal(4, 2), fixed_normal(4, 2, seed=1)),
+    "gaussian-flat": (Gaussian(noise=0.4), fixed_normal(4), fixed_normal(4, seed=1)),
+    "heteroscedastic": (HeteroscedasticGaussian(), fixed_normal(4, 4), fixed_normal(4, 2, seed=1)),
 }
 
 
@@ -157,7 +154,7 @@ def test_prediction_of_samples_is_their_mixture(name: str) -> None:
 
 
 def test_another_link_changes_the_probabilities_but_not_the_entropies() -> None:
-    stacked, link = _normal(3, 4, 5), _normal(4, 5, seed=9).log_softmax(-1)
+    stacked, link = fixed_normal(3, 4, 5), fixed_normal(4, 5, seed=9).log_softmax(-1)
     plain: Any = Categorical().predict_samples(stacked)
     linked: Any = Categorical().predict_samples(stacked, log_probs=link, keep_samples=False)
     assert torch.equal(linked.log_probs, link)
@@ -165,13 +162,13 @@ def test_another_link_changes_the_probabilities_but_not_the_entropies() -> None:
     assert torch.equal(linked.epistemic, plain.epistemic)
     assert linked.samples is None
     with pytest.raises(InputError, match="no class probabilities"):
-        Gaussian(noise=1).predict_samples(_normal(3, 4, 1), log_probs=link)
+        Gaussian(noise=1).predict_samples(fixed_normal(3, 4, 1), log_probs=link)
     with pytest.raises(InputError, match="do not fit"):
         Categorical().predict_samples(stacked, log_probs=link[:2])
 
 
 def test_bernoulli_predicts_two_columns() -> None:
-    logits = _normal(4, 3)
+    logits = fixed_normal(4, 3)
     torch.testing.assert_close(Bernoulli().predict(logits).probs[..., 1], logits.sigmoid(), rtol=1e-13, atol=0)
     assert Bernoulli().predict(logits[:, :1]).probs.shape == (4, 2)
     assert Bernoulli().predict(logits[:, 0]).probs.shape == (4, 2)
@@ -179,7 +176,7 @@ def test_bernoulli_predicts_two_columns() -> None:
 
 
 def test_linearised_outputs_give_one_gaussian() -> None:
-    mean, variance = _normal(4, 2), _normal(4, 2, seed=1).exp()
+    mean, variance = fixed_normal(4, 2), fixed_normal(4, 2, seed=1).exp()
     covariance = torch.diag_embed(variance)
     prediction: Any = Gaussian(noise=0.5).predict_gaussian(mean, variance, covariance=covariance)
     assert torch.equal(prediction.mean, mean)
@@ -199,7 +196,7 @@ def test_linearised_outputs_give_one_gaussian() -> None:
 
 def test_members_may_have_learned_their_own_noise() -> None:
     hyper = {"log_noise": torch.tensor([0.1, 0.2, 0.4], dtype=torch.float64).log()}
-    prediction: Any = Gaussian().predict_samples(_normal(3, 5, 2), hyper)
+    prediction: Any = Gaussian().predict_samples(fixed_normal(3, 5, 2), hyper)
     torch.testing.assert_close(prediction.noise_variance[:, 0, 0], hyper["log_noise"].exp() ** 2, rtol=1e-13, atol=0)
 
 
@@ -207,7 +204,7 @@ def test_members_may_have_learned_their_own_noise() -> None:
 
 
 def test_tempering() -> None:
-    logits, targets = _normal(4, 5), torch.tensor([0, 1, 2, 3])
+    logits, targets = fixed_normal(4, 5), torch.tensor([0, 1, 2, 3])
     cooled, likelihood = Categorical(3).temper(logits, 2.0)
     assert torch.equal(cooled, logits / 2)
     assert likelihood == Categorical(3)
@@ -215,7 +212,7 @@ def test_tempering() -> None:
     same, noisier = Gaussian(noise=0.5).temper(logits, 3.0)
     assert torch.equal(same, logits)
     assert noisier == Gaussian(noise=1.5)
-    pairs = _normal(4, 4)
+    pairs = fixed_normal(4, 4)
     hotter, heteroscedastic = HeteroscedasticGaussian().temper(pairs, 3.0)
     before, after = HeteroscedasticGaussian().predict(pairs), heteroscedastic.predict(hotter)
     torch.testing.assert_close(after.stddev, 3 * before.stddev, rtol=1e-13, atol=0)
@@ -240,7 +237,7 @@ def test_noise_is_learned_or_given() -> None:
     resolved = Gaussian("evidence").resolved({"log_noise": log_noise})
     assert resolved.noise == pytest.approx(0.3, rel=1e-15)
     assert resolved.resolved({}) is resolved
-    outputs, targets = _normal(4, 2), _normal(4, 2, seed=1)
+    outputs, targets = fixed_normal(4, 2), fixed_normal(4, 2, seed=1)
     torch.testing.assert_close(
         resolved.log_prob(outputs, targets),
         Gaussian().log_prob(outputs, targets, {"log_noise": log_noise}),

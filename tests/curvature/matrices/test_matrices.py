@@ -13,21 +13,14 @@ from dubito.core import io
 from dubito.curvature import matrices as linalg
 from dubito.curvature.matrices import low_rank
 from dubito.curvature.matrices.kronecker import kronecker_block
+from oracles import close, normal
 
 SCALE = torch.tensor(0.7, dtype=torch.float64)
-
-
-def normal(*shape: int) -> Tensor:
-    return torch.randn(*shape, dtype=torch.float64)
 
 
 def semidefinite(*lead: int, size: int, rank: int | None = None) -> Tensor:
     root = normal(*lead, size, rank or size)
     return root @ root.mT
-
-
-def close(actual: Tensor, expected: Tensor, tolerance: float = 1e-9) -> None:
-    torch.testing.assert_close(actual, expected, rtol=tolerance, atol=tolerance)
 
 
 def diagonal() -> tuple[linalg.Matrix, Tensor]:

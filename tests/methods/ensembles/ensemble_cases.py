@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import torch
 from torch import Tensor, nn
 
 from dubito import Training
+from oracles import seeded_layers
 
 TRAINING = Training(epochs=3, lr=1e-2, batch_size=16)
 
@@ -22,19 +21,14 @@ def numbers(size: int = 50, seed: int = 0) -> tuple[Tensor, Tensor]:
     return x, torch.stack([x[:, 0].sin(), x[:, 1]], 1)
 
 
-def seeded(*layers: Any, dtype: torch.dtype = torch.float64) -> nn.Sequential:
-    """Return a network with the same initial weights each time; layers are made by functions."""
-    with torch.random.fork_rng():
-        torch.manual_seed(1)
-        return nn.Sequential(*(make() for make in layers)).to(dtype)
-
-
 def dense(outputs: int = 3) -> nn.Sequential:
-    return seeded(lambda: nn.Linear(4, 8), nn.Tanh, lambda: nn.Linear(8, 6), nn.Tanh, lambda: nn.Linear(6, outputs))
+    return seeded_layers(
+        lambda: nn.Linear(4, 8), nn.Tanh, lambda: nn.Linear(8, 6), nn.Tanh, lambda: nn.Linear(6, outputs)
+    )
 
 
 def normalized(dropout: float = 0.0) -> nn.Sequential:
-    return seeded(
+    return seeded_layers(
         lambda: nn.Linear(4, 8), lambda: nn.BatchNorm1d(8), nn.ReLU,
         lambda: nn.Dropout(dropout), lambda: nn.Linear(8, 3),
     )  # fmt: skip
@@ -46,7 +40,7 @@ def images(size: int = 24) -> tuple[Tensor, Tensor]:
 
 
 def convolutional() -> nn.Sequential:
-    return seeded(
+    return seeded_layers(
         lambda: nn.Conv2d(1, 4, 3), nn.ReLU, lambda: nn.Conv2d(4, 6, 3, groups=2), nn.ReLU, nn.Flatten,
         lambda: nn.Linear(24, 2),
     )  # fmt: skip

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 from dubito.errors import InputError, UnsupportedError
-from ensemble_cases import TRAINING, classes, convolutional, dense, images, normalized, numbers, seeded
+from ensemble_cases import TRAINING, classes, convolutional, dense, images, normalized, numbers
 from torch import Tensor, nn
 from torch.nn import functional as F
 
@@ -18,7 +18,7 @@ from dubito import MAP, MCDropout, Training
 from dubito.core import params
 from dubito.fitting.monte_carlo import weight_predictor
 from dubito.methods.ensembles.masks import bernoulli, channel_axis, concrete, dropping, inner_layers
-from oracles import weights_of
+from oracles import seeded_layers, weights_of
 
 EXACT = {"rtol": 1e-12, "atol": 1e-12}
 
@@ -146,7 +146,7 @@ class TestPredictive:
         assert all(value > 0.1 for name, value in zeros.items() if not name.startswith("0"))
 
     def test_transposed_convolutions_too(self) -> None:
-        model = seeded(
+        model = seeded_layers(
             lambda: nn.Conv2d(1, 4, 3), nn.Tanh, lambda: nn.ConvTranspose2d(4, 6, 2, groups=2), nn.Flatten,
             lambda: nn.Linear(150, 2),
         )  # fmt: skip
@@ -160,7 +160,7 @@ class TestPredictive:
     @pytest.mark.parametrize("filterwise", [True, False])
     def test_many_samples_against_all_masks(self, filterwise: bool) -> None:
         """Two hidden units have four masks: the expectation is a sum."""
-        model = seeded(lambda: nn.Linear(4, 2), nn.Tanh, lambda: nn.Linear(2, 3))
+        model = seeded_layers(lambda: nn.Linear(4, 2), nn.Tanh, lambda: nn.Linear(2, 3))
         x, _ = classes(10)
         found = fit(MCDropout(0.3, filterwise=filterwise), model)
         hidden, expected = found.model[:2](x), 0.0

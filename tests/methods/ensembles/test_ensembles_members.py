@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 from dubito.errors import InputError, UnsupportedError
-from ensemble_cases import TRAINING, classes, dense, normalized, numbers, seeded
+from ensemble_cases import TRAINING, classes, dense, normalized, numbers
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, TensorDataset
 
@@ -18,7 +18,7 @@ from dubito import MAP, SWAG, Ensemble, Laplace, MCDropout, Snapshot, Training, 
 from dubito.core import params
 from dubito.methods.ensembles.mixture import mixture
 from dubito.methods.ensembles.resample import drawn_rows, resampled
-from oracles import weights_of
+from oracles import seeded_layers, weights_of
 
 
 def fit(recipe: Any, data: Any = None, model: nn.Module | None = None, **options: Any) -> Any:
@@ -81,8 +81,8 @@ class TestTogether:
     def test_one_linear_layer_frozen_weights_and_missing_biases(self) -> None:
         frozen = dense()
         frozen[0].weight.requires_grad_(False)
-        bare = seeded(lambda: nn.Linear(4, 5, bias=False), nn.ReLU, lambda: nn.Linear(5, 3, bias=False))
-        for model in (frozen, bare, seeded(lambda: nn.Linear(4, 3))[0]):
+        bare = seeded_layers(lambda: nn.Linear(4, 5, bias=False), nn.ReLU, lambda: nn.Linear(5, 3, bias=False))
+        for model in (frozen, bare, seeded_layers(lambda: nn.Linear(4, 3))[0]):
             both = [fit(Ensemble(members=2, together=together), model=model) for together in (True, False)]
             for one, other in zip(*(each.members for each in both), strict=True):
                 torch.testing.assert_close(weights_of(one), weights_of(other), rtol=1e-10, atol=1e-12)
@@ -144,7 +144,7 @@ class TestMembers:
         assert not any(torch.equal(a, b) for a, b in pairwise(orders))
 
     def test_near_the_model_by_the_size_of_its_weights(self) -> None:
-        model = seeded(lambda: nn.Linear(4, 400), nn.ReLU, lambda: nn.Linear(400, 3))
+        model = seeded_layers(lambda: nn.Linear(4, 400), nn.ReLU, lambda: nn.Linear(400, 3))
         found = fit(Ensemble(members=3, start="model", perturbation=0.2, recipe=MAP(train=False)), model=model)
         assert torch.equal(weights_of(found.members[0]), weights_of(fit(MAP(train=False), model=model)))
         for member in found.members[1:]:

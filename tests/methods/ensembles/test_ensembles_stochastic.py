@@ -10,7 +10,7 @@ import pytest
 import torch
 from dubito.ensembles import BatchNormNoise, TestTimeAugmentation
 from dubito.errors import InputError, UnsupportedError
-from ensemble_cases import TRAINING, classes, convolutional, dense, images, normalized, seeded
+from ensemble_cases import TRAINING, classes, convolutional, dense, images, normalized
 from torch import nn
 
 import dubito
@@ -18,6 +18,7 @@ from dubito import MAP, Ensemble, Laplace, Variational
 from dubito.core import params
 from dubito.methods.ensembles.augmentation import Change
 from dubito.networks.normalization import batch_statistics
+from oracles import seeded_layers
 
 EXACT = {"rtol": 1e-12, "atol": 1e-12}
 
@@ -30,7 +31,7 @@ class TestBatchNormNoise:
     def test_statistics_are_those_that_training_mode_uses(self) -> None:
         """With them in place, evaluation mode gives for a batch what training mode gives for it."""
         x, _ = images()
-        model = seeded(
+        model = seeded_layers(
             lambda: nn.Conv2d(1, 3, 3), lambda: nn.BatchNorm2d(3), nn.ReLU, nn.Flatten,
             lambda: nn.Linear(48, 5), lambda: nn.BatchNorm1d(5), lambda: nn.Linear(5, 2),
         ).eval()  # fmt: skip

@@ -11,13 +11,14 @@ from dubito.errors import InputError, UnsupportedError
 from dubito.objectives import ELBO
 from dubito.variational import kl
 from torch import Tensor, nn
-from variational_cases import Attending, Loop, Reading, Recurrent, Tied, normal, seeded
+from variational_cases import Attending, Loop, Reading, Recurrent, Tied
 
 from dubito import priors, select
 from dubito.methods.variational import convert
 from dubito.methods.variational.groups import GroupModule
 from dubito.methods.variational.groups.scales import HorseshoeScales, Scales, make_scales
 from dubito.networks.models.sequence import lstm
+from oracles import fixed_normal, seeded
 
 PRIORS = [priors.NormalJeffreys(), priors.Horseshoe(0.1), priors.TruncatedLogUniform()]
 each_prior = pytest.mark.parametrize("prior", PRIORS, ids=lambda prior: prior.setting_name)
@@ -30,7 +31,7 @@ def stirred(module: Any, seed: int = 0) -> Any:
     parameters = [p for n, p in module.named_parameters() if not n.startswith("network.")]
     with torch.no_grad():
         for number, value in enumerate(parameters):
-            value.add_(0.05 * normal(*value.shape, seed=seed + number).abs())
+            value.add_(0.05 * fixed_normal(*value.shape, seed=seed + number).abs())
     return module
 
 
@@ -167,7 +168,7 @@ class TestLocal:
     def test_outputs_of_a_linear_layer(
         self, prior: Any, groups: str, shape: tuple[int, ...], generator: torch.Generator
     ) -> None:
-        layer, x = seeded(lambda: nn.Linear(3, 2)), normal(*shape)
+        layer, x = seeded(lambda: nn.Linear(3, 2)), fixed_normal(*shape)
         module = converted(layer, prior.replace(groups=groups))
         torch.manual_seed(0)
         with torch.no_grad():
@@ -182,7 +183,7 @@ class TestLocal:
     @pytest.mark.parametrize("groups", ["auto", "inputs"])
     def test_outputs_of_a_convolution(self, prior: Any, groups: str, generator: torch.Generator) -> None:
         """At one position; noise of different positions is independent, as always in local reparameterization."""
-        layer, x = seeded(lambda: nn.Conv2d(2, 3, 2)), normal(2, 2, 2)
+        layer, x = seeded(lambda: nn.Conv2d(2, 3, 2)), fixed_normal(2, 2, 2)
         module = converted(layer, prior.replace(groups=groups))
         torch.manual_seed(0)
         with torch.no_grad():
@@ -194,25 +195,28 @@ class TestLocal:
 
     def test_every_example_has_scales_of_its_own(self) -> None:
         module = converted(seeded(lambda: nn.Linear(3, 2)), priors.TruncatedLogUniform())
-        outputs = module(normal(3).expand(50, 3))
+        outputs = module(fixed_normal(3).expand(50, 3))
         assert len(outputs.detach()[:, 0].unique()) == 50
 
     def test_without_a_batch_axis(self) -> None:
-        for make, x in ((lambda: nn.Linear(3, 2), normal(3)), (lambda: nn.Conv2d(2, 2, 2), normal(2, 3, 3))):
+        for make, x in (
+            (lambda: nn.Linear(3, 2), fixed_normal(3)),
+            (lambda: nn.Conv2d(2, 2, 2), fixed_normal(2, 3, 3)),
+        ):
             module = converted(seeded(make), priors.NormalJeffreys())
             assert module(x).shape == seeded(make)(x).shape
 
 
 NETWORKS: dict[str, tuple[Any, Tensor]] = {
-    "mlp": (lambda: nn.Sequential(nn.Linear(3, 4), nn.ReLU(), nn.Linear(4, 2)), normal(5, 3)),
-    "grouped": (lambda: nn.Conv2d(4, 2, 2, groups=2), normal(2, 4, 3, 3)),
-    "transposed": (lambda: nn.ConvTranspose2d(2, 3, 2, groups=1), normal(2, 2, 3, 3)),
+    "mlp": (lambda: nn.Sequential(nn.Linear(3, 4), nn.ReLU(), nn.Linear(4, 2)), fixed_normal(5, 3)),
+    "grouped": (lambda: nn.Conv2d(4, 2, 2, groups=2), fixed_normal(2, 4, 3, 3)),
+    "transposed": (lambda: nn.ConvTranspose2d(2, 3, 2, groups=1), fixed_normal(2, 2, 3, 3)),
     "tied": (Tied, torch.tensor([[0, 4, 4], [2, 1, 0]])),
     "reading": (Reading, torch.tensor([[0, 4, 4], [2, 1, 0]])),
-    "loop": (Loop, normal(2, 3, 2)),
-    "lstm": (lambda: Recurrent(nn.LSTM), normal(2, 4, 3)),
-    "gru": (lambda: Recurrent(nn.GRU), normal(2, 4, 3)),
-    "attention": (Attending, normal(2, 3, 4)),
+    "loop": (Loop, fixed_normal(2, 3, 2)),
+    "lstm": (lambda: Recurrent(nn.LSTM), fixed_normal(2, 4, 3)),
+    "gru": (lambda: Recurrent(nn.GRU), fixed_normal(2, 4, 3)),
+    "attention": (Attending, fixed_normal(2, 3, 4)),
     "words": (lambda: lstm(6, 2, width=3, embedding=4, dropout=0.0), torch.tensor([[1, 4, 4], [2, 1, 0]])),
 }
 
@@ -337,7 +341,7 @@ class TestRefusals:
 def test_the_bound_of_a_batch() -> None:
     """The loss is the mean negative log-likelihood plus the divergence over the number of data."""
     module = converted(seeded(lambda: nn.Linear(3, 2)), priors.Horseshoe())
-    x, y = normal(4, 3), torch.tensor([0, 1, 1, 0])
+    x, y = fixed_normal(4, 3), torch.tensor([0, 1, 1, 0])
     torch.manual_seed(1)
     loss = ELBO()(module, x, y, num_data=40)
     torch.manual_seed(1)

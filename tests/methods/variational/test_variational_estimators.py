@@ -10,12 +10,13 @@ import torch
 from dubito.variational import VariationalModule
 from scipy import stats
 from torch import Tensor, nn
-from variational_cases import LAYERS, NORMS, mlp, normal, seeded
+from variational_cases import LAYERS, NORMS, mlp
 
 from dubito import priors
 from dubito.core import params
 from dubito.methods.variational import convert
 from dubito.methods.variational.layer import StochasticLayer
+from oracles import fixed_normal, seeded
 
 DRAWS = 500
 # Of a normal variable's estimated mean and variance: six standard errors.
@@ -31,7 +32,7 @@ def converted(name: str, estimator: Any) -> tuple[nn.Module, VariationalModule, 
     module = convert(layer, estimator=estimator, biases="random")
     with torch.no_grad():
         for seed, (_, part) in enumerate(module.parts()):
-            part.log_scale.copy_(0.5 * normal(*part.log_scale.shape, seed=seed) - 1)
+            part.log_scale.copy_(0.5 * fixed_normal(*part.log_scale.shape, seed=seed) - 1)
     return layer, module, x
 
 
@@ -113,7 +114,7 @@ def test_flipout_signs_are_per_channel_not_per_pixel() -> None:
 
 def test_local_and_weight_agree_in_distribution() -> None:
     """A network of single positions: each output has the same law under both, here by a two-sample test."""
-    network, x = seeded(mlp), normal(1, 3)
+    network, x = seeded(mlp), fixed_normal(1, 3)
     samples = {e: drawn(convert(network, estimator=e, initial_scale=0.4), x, 2000)[:, 0] for e in ("local", "weight")}
     for output in range(2):
         parts = [samples[e][:, output].numpy() for e in samples]
@@ -123,7 +124,7 @@ def test_local_and_weight_agree_in_distribution() -> None:
 
 def test_the_estimators_differ_in_the_noise_of_their_gradients() -> None:
     """Local reparameterization has the least, flipout less than weight sampling: what they are for."""
-    network, x, y = seeded(mlp), normal(64, 3), normal(64, 2, seed=1)
+    network, x, y = seeded(mlp), fixed_normal(64, 3), fixed_normal(64, 2, seed=1)
     noise = {}
     for estimator in ("local", "flipout", "weight"):
         module = convert(network, estimator=estimator, initial_scale=0.3)
@@ -140,7 +141,7 @@ def test_the_estimators_differ_in_the_noise_of_their_gradients() -> None:
 @each_estimator
 def test_gradients_are_those_of_the_expected_loss(estimator: str) -> None:
     """For a linear layer and a squared loss the expected gradient is known."""
-    layer, x, y = seeded(lambda: nn.Linear(3, 1)), normal(20, 3), normal(20, 1, seed=1)
+    layer, x, y = seeded(lambda: nn.Linear(3, 1)), fixed_normal(20, 3), fixed_normal(20, 1, seed=1)
     module = convert(layer, estimator=estimator, initial_scale=0.5)
     mean, log_scale = module.network._parameters["weight"], dict(module.parts())["weight"].log_scale
     torch.manual_seed(0)
@@ -164,7 +165,7 @@ def test_no_gradient_is_lost_where_no_input_reaches() -> None:
 def test_extra_arguments_of_a_layer_still_work() -> None:
     layer = seeded(lambda: nn.ConvTranspose1d(1, 1, 2, stride=2))
     module = convert(layer, estimator="local", prior=priors.Normal())
-    x = normal(2, 1, 3)
+    x = fixed_normal(2, 1, 3)
     assert module(x, output_size=[7]).shape == (2, 1, 7)
     assert isinstance(module.network, StochasticLayer)
     assert not torch.equal(module(x, output_size=[7]), module(x, output_size=[7]))

@@ -12,13 +12,13 @@ import torch
 from dubito.errors import InputError, UnsupportedError
 from dubito.variational import VariationalPosterior
 from torch import Tensor, nn
-from variational_cases import Loop, convolutional, mlp, normal, seeded
+from variational_cases import Loop, convolutional, mlp
 
 import dubito
 from dubito import MAP, Training, Variational, likelihoods, objectives, priors, select
 from dubito.core import limits, params
 from dubito.methods.variational import convert
-from oracles import LinearRegression, regression_data
+from oracles import LinearRegression, fixed_normal, regression_data, seeded
 
 NOISE, PRECISION = 0.3, 2.0
 PRIOR = priors.Normal(0.0, PRECISION**-0.5)
@@ -39,12 +39,12 @@ def hadamard(rows: slice = slice(None)) -> tuple[Tensor, Tensor]:
     two = torch.tensor([[1.0, 1.0], [1.0, -1.0]], dtype=torch.float64)
     half = torch.kron(torch.kron(two, two), two)[:, 1:4]
     x = torch.cat([half, half])
-    y = x @ torch.tensor([[0.5], [-1.0], [2.0]], dtype=torch.float64) + 0.7 + NOISE * normal(16, 1)
+    y = x @ torch.tensor([[0.5], [-1.0], [2.0]], dtype=torch.float64) + 0.7 + NOISE * fixed_normal(16, 1)
     return x[rows], y[rows]
 
 
 def classes(size: int = 60, seed: int = 0) -> tuple[Tensor, Tensor]:
-    x = normal(size, 3, seed=seed)
+    x = fixed_normal(size, 3, seed=seed)
     return x, (x[:, 0] + x[:, 1] ** 2 > 0.5).long()
 
 
@@ -195,7 +195,7 @@ class TestWhatMoves:
         assert {n for n, v in first.mean().items() if not torch.equal(v, second.mean()[n])} == {"0.weight", "2.weight"}
 
     def test_running_statistics_are_kept(self) -> None:
-        network, x = seeded(convolutional), normal(20, 1, 4, 4)
+        network, x = seeded(convolutional), fixed_normal(20, 1, 4, 4)
         posterior = Variational().fit(network, (x, torch.arange(20) % 3), training=SHORT)
         assert not torch.equal(posterior.model[1].running_mean, network[1].running_mean)
 
@@ -267,7 +267,7 @@ class TestTraining:
 
     def test_layers_that_are_called_often_are_known_before_the_first_step(self, tmp_path: Path) -> None:
         """Else a resumed run would draw other noise than one that was never stopped."""
-        data = (normal(20, 3, 2), torch.arange(20) % 2)
+        data = (fixed_normal(20, 3, 2), torch.arange(20) % 2)
         whole = Variational().fit(seeded(Loop), data, training=SHORT.replace(epochs=3))
         checkpoint = str(tmp_path / "run")
         stopping = SHORT.replace(epochs=3, checkpoint=checkpoint, checkpoint_every=0.0)

@@ -12,12 +12,12 @@ from dubito.errors import InputError
 from test_variational_fit import SHORT, classes
 from torch import nn
 from torch.utils.data import DataLoader, IterableDataset
-from variational_cases import mlp, seeded
+from variational_cases import mlp
 
 import dubito
 from dubito import Training, Variational, objectives, priors, select
 from dubito.methods.variational import convert
-from oracles import regression_data
+from oracles import regression_data, seeded
 
 NONE = Training(epochs=0)
 

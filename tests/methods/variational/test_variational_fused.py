@@ -9,11 +9,12 @@ import pytest
 import torch
 from torch import Tensor
 from torch.nn import functional as F
-from variational_cases import NETWORKS, mlp, normal, seeded
+from variational_cases import NETWORKS, mlp
 
 from dubito import priors, select
 from dubito.methods.variational import convert
 from dubito.methods.variational.fused import DenseOutput, NormalDraw, NormalMoments, NormalOutput
+from oracles import fixed_normal, seeded
 
 
 class TestSharedMoments:
@@ -66,15 +67,15 @@ class TestSharedMoments:
         copy.deepcopy(module)
 
     def test_only_the_first_call_has_the_draw_of_the_divergence(self) -> None:
-        module, x = convert(seeded(mlp), estimator="weight", initial_scale=0.3), normal(4, 3)
+        module, x = convert(seeded(mlp), estimator="weight", initial_scale=0.3), fixed_normal(4, 3)
         with module.shared_moments():
             first, second = module(x), module(x)
         assert not torch.equal(first, second)
         assert not module.ready
 
     def test_the_written_out_gradients(self) -> None:
-        tensors = [normal(*shape, seed=seed).requires_grad_() for seed, shape in enumerate([(3, 2), (4,)] * 2)]
-        noises, numbers = [normal(3, 2, seed=5), normal(4, seed=6)], [(0.3, 0.7), (0.0, 2.0)]
+        tensors = [fixed_normal(*shape, seed=seed).requires_grad_() for seed, shape in enumerate([(3, 2), (4,)] * 2)]
+        noises, numbers = [fixed_normal(3, 2, seed=5), fixed_normal(4, seed=6)], [(0.3, 0.7), (0.0, 2.0)]
         draw = lambda *given: NormalDraw.apply(numbers, [noise.clone() for noise in noises], *given)  # noqa: E731
         assert torch.autograd.gradcheck(draw, tensors)
         assert torch.autograd.gradcheck(lambda *given: NormalMoments.apply(numbers, *given), tensors)
@@ -82,8 +83,11 @@ class TestSharedMoments:
     @pytest.mark.parametrize("shape", [(3,), (4, 3), (2, 4, 3)], ids=str)
     @pytest.mark.parametrize("bias", [True, False])
     def test_the_written_out_gradient_of_outputs(self, shape: tuple[int, ...], bias: bool) -> None:
-        x, weight = normal(*shape).requires_grad_(), normal(2, 3, seed=1).requires_grad_()
-        variance, offset = normal(2, 3, seed=2).square().requires_grad_(), normal(2, seed=3).requires_grad_()
+        x, weight = fixed_normal(*shape).requires_grad_(), fixed_normal(2, 3, seed=1).requires_grad_()
+        variance, offset = (
+            fixed_normal(2, 3, seed=2).square().requires_grad_(),
+            fixed_normal(2, seed=3).requires_grad_(),
+        )
         given = (x, weight, variance, offset) if bias else (x, weight, variance)
 
         def dense(x: Tensor, weight: Tensor, variance: Tensor, offset: Tensor | None = None) -> Tensor:
@@ -114,7 +118,7 @@ class TestSharedMoments:
         """Where torch casts on its own, the dense node leaves the work to the layer."""
         module = convert(seeded(mlp).float(), initial_scale=0.3)
         with torch.autocast("cpu", dtype=torch.bfloat16), module.shared_moments() as kl:
-            output = module(normal(4, 3).float())
+            output = module(fixed_normal(4, 3).float())
         assert output.dtype == torch.bfloat16
         slopes = torch.autograd.grad(output.float().square().sum() + 0.1 * kl, list(module.parameters()))
         assert all(slope.dtype == torch.float32 and bool(slope.isfinite().all()) for slope in slopes)

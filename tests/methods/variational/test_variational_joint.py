@@ -12,7 +12,7 @@ from dubito.errors import InputError
 from test_variational_fit import LIKELIHOOD, NOISE, PRECISION, PRIOR, classes, flat_mean
 from torch import Tensor, nn
 from torch.distributions import MultivariateNormal, kl_divergence
-from variational_cases import NETWORKS, mlp, normal, seeded
+from variational_cases import NETWORKS, mlp
 
 import dubito
 from dubito import Training, Variational, objectives, priors, select
@@ -20,7 +20,7 @@ from dubito.core import params
 from dubito.methods.variational import convert, correlations
 from dubito.methods.variational.correlations import Correlations
 from dubito.methods.variational.joint import JointModule
-from oracles import LinearRegression, regression_data
+from oracles import LinearRegression, fixed_normal, regression_data, seeded
 
 FAMILIES = ("full", "low-rank")
 LONG = Training(epochs=400, lr=0.05, batch_size=1000)
@@ -36,21 +36,21 @@ def dense(own: Correlations) -> Tensor:
 
 
 def some(family: str, size: int = 5, seed: int = 0) -> Correlations:
-    return Correlations(family, 0.7 * normal(size, size if family == "full" else 2, seed=seed))
+    return Correlations(family, 0.7 * fixed_normal(size, size if family == "full" else 2, seed=seed))
 
 
 @pytest.mark.parametrize("family", FAMILIES)
 class TestCorrelations:
     def test_the_matrix(self, family: str) -> None:
         own = some(family)
-        matrix, columns = dense(own), normal(5, 3, seed=1)
+        matrix, columns = dense(own), fixed_normal(5, 3, seed=1)
         torch.testing.assert_close(own.spread().square(), matrix.diagonal(), rtol=1e-12, atol=0)
         torch.testing.assert_close(own.log_det(), torch.logdet(matrix), rtol=1e-10, atol=1e-12)
         expected = (columns * torch.linalg.solve(matrix, columns)).sum()
         torch.testing.assert_close(own.square(columns), expected, rtol=1e-10, atol=0)
 
     def test_the_trace(self, family: str) -> None:
-        own, other, ratio = some(family), some(family, seed=3), normal(5, seed=4).exp()
+        own, other, ratio = some(family), some(family, seed=3), fixed_normal(5, seed=4).exp()
         expected = torch.linalg.solve(dense(own), ratio[:, None] * dense(other) * ratio).diagonal().sum()
         torch.testing.assert_close(own.trace(other, ratio), expected, rtol=1e-10, atol=0)
 
@@ -65,7 +65,7 @@ def joint(family: Any, **options: Any) -> JointModule:
     """A module with correlations that are not those of the start."""
     module = convert(seeded(mlp), family=family, rank=3, initial_scale=0.4, biases="random", **options)
     assert isinstance(module, JointModule)
-    module.factor.data.copy_(0.5 * normal(*module.factor.shape, seed=2))
+    module.factor.data.copy_(0.5 * fixed_normal(*module.factor.shape, seed=2))
     return module
 
 
@@ -89,7 +89,7 @@ class TestModule:
         module.continue_from(module.factor.detach().clone())
         torch.testing.assert_close(module.kl(), torch.zeros_like(module.kl()), rtol=0, atol=1e-9)
         for seed, value in enumerate(module.parameters()):
-            value.data += 0.1 * normal(*value.shape, seed=seed)
+            value.data += 0.1 * fixed_normal(*value.shape, seed=seed)
         torch.testing.assert_close(module.kl(), kl_divergence(as_dense(module), before), rtol=1e-9, atol=0)
 
     @pytest.mark.parametrize("continued", [False, True])

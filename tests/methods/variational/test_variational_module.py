@@ -10,12 +10,13 @@ import pytest
 import torch
 from dubito.errors import InputError
 from torch import Tensor, distributions, nn
-from variational_cases import NETWORKS, TOKENS, Loop, Reading, Tied, convolutional, encoder, mlp, normal, seeded
+from variational_cases import NETWORKS, TOKENS, Loop, Reading, Tied, convolutional, encoder, mlp
 
 from dubito import objectives, priors, select, variational
 from dubito.core import params
 from dubito.methods.variational import convert
 from dubito.methods.variational.layer import StochasticLayer
+from oracles import fixed_normal, seeded
 
 ESTIMATORS = ("local", "flipout", "weight")
 each_network = pytest.mark.parametrize("name", NETWORKS)
@@ -154,7 +155,7 @@ def test_the_state_travels(name: str) -> None:
 def test_inside_other_modules_and_precisions() -> None:
     inner = convert(seeded(mlp), initial_scale=0.1)
     outer = nn.Sequential(nn.Linear(2, 3).double(), inner, nn.Tanh())
-    x = normal(4, 2)
+    x = fixed_normal(4, 2)
     assert not torch.equal(outer(x), outer(x))
     torch.testing.assert_close(variational.kl(outer), inner.kl())
     assert variational.kl(nn.Linear(2, 2)) == 0
@@ -198,7 +199,7 @@ class TestOneDrawPerPass:
     def test_a_layer_that_is_called_often_keeps_its_draw(self, estimator: Any) -> None:
         """A hand-written recurrent net: with one weight sample, equal steps from equal states give equal noise."""
         module = convert(seeded(Loop).eval(), estimator=estimator, initial_scale=0.5)
-        x = normal(2, 3, 2)
+        x = fixed_normal(2, 3, 2)
         module(x)
         cell, head = module.network.cell, module.network.head
         assert isinstance(cell, StochasticLayer)
@@ -244,7 +245,7 @@ class TestTransformer:
         module = convert(seeded(encoder).eval(), estimator=estimator, initial_scale=0.1)
         before = torch.backends.mha.get_fastpath_enabled()
         with torch.no_grad():
-            samples = torch.stack([module(normal(2, 3, 4)) for _ in range(20)])
+            samples = torch.stack([module(fixed_normal(2, 3, 4)) for _ in range(20)])
         assert float(samples.std(0).min()) > 0.01
         assert torch.backends.mha.get_fastpath_enabled() == before
         if estimator != "weight":
@@ -270,7 +271,7 @@ class TestSelections:
     def test_batch_norm_keeps_its_statistics(self) -> None:
         module = convert(seeded(convolutional), biases="random").train()
         before = module.network[1].running_mean.clone()
-        module(normal(8, 1, 4, 4))
+        module(fixed_normal(8, 1, 4, 4))
         assert not torch.equal(module.network[1].running_mean, before)
 
     def test_a_padding_row_is_never_random(self) -> None:
@@ -289,7 +290,7 @@ class TestSelections:
     def test_some_entries_only(self, estimator: Any, rest: Any) -> None:
         layer = seeded(lambda: nn.Linear(3, 2))
         mask = torch.tensor([[True, False, False], [False, False, True]])
-        loc = normal(2, 3)
+        loc = fixed_normal(2, 3)
         module = convert(
             layer, estimator=estimator, initial_scale=0.5, weights=select.mask({"weight": mask}), rest=rest,
             prior=priors.Normal(loc, 1.0),
@@ -390,7 +391,7 @@ def test_inputs_and_outputs_of_any_kind() -> None:
             return {"logits": self.layer(a) + self.layer(b)}
 
     module = convert(seeded(Two), initial_scale=0.1)
-    x = normal(4, 3)
+    x = fixed_normal(4, 3)
     assert module(x, b=x)["logits"].shape == (4, 2)
     assert params.call(module, {"a": x, "b": x}).shape == (4, 2)
     noise = (module(x, b=-x)["logits"] - 2 * module.network.layer.bias).detach()

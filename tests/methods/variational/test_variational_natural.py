@@ -11,14 +11,14 @@ import torch
 from dubito.errors import InputError
 from test_variational_fit import LIKELIHOOD, NOISE, PRECISION, PRIOR, blank_linear, classes, flat_mean
 from torch import Tensor, nn
-from variational_cases import NETWORKS, convolutional, mlp, normal, seeded
+from variational_cases import NETWORKS, convolutional, mlp
 
 from dubito import Training, Variational, objectives, priors, select
 from dubito.core import params
 from dubito.methods.variational import convert, natural
 from dubito.methods.variational.natural import Step, Weights
 from dubito.methods.variational.trainer import Trainer
-from oracles import LinearRegression, regression_data
+from oracles import LinearRegression, fixed_normal, regression_data, seeded
 
 LONG = Training(epochs=1000, lr=1e-2, batch_size=1000)
 SHORT = Training(epochs=2, lr=1e-3, batch_size=16)
@@ -66,7 +66,7 @@ def one_layer(log_scale: float = -2.0) -> tuple[Weights, dict[str, Tensor]]:
     precision = torch.full_like(part.log_scale, -2 * log_scale).exp().detach()
     state = {
         "mean": module.network.weight.detach().clone(), "precision": precision,
-        "momentum": normal(2, 3, seed=1), "noise": torch.zeros(2, 3, dtype=torch.float64),
+        "momentum": fixed_normal(2, 3, seed=1), "noise": torch.zeros(2, 3, dtype=torch.float64),
     }  # fmt: skip
     return Weights(part, module.network.weight, state, float(precision[0, 0])), state
 
@@ -75,7 +75,7 @@ class TestOneStep:
     def test_the_equations(self) -> None:
         weights, state = one_layer()
         before = params.clone(state)
-        gradient, deviation = normal(2, 3, seed=2), 0.01 * normal(2, 3, seed=3)
+        gradient, deviation = fixed_normal(2, 3, seed=2), 0.01 * fixed_normal(2, 3, seed=3)
         step = Step(rate=0.1, turnover=0.05, num_data=50.0, debias=0.271)
         weights.move(gradient, step, deviation)
         momentum = 0.9 * before["momentum"] + 0.1 * gradient
@@ -89,7 +89,7 @@ class TestOneStep:
     def test_precisions_stay_positive_whatever_comes(self) -> None:
         weights, state = one_layer()
         for seed in range(50):
-            weights.move(normal(2, 3, seed=seed), Step(0.1, 0.01, 1e3, 1.0), normal(2, 3, seed=seed + 1))
+            weights.move(fixed_normal(2, 3, seed=seed), Step(0.1, 0.01, 1e3, 1.0), fixed_normal(2, 3, seed=seed + 1))
             assert float(state["precision"].min()) > 0
 
     def test_a_precision_that_has_fallen_far_does_not_throw_its_mean_away(self) -> None:
@@ -111,7 +111,7 @@ class TestOneStep:
         assert not torch.equal(drawn[2], drawn[0])
 
     def test_the_product_is_that_of_the_last_draw(self, generator: torch.Generator) -> None:
-        gradient, step, states = normal(2, 3, seed=2), Step(0.1, 0.05, 50.0, 1.0), []
+        gradient, step, states = fixed_normal(2, 3, seed=2), Step(0.1, 0.05, 50.0, 1.0), []
         for explicit in (False, True):
             weights, state = one_layer()
             weights.draw(0, generator.manual_seed(1))
@@ -184,7 +184,7 @@ class TestTraining:
         assert bool(torch.isfinite(flat_mean(found)).all())
 
     def test_running_statistics(self) -> None:
-        x = normal(40, 1, 4, 4)
+        x = fixed_normal(40, 1, 4, 4)
         data = (x, torch.arange(40) % 3)
         found: Any = Variational(optimizer="natural").fit(seeded(convolutional), data, training=SHORT)
         assert float(found.model[1].running_mean.abs().max()) > 0

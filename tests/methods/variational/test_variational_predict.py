@@ -9,12 +9,12 @@ import torch
 from dubito.errors import InputError
 from test_variational_fit import LIKELIHOOD, PRIOR, classes
 from torch import Tensor, nn
-from variational_cases import Recurrent, convolutional, mlp, normal, seeded
+from variational_cases import Recurrent, convolutional, mlp
 
 from dubito import Training, Variational, select
 from dubito.core import params
 from dubito.methods.variational import predicting
-from oracles import regression_data
+from oracles import fixed_normal, regression_data, seeded
 
 SHORT = Training(epochs=2, lr=1e-2, batch_size=16)
 
@@ -52,7 +52,8 @@ class TestLocal:
         assert not torch.equal(first[0], first[1])
 
     @pytest.mark.parametrize(
-        ("make", "inputs"), [(convolutional, normal(20, 1, 4, 4)), (lambda: Recurrent(nn.LSTM), normal(20, 5, 3))]
+        ("make", "inputs"),
+        [(convolutional, fixed_normal(20, 1, 4, 4)), (lambda: Recurrent(nn.LSTM), fixed_normal(20, 5, 3))],
     )
     def test_other_networks(self, make: Any, inputs: Tensor) -> None:
         posterior = fitted(make, (inputs, torch.arange(20) % 2), weights=select.all())

@@ -8,41 +8,31 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-
-def normal(*shape: int, seed: int = 0) -> Tensor:
-    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
-
-
-def seeded(make: Any, seed: int = 0) -> nn.Module:
-    """Make a module in float64 whose initialization is the same each time."""
-    with torch.random.fork_rng():
-        torch.manual_seed(seed)
-        return make().double()
-
+from oracles import fixed_normal
 
 LAYERS: dict[str, tuple[Any, Tensor]] = {
-    "linear": (lambda: nn.Linear(3, 2), normal(2, 3)),
-    "linear_without_bias": (lambda: nn.Linear(3, 2, bias=False), normal(2, 3)),
-    "linear_on_positions": (lambda: nn.Linear(3, 2), normal(2, 4, 3)),
-    "linear_without_batch": (lambda: nn.Linear(3, 2), normal(3)),
-    "conv1d": (lambda: nn.Conv1d(2, 3, 2, stride=2, padding=1), normal(2, 2, 5)),
-    "conv2d_not_square": (lambda: nn.Conv2d(2, 2, (1, 3), padding=(0, 1), dilation=(1, 2)), normal(2, 2, 3, 5)),
-    "conv2d_circular": (lambda: nn.Conv2d(1, 2, 3, padding=1, padding_mode="circular"), normal(2, 1, 3, 4)),
-    "conv2d_reflect": (lambda: nn.Conv2d(1, 2, 3, padding=1, padding_mode="reflect"), normal(2, 1, 3, 4)),
-    "conv2d_groups": (lambda: nn.Conv2d(4, 2, 2, groups=2), normal(2, 4, 3, 3)),
-    "conv2d_depthwise": (lambda: nn.Conv2d(3, 3, 2, groups=3), normal(2, 3, 3, 3)),
-    "conv2d_without_batch": (lambda: nn.Conv2d(2, 2, 2), normal(2, 3, 3)),
-    "conv3d": (lambda: nn.Conv3d(1, 2, 2), normal(2, 1, 2, 3, 2)),
-    "conv_transpose1d": (lambda: nn.ConvTranspose1d(2, 3, 2, stride=2, output_padding=1), normal(2, 2, 3)),
-    "conv_transpose2d": (lambda: nn.ConvTranspose2d(2, 2, 2, stride=2, padding=1), normal(2, 2, 3, 3)),
+    "linear": (lambda: nn.Linear(3, 2), fixed_normal(2, 3)),
+    "linear_without_bias": (lambda: nn.Linear(3, 2, bias=False), fixed_normal(2, 3)),
+    "linear_on_positions": (lambda: nn.Linear(3, 2), fixed_normal(2, 4, 3)),
+    "linear_without_batch": (lambda: nn.Linear(3, 2), fixed_normal(3)),
+    "conv1d": (lambda: nn.Conv1d(2, 3, 2, stride=2, padding=1), fixed_normal(2, 2, 5)),
+    "conv2d_not_square": (lambda: nn.Conv2d(2, 2, (1, 3), padding=(0, 1), dilation=(1, 2)), fixed_normal(2, 2, 3, 5)),
+    "conv2d_circular": (lambda: nn.Conv2d(1, 2, 3, padding=1, padding_mode="circular"), fixed_normal(2, 1, 3, 4)),
+    "conv2d_reflect": (lambda: nn.Conv2d(1, 2, 3, padding=1, padding_mode="reflect"), fixed_normal(2, 1, 3, 4)),
+    "conv2d_groups": (lambda: nn.Conv2d(4, 2, 2, groups=2), fixed_normal(2, 4, 3, 3)),
+    "conv2d_depthwise": (lambda: nn.Conv2d(3, 3, 2, groups=3), fixed_normal(2, 3, 3, 3)),
+    "conv2d_without_batch": (lambda: nn.Conv2d(2, 2, 2), fixed_normal(2, 3, 3)),
+    "conv3d": (lambda: nn.Conv3d(1, 2, 2), fixed_normal(2, 1, 2, 3, 2)),
+    "conv_transpose1d": (lambda: nn.ConvTranspose1d(2, 3, 2, stride=2, output_padding=1), fixed_normal(2, 2, 3)),
+    "conv_transpose2d": (lambda: nn.ConvTranspose2d(2, 2, 2, stride=2, padding=1), fixed_normal(2, 2, 3, 3)),
     "embedding": (lambda: nn.Embedding(5, 3), torch.tensor([[0, 4, 4], [2, 1, 0]])),
     "embedding_padding": (lambda: nn.Embedding(5, 3, padding_idx=0), torch.tensor([[0, 4, 4], [2, 1, 0]])),
 }
 # Their gains are sampled as weights under every estimator.
 NORMS: dict[str, tuple[Any, Tensor]] = {
-    "layer_norm": (lambda: nn.LayerNorm((2, 3)), normal(2, 2, 3)),
-    "rms_norm": (lambda: nn.RMSNorm(3), normal(2, 4, 3)),
-    "instance_norm": (lambda: nn.InstanceNorm2d(2, affine=True), normal(2, 2, 3, 2)),
+    "layer_norm": (lambda: nn.LayerNorm((2, 3)), fixed_normal(2, 2, 3)),
+    "rms_norm": (lambda: nn.RMSNorm(3), fixed_normal(2, 4, 3)),
+    "instance_norm": (lambda: nn.InstanceNorm2d(2, affine=True), fixed_normal(2, 2, 3, 2)),
 }
 
 
@@ -148,16 +138,16 @@ def encoder() -> nn.Module:
 TOKENS = torch.tensor([[0, 1, 2], [3, 4, 5]])
 
 NETWORKS: dict[str, tuple[Any, Tensor]] = {
-    "top_level_linear": (lambda: nn.Linear(3, 2), normal(4, 3)),
-    "mlp": (mlp, normal(4, 3)),
-    "convolutional": (convolutional, normal(4, 1, 4, 4)),
+    "top_level_linear": (lambda: nn.Linear(3, 2), fixed_normal(4, 3)),
+    "mlp": (mlp, fixed_normal(4, 3)),
+    "convolutional": (convolutional, fixed_normal(4, 1, 4, 4)),
     "tied": (Tied, TOKENS),
     "reading": (Reading, TOKENS),
-    "loop": (Loop, normal(4, 3, 2)),
-    "lstm": (lambda: Recurrent(nn.LSTM), normal(4, 5, 3)),
-    "gru": (lambda: Recurrent(nn.GRU), normal(4, 5, 3)),
-    "attention": (Attending, normal(4, 5, 4)),
-    "transformer_encoder": (encoder, normal(4, 5, 4)),
-    "low_rank": (LowRank, normal(4, 3)),
-    "token": (Token, normal(4, 3)),
+    "loop": (Loop, fixed_normal(4, 3, 2)),
+    "lstm": (lambda: Recurrent(nn.LSTM), fixed_normal(4, 5, 3)),
+    "gru": (lambda: Recurrent(nn.GRU), fixed_normal(4, 5, 3)),
+    "attention": (Attending, fixed_normal(4, 5, 4)),
+    "transformer_encoder": (encoder, fixed_normal(4, 5, 4)),
+    "low_rank": (LowRank, fixed_normal(4, 3)),
+    "token": (Token, fixed_normal(4, 3)),
 }

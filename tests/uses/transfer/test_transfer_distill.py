@@ -19,19 +19,14 @@ import dubito
 from dubito import MAP, Laplace, Posterior, Training, Variational
 from dubito.beliefs.prediction import ClassPrediction, RegressionPrediction
 from dubito.methods.map.posterior import PointPosterior
+from oracles import seeded_layers
 
 LONG = Training(epochs=150, lr=3e-2, batch_size=32)
 SHORT = Training(epochs=2, lr=1e-2, batch_size=16, shuffle=False)
 
 
-def seeded(*layers: Any) -> nn.Module:
-    with torch.random.fork_rng():
-        torch.manual_seed(1)
-        return nn.Sequential(*(make() for make in layers))
-
-
 def linear(inputs: int, outputs: int) -> nn.Module:
-    return seeded(lambda: nn.Linear(inputs, outputs))
+    return seeded_layers(lambda: nn.Linear(inputs, outputs), dtype=torch.float32)
 
 
 def inputs(num: int = 64, seed: int = 0) -> Tensor:
@@ -112,7 +107,7 @@ def test_a_dirichlet_keeps_the_mutual_information() -> None:
 def test_uncertainty_far_from_the_data_is_learned_from_inputs_there() -> None:
     teacher = classifier(Laplace(prior_precision=1.0))
     transfer = torch.cat([inputs(), 6 * inputs(64, seed=2)])
-    network = seeded(lambda: nn.Linear(3, 32), nn.ReLU, lambda: nn.Linear(32, 3))
+    network = seeded_layers(lambda: nn.Linear(3, 32), nn.ReLU, lambda: nn.Linear(32, 3), dtype=torch.float32)
     student = dubito.distill(teacher, network, transfer, "distribution", training=LONG)
     new = torch.cat([inputs(100, seed=5), 6 * inputs(100, seed=6)])
     mine, theirs = (posterior.predict(new).epistemic for posterior in (student, teacher))  # type: ignore[attr-defined]
