@@ -9,7 +9,7 @@ import pytest
 from fuzz.engine import corpus, judge, seeded
 from fuzz.targets import TARGETS
 
-CASES = {"grammar": 300, "api": 60, "arguments": 20, "command_line": 12, "files": 60, "tables": 60}
+CASES = {"grammar": 300, "api": 60, "arguments": 100, "command_line": 36, "files": 60, "tables": 60}
 
 
 @pytest.mark.parametrize("name", CASES)
