@@ -45,7 +45,7 @@ def test_gates_by_their_evidence() -> None:
     rule = GroupRelevance(by="evidence")
     keep = rule.keep(rule.relevance(WeightStatistics(MEAN, MEAN, {}, None, "", groups)))
     assert keep["0.weight"][:, 0].tolist() == [True, False, True]
-    with pytest.raises(UnsupportedError, match="Only gates"):
+    with pytest.raises(UnsupportedError, match="known only for gates"):
         rule.relevance(WeightStatistics(MEAN, MEAN, {}, None, "", (kind("0.weight", 0, [1.0, 1.0, 1.0]),)))
 
 

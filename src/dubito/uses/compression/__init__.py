@@ -1,4 +1,4 @@
-"""From any posterior to a really smaller network: plan, shrink, quantize, store, export, and measure."""
+"""Make a network smaller with any posterior: plan, shrink, quantize, save, export and measure."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Integers with many zeros as few bytes: gaps between non-zeros and values, through LZMA's adaptive range coder.
+"""Encode integers with many zeros in few bytes: gaps between non-zeros and values, through LZMA's adaptive range coder.
 
 On networks of 30- to 300-fold sparsity the bytes are within 2 to 6 % of the entropy of positions and values.
 """
@@ -11,7 +11,7 @@ import numpy as np
 
 from dubito.core.errors import FileFormatError
 
-# No context bits: neighbouring bytes of gaps and values say nothing of each other.
+# No context bits: neighbouring bytes of gaps and values are independent.
 _FILTERS = [{"id": lzma.FILTER_LZMA1, "preset": 6, "dict_size": 2**20, "lc": 0, "lp": 0, "pb": 0}]
 _ESCAPE = 255
 

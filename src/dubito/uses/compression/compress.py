@@ -1,4 +1,4 @@
-"""`compress`: from any posterior with marginals to a smaller network."""
+"""Make a smaller network from any posterior with marginals: `compress`."""
 
 from __future__ import annotations
 
@@ -54,7 +54,9 @@ def compress(
     allow_empty: bool = False,
     generator: torch.Generator | None = None,
 ) -> Compression:
-    """Remove what the posterior does not need; the posterior and its network stay as they were.
+    """Return a smaller network, without weights or units that the posterior shows to be unneeded.
+
+    The posterior and its network are not changed.
 
     Args:
         posterior: Any posterior with `marginals()`: variational, Laplace, SWAG, samplers around one mode, a point.
@@ -65,10 +67,10 @@ def compress(
         data: Held-out data with targets: what an accuracy budget is judged on, and by default what `report` and
             `sweep` measure on.
         finetune: Training data to train the remaining weights on; without it nothing is trained.
-        teacher: A posterior whose answers the remaining weights are trained on instead of the targets of `finetune`:
-            what it knows is distilled into what is left.
-        temperature: Above 1, a classifying teacher's answers are softened (`transfer.SoftLabels`).
-        training: How; by default three epochs at a tenth of the usual learning rate.
+        teacher: A posterior whose predictions replace the targets of `finetune`: it is distilled into the remaining
+            weights.
+        temperature: Above 1, a classifying teacher's probabilities are softened (`transfer.SoftLabels`).
+        training: How to fine-tune; by default three epochs at a tenth of the usual learning rate.
         example: A batch of inputs, where there is no `data` to take one from; `structure="units"` needs one.
         allow_empty: Whether a layer may lose all of its weights, which leaves a constant network.
         generator: The source of randomness for `rules.Random` and for fine-tuning.
@@ -112,15 +114,15 @@ def compress(
 
 @dataclass(frozen=True)
 class Pruner:
-    """Everything about a posterior that does not depend on how much goes.
+    """The parts of a compression that do not depend on how much is removed.
 
     Args:
         posterior: The posterior.
         center: The network at the posterior's mean.
         rule: The rule.
-        relevance: Of every weight or, where units go, of every unit.
-        groups: Where units go, who feeds whom.
-        columns: Where units go and inputs are plain features, the relevance of each weight of the first matrix.
+        relevance: The relevance of every weight, or of every unit if units are removed.
+        groups: The groups of units; empty if single weights are removed.
+        columns: If units are removed and inputs are plain features, the relevance of the weights of the first matrix.
         example: A batch of inputs, or None.
         allow_empty: Whether a layer may lose all of its weights.
     """
@@ -144,7 +146,7 @@ class Pruner:
         allow_empty: bool,
         generator: torch.Generator | None,
     ) -> Pruner:
-        """Look at a posterior."""
+        """Compute the relevances and, for units, the groups."""
         relevance = rule.relevance(statistics_of(posterior, rule), generator=generator)
         center = params.load_(copy.deepcopy(posterior.model).eval(), posterior.marginals()[0])
         groups: list[UnitGroup] = []
@@ -159,7 +161,7 @@ class Pruner:
         return cls(posterior, center, rule, relevance, groups, columns, example, allow_empty)
 
     def at(self, rule: Rule) -> tuple[Plan, nn.Module]:
-        """Return the plan of `rule`, which differs from ours only in how much goes, and the network that follows."""
+        """Return the plan and the network of `rule`, which may differ from ours only in how much it removes."""
         kept = {name: mask.cpu() for name, mask in rule.keep(self.relevance).items()}
         model = copy.deepcopy(self.center)
         if not self.groups:
@@ -171,7 +173,7 @@ class Pruner:
         changed: Masks = {name: mask for name, mask in kept.items() if not bool(mask.all())}
         columns = _columns(plan, model, self.example)
         _, silent = silenced(model, self.groups, changed, self.example)
-        # given that nothing comes into a unit; what goes out of it stays, for the constant that it becomes
+        # removed units have no input; their outgoing weights stay, for the constant that such a unit becomes
         silent = both(silent, columns)
         quiet, _ = silenced(Plan(columns).masked(self._adapted(model, silent)), self.groups, changed, self.example)
         small = shrink(quiet, self.groups, changed, self.example).eval()
@@ -179,31 +181,31 @@ class Pruner:
         return replace(plan, inputs=live_features(small, self.example), silent=silent), small
 
     def _adapted(self, model: nn.Module, keep: Masks) -> nn.Module:
-        """Move the weights that stay to their conditional mean, if the rule wants it and the posterior has one."""
+        """Move the kept weights to their conditional mean, if the rule does so and the posterior has one."""
         if not self.rule.adapts:
             return model
         try:
             return params.load_(model, self.posterior.conditional_mean(keep))
         except UnsupportedError:
-            return model  # its weights are treated as independent, so the others do not move
+            return model  # independent weights: the others do not move
 
 
 def _question(score: Score, dense: nn.Module, model: nn.Module, plan: Plan) -> None:
-    """Warn where a rule that nobody asked for took too much: it judges weights one by one, but they go together."""
+    """Warn if the default rule removed too much: it ranks weights one by one, but they are removed together."""
     before, after = score(dense), score(model)
     classes = after >= 0  # else it is minus a root mean squared error
     if before - after > (RUINED if classes else RUINED * -before):
         kind, sign = ("accuracy", 1) if classes else ("RMSE", -1)
         warnings.warn(
             f"{plan.rule!r}, the default here, removed {plan.sparsity:.0%} of the weights, and the {kind} on the data "
-            f"went from {sign * before:.3g} to {sign * after:.3g}: train what is left with finetune=, or say how much "
-            "may go, as by rules.PosteriorDamage(0.8, kind='obs', update=True) or a rule with max_drop=0.01.",
+            f"went from {sign * before:.3g} to {sign * after:.3g}: fine-tune the rest with finetune=, or limit what "
+            "is removed, as by rules.PosteriorDamage(0.8, kind='obs', update=True) or a rule with max_drop=0.01.",
             stacklevel=3,
         )
 
 
 def _columns(plan: Plan, model: nn.Module, example: Any) -> Masks:
-    """A mask over the first matrix of a network, false in the columns of input features that go."""
+    """Return a mask over the first matrix of a network, false in the columns of removed input features."""
     first = first_matrix(model, example)
     if first is None or plan.inputs is None:
         return {}
@@ -217,35 +219,35 @@ def _check(posterior: Any, structure: str, rule: Any) -> None:
             "MAP(train=False).fit(model, data), or find a posterior around them, as by Laplace().fit(model, data)."
         )
     if structure not in ("weights", "units"):
-        raise InputError(f"structure must be 'weights' or 'units', not {structure!r}.")
+        raise InputError(f"`structure` must be 'weights' or 'units', got {structure!r}.")
     if rule is not None and not isinstance(rule, Rule):
-        raise InputError(f"rule must be one of dubito.rules, such as rules.LogAlpha(3), not {rule!r}.")
+        raise InputError(f"`rule` must be one of dubito.rules, such as rules.LogAlpha(3), got {rule!r}.")
 
 
 def _check_training(finetune: Any, training: Any, teacher: Any, temperature: Any) -> None:
     if isinstance(finetune, Training | int | bool):
-        raise InputError("finetune takes the training data; say how to train with training=Training(...).")
+        raise InputError(f"`finetune` must be training data, got {finetune!r}: give training=Training(...) too.")
     if teacher is not None and not isinstance(teacher, Posterior):
         raise InputError(
-            f"The teacher must be a posterior, such as that of MAP(train=False), not a {type(teacher).__name__}."
+            f"`teacher` must be a posterior, such as that of MAP(train=False), got a {type(teacher).__name__}."
         )
     if teacher is not None and finetune is None:
-        raise InputError("A teacher answers on training data: give the inputs it teaches on as finetune=.")
+        raise InputError("A teacher predicts on training data: give its inputs as finetune=.")
     check("temperature", float, temperature)
     if teacher is None and temperature != 1:
-        raise InputError("temperature softens the answers of a teacher: give teacher=, or leave it out.")
+        raise InputError(f"`temperature` is for a teacher, got {temperature} without one: give teacher= too.")
     if finetune is None and training is not None:
-        raise InputError("training says how to train what is left: give the training data as finetune=, too.")
+        raise InputError("`training` says how to fine-tune: give the training data as finetune= too.")
 
 
 def _example(posterior: Posterior, data: Data | None, example: Any, structure: str) -> Any:
-    """A few inputs, where the model is."""
+    """Return a few inputs on the device of the model; None if there are none."""
     if example is None and data is not None:
         source = Source(data, batch_size=EXAMPLE_ROWS, must_count=False, shard=False)
         example = source.first().inputs
     if example is None:
         if structure == "units":
-            raise InputError('structure="units" needs to see one batch: give `data=` or `example=`.')
+            raise InputError('structure="units" needs one batch of inputs: give `data=` or `example=`.')
         return None
     rows = batches.take(batches.as_tensors(example), slice(0, EXAMPLE_ROWS))
     return batches.place(rows, posterior.device, posterior.dtype)

@@ -1,4 +1,4 @@
-"""Sparse rows in memory: faster than a dense layer only where very few weights are left, which is measured."""
+"""Run linear layers with sparse weights, where that is measured to be faster than the dense layer."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ class SparseLinear(nn.Module):
         self.register_buffer("bias", None if dense.bias is None else dense.bias.detach().clone())
 
     def forward(self, x: Tensor) -> Tensor:
-        """``W x + b`` at every position."""
+        """Return ``W x + b`` at every position."""
         rows = x.reshape(-1, self.in_features)
         found = (self.weight @ rows.T).T.reshape(*x.shape[:-1], self.out_features)
         return found if self.bias is None else found + self.bias

@@ -1,4 +1,4 @@
-"""Networks for other programs: ONNX, checked in onnxruntime, and `torch.export`."""
+"""Export networks to ONNX, checked with onnxruntime, and to `torch.export`."""
 
 from __future__ import annotations
 
@@ -42,13 +42,13 @@ def export(model: nn.Module, path: Path, example: Any) -> Exported:
     """
     writers = {".onnx": _onnx, ".pt2": _torch_export}
     if path.suffix not in writers:
-        raise InputError(f"'{path.name}' must end in .onnx or .pt2, which says what to write.")
+        raise InputError(f"'{path.name}' must end in .onnx or .pt2, which decides the format.")
     if not path.parent.is_dir():
-        raise InputError(f"The folder of '{path}' does not exist: make it first.")
+        raise InputError(f"The folder of '{path}' does not exist: create it first.")
     private = copy.deepcopy(model).eval()
     inputs = example if isinstance(example, tuple) else (example,)
     if not all(isinstance(one, torch.Tensor) for one in inputs):
-        raise InputError("Only networks whose inputs are tensors can be exported.")
+        raise InputError("Only networks that take tensors can be exported: wrap this one in such a module.")
     with torch.no_grad():
         expected = params.call(private, inputs)
         found = writers[path.suffix](private, path, inputs)

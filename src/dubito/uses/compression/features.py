@@ -1,4 +1,4 @@
-"""The input features of a table: which of them a network looks at."""
+"""Find which input features of a table a network uses."""
 
 from __future__ import annotations
 
@@ -19,19 +19,19 @@ def first_matrix(model: nn.Module, example: Any) -> str | None:
 
 
 def live_features(model: nn.Module, example: Any) -> Tensor | None:
-    """Return a mask over the input features, false where nothing looks at one; None where there are no plain features.
+    """Return a mask over the input features, false where the network does not use one; None if inputs are no features.
 
-    The column of a dead feature in the first matrix is zero. That is not enough where inputs take a second way through
-    the network, so the outputs must have no slope in it either.
+    The column of an unused feature in the first matrix is zero. Inputs may reach the outputs on another path too, so
+    the gradient of the outputs with respect to the feature must be zero as well.
     """
     first = first_matrix(model, example)
     if first is None:
         return None
     inputs = example.detach().clone().requires_grad_()
     outputs = params.call(model, inputs)
-    looked_at = (model.get_parameter(first) != 0).any(0).cpu()
-    if not outputs.requires_grad:  # no slopes: the network forbids them, or does not use its inputs
-        return looked_at
+    used = (model.get_parameter(first) != 0).any(0).cpu()
+    if not outputs.requires_grad:  # the network disables gradients, or does not use its inputs
+        return used
     weights = torch.rand(outputs.shape, generator=torch.Generator().manual_seed(0)).to(outputs)  # so that none cancel
-    (slopes,) = torch.autograd.grad(outputs, inputs, weights, allow_unused=True)
-    return looked_at if slopes is None else looked_at | (slopes != 0).any(0).cpu()
+    (gradients,) = torch.autograd.grad(outputs, inputs, weights, allow_unused=True)
+    return used if gradients is None else used | (gradients != 0).any(0).cpu()

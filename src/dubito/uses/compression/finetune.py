@@ -1,4 +1,4 @@
-"""Training under masks: fine-tuning what stayed, and gradual magnitude pruning, the honest baseline."""
+"""Train under masks: fine-tuning of the kept weights, and gradual magnitude pruning as a baseline."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from dubito.uses.compression.weight_statistics import prunable
 
 @setting
 class GradualMagnitude(Recipe):
-    r"""Train while the smallest weights go, more and more of them (Zhu & Gupta 2017, https://arxiv.org/abs/1710.01878).
+    r"""Train while removing more and more of the smallest weights (Zhu & Gupta 2017, https://arxiv.org/abs/1710.01878).
 
     The fraction that is gone at the fraction t of all steps is cubic,
 
@@ -104,13 +104,13 @@ def finetune(
     num_data: int | None = None,
     generator: torch.Generator | None = None,
 ) -> nn.Module:
-    """Return a copy trained on, in which weights that are masked out stay zero."""
+    """Return a copy that is trained further, in which masked weights stay zero."""
     options: dict[str, Any] = {"num_data": num_data, "generator": generator, "progress": False}
     return _Masked(masks).fit(model, data, likelihood=likelihood, training=training, **options).model
 
 
 def _masked_training(problem: Problem, masks: Masks, choose: Callable[[State], Masks | None]) -> Inference:
-    """Descent on the loss of the network with masked weights: they get no gradient and, at the end, are zero."""
+    """Train the network with masked weights: these get no gradient and are zero at the end."""
     masks = {name: mask.clone() for name, mask in masks.items()}
 
     def loss(module: nn.Module, batch: Batch, hyper: Params, generator: torch.Generator) -> Tensor:

@@ -1,4 +1,4 @@
-"""`Plan`: what goes and what stays, by layer, before anything is changed."""
+"""`Plan`: which weights and units are removed, before the network is changed."""
 
 from __future__ import annotations
 
@@ -14,24 +14,24 @@ from dubito.uses.compression.rules import Masks, Rule
 
 
 def both(first: Masks, second: Masks) -> Masks:
-    """Masks that are true where both are; a parameter that one of them lacks is whole there."""
+    """Return masks that are true where both are; a missing mask counts as true everywhere."""
     return {**first, **second, **{name: first[name] & second[name] for name in first.keys() & second.keys()}}
 
 
 @dataclass(frozen=True, eq=False)
 class Plan:
-    """What stays of a network.
+    """Which weights, units and inputs of a network are kept.
 
     Args:
         keep: For each prunable parameter a mask in its shape, true where a weight stays.
         units: For each layer that loses whole outputs a mask over them, true where a unit stays; empty where single
             weights are removed.
-        inputs: A mask over the input features, false where no weight looks at one any more; None where the inputs are
-            no plain features.
+        inputs: A mask over the input features, false where the network does not use one any more; None if the inputs
+            are no plain features.
         rule: The rule that decided.
-        silent: Where units go, the masks under which the dense network says what the small one says: what comes into
-            such a unit is zero, and what goes out stays, because the constant that it becomes is folded into the next
-            bias; where that is impossible its bias is zero, too.
+        silent: If units are removed, masks under which the dense network gives the outputs of the small one. The
+            incoming weights of a removed unit are zero. Its outgoing weights stay, as the constant that the unit
+            becomes is folded into the next bias; if that is impossible, its bias is zero too.
     """
 
     keep: Masks
@@ -47,29 +47,29 @@ class Plan:
 
     @property
     def num_kept(self) -> int:
-        """How many of them stay."""
+        """The number of prunable weights that are kept."""
         return sum(int(mask.sum()) for mask in self.keep.values())
 
     @property
     def sparsity(self) -> float:
-        """The fraction of prunable weights that go."""
+        """The fraction of prunable weights that are removed."""
         return 1 - self.num_kept / self.num_weights
 
     def layer_sparsity(self) -> dict[str, float]:
-        """The fraction that goes, by parameter."""
+        """Return the fraction that is removed, by parameter."""
         return {name: 1 - float(mask.double().mean()) for name, mask in self.keep.items()}
 
     def removed_inputs(self, names: tuple[str, ...] = ()) -> list[str]:
-        """The input features that no weight looks at any more, by name or by number."""
+        """Return the input features that the network does not use any more, by name or by number."""
         if self.inputs is None:
             return []
         if names and len(names) != len(self.inputs):
-            raise InputError(f"There are {len(self.inputs)} input features, but {len(names)} names.")
+            raise InputError(f"There are {len(self.inputs)} input features, but {len(names)} names: give one each.")
         gone = (~self.inputs).nonzero().flatten().tolist()
         return [names[i] if names else str(i) for i in gone]
 
     def masked(self, model: nn.Module) -> nn.Module:
-        """Return a copy of `model` in which the weights that go are zero, or say nothing (`silent`)."""
+        """Return a copy of `model` in which the removed weights are zero; for units, those of `silent`."""
         masked = copy.deepcopy(model)
         parameters = dict(masked.named_parameters())
         with torch.no_grad():
@@ -98,17 +98,17 @@ class Plan:
         ending = "_mask"
         keep = {n.removesuffix(ending): m.detach().bool() for n, m in model.named_buffers() if n.endswith(ending)}
         if not keep:
-            raise InputError("No layer of this model was pruned with torch.nn.utils.prune: it has no masks.")
+            raise InputError("This model has no masks: prune a layer with torch.nn.utils.prune first.")
         return cls(keep)
 
     def check(self, allow_empty: bool = False) -> Plan:
-        """Return the plan, if every layer keeps something."""
+        """Return the plan, or raise if a layer would keep nothing."""
         empty = [name for name, mask in {**self.units, **self.keep}.items() if not bool(mask.any())]
         if empty and not allow_empty:
             what = "unit" if empty[0] in self.units else "weight"
             raise InputError(
                 f"{self.rule!r} would remove every {what} of '{empty[0]}', which leaves a constant network: remove "
-                "less, or give a dict of amounts by layer (allow_empty=True goes on where weights are removed)."
+                "less, or give a dict of amounts by layer (or allow_empty=True, if single weights are removed)."
             )
         return self
 

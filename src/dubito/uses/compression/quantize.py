@@ -1,4 +1,4 @@
-r"""How many bits a weight deserves: as many as its posterior is sharp.
+r"""Choose the precision at which weights are stored from the posterior: sharper marginals get more bits.
 
 A weight that is stored in steps of $\Delta$ is off by up to $\Delta/2$, with variance $\Delta^2/12$. Rounding all
 weights costs, in expectation and to second order, $\tfrac{1}{24} \sum_i P_{ii} \Delta_i^2$ nats of the log-posterior,
@@ -14,7 +14,7 @@ for each of the N examples. The bits follow: $1 + \lceil \log_2(\max|\mu| / \Del
 The rule of the reference code of Bayesian compression (Louizos et al. 2017) is another: it compares twice the
 *variance* with the unit round-off of a floating-point number. A variance is measured in squared units, so the bits
 changed when all weights (and nothing else) were measured in another unit; a standard deviation has the unit of the
-weight. It also looks at no weight's size, and its exponent bits are undefined where every weight is below 1/2.
+weight. It also ignores the size of a weight, and its exponent bits are undefined where every weight is below 1/2.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ def steps(mean: Params, precision: Params, keep: Masks, num_data: int, loss: flo
     {'w': 0.1}
     """
     if not 0 < loss < math.inf:
-        raise InputError(f"The loss by rounding must be a positive number of nats per example, not {loss!r}.")
+        raise InputError(f"`rounding` must be a positive number of nats per example, got {loss!r}.")
     sharp = {n: p[keep[n].to(p.device)] if n in keep else p.flatten() for n, p in precision.items()}
     random = {name: value for name, value in sharp.items() if len(value) and bool((value > 0).all())}
     count = sum(len(value) for value in random.values())
@@ -66,7 +66,7 @@ def _step(mean: Tensor, precision: Tensor | None, factor: float) -> float:
         step = largest / PLAIN_LEVELS
     else:
         step = max(factor * float(precision.double().mean().rsqrt()), largest / MOST_LEVELS)
-    return float(f"{step:.6g}") or 1.0  # all weights are zero: any step does
+    return float(f"{step:.6g}") or 1.0  # all weights are zero, so any step will do
 
 
 def bits(mean: Tensor, step: float) -> int:
@@ -88,7 +88,7 @@ def int8(model: nn.Module) -> nn.Module:
     """Return a copy whose linear layers hold their weights in 8 bits (torchao, weight only); other layers stay."""
     logger = logging.getLogger("torchao")
     level = logger.level
-    logger.setLevel(logging.ERROR)  # it speaks of CUDA libraries that a CPU does not need
+    logger.setLevel(logging.ERROR)  # it logs missing CUDA libraries, which a CPU does not need
     try:
         from torchao.quantization import Int8WeightOnlyConfig, quantize_
     except ImportError as error:
@@ -96,9 +96,9 @@ def int8(model: nn.Module) -> nn.Module:
     finally:
         logger.setLevel(level)
     if not any(isinstance(module, nn.Linear) for module in model.modules()):
-        raise UnsupportedError("This network has no linear layer to hold in 8 bits.")
+        raise UnsupportedError("Only linear layers are stored in 8 bits, and this network has none.")
     if any(value.dtype == torch.float64 for value in model.parameters()):
-        raise UnsupportedError("torchao holds float32 and half-precision layers in 8 bits: call .float() first.")
+        raise UnsupportedError("torchao converts float32 and half-precision layers only: call .float() first.")
     private = copy.deepcopy(model).eval()
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # about versions of its own settings

@@ -1,4 +1,4 @@
-"""`Report`: what compression gained and cost, all of it measured."""
+"""Measure what compression gained and cost, and print it as a `Report`."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ class Layer:
 
     @property
     def sparsity(self) -> float:
-        """The fraction that is gone."""
+        """The fraction of weights that were removed."""
         return 1 - self.kept / self.weights
 
 
@@ -59,7 +59,7 @@ class Report:
         latency: Milliseconds by batch size, before and after.
         scores: Scores by name for the network ``before``, ``after`` and as the ``coded`` file; the latter two were
             written to disk and loaded again.
-        removed_inputs: Input features that no weight looks at any more.
+        removed_inputs: Input features that the network does not use any more.
     """
 
     rule: str
@@ -96,7 +96,7 @@ class Report:
         for name, scores in self.scores.items():
             lines.append(f"{name:<16}" + "  ".join(f"{key} {value:.4f}" for key, value in scores.items()))
         if self.removed_inputs:
-            lines.append(f"inputs that nothing looks at any more: {', '.join(self.removed_inputs)}")
+            lines.append(f"inputs that the network does not use any more: {', '.join(self.removed_inputs)}")
         return "\n".join(lines)
 
     __repr__ = __str__
@@ -138,7 +138,7 @@ def num_macs(model: nn.Module, example: Any) -> int:
 
     counter = FlopCounterMode(display=False)
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # of hardware that is not there
+        warnings.simplefilter("ignore")  # about hardware that this machine lacks
         # oneDNN's recurrent layers and fused attention would hide their products
         without = torch.backends.mkldnn.flags(enabled=False), sdpa_kernel(SDPBackend.MATH)
         with without[0], without[1], torch.enable_grad(), counter:
@@ -147,7 +147,7 @@ def num_macs(model: nn.Module, example: Any) -> int:
 
 
 def _files(made: Compression, folder: Path, rounding: float) -> tuple[dict[str, int], dict[str, nn.Module]]:
-    """The sizes of real files, and the networks loaded from them again."""
+    """Return the sizes of the saved files, and the networks that load from them."""
     num_bytes = {"before": storage.save(folder / "before", made.dense, "dense", {})}
     reloaded = {}
     for format in ("dense", "csr", "coded"):
@@ -168,7 +168,7 @@ def _layers(made: Compression, rounding: float) -> tuple[Layer, ...]:
     for name, mask in made.plan.keep.items():
         layer = name.rpartition(".")[0]
         units = made.plan.units.get(layer)
-        if units is None:  # a unit is left while any weight comes into it; of an embedding, a word
+        if units is None:  # a unit (of an embedding: a word) counts as kept while any of its weights is
             words = isinstance(made.model.get_submodule(layer), nn.Embedding)
             units = (mask if words else by_output(made.dense, layer, mask)).flatten(1).any(1)
         kept = int((weights[name] != 0).sum())

@@ -1,4 +1,4 @@
-"""`Compression`: the smaller network, and everything one may want to know of it or do with it."""
+"""The result of `compress`: the smaller network, and methods to measure, save, export and refit it."""
 
 from __future__ import annotations
 
@@ -105,7 +105,7 @@ class Compression:
         layers = {name: value for name, value in weights.items() if not is_norm(owners[name])}
         dense = params.of(self.dense)
         precision = precision_diagonal(self.source, list(dense))
-        # zeros of the network before, such as those of an earlier compression, cost nothing and say nothing
+        # weights that were zero before, as after an earlier compression, cost no bits
         left = {name: (value != 0) & self.plan.keep.get(name, torch.tensor(True)) for name, value in dense.items()}
         return quantize.steps(layers, precision, left, self.source.num_data, rounding)
 
@@ -118,7 +118,7 @@ class Compression:
         """Write the network for other programs: ``.onnx`` (checked in onnxruntime) or ``.pt2`` (`torch.export`)."""
         example = self._example if example is None else example
         if example is None:
-            raise InputError("An export needs to see one batch: give `example=` here, or `data=` to compress.")
+            raise InputError("An export needs one batch of inputs: give `example=` here, or `data=` to compress.")
         return export.export(self.model, Path(path), example)
 
     def int8(self) -> nn.Module:
@@ -131,7 +131,7 @@ class Compression:
 
         example = self._example if example is None else example
         if example is None:
-            raise InputError("Speed is measured on one batch: give `example=` here, or `data=` to compress.")
+            raise InputError("Speed is measured on one batch of inputs: give `example=` here, or `data=` to compress.")
         return faster_layers(self.model, example)
 
     def posterior(
@@ -144,7 +144,7 @@ class Compression:
         generator: torch.Generator | None = None,
         progress: bool = False,
     ) -> Posterior:
-        """Fit a posterior over the weights that are left; those that were removed stay zero.
+        """Fit a posterior over the weights that were kept; those that were removed stay zero.
 
         Args:
             recipe: A recipe with a choice of random weights, such as ``Laplace(structure="kron")``; any recipe where
@@ -159,12 +159,12 @@ class Compression:
         for name, mask in left.items():
             if name not in self.plan.keep:
                 mask.fill_(True)
-        whole = all(bool(mask.all()) for mask in left.values())  # as where units went: nothing is to be held at zero
+        whole = all(bool(mask.all()) for mask in left.values())  # as after removing units: no weight must stay at zero
         weights = recipe.weights
         if not whole and (weights is None or recipe.starts_fresh):
             raise UnsupportedError(
-                f"{recipe!r} cannot be held to the weights that are left: use a recipe with a choice of weights that "
-                "starts at the model, such as Laplace() or Variational()."
+                f"{recipe!r} cannot keep the removed weights at zero: use a recipe with `weights=` that starts at "
+                "the model, such as Laplace() or Variational()."
             )
         if not whole:
             assert weights is not None

@@ -1,4 +1,4 @@
-"""How much can go: scores of smaller networks, curves of score against sparsity, and the most within a budget."""
+"""Search how much can be removed: scores of smaller networks, sweeps over sparsities, and accuracy budgets."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ HALVINGS = 8
 
 
 def point(model: nn.Module, posterior: Posterior) -> PointPosterior:
-    """The network as a posterior that is a point, under the likelihood that `posterior` has."""
+    """Return the network as a point posterior with the likelihood of `posterior`."""
     return PointPosterior(model, posterior.likelihood, MAP(), posterior.num_data)
 
 
@@ -41,7 +41,7 @@ def score_of(posterior: Posterior, data: Data) -> Score:
     classes = isinstance(posterior.likelihood, Categorical | Bernoulli)
 
     if source.first().targets is None:
-        raise InputError("The held-out data has inputs but no targets to judge by: give (inputs, targets).")
+        raise InputError("The held-out data has no targets: give (inputs, targets).")
 
     @torch.no_grad()
     def score(model: nn.Module) -> float:
@@ -56,7 +56,7 @@ def score_of(posterior: Posterior, data: Data) -> Score:
                 right += float((prediction.mean - batch.targets.reshape(prediction.mean.shape)).square().sum())
                 count += prediction.mean.numel()
         if count == 0:
-            raise InputError("The data is empty.")
+            raise InputError("The held-out data is empty: give at least one example.")
         return right / count if classes else -((right / count) ** 0.5)
 
     return score
@@ -72,7 +72,7 @@ def largest_within(pruner: Pruner, rule: Rule, score: Score) -> Rule:
         middle = (low + high) / 2
         try:
             _, model = pruner.at(rule.replace(target=middle, max_drop=None))
-        except InputError:  # a whole layer would go
+        except InputError:  # a layer would become empty
             high = middle
             continue
         low, high = (middle, high) if score(model) >= whole - allowed else (low, middle)
@@ -86,7 +86,7 @@ class Sweep:
     Attributes:
         sparsity: The fraction of weights that are gone, at each point.
         score: The accuracy there (for regression, minus the root mean squared error).
-        target: The fraction that the rule was asked to remove: of weights, or of units.
+        target: The fraction of weights or units that the rule was set to remove.
         rule: The rule.
     """
 
@@ -116,7 +116,7 @@ class Sweep:
 
 
 def sweep(pruner: Pruner, rule: Rule, score: Score, targets: Sequence[float]) -> Sweep:
-    """Measure the network at each target; those that would leave a whole layer empty end the curve."""
+    """Measure the network at each target, up to the first that would leave a layer empty."""
     found: list[tuple[float, float, float]] = []
     for target in sorted(targets):
         try:
@@ -127,6 +127,6 @@ def sweep(pruner: Pruner, rule: Rule, score: Score, targets: Sequence[float]) ->
             break
         found.append((plan.sparsity, score(model), target))
     if not found:
-        raise InputError("A sweep needs targets, the fractions to remove: give some, or leave them out.")
+        raise InputError("`targets` is empty: give fractions to remove, such as (0.5, 0.9), or leave it out.")
     columns = tuple(zip(*found, strict=True))
     return Sweep(columns[0], columns[1], columns[2], rule)

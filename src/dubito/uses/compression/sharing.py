@@ -1,4 +1,4 @@
-"""Weights that share few values: what soft weight sharing leaves to be stored."""
+"""Store weights that share few values, as soft weight sharing leaves them."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from dubito.networks.selection import Selection
 
 
 class Codes(NamedTuple):
-    """One parameter as numbers of values.
+    """One parameter as a codebook and the position of each weight in it.
 
     Args:
         indices: Which value each weight has, ``uint8`` in the shape of the parameter; 0 is the value 0.
@@ -30,12 +30,12 @@ class Codes(NamedTuple):
 
     @property
     def weights(self) -> Tensor:
-        """The parameter."""
+        """Return the parameter."""
         return self.codebook[self.indices.long()]
 
     @property
     def bits(self) -> int:
-        """How many bits number one weight: 4 for 16 values."""
+        """The number of bits per weight: 4 for 16 values."""
         return max(1, (len(self.codebook) - 1).bit_length())
 
 
@@ -68,7 +68,7 @@ def shared_network(posterior: Posterior, codes: dict[str, Codes]) -> nn.Module:
 
 
 def _mixtures(posterior: Posterior) -> dict[str, Mixture]:
-    """The learned mixture of each parameter that has one."""
+    """Return the learned mixture of each parameter that has one."""
     learned = getattr(posterior, "learned_prior", None)
     if isinstance(learned, Mixture):
         values = {name: value for name, value in posterior.model.named_parameters() if value.ndim > 1}

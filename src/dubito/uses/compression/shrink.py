@@ -1,4 +1,4 @@
-"""Really smaller: layers without the units that went, and what those said of themselves folded into the next bias."""
+"""Remove units from layers, and fold the constants that they become into the next bias."""
 
 from __future__ import annotations
 
@@ -17,9 +17,7 @@ from dubito.uses.compression.units_by_fx import LayerChannels, UnitGroup
 
 
 def silenced(model: nn.Module, groups: list[UnitGroup], kept: Masks, example: Any) -> tuple[nn.Module, Masks]:
-    r"""Return a copy in which nothing comes into the units that go: the reference that the smaller network must equal.
-
-    With it come the masks over parameters that lead there.
+    r"""Return a copy whose removed units have no input, and its masks: the reference for the smaller network.
 
     Such a unit is a constant, such as $\mathrm{relu}(b)$. Where the next layer can take it into its bias it stays a
     constant; where it cannot (a convolution with zero padding, which sees the constant end at the border; units that
@@ -77,14 +75,14 @@ def _without(model: nn.Module, name: str, side: str, gone: Tensor) -> None:
 
 
 def _constants(model: nn.Module, part: LayerChannels, seen: Tensor) -> Tensor:
-    """What the layer is given on each input channel, at the positions of a few examples: ``[positions, channels]``."""
+    """Return the inputs of a layer at the positions of a few examples, ``[positions, channels]``."""
     layer = model.get_submodule(part.layer)
     axis = require_rule(layer, "removing units").channel_axis(layer, seen.ndim)
     return seen.movedim(axis, -1).reshape(-1, seen.shape[axis])
 
 
 def _foldable(model: nn.Module, group: UnitGroup, stays: Tensor, seen: dict[str, Tensor]) -> bool:
-    """Whether the one next layer turns the constants of these units into a constant output."""
+    """Return whether there is one next layer, which turns the constants of these units into a constant output."""
     if len(group.producers) > 1 or len(group.consumers) != 1:
         return False
     part = group.consumers[0]
@@ -98,7 +96,7 @@ def _foldable(model: nn.Module, group: UnitGroup, stays: Tensor, seen: dict[str,
 
 
 def _fold(model: nn.Module, part: LayerChannels, stays: Tensor, seen: Tensor) -> None:
-    """Add to the bias of a layer what it gets from inputs that are constants."""
+    """Add the contribution of constant inputs to the bias of a layer."""
     gone = gone_of(part, stays)
     constants = _constants(model, part, seen)[0, gone].double()
     if not bool(constants.any()):
@@ -112,9 +110,9 @@ def _fold(model: nn.Module, part: LayerChannels, stays: Tensor, seen: Tensor) ->
 
 
 def _muting(model: nn.Module, group: UnitGroup, stays: Tensor) -> Masks:
-    """Masks over the biases of units that go, and the gains and shifts of their norms.
+    """Return masks over the biases of removed units, and over the gains and shifts of their norms.
 
-    A norm without gains has no mask for it: its mean is set to zero, in place.
+    The running mean of a norm without gains is set to zero in place instead.
     """
     masks: Masks = {}
     kinds = [(part, ("bias",)) for part in group.producers] + [(part, ("weight", "bias")) for part in group.passers]

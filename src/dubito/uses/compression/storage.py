@@ -1,4 +1,4 @@
-"""Small networks on disk, in three forms that all load into a plain module: dense, CSR and entropy-coded."""
+"""Save networks in three formats that all load into a plain module: dense, CSR and entropy-coded."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ def save(
     elif format == "dense":
         io.save(path, KIND, tensors)
     else:
-        raise InputError(f"A network is saved as 'dense', 'csr' or 'coded', not {format!r}.")
+        raise InputError(f"`format` must be 'dense', 'csr' or 'coded', got {format!r}.")
     return Path(path).stat().st_size
 
 
@@ -94,9 +94,9 @@ def _another(path: str | os.PathLike[str], name: str, there: Any, here: Any) -> 
 
 
 class _Sizes:
-    """How large the tensors of a file may be: compressing makes none larger than it is in the network.
+    """Check that no tensor of a file is larger than the tensor of the network.
 
-    A few bytes can stand for any number of zeros, so this is asked before anything is made of them.
+    A few bytes can encode any number of zeros, so sizes are checked before memory is allocated.
     """
 
     def __init__(self, path: str | os.PathLike[str], model: nn.Module) -> None:
@@ -104,10 +104,10 @@ class _Sizes:
         self.own = {name: tuple(value.shape) for name, value in _tensors(model).items()}
 
     def checked(self, name: Any, shape: Any) -> list[int]:
-        """Return the shape of a tensor of the file; raise where the network has no room for it."""
+        """Return the shape of a tensor of the file; raise if the network's own is smaller."""
         if not accepts(str, name) or not isinstance(shape, list) or not accepts(tuple[Natural, ...], tuple(shape)):
-            raise FileFormatError(f"'{self.path}' names a tensor {name!r} of shape {shape!r}, which cannot be.")
-        # a bias that only the file has takes up the mean of a unit that was removed: one number for each output
+            raise FileFormatError(f"'{self.path}' names a tensor {name!r} of shape {shape!r}, which is invalid.")
+        # a bias that only the file has holds the constants of removed units: one number per output
         here = self.own.get(name, self.own.get(f"{name.removesuffix('bias')}weight") if name.endswith("bias") else None)
         if here is None or math.prod(shape) > math.prod(here):
             raise _another(self.path, name, tuple(shape), self.own.get(name, "missing"))
@@ -136,7 +136,7 @@ def _tensors(model: nn.Module) -> dict[str, Tensor]:
 
 
 def _rows(value: Tensor) -> Tensor | dict[str, Any]:
-    """A weight matrix as sparse rows with the smallest integers that fit, or itself where that is not smaller."""
+    """Return a weight matrix as sparse rows with the smallest integers that fit, or itself if that is smaller."""
     if value.ndim < 2 or not value.is_floating_point():
         return value
     matrix = value.flatten(1)
@@ -173,7 +173,7 @@ def _from_rows(name: str, tree: Mapping[str, Any], sizes: _Sizes) -> Tensor:
 
 
 def _coded(tensors: Mapping[str, Tensor], steps: Mapping[str, float]) -> bytes:
-    """Magic, checksum, then the header, all gaps, all values and all plain numbers, each packed."""
+    """Return the bytes of a file: magic, checksum, header, all gaps, all values, all plain numbers, each packed."""
     header: list[list[Any]] = []
     gaps, values, plain = [], [], []
     for name, value in tensors.items():
@@ -196,7 +196,7 @@ def _coded(tensors: Mapping[str, Tensor], steps: Mapping[str, float]) -> bytes:
 
 
 def _codebook(value: Tensor) -> Tensor | None:
-    """The different values of a large tensor that has few of them, without zero; else None."""
+    """Return the distinct non-zero values of a large tensor if it has few of them; else None."""
     if not value.is_floating_point() or value.numel() < SHARED * 8:
         return None
     different = value.unique()
@@ -205,7 +205,7 @@ def _codebook(value: Tensor) -> Tensor | None:
 
 
 def _numbers(value: Tensor, book: Tensor) -> Tensor:
-    """The number of each value in the codebook, from 1 on; 0 for zero."""
+    """Return the position of each value in the codebook, counted from 1; 0 for zero."""
     numbers = torch.searchsorted(book, value.double().contiguous()) + 1
     return numbers.masked_fill_(value == 0, 0).int()
 
@@ -216,7 +216,7 @@ def _decoded(path: Path, limits: _Sizes) -> dict[str, Tensor]:
         raise FileFormatError(f"'{path}' was truncated or altered after it was written: its checksum does not match.")
     sizes = struct.unpack("<4I", content[4:20])
     if sum(sizes) != len(content) - 20:
-        raise FileFormatError(f"'{path}' is altered: its parts are not as long as it says.")
+        raise FileFormatError(f"'{path}' is altered: its parts are not as long as its header says.")
     packed, *streams = (content[a:b] for a, b in pairwise(np.cumsum((20, *sizes)).tolist()))
     entries = [_entry(path, entry, limits) for entry in json.loads(coding.unpack(packed, HEADER + 100 * len(packed)))]
     if len({entry.name for entry in entries}) < len(entries):
@@ -237,7 +237,7 @@ class _Entry(NamedTuple):
     lengths: tuple[int, int, int]
 
     def tensor(self, gaps: bytes, values: bytes, plain: bytes) -> Tensor:
-        """Make the tensor."""
+        """Decode the tensor."""
         if self.scale is None:
             raw = torch.frombuffer(bytearray(plain), dtype=self.dtype) if plain else torch.empty(0, dtype=self.dtype)
             return raw.reshape(self.shape)
@@ -264,13 +264,13 @@ def _entry(path: Path, raw: Any, limits: _Sizes) -> _Entry:
 
 
 class _Reader:
-    """Bytes taken one piece after the other."""
+    """Reads bytes piece by piece."""
 
     def __init__(self, content: bytes) -> None:
         self.content, self.start = content, 0
 
     def take(self, size: int) -> bytes:
-        """The next bytes."""
+        """Return the next `size` bytes."""
         self.start += size
         return self.content[self.start - size : self.start]
 
@@ -283,7 +283,7 @@ def _resize(model: nn.Module, name: str, module: nn.Module, tensors: Mapping[str
     own = {key: tensors.get(f"{name}.{key}" if name else key) for key in ("weight", "bias", "running_mean")}
     rule = rule_for(module)
     given = own["weight"] if own["weight"] is not None else own["running_mean"]
-    if rule is None or given is None:  # no sizes: a layer without tensors, or one whose weight is written elsewhere
+    if rule is None or given is None:  # a layer without tensors, or one whose weight is tied to another
         return
     outputs, inputs = rule.weight_axis(module, "output"), rule.weight_axis(module, "input")
     smaller: Any = module

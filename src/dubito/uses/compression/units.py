@@ -1,4 +1,4 @@
-"""Which whole units go: the relevances of their weights, reduced, and the plan that follows."""
+"""Decide which units are removed, from the relevances of their weights."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ from dubito.uses.compression.units_by_fx import LayerChannels, UnitGroup
 def unit_relevance(model: nn.Module, groups: list[UnitGroup], relevance: Params, rule: Rule) -> Params:
     """Return one relevance per unit, by the name of its group.
 
-    A unit is needed only if something comes in and something goes out: its relevance is the smaller one of what its
-    incoming weights say together and of what its outgoing weights say together.
+    A unit is needed only if both its inputs and its outputs are: its relevance is the smaller one of the reduced
+    relevance of its incoming weights and that of its outgoing weights.
     """
     found: Params = {}
     values = dict(model.named_parameters())
-    relevance = {  # NaN marks what an earlier compression has set to zero
+    relevance = {  # NaN marks weights that an earlier compression removed
         name: of.masked_fill((values[name] == 0) & (of == math.inf), math.nan) for name, of in relevance.items()
     }
     for group in groups:
@@ -41,7 +41,7 @@ def unit_relevance(model: nn.Module, groups: list[UnitGroup], relevance: Params,
 
 
 def _together(rule: Rule, rows: Tensor) -> Tensor:
-    """Reduce relevances ``[units, weights]``; weights that are gone already (NaN) have no say, a unit of such goes."""
+    """Reduce relevances ``[units, weights]``; weights removed before (NaN) do not count, a unit of only such goes."""
     gone = rows.isnan()
     if not bool(gone.any()):
         return rule.reduced(rows)
@@ -52,7 +52,7 @@ def _together(rule: Rule, rows: Tensor) -> Tensor:
 
 
 def incoming(model: nn.Module, groups: list[UnitGroup], kept: Masks) -> Masks:
-    """Masks over the weights that come into units: false where the unit goes."""
+    """Return masks over the incoming weights of units: false where the unit is removed."""
     masks: Masks = {}
     for group in (group for group in groups if group.name in kept):
         for part in group.producers:
@@ -63,7 +63,7 @@ def incoming(model: nn.Module, groups: list[UnitGroup], kept: Masks) -> Masks:
 
 
 def removable(model: nn.Module, groups: list[UnitGroup]) -> list[UnitGroup]:
-    """The groups none of whose layers shares its weight with another."""
+    """Return the groups none of whose layers shares its weight with another layer."""
     owners: dict[int, int] = {}
     named = dict(model.named_parameters(remove_duplicate=False))
     for value in named.values():
@@ -73,7 +73,7 @@ def removable(model: nn.Module, groups: list[UnitGroup]) -> list[UnitGroup]:
 
 
 def unit_plan(model: nn.Module, groups: list[UnitGroup], kept: Masks, rule: Rule, names: list[str]) -> Plan:
-    """Return the plan that keeps these units of each group, with the masks of all weights that they touch."""
+    """Return the plan that keeps these units of each group, with masks over all their weights."""
     parameters = dict(model.named_parameters())
     keep = {name: torch.ones(parameters[name].shape, dtype=torch.bool) for name in names}
     units: Masks = {}
@@ -91,10 +91,10 @@ def unit_plan(model: nn.Module, groups: list[UnitGroup], kept: Masks, rule: Rule
 
 
 def feature_plan(plan: Plan, columns: Params, relevance: Params, rule: Rule) -> Plan:
-    """Return a plan of units without the input features that the rule's threshold sees no need for.
+    """Return a plan of units that also removes the input features below the rule's threshold.
 
-    A feature is judged as a unit is, by what the weights to the units that stay say together. A rule with a target
-    counts units alone, and removes no feature.
+    The relevance of a feature is that of its weights to the units that stay, reduced. A rule with a target removes
+    only units.
 
     Args:
         plan: The plan of units.
@@ -113,26 +113,26 @@ def feature_plan(plan: Plan, columns: Params, relevance: Params, rule: Rule) -> 
 
 
 def weight(layer: str) -> str:
-    """The name of a layer's weight."""
+    """Return the name of a layer's weight."""
     return f"{layer}.weight" if layer else "weight"
 
 
 def by_output(model: nn.Module, layer: str, tensor: Tensor) -> Tensor:
-    """A tensor shaped as the weight of a layer with the outputs first, ``[outputs, ...]``; a view."""
+    """Return a tensor in the shape of a layer's weight as ``[outputs, ...]``; a view."""
     return tensor.movedim(weight_axis(model.get_submodule(layer), "output") or 0, 0)
 
 
 def by_input(model: nn.Module, layer: str, tensor: Tensor) -> Tensor:
-    """The same as ``[inputs, ...]``; a view."""
+    """Return a tensor in the shape of a layer's weight as ``[inputs, ...]``; a view."""
     return tensor.movedim(weight_axis(model.get_submodule(layer), "input") or 0, 0)
 
 
 def gone_of(part: LayerChannels, stays: Tensor) -> Tensor:
-    """The channels of a layer that go when only some units stay."""
+    """Return the channels of a layer that belong to removed units."""
     return part.index[~stays[part.unit]]
 
 
 def _by_unit(channels: Tensor, part: LayerChannels, group: UnitGroup) -> Tensor:
-    """A tensor ``[channels, ...]`` as ``[units, ...]``: each unit owns equally many channels."""
+    """Return a tensor ``[channels, ...]`` as ``[units, ...]``; every unit has equally many channels."""
     order = part.index[torch.argsort(part.unit, stable=True)]
     return channels[order.to(channels.device)].reshape(group.size, -1)

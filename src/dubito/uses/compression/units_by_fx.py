@@ -45,13 +45,13 @@ class LayerChannels:
 
     @classmethod
     def whole(cls, layer: str, unit: Tensor) -> LayerChannels:
-        """All channels of a layer, in order."""
+        """Return all channels of a layer, in order."""
         return cls(layer, unit, torch.arange(len(unit)))
 
 
 @dataclass(frozen=True)
 class UnitGroup:
-    """Outputs that are removed together.
+    """A group of layers whose units are removed together.
 
     Args:
         size: The number of units.
@@ -67,7 +67,7 @@ class UnitGroup:
 
     @property
     def name(self) -> str:
-        """The layer after which the group is called."""
+        """The name of the group, which is that of its first producer."""
         return self.producers[0].layer
 
 
@@ -83,7 +83,7 @@ class _OpenGroup:
 
 
 class _Shapes(fx.Interpreter):
-    """Runs a traced network once and keeps the shape of every result."""
+    """Run a traced network once and keep the shape of every result."""
 
     def __init__(self, module: fx.GraphModule) -> None:
         super().__init__(module)
@@ -118,7 +118,7 @@ def trace(model: nn.Module, example: Tensor) -> list[UnitGroup] | None:
 
 
 def _is_chain(nodes: list[fx.Node]) -> bool:
-    """Whether each tensor is made from the one before it alone, and no layer is called twice."""
+    """Return whether each tensor depends only on the one before it, and no layer is called twice."""
     tensors = set(nodes)
     for before, node in pairwise(nodes):
         if [n for n in node.all_input_nodes if n in tensors] != [before]:
@@ -136,7 +136,7 @@ def _walk(
         module = traced.get_submodule(str(node.target)) if node.op == "call_module" else None
         rule = None if module is None else rule_for(module)
         if module is not None and rule is not None and not rule.channelwise(module):
-            in_one = getattr(module, "groups", 1) == 1  # else its inputs and outputs are tied to one another
+            in_one = getattr(module, "groups", 1) == 1  # else each output sees only some inputs
             groups += _closed(current, str(node.target), rule.num_inputs(module)) if in_one else []
             current = None
             if in_one:
@@ -147,7 +147,7 @@ def _walk(
                 owner = torch.arange(current.size) if current.owner is None else current.owner
                 current.passers.append(LayerChannels.whole(str(node.target), owner))
         elif isinstance(rule, NormRule) or (rule is not None and current is not None):
-            current = None  # its statistics run over channels: the width before it stays
+            current = None  # its statistics run over channels, so the layer before it must keep its width
         elif _flattens(node, module, shapes[before], shapes[node]):
             if current is not None and current.owner is None:
                 current.owner = _owners(current, shapes[before])
@@ -157,7 +157,7 @@ def _walk(
 
 
 def _closed(current: _OpenGroup | None, layer: str, num_inputs: int) -> list[UnitGroup]:
-    """The group that ends at a layer, if its inputs are the units or their flattened positions."""
+    """Return the group that ends at a layer, if its inputs are the units or their flattened positions."""
     if current is None:
         return []
     owner = torch.arange(current.size) if current.owner is None else current.owner
@@ -168,7 +168,7 @@ def _closed(current: _OpenGroup | None, layer: str, num_inputs: int) -> list[Uni
 
 
 def _owners(current: _OpenGroup, shape: tuple[int, ...]) -> Tensor:
-    """The unit of every feature after flattening an activation of this shape."""
+    """Return the unit of every feature after flattening an activation of this shape."""
     units = torch.arange(current.size).reshape([-1 if axis == current.axis else 1 for axis in range(1, len(shape))])
     return units.expand(shape[1:]).flatten()
 

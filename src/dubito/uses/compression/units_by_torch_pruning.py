@@ -51,7 +51,7 @@ def depend(model: nn.Module, example: Any) -> list[UnitGroup]:
 
 
 def _can_shrink(model: nn.Module, group: UnitGroup, example: Any) -> bool:
-    """Whether the network without the last unit of a group is the network with that unit silenced."""
+    """Return whether removing the last unit of a group gives the same network as silencing it."""
     if group.size == 1:
         return False
     kept = {group.name: torch.arange(group.size) < group.size - 1}

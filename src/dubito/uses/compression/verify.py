@@ -1,4 +1,4 @@
-"""Is the smaller network the same function? Always asked, never assumed."""
+"""Verify that the smaller network computes the same function as the masked one."""
 
 from __future__ import annotations
 

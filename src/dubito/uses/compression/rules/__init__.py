@@ -1,4 +1,4 @@
-r"""Which weights pruning removes: small frozen rules over the marginals of any posterior, one rule a file.
+r"""Pruning rules: settings that rank the weights of any posterior with marginals, one rule per file.
 
 A rule gives every weight a score from its mean $\mu$, standard deviation $\sigma$ and prior. How much is removed is
 given in one of three ways, for all weights at once or by layer:

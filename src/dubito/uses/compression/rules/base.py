@@ -54,7 +54,7 @@ class WeightStatistics:
 
 @setting
 class Rule(Setting, ABC):
-    """The base of all rules: a score for each weight, and how much goes.
+    """The base of all rules: a score for each weight, and how much is removed.
 
     Args:
         threshold: Where to cut: a number, or one per layer as a dict by layer or parameter name, or by a pattern
@@ -67,7 +67,7 @@ class Rule(Setting, ABC):
     """
 
     removes: ClassVar[Literal["above", "below"]] = "below"
-    """Whether weights with high or with low scores go. At the threshold itself a high score goes, a low one stays."""
+    """Whether weights above or below the threshold are removed; at the threshold, those of an "above" rule are."""
     needs_variance: ClassVar[bool] = True
     default_threshold: ClassVar[float | None] = None
     default_reduction: ClassVar[Reduction] = "max"
@@ -92,7 +92,7 @@ class Rule(Setting, ABC):
         """Return the scores, signed so that low ones go first, and +∞ where a weight is not random."""
         if self.needs_variance and not any(bool((v > 0).any()) for v in statistics.variance.values()):
             raise UnsupportedError(
-                f"{self!r} needs a posterior with a spread, but every variance is 0: fit Laplace(...) or "
+                f"{self!r} needs a posterior with variances above 0, but all are 0: fit Laplace(...) or "
                 "Variational(...), or use rules.Magnitude(target)."
             )
         scores, sign = self.scores(statistics, generator=generator), -1.0 if self.removes == "above" else 1.0
@@ -105,13 +105,13 @@ class Rule(Setting, ABC):
         return REDUCTIONS[self.reduce or self.default_reduction](rows, dim=1)
 
     def keep(self, relevance: Params) -> Masks:
-        """Decide: one mask per tensor of relevances, true where something stays."""
+        """Return one mask per tensor of relevances, true where a weight or unit is kept."""
         if self.max_drop is not None:
             raise InputError(f"{self!r} decides by held-out data: give `data=` to dubito.compress.")
         if self.target is not None:
             return self._by_target(relevance, self.target)
         if (level := self.default_threshold if self.threshold is None else self.threshold) is None:
-            raise InputError(f"{self!r} must say how much goes: target=, threshold= or max_drop=.")
+            raise InputError(f"{self!r} does not say how much to remove: give target=, threshold= or max_drop=.")
         masks = {name: torch.ones_like(value, dtype=torch.bool) for name, value in relevance.items()}
         return masks | {n: self._stays(relevance[n], at) for n, at in _by_name(level, relevance, repr(self)).items()}
 
@@ -129,14 +129,14 @@ class Rule(Setting, ABC):
     def __post_init__(self) -> None:
         given = [name for name in ("threshold", "target", "max_drop") if getattr(self, name) is not None]
         if len(given) > 1:
-            raise InputError(f"{self.setting_name} takes one of threshold, target and max_drop, not {given}.")
+            raise InputError(f"{self.setting_name} takes one of threshold, target and max_drop, got {given}.")
         kinds = [kind for kind in REDUCTIONS if kind != "norm" or self.removes == "below"]  # a norm has no sign
         if self.reduce is not None and self.reduce not in kinds:
-            raise InputError(f"The reduction of {self.setting_name} is one of {', '.join(kinds)}, not {self.reduce!r}.")
+            raise InputError(f"`reduce` of {self.setting_name} must be one of {', '.join(kinds)}, got {self.reduce!r}.")
 
 
 def lowest_removed(relevance: Params, fraction: float) -> Masks:
-    """Keep all but a fraction of the finite relevances; of equal ones the earlier goes, so the count is exact.
+    """Keep all but a fraction of the finite relevances; of equal ones the earlier is removed, so the count is exact.
 
     >>> lowest_removed({"a": torch.tensor([3.0, 1.0]), "b": torch.tensor([2.0, math.inf])}, 2 / 3)
     {'a': tensor([ True, False]), 'b': tensor([False,  True])}
@@ -156,6 +156,6 @@ def _by_name(amount: Threshold, relevance: Params, rule: str) -> dict[str, float
     for key, number in amount.items():
         fitting = [n for n in relevance if fnmatch.fnmatchcase(n, key) or n == key or n.startswith(f"{key}.")]
         if not fitting:
-            raise InputError(f"{rule} names '{key}', but what can be pruned is {', '.join(relevance)}.")
+            raise InputError(f"{rule} names '{key}', which cannot be pruned: use one of {', '.join(relevance)}.")
         found |= dict.fromkeys(fitting, number)
     return found

@@ -51,7 +51,7 @@ class GroupRelevance(Rule):
         return found
 
     def keep(self, relevance: Params) -> Masks:
-        """Decide; where a target would cut through a group, the whole group stays."""
+        """Return masks as `Rule.keep`; a group that a target would split is kept whole."""
         masks = super().keep(relevance)
         return {n: relevance[n] >= relevance[n][m].min() if bool(m.any()) else m for n, m in masks.items()}
 
@@ -62,5 +62,5 @@ class GroupRelevance(Rule):
         if self.by == "relevance":
             return kind.relevance - kind.threshold
         if kind.evidence_gain is None:
-            raise UnsupportedError("Only gates (priors.TruncatedLogUniform) know what the evidence gains by a removal.")
+            raise UnsupportedError("The evidence is known only for gates: fit with priors.TruncatedLogUniform().")
         return -kind.evidence_gain

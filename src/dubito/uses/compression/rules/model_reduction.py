@@ -13,7 +13,7 @@ from dubito.uses.compression.rules.base import Rule, Threshold, WeightStatistics
 
 @setting
 class ModelReduction(Rule):
-    r"""Remove where the evidence does not fall: no threshold to choose.
+    r"""Remove weights whose removal does not lower the evidence; there is no threshold to choose.
 
     With the posterior $\mathcal N(\mu, \sigma^2)$ under the prior $\mathcal N(\mu_p, \sigma_p^2)$, the network without
     the weight has the log evidence of the network with it plus
@@ -35,7 +35,7 @@ class ModelReduction(Rule):
 
     @property
     def adapts(self) -> bool:
-        """Whether the weights that stay move: always."""
+        """Whether the weights that stay are moved to their conditional mean: always."""
         return True
 
     def scores(self, statistics: WeightStatistics, *, generator: torch.Generator | None = None) -> Params:

@@ -14,7 +14,7 @@ from dubito.uses.compression.rules.base import Rule, Target, WeightStatistics
 
 @setting
 class PosteriorDamage(Rule):
-    r"""Remove what the log-posterior misses least, by its second-order expansion around the mode.
+    r"""Remove the weights that lower the log-posterior least, by its second-order expansion around the mode.
 
     - ``"opd"``: $P_{ii}\,\mu_i^2$ with the posterior's precision P (Dhahri et al. 2024, optimal posterior damage);
     - ``"obd"``: $\tfrac12 H_{ii}\,\mu_i^2$ with the curvature of the data alone, $P$ less the prior's precision
@@ -37,7 +37,7 @@ class PosteriorDamage(Rule):
 
     @property
     def adapts(self) -> bool:
-        """Whether the weights that stay move: only with `update`."""
+        """Whether the weights that stay are moved to their conditional mean: only with `update`."""
         return self.update
 
     def scores(self, statistics: WeightStatistics, *, generator: torch.Generator | None = None) -> Params:

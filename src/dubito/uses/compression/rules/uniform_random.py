@@ -14,7 +14,7 @@ from dubito.uses.compression.rules.base import Rule, Target, WeightStatistics
 
 @setting
 class Random(Rule):
-    """Remove at random."""
+    """Remove weights at random."""
 
     setting_name = "rules.Random"
     target: Target | None = None
