@@ -92,7 +92,9 @@ def compare(
             help="Noise model: categorical for classes, gaussian for numbers.  [default: chosen from the target]",
         ),
     ] = None,
-    seeds: Annotated[int, typer.Option(metavar="N", min=1, help="Number of repetitions with new initial weights.")] = 3,
+    seeds: Annotated[
+        int, typer.Option(metavar="N", min=1, max=100_000, help="Number of repetitions with new initial weights.")
+    ] = 3,
     epochs: Annotated[int | None, typer.Option(metavar="N", help="Passes over the training data; see above.")] = None,
     lr: Annotated[float | None, typer.Option(metavar="RATE", help="The learning rate.")] = None,
     batch_size: Annotated[int | None, typer.Option(metavar="N", help="Examples per training step.")] = None,

@@ -44,7 +44,7 @@ def mlp(inputs: int, outputs: int, hidden: Sequence[int] | int = (50,), activati
         raise InputError(f"There is no activation '{activation}'; known are {', '.join(ACTIVATIONS)}.")
     widths = [inputs, *(hidden if isinstance(hidden, Sequence) else [hidden]), outputs]
     if not all(accepts(Count, width) for width in widths):
-        raise InputError(f"Every layer of an mlp needs a whole number of units, at least 1; got {widths}.")
+        raise InputError(f"Every layer of an mlp needs a whole number of units, from 1 to 100,000,000; got {widths}.")
     check_num_weights(sum(fan_in * fan_out for fan_in, fan_out in pairwise(widths)))
     layers: list[nn.Module] = [nn.Flatten()]
     for fan_in, fan_out in pairwise(widths):
