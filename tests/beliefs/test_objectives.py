@@ -110,7 +110,7 @@ class TestELBO:
         plain = nn.functional.cross_entropy(nn.Sequential(body.mean_module(), nn.Tanh(), head.mean_module())(x), y)
         loss = objectives.ELBO()(whole, x, y, num_data=50)  # type: ignore[arg-type]
         torch.testing.assert_close(loss, plain + (body.kl() + head.kl()) / 50)
-        with pytest.raises(InputError, match="not one inside of another module"):
+        with pytest.raises(InputError, match="not a module that contains it"):
             objectives.Renyi(0.5)(whole, x, y, num_data=50)  # type: ignore[arg-type]
 
 
@@ -121,9 +121,9 @@ class TestELBO:
         ({"num_data": "all"}, "`num_data` must be the number of examples"),
         ({"temperature": -1.0}, "`temperature` must be a number of at least 0"),
         ({"likelihood": "poisson"}, "no likelihood"),
-        ({"module": nn.Linear(3, 2)}, "No part of the module has random weights"),
+        ({"module": nn.Linear(3, 2)}, "The module has no random weights"),
         ({"inputs": torch.zeros(0, 3), "targets": torch.zeros(0).long()}, "The batch is empty"),
-        ({"targets": torch.tensor([0, 1, 2, 0])}, "The label 2 lies outside"),
+        ({"targets": torch.tensor([0, 1, 2, 0])}, "The label 2 is not one of"),
         ({"targets": torch.tensor([0, 1])}, "need labels of shape"),
     ],
 )

@@ -308,8 +308,8 @@ class TestBadInput:
     CASES: dict[str, tuple[Any, Any, str]] = {  # noqa: RUF012
         "NaN inputs": (None, (nan, y), "The inputs hold NaN or infinite values"),
         "infinite inputs": (None, (x / 0, y), "The inputs hold NaN or infinite values"),
-        "label out of range": (None, (x, outside), "The label 3 lies outside of the model's classes"),
-        "label out of range in a list": (None, [(x[:30], y[:30]), (x[30:], outside[30:])], "The label 3 lies outside"),
+        "label out of range": (None, (x, outside), "The label 3 is not one of the model's classes"),
+        "label out of range in a list": (None, [(x[:30], y[:30]), (x[30:], outside[30:])], "The label 3 is not one of"),
         "empty": (None, (x[:0], y[:0]), "The data is empty"),
         "no batches": (None, [], "The data is empty"),
         "wrong width": (None, (x[:, :3], y), r"cannot be called on a batch of inputs \(\d+, 3\) torch.float32"),

@@ -104,7 +104,7 @@ def test_a_gate_at_its_prior_may_be_closed_and_an_open_one_not() -> None:
     assert GATE.scale_kl(mean, scale).item() == pytest.approx(0.0, abs=1e-4)  # the widest posterior is the prior
     assert GATE.evidence_gain(mean, scale).item() == pytest.approx(0.0, abs=1e-2)
     assert GATE.evidence_gain(*double(-1.0, 0.1)).item() < -100
-    with pytest.raises(InputError, match="outside of its range"):
+    with pytest.raises(InputError, match=r"would cut log z at .* outside of"):
         GATE.evidence_gain(mean, scale, bits=40)
 
 
@@ -125,7 +125,7 @@ def test_a_single_weight_has_no_density(prior: priors.GroupPrior) -> None:
     for method in (lambda: prior.log_prob(torch.ones(2)), prior.mean, prior.variance, lambda: prior.sample((2,))):
         with pytest.raises(UnsupportedError):
             method()
-    with pytest.raises(InputError, match="no other prior beside it"):
+    with pytest.raises(InputError, match="without any other prior"):
         prior.resolve("weight", torch.ones(2))
 
 
@@ -134,5 +134,5 @@ def test_bad_settings_are_one_sentence() -> None:
         priors.NormalJeffreys(groups="layers")
     with pytest.raises(InputError, match="`scale` must be a positive number, got 0"):
         priors.Horseshoe(scale=0.0)
-    with pytest.raises(InputError, match="low < high"):
+    with pytest.raises(InputError, match="`low` must be below `high`"):
         priors.TruncatedLogUniform(low=1.0, high=-1.0)

@@ -79,7 +79,7 @@ def test_the_start_covers_the_weights() -> None:
     assert mixture.resolve("weight", 2 * weights) is mixture  # values it has are kept
     shares = mixture._numbers()[2].exp()
     torch.testing.assert_close(shares, torch.tensor([0.99, 0.0025, 0.0025, 0.0025, 0.0025]))
-    with pytest.raises(InputError, match="resolve it"):
+    with pytest.raises(InputError, match="call `resolve`"):
         Mixture().log_prob(weights)
 
 

@@ -231,7 +231,7 @@ class TestReferences:
     def test_centred_on_the_model(self) -> None:
         weights = torch.randn(3, 2)
         prior = priors.Normal("model", 0.1)
-        with pytest.raises(InputError, match="resolve it"):
+        with pytest.raises(InputError, match="call `resolve`"):
             prior.log_prob(weights)
         resolved = prior.resolve("fc.weight", weights)
         assert torch.equal(resolved.mean(), weights)
@@ -246,7 +246,7 @@ class TestReferences:
         assert torch.equal(prior.resolve("body.weight", weights).mean(), weights)
         with pytest.raises(InputError, match="No pattern"):
             priors.ByName({"head.*": priors.Normal()}).resolve("body.weight", weights)
-        with pytest.raises(InputError, match="name of a parameter"):
+        with pytest.raises(InputError, match="call `resolve` with a name"):
             prior.log_prob(weights)
 
     def test_a_learned_scale_must_be_fitted_first(self) -> None:

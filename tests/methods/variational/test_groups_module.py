@@ -329,7 +329,7 @@ class TestRefusals:
             convert(model, prior=prior, biases="random")
         with pytest.raises(InputError, match="give a number"):
             convert(model, prior=prior, initial_scale={"weight": torch.ones(2, 3)})
-        with pytest.raises(InputError, match="no other prior beside it"):
+        with pytest.raises(InputError, match="without any other prior"):
             convert(model, prior=priors.ByName({"*": prior}))
 
     def test_a_draw_has_no_density(self) -> None:

@@ -109,7 +109,7 @@ class TestAfterALoop:
 
     def test_bad_data_are_one_sentence(self) -> None:
         x, y = classes()
-        with pytest.raises(InputError, match="lies outside"):
+        with pytest.raises(InputError, match="is not one of the model's classes"):
             convert(seeded(mlp)).to_posterior((x, y + 7))
         with pytest.raises(InputError, match="num_data="):
             convert(seeded(mlp)).to_posterior(DataLoader(Stream(), 20))

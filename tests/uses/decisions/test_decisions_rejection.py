@@ -123,7 +123,7 @@ def test_rejector_faults() -> None:
             Rejector(posterior, data, risk=risk)  # type: ignore[arg-type]
     with pytest.raises(InputError, match="has no targets"):
         Rejector(posterior, [(data[0],)])
-    with pytest.raises(InputError, match="lies outside of the 3 classes"):
+    with pytest.raises(InputError, match="is not one of the classes, which are 0 to 2"):
         Rejector(posterior, (data[0], data[1] + 5))
     with pytest.raises(InputError, match="one number per datum"):
         Rejector(posterior, data, loss=lambda p, y: torch.zeros(3))

@@ -1,7 +1,7 @@
-"""Likelihoods: what the network's outputs say about the targets.
+"""Likelihoods: distributions of the targets given the network's outputs.
 
 `Categorical`, `Bernoulli`, `Gaussian` and `HeteroscedasticGaussian` share one contract, `Likelihood`: log-probability,
-its derivatives with respect to the outputs (with a square root of the Hessian for curvature), and the predictive.
+its derivatives with respect to the outputs (with a square root of the Hessian for curvature), and predictions.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ _BY_NAME: dict[str, type[Likelihood]] = {
 
 @checked_arguments
 def resolve(likelihood: str | Likelihood) -> Likelihood:
-    """Return the likelihood that a name stands for, with its default settings; an object is returned as it is.
+    """Return the likelihood of this name with its default settings; a `Likelihood` is returned as it is.
 
     >>> resolve("gaussian")
     likelihoods.Gaussian()
@@ -34,5 +34,5 @@ def resolve(likelihood: str | Likelihood) -> Likelihood:
     if isinstance(likelihood, Likelihood):
         return likelihood
     if not isinstance(likelihood, str) or likelihood.lower() not in _BY_NAME:
-        raise InputError(f"There is no likelihood {likelihood!r}: use one of {', '.join(_BY_NAME)}, or an object.")
+        raise InputError(f"There is no likelihood {likelihood!r}: use one of {', '.join(_BY_NAME)}.")
     return _BY_NAME[likelihood.lower()]()

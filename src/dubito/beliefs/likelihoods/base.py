@@ -1,4 +1,4 @@
-"""The contract of a likelihood: what the network's outputs say about the targets."""
+"""`Likelihood`, the base class of distributions of the targets given the network's outputs."""
 
 from __future__ import annotations
 
@@ -21,12 +21,13 @@ Hyper = Mapping[str, Tensor] | None
 class Likelihood(Setting, ABC):
     r"""A distribution $p(y \mid f)$ of the targets given the network's outputs.
 
-    Everything is a function of tensors: nothing is stored, and learnable numbers travel as `hyper`. `outputs` have the
-    model's own layout; derivatives with respect to them come in the *canonical* layout ``[B, *positions, C]``, whose
-    last axis holds all the outputs that one position's target depends on. `restore` turns them into the model's layout.
+    All methods are functions of tensors: nothing is stored, and learnable numbers are passed as `hyper`. `outputs` have
+    the model's own layout; derivatives with respect to them have the *canonical* layout ``[B, *positions, C]``, whose
+    last axis holds all the outputs that the target of one position depends on. `restore` converts it to the model's
+    layout.
 
-    `check` looks at values and is meant to be called once per batch; the other methods look only at shapes, so they can
-    be differentiated and vmapped.
+    `check` inspects values and is called once per batch; the other methods inspect only shapes, so they can be
+    differentiated and vmapped.
     """
 
     # Hyper-parameters
@@ -36,21 +37,21 @@ class Likelihood(Setting, ABC):
         return {}
 
     def resolved(self, hyper: Mapping[str, Tensor]) -> Likelihood:
-        """Return the likelihood with the numbers of `hyper` in place of what was to be learned."""
+        """Return the likelihood with the learned numbers of `hyper` as settings."""
         return self
 
     # Layout
 
     @abstractmethod
     def check(self, outputs: Tensor, targets: Tensor) -> None:
-        """Raise an `InputError` if the targets do not fit the outputs, in shape, type or value."""
+        """Raise an `InputError` if the targets do not fit the outputs in shape, type or value."""
 
     @abstractmethod
     def canonical(self, outputs: Tensor) -> Tensor:
         """Return the outputs as ``[B, *positions, C]``."""
 
     def restore(self, values: Tensor, outputs: Tensor) -> Tensor:
-        """Lay out canonical `values` ``[*lead, B, *positions, C]`` as ``[*lead, *outputs.shape]``: undo `canonical`."""
+        """Undo `canonical`: arrange `values` ``[*lead, B, *positions, C]`` as ``[*lead, *outputs.shape]``."""
         lead = values.shape[: values.ndim - self.canonical(outputs).ndim]
         return values.reshape(*lead, *outputs.shape)
 
@@ -59,7 +60,7 @@ class Likelihood(Setting, ABC):
         return self.canonical(outputs).shape[-1]
 
     def observed(self, targets: Tensor) -> Tensor | None:
-        """Return which positions ``[B, *positions]`` have a target, or None where all of them always have."""
+        """Return which positions ``[B, *positions]`` have a target, or None if all of them always have one."""
         return None
 
     # The density and its derivatives
@@ -76,7 +77,7 @@ class Likelihood(Setting, ABC):
     def hessian(self, outputs: Tensor, targets: Tensor | None = None, hyper: Hyper = None) -> Tensor:
         """Return the (expected) Hessian of ``-log_prob`` with respect to the outputs, ``[B, *positions, C, C]``.
 
-        It does not depend on the targets, except that a position without a target has none.
+        It does not depend on the targets, except that it is zero at a position without a target.
         """
 
     @abstractmethod
@@ -98,10 +99,10 @@ class Likelihood(Setting, ABC):
 
         Args:
             outputs: The model's outputs.
-            num_samples: How many targets are drawn at every position.
-            targets: The data's targets, only for which positions have one.
+            num_samples: The number of targets that are drawn at every position.
+            targets: The data's targets, which are only used to find positions without a target.
             hyper: The hyper-parameters.
-            generator: Where the draws come from.
+            generator: The source of randomness.
         """
         if num_samples < 1:
             raise InputError(f"The number of Fisher samples must be at least 1, got {num_samples}.")
@@ -113,7 +114,7 @@ class Likelihood(Setting, ABC):
     def _drawn_gradient(self, outputs: Tensor, hyper: Hyper, generator: torch.Generator | None) -> Tensor:
         return self.gradient(outputs, self.sample(outputs, hyper, generator=generator), hyper)
 
-    # Using it
+    # Sampling and prediction
 
     @abstractmethod
     def sample(self, outputs: Tensor, hyper: Hyper = None, *, generator: torch.Generator | None = None) -> Tensor:
@@ -149,19 +150,19 @@ class Likelihood(Setting, ABC):
         *,
         covariance: Tensor | None = None,
     ) -> Prediction:
-        """Return the prediction where the outputs themselves are Gaussian, as a linearised network's are.
+        """Return the prediction for outputs that are Gaussian, as those of a linearized network are.
 
         Args:
             mean: The mean of the outputs, in the model's layout.
             variance: Their variance, in the same layout.
             hyper: The hyper-parameters.
-            covariance: Their covariance ``[B, C, C]`` where it is known.
+            covariance: Their covariance ``[B, C, C]``, if it is known.
         """
         raise UnsupportedError(f"{self!r} has no closed form under Gaussian outputs: use a link or samples of them.")
 
     @abstractmethod
     def temper(self, outputs: Tensor, temperature: float) -> tuple[Tensor, Likelihood]:
-        """Return outputs and a likelihood that are less sure (temperature above 1) or surer, with the same mode.
+        """Return outputs and a likelihood that are less confident (temperature above 1) or more, with the same mode.
 
         The outputs may have a leading sample axis.
         """
@@ -178,7 +179,7 @@ def rows(values: Tensor, what: str) -> Tensor:
 
 
 def check_rows(targets: Tensor, batch: int, num_targets: int, like: str) -> None:
-    """Raise unless the targets are finite real numbers in ``[B, O]`` (or ``[B]`` where O is 1)."""
+    """Raise an error unless the targets are finite real numbers of shape ``[B, O]`` (or ``[B]`` if O is 1)."""
     fits = targets.shape == (batch, num_targets) or (num_targets == 1 and targets.shape == (batch,))
     if not fits:
         wanted = f"({batch},) or ({batch}, 1)" if num_targets == 1 else f"({batch}, {num_targets})"
@@ -190,7 +191,7 @@ def check_rows(targets: Tensor, batch: int, num_targets: int, like: str) -> None
 
 
 def blank(like: Tensor, generator: torch.Generator | None) -> Tensor:
-    """Return an empty tensor like another, on the generator's device: to be filled with noise and moved back."""
+    """Return an uninitialized tensor like another, on the generator's device, to be filled with noise."""
     device = like.device if generator is None else generator.device
     return torch.empty(like.shape, dtype=like.dtype, device=device)
 
@@ -201,6 +202,6 @@ def diagonal_root(scales: Tensor) -> Tensor:
 
 
 def no_link(log_probs: Tensor | None) -> None:
-    """Raise where class probabilities are given to a regression likelihood."""
+    """Raise an error if class probabilities are given to a regression likelihood."""
     if log_probs is not None:
         raise InputError("A regression likelihood has no class probabilities: leave `log_probs` out.")

@@ -1,4 +1,4 @@
-"""The Bernoulli likelihood: yes or no, once or for many labels."""
+"""The Bernoulli likelihood, for one or several binary labels."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ from dubito.core.settings import setting
 
 @setting
 class Bernoulli(Likelihood):
-    r"""Independent yes/no labels with logits $f$: $\log p(y \mid f) = \sum_l \log \sigma((2y_l - 1) f_l)$.
+    r"""Independent binary labels with logits $f$: $\log p(y \mid f) = \sum_l \log \sigma((2y_l - 1) f_l)$.
 
-    Outputs are ``[B]``, ``[B, 1]`` or, for many labels, ``[B, L]``; targets are 0 and 1 in the same shape, of any type
-    (``[B]`` and ``[B, 1]`` are the same). The Hessian is diagonal over labels, $\sigma(f_l)\,\sigma(-f_l)$. A
-    prediction has two classes, the second being "yes"; many labels are its positions: ``[B, L, 2]``.
+    Outputs have shape ``[B]``, ``[B, 1]`` or, for several labels, ``[B, L]``; targets are 0 and 1 in the same shape, of
+    any type (``[B]`` and ``[B, 1]`` are the same). The Hessian is diagonal, $\sigma(f_l)\,\sigma(-f_l)$. A prediction
+    has two classes, 0 and 1; several labels are positions of it: ``[B, L, 2]``.
 
     >>> Bernoulli().predict(torch.zeros(1)).probs.tolist()
     [[0.5, 0.5]]
@@ -28,7 +28,7 @@ class Bernoulli(Likelihood):
     setting_name = "likelihoods.Bernoulli"
 
     def check(self, outputs: Tensor, targets: Tensor) -> None:
-        """Raise unless the targets are 0 or 1, one per output."""
+        """Raise an error unless the targets are 0 or 1, one per output."""
         logits = self.canonical(outputs)
         check_rows(targets, len(logits), logits.shape[1], "Bernoulli")
         wrong = targets[(targets != 0) & (targets != 1)]
@@ -40,7 +40,7 @@ class Bernoulli(Likelihood):
         return rows(outputs, "outputs")
 
     def log_prob(self, outputs: Tensor, targets: Tensor, hyper: Hyper = None) -> Tensor:
-        """Return the log-probability of the labels ``[B]``, summed over them."""
+        """Return the log-probability ``[B]``, summed over the labels."""
         logits = self.canonical(outputs)
         signs = 2 * rows(targets, "targets").to(logits.dtype) - 1
         return functional.logsigmoid(signs * logits).sum(dim=-1)
@@ -67,7 +67,7 @@ class Bernoulli(Likelihood):
         return (uniform < outputs.sigmoid()).to(outputs.dtype)
 
     def predict(self, outputs: Tensor, hyper: Hyper = None) -> ClassPrediction:
-        """Return the probabilities of no and yes."""
+        """Return the probabilities of the labels 0 and 1."""
         return ClassPrediction.from_logits(_two_classes(self.canonical(outputs)))
 
     def predict_samples(
@@ -78,7 +78,7 @@ class Bernoulli(Likelihood):
         log_probs: Tensor | None = None,
         keep_samples: bool = True,
     ) -> ClassPrediction:
-        """Return the samples' mean probabilities of no and yes (or the given link's ``[B, 2]`` or ``[B, L, 2]``)."""
+        """Return the mean probabilities of the samples, or those of `log_probs` ``[B, 2]`` or ``[B, L, 2]``."""
         logits = torch.stack([_two_classes(self.canonical(sample)) for sample in outputs])
         return ClassPrediction.from_logit_samples(logits, log_probs, keep_samples)
 
@@ -89,6 +89,6 @@ class Bernoulli(Likelihood):
 
 
 def _two_classes(logits: Tensor) -> Tensor:
-    """Return the logits ``[B, L]`` of yes as those of (no, yes): ``[B, 2]``, or ``[B, L, 2]`` for many labels."""
+    """Convert logits ``[B, L]`` of the label 1 to logits of both labels, ``[B, 2]`` or ``[B, L, 2]``."""
     pairs = torch.stack([torch.zeros_like(logits), logits], dim=-1)
     return pairs.squeeze(1) if logits.shape[1] == 1 else pairs

@@ -1,4 +1,4 @@
-"""The categorical likelihood: one of C classes, at one position or at many."""
+"""The categorical likelihood, for one of C classes at one or several positions."""
 
 from __future__ import annotations
 
@@ -23,10 +23,10 @@ class Categorical(Likelihood):
     - ``[B, T, C]``: a sequence, class axis last (as transformers give it), labels ``[B, T]``;
     - ``[B, C, H, W]`` and more axes: class axis second (torch's convention for segmentation), labels ``[B, H, W]``.
 
-    With $p$ the softmax, the Hessian is $\mathrm{diag}(p) - p p^\top$, and its root a Cholesky factor in closed form.
+    With $p$ the softmax, the Hessian is $\mathrm{diag}(p) - p p^\top$; its root is a Cholesky factor in closed form.
 
     Args:
-        ignore_index: The label of positions that do not count (padding): no likelihood, gradient or curvature.
+        ignore_index: The label of positions to ignore (padding): they add no likelihood, gradient or curvature.
 
     >>> Categorical().log_prob(torch.zeros(1, 4), torch.tensor([2])).exp().item()
     0.25
@@ -36,7 +36,7 @@ class Categorical(Likelihood):
     ignore_index: int = -100
 
     def check(self, outputs: Tensor, targets: Tensor) -> None:
-        """Raise unless the targets are labels of the classes, one per position."""
+        """Raise an error unless the targets are class labels, one per position."""
         logits = self.canonical(outputs)
         wanted, num_classes = tuple(logits.shape[:-1]), logits.shape[-1]
         if tuple(targets.shape) != wanted:
@@ -54,11 +54,11 @@ class Categorical(Likelihood):
         wrong = targets[self.observed(targets) & ((targets < 0) | (targets >= num_classes))]
         if len(wrong):
             raise InputError(
-                f"The label {wrong[0].item()} lies outside of the model's classes, which are 0 to {num_classes - 1}."
+                f"The label {wrong[0].item()} is not one of the model's classes, which are 0 to {num_classes - 1}."
             )
 
     def canonical(self, outputs: Tensor) -> Tensor:
-        """Move the class axis last; see the class for where it is looked for."""
+        """Move the class axis last; see the class for where it is."""
         logits = outputs.movedim(1, -1) if outputs.ndim > 3 else outputs
         if logits.ndim < 2 or logits.shape[-1] == 1:
             raise InputError(
@@ -72,7 +72,7 @@ class Categorical(Likelihood):
         return values.movedim(-1, values.ndim - outputs.ndim + 1) if outputs.ndim > 3 else values
 
     def observed(self, targets: Tensor) -> Tensor:
-        """Return where the label is not `ignore_index`."""
+        """Return the positions whose label is not `ignore_index`."""
         return targets.long() != self.ignore_index
 
     def log_prob(self, outputs: Tensor, targets: Tensor, hyper: Hyper = None) -> Tensor:
@@ -103,7 +103,7 @@ class Categorical(Likelihood):
         return self._masked(root, targets)
 
     def sample(self, outputs: Tensor, hyper: Hyper = None, *, generator: torch.Generator | None = None) -> Tensor:
-        """Draw labels ``[B, *positions]``: the winner of a race of exponential clocks with rates p."""
+        """Draw labels ``[B, *positions]``, as the class with the first of C exponential arrivals with rates p."""
         log_probs = self.canonical(outputs).log_softmax(dim=-1)
         clocks = blank(log_probs, generator).exponential_(generator=generator).to(log_probs.device)
         return (log_probs - clocks.log()).argmax(dim=-1)
@@ -120,7 +120,7 @@ class Categorical(Likelihood):
         log_probs: Tensor | None = None,
         keep_samples: bool = True,
     ) -> ClassPrediction:
-        """Return the mean of the samples' softmax (or the given link's `log_probs`)."""
+        """Return the mean probabilities of the samples, or those of `log_probs`."""
         logits = torch.stack([self.canonical(sample) for sample in outputs])
         return ClassPrediction.from_logit_samples(logits, log_probs, keep_samples)
 
@@ -130,12 +130,12 @@ class Categorical(Likelihood):
         return outputs / temperature, self
 
     def _masked(self, values: Tensor, targets: Tensor | None) -> Tensor:
-        """Return zero where the label is ignored, also where padding made the logits NaN."""
+        """Set ignored positions to zero, also where the logits are NaN because of padding."""
         return values if targets is None else torch.where(self.observed(targets).unsqueeze(-1), values, 0.0)
 
 
 def softmax_root(log_probs: Tensor, column: Tensor) -> Tensor:
-    r"""Return columns ``[..., C]`` of the Cholesky factor of $\mathrm{diag}(p) - p p^\top$; the last of C is zero.
+    r"""Return columns ``[..., C]`` of the Cholesky factor of $\mathrm{diag}(p) - p p^\top$, of which the last is zero.
 
     With the tails $s_r = \sum_{j \ge r} p_j$, column $r$ is $\ell_r = \sqrt{p_r s_{r+1} / s_r}$ on the diagonal and
     $-\ell_r p_j / s_{r+1}$ below (Tanabe & Sagae 1992, "An exact Cholesky decomposition ... of the multinomial

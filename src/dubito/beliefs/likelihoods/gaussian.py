@@ -30,12 +30,12 @@ from dubito.core.tensor_checks import at_least_float32
 class Gaussian(Likelihood):
     r"""Regression with homoscedastic noise, $y \sim \mathcal N(f, \sigma^2 I)$.
 
-    Outputs are ``[B]`` or ``[B, O]``, and so are the targets (``[B]`` and ``[B, 1]`` are the same). The Hessian is
+    Outputs and targets have shape ``[B]`` or ``[B, O]`` (``[B]`` and ``[B, 1]`` are the same). The Hessian is
     $I / \sigma^2$.
 
     Args:
         noise: The standard deviation σ: a number; ``"learn"`` to train log σ along with the weights; or ``"evidence"``
-            to choose it by the marginal likelihood. Until it is a number, methods take it from ``hyper["log_noise"]``.
+            to choose σ by the evidence. Unless it is a number, all methods need ``hyper["log_noise"]``.
 
     >>> Gaussian(noise=0.5).hessian(torch.zeros(1, 2))[0].tolist()
     [[4.0, 0.0], [0.0, 4.0]]
@@ -51,7 +51,7 @@ class Gaussian(Likelihood):
             object.__setattr__(self, "noise", float(self.noise))
 
     def hyper(self) -> Params:
-        """Return ``{"log_noise": 0}`` where the noise is not a number yet."""
+        """Return ``{"log_noise": 0}`` if the noise is not a number."""
         return {"log_noise": torch.tensor(0.0)} if isinstance(self.noise, str) else {}
 
     def resolved(self, hyper: Mapping[str, Tensor]) -> Gaussian:
@@ -61,7 +61,7 @@ class Gaussian(Likelihood):
         return self.replace(noise=math.exp(self._log_noise(hyper, torch.zeros((), dtype=torch.float64)).item()))
 
     def check(self, outputs: Tensor, targets: Tensor) -> None:
-        """Raise unless the targets are finite numbers, one per output."""
+        """Raise an error unless the targets are finite numbers, one per output."""
         means = self.canonical(outputs)
         check_rows(targets, len(means), means.shape[1], "Gaussian")
 
@@ -114,7 +114,7 @@ class Gaussian(Likelihood):
         log_probs: Tensor | None = None,
         keep_samples: bool = True,
     ) -> RegressionPrediction:
-        """Return the equal mixture of Gaussians around the samples' outputs; `log_noise` may be one per sample."""
+        """Return the equal mixture of Gaussians around the samples' outputs; `log_noise` may differ by sample."""
         no_link(log_probs)
         outputs = at_least_float32(outputs)
         means = torch.stack([self.canonical(sample) for sample in outputs])
@@ -129,7 +129,7 @@ class Gaussian(Likelihood):
         *,
         covariance: Tensor | None = None,
     ) -> RegressionPrediction:
-        """Return one Gaussian per datum: function variance plus noise."""
+        """Return one Gaussian per datum, whose variance is that of the function plus that of the noise."""
         mean, variance = at_least_float32(mean), at_least_float32(variance)
         noise_variance = (2 * self._log_noise(hyper, mean)).exp()
         function_variance = self.canonical(variance).unsqueeze(0)

@@ -39,7 +39,7 @@ class HeteroscedasticGaussian(Likelihood):
     setting_name = "likelihoods.HeteroscedasticGaussian"
 
     def check(self, outputs: Tensor, targets: Tensor) -> None:
-        """Raise unless the targets are finite numbers, one per pair of outputs."""
+        """Raise an error unless the targets are finite numbers, one per pair of outputs."""
         canonical = self.canonical(outputs)
         check_rows(targets, len(canonical), canonical.shape[1] // 2, "Heteroscedastic")
 
@@ -115,8 +115,8 @@ class HeteroscedasticGaussian(Likelihood):
     ) -> RegressionPrediction:
         """Return one Gaussian per datum from Gaussian outputs ``[B, 2·O]``.
 
-        The function variance is that of the mean outputs. The noise is taken at the mean log-variance: doubt about the
-        noise itself is left out, because its exact predictive is not Gaussian.
+        The function variance is that of the mean outputs. The noise is taken at the mean log-variance; uncertainty
+        about the noise itself is ignored, because the exact prediction would not be Gaussian.
         """
         means, log_variances = self._split(at_least_float32(mean))
         num_targets = means.shape[-1]

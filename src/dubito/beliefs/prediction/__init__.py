@@ -1,7 +1,7 @@
-"""What a posterior predicts: a distribution over targets, and how much of its spread is doubt about the weights.
+"""Predictions: distributions over targets, with their aleatoric and epistemic uncertainty.
 
 `ClassPrediction` holds class probabilities in log space, `RegressionPrediction` an equal mixture of Gaussians. Both are
-immutable, index and concatenate along the batch, and become numpy arrays or a pandas frame.
+immutable, can be indexed and concatenated along the batch, and convert to numpy arrays and pandas data frames.
 """
 
 from dubito.beliefs.prediction.base import Prediction

@@ -1,4 +1,4 @@
-"""What all predictions can do: index, concatenate, move, and become arrays or a frame."""
+"""`Prediction`, the base class: indexing, concatenation, conversion to arrays and data frames."""
 
 from __future__ import annotations
 
@@ -29,19 +29,19 @@ class Prediction(ABC):
 
     @property
     def samples(self) -> Tensor | None:
-        """What each weight sample predicts, on a leading axis; None where that was not kept."""
+        """The prediction of each posterior sample, on a leading axis; None if it was not kept."""
         raise NotImplementedError
 
     @abstractmethod
     def summary(self) -> Self:
-        """Return the prediction without its samples, in memory that does not grow with their number."""
+        """Return the prediction without its samples; its memory does not depend on their number."""
 
     @abstractmethod
     def _headlines(self) -> dict[str, Tensor]:
-        """Return what `numpy` gives, by name."""
+        """Return the quantities that `numpy` gives, by name."""
 
     def __getitem__(self, index: Any) -> Self:
-        """Return the prediction of some of the data; an int keeps a batch axis of one."""
+        """Return the prediction for some of the data; an int gives a batch of one."""
         if not isinstance(index, slice):
             index = torch.atleast_1d(torch.as_tensor(index))
             wrong_mask = index.dtype == torch.bool and len(index) != len(self)
@@ -63,7 +63,7 @@ class Prediction(ABC):
         return self.to("cpu")
 
     def numpy(self) -> dict[str, np.ndarray]:
-        """Return the headline quantities as arrays, by name."""
+        """Return the main quantities as arrays, by name."""
         return {name: value.detach().cpu().numpy() for name, value in self._headlines().items()}
 
     def _map(self, function: Callable[[Tensor, int], Tensor]) -> Self:
@@ -73,9 +73,9 @@ class Prediction(ABC):
 
     @classmethod
     def cat(cls, predictions: Sequence[Self]) -> Self:
-        """Concatenate along the batch; all must be of one kind, with the same number of samples and outputs."""
+        """Concatenate along the batch; all must have the same type and the same number of samples and outputs."""
         if not predictions:
-            raise InputError("There is no prediction to concatenate.")
+            raise InputError("There is no prediction to concatenate: give at least one.")
         first = predictions[0]
         if any(type(other) is not type(first) for other in predictions):
             kinds = sorted({type(other).__name__ for other in predictions})
@@ -96,9 +96,9 @@ def _check_joinable(name: str, parts: list[Tensor | None], axis: int) -> None:
 
 
 def frame(columns: dict[str, Any]) -> pd.DataFrame:
-    """Return columns as a pandas frame; raises one clear sentence where pandas is not installed."""
+    """Return columns as a pandas data frame; raise an `UnsupportedError` if pandas is not installed."""
     try:
         import pandas as pd
     except ImportError as error:
-        raise UnsupportedError("A frame needs pandas: install it with `pip install 'dubito[tables]'`.") from error
+        raise UnsupportedError("A data frame needs pandas: install it with `pip install 'dubito[tables]'`.") from error
     return pd.DataFrame(columns)

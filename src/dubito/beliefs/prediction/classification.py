@@ -1,4 +1,4 @@
-"""Predicted classes."""
+"""Predictions of classes."""
 
 from __future__ import annotations
 
@@ -22,19 +22,19 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, eq=False, repr=False)
 class ClassPrediction(Prediction):
-    r"""Class probabilities, with the entropy split into noise and doubt.
+    r"""Class probabilities, with the entropy split into an aleatoric and an epistemic part.
 
     With weight samples $p_s$ and their mean $\bar p$, all in nats:
 
     $$\underbrace{H[\bar p]}_{\text{entropy}} = \underbrace{\tfrac1S \sum_s H[p_s]}_{\text{aleatoric}}
       + \underbrace{I[y; w]}_{\text{epistemic}}$$
 
-    `entropy` is the sum of the other two, so the identity is exact. `log_probs` may come from another link than the
-    mean of the samples (a probit, say); the entropies still describe the samples. They carry no gradient; `log_probs`
-    does.
+    `entropy` is the sum of the other two, so the identity is exact. If `log_probs` come from a link (a probit, say)
+    instead of the mean of the samples, the entropies still describe the samples. The entropies have no gradient;
+    `log_probs` do.
 
     Args:
-        log_probs: ``[B, *positions, C]``; in log space, so that an overconfident float32 network has an exact NLL.
+        log_probs: ``[B, *positions, C]``; in log space, so that the NLL of an overconfident float32 network is exact.
         aleatoric: ``[B, *positions]``, the mean entropy of the samples.
         epistemic: ``[B, *positions]``, the mutual information of target and weights.
         samples: ``[S, B, *positions, C]``, the log-probabilities of each weight sample, or None.
@@ -56,7 +56,7 @@ class ClassPrediction(Prediction):
         shape = self.log_probs.shape
         if len(shape) < 2 or self.aleatoric.shape != shape[:-1] or self.epistemic.shape != shape[:-1]:
             raise InputError(
-                f"Log-probabilities of shape {tuple(shape)} do not fit entropies of shapes "
+                f"Log-probabilities of shape {tuple(shape)} need entropies of shape {tuple(shape[:-1])}, got "
                 f"{tuple(self.aleatoric.shape)} and {tuple(self.epistemic.shape)}."
             )
         if self.samples is not None and self.samples.shape[1:] != shape:
@@ -77,12 +77,12 @@ class ClassPrediction(Prediction):
 
         Args:
             logits: One set of logits per sample.
-            log_probs: The predictive log-probabilities where a link gives them; by default the log of the mean sample.
+            log_probs: The predictive log-probabilities of a link; by default the log of the mean over the samples.
             keep_samples: Whether the prediction holds the samples' log-probabilities.
         """
         samples = _log_softmax(at_least_float32(logits))
         if log_probs is not None and log_probs.dtype != at_least_float32(log_probs).dtype:
-            log_probs = _log_softmax(at_least_float32(log_probs))  # half a precision does not sum to 1
+            log_probs = _log_softmax(at_least_float32(log_probs))  # in half precision they do not sum to 1
         if log_probs is None:
             log_probs = samples.logsumexp(dim=0) - math.log(len(samples)) if len(samples) > 1 else samples[0]
         _, aleatoric, epistemic = (part.to(samples.dtype) for part in split_entropy(samples))
@@ -90,7 +90,7 @@ class ClassPrediction(Prediction):
 
     @property
     def probs(self) -> Tensor:
-        """The class probabilities ``[B, *positions, C]``, in float32 or better whatever the network's precision."""
+        """The class probabilities ``[B, *positions, C]``, in float32 even if the network has half precision."""
         return self.log_probs.exp()
 
     @property
@@ -122,12 +122,13 @@ class ClassPrediction(Prediction):
         ignored = torch.zeros_like(labels, dtype=torch.bool) if ignore_index is None else labels == ignore_index
         wrong = ((labels < 0) | (labels >= self.num_classes)) & ~ignored
         if wrong.any():
-            raise InputError(f"The label {labels[wrong][0].item()} lies outside of the {self.num_classes} classes.")
+            known = f"the classes, which are 0 to {self.num_classes - 1}"
+            raise InputError(f"The label {labels[wrong][0].item()} is not one of {known}.")
         picked = self.log_probs.gather(-1, labels.masked_fill(ignored, 0).unsqueeze(-1))
         return picked.masked_fill(ignored.unsqueeze(-1), 0.0).flatten(1).sum(dim=1)
 
     def summary(self) -> ClassPrediction:
-        """Return the prediction without its samples: probabilities and entropies are the same."""
+        """Return the prediction without its samples; probabilities and entropies stay the same."""
         return replace(self, samples=None)
 
     def to_frame(self, classes: Sequence[str] | None = None) -> pd.DataFrame:
@@ -142,7 +143,7 @@ class ClassPrediction(Prediction):
                 f"A frame has one row per datum, but each datum here has positions {positions}: use numpy() instead."
             )
         if classes is not None and len(classes) != self.num_classes:
-            raise InputError(f"There are {self.num_classes} classes but {len(classes)} names.")
+            raise InputError(f"There are {self.num_classes} classes but {len(classes)} names: give one for each.")
         values = self.numpy()
         names = range(self.num_classes) if classes is None else classes
         columns: dict[str, Any] = {f"p_{name}": values["probs"][:, c] for c, name in enumerate(names)}
@@ -150,7 +151,7 @@ class ClassPrediction(Prediction):
         return frame(columns | {name: values[name] for name in ("entropy", "aleatoric", "epistemic")})
 
     def checked_targets(self, y: Tensor) -> Tensor:
-        """Return the labels ``[B, *positions]`` as integers, or raise where they do not fit the prediction."""
+        """Return the labels ``[B, *positions]`` as integers; raise an error if they do not fit the prediction."""
         y = to_tensor(y, "y").to(self.log_probs.device)
         wanted = self.log_probs.shape[:-1]
         if y.shape == (*wanted, 1):
@@ -174,7 +175,7 @@ class ClassPrediction(Prediction):
 
 
 def _log_softmax(logits: Tensor) -> Tensor:
-    """The log-softmax over the last axis; for few classes several times faster than torch's, which works row by row."""
+    """Return the log-softmax over the last axis; for few classes it is several times faster than torch's."""
     if logits.shape[-1] > 64:
         return logits.log_softmax(dim=-1)
     shifted = logits - logits.amax(dim=-1, keepdim=True)

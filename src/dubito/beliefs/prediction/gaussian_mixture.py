@@ -1,7 +1,7 @@
-r"""One-dimensional mixtures of Gaussians $\sum_k w_k \mathcal N(\mu_k, \sigma_k^2)$, exactly, for many data at once.
+r"""Exact functions of one-dimensional mixtures of Gaussians $\sum_k w_k \mathcal N(\mu_k, \sigma_k^2)$, vectorized.
 
-`means` and `stddevs` are [K, ...] and `targets` [...]; `weights` multiplies [K, ...] ([K, 1] for [K, N], say) and sums
-to one over its first axis. A Gaussian is the case K = 1. Nothing is checked and results are per datum;
+`means` and `stddevs` have shape [K, ...] and `targets` [...]; `weights` broadcasts with [K, ...] and sums to one over
+its first axis. A Gaussian is the case K = 1. Arguments are not checked and results are per datum;
 `dubito.metrics.regression` checks and averages.
 """
 
@@ -30,8 +30,8 @@ def cdf(means: Tensor, stddevs: Tensor, weights: Tensor, targets: Tensor) -> Ten
 def quantile(means: Tensor, stddevs: Tensor, weights: Tensor, level: float) -> Tensor:
     """Return the y [...] with `cdf(y) == level`, for a level strictly between 0 and 1.
 
-    It lies between the smallest and the largest quantile of the components, which for one Gaussian is already the
-    answer. Bisection narrows that to 1e-9 of its width; two Newton steps, kept inside, give the remaining digits.
+    It lies between the smallest and the largest quantile of the components; for one Gaussian these are equal. Bisection
+    narrows this interval to 1e-9 of its width, and two Newton steps inside it give the remaining digits.
     """
     z = float(torch.special.ndtri(torch.tensor(level, dtype=torch.float64)))
     corners = means + z * stddevs
@@ -54,8 +54,8 @@ def crps(means: Tensor, stddevs: Tensor, weights: Tensor, targets: Tensor) -> Te
     r"""Return the continuous ranked probability score [...], $\mathbb E|X - y| - \frac12 \mathbb E|X - X'|$.
 
     Every pair of components is a Gaussian difference, so both expectations are closed forms (Grimit et al. 2006,
-    https://doi.org/10.1256/qj.05.235). Time is O(K²), memory O(K): one component against all later ones at a time. A
-    standard deviation of zero is a point mass.
+    https://doi.org/10.1256/qj.05.235). It takes O(K²) time and O(K) memory. A component with a standard deviation of
+    zero is a point mass.
     """
     score = (weights * _expected_abs(targets - means, stddevs)).sum(0)
     # A component against itself: E|X - X'| = 2σ/√π.
@@ -69,7 +69,7 @@ def crps(means: Tensor, stddevs: Tensor, weights: Tensor, targets: Tensor) -> Te
 def _expected_abs(mean: Tensor, stddev: Tensor) -> Tensor:
     r"""Return $\mathbb E|X| = 2\sigma\varphi(z) + \mu(2\Phi(z) - 1)$ with $z = \mu/\sigma$, for a Gaussian X.
 
-    Keeping σ off zero in z alone gives the limit |μ| at σ = 0.
+    Only in z is σ kept away from zero, so that the result at σ = 0 is the limit |μ|.
     """
     z = mean / stddev.clamp(min=torch.finfo(stddev.dtype).tiny)
     return math.sqrt(2 / math.pi) * stddev * torch.exp(-0.5 * z.square()) + mean * torch.erf(z / math.sqrt(2))

@@ -1,4 +1,4 @@
-"""Predicted numbers."""
+"""Predictions of real numbers."""
 
 from __future__ import annotations
 
@@ -25,15 +25,16 @@ class RegressionPrediction(Prediction):
     $$p(y) = \frac1K \sum_k \prod_o \mathcal N(y_o;\ m_{ko},\ \sigma^2_{ko} + v_{ko})$$
 
     Density, distribution function, quantiles and CRPS are those of the mixture, not of a moment-matched Gaussian. The
-    variance splits as ``stddev**2 == aleatoric + epistemic``: aleatoric is the mean of $\sigma^2$, epistemic the mean
-    of $v$ plus the spread of the component means.
+    variance splits as ``stddev**2 == aleatoric + epistemic``: the aleatoric part is the mean of $\sigma^2$, the
+    epistemic part is the mean of $v$ plus the variance of the component means.
 
     Args:
-        means: ``[K, B, O]``; K weight samples or members, or one closed-form Gaussian.
+        means: ``[K, B, O]``; K posterior samples or members, or one closed-form Gaussian.
         noise_variance: The variance of the noise, broadcast to ``[K, B, O]``.
-        function_variance: The variance of the function within a component (a linearised Laplace), broadcast alike.
-        covariance: ``[B, O, O]``, the joint covariance of the function over its outputs where it is known, or None. It
-            is kept for the user; `log_prob` treats outputs as independent.
+        function_variance: The variance of the function within a component (for a linearized Laplace posterior),
+            broadcast to ``[K, B, O]``.
+        covariance: ``[B, O, O]``, the joint covariance of the function's outputs, or None if it is unknown. It is not
+            used here: `log_prob` treats outputs as independent.
 
     >>> prediction = RegressionPrediction(torch.tensor([[[-1.0]], [[1.0]]]), torch.tensor(0.25), torch.tensor(0.0))
     >>> prediction.aleatoric.item(), prediction.epistemic.item()
@@ -93,12 +94,12 @@ class RegressionPrediction(Prediction):
 
     @property
     def samples(self) -> Tensor | None:
-        """The component means ``[K, B, O]``, or None where there is one component."""
+        """The component means ``[K, B, O]``, or None if there is only one component."""
         return self.means if len(self.means) > 1 else None
 
     @property
     def _mixture(self) -> tuple[Tensor, Tensor, Tensor]:
-        """The components' means, standard deviations and weights."""
+        """The means, standard deviations and weights of the components."""
         scales = (self.noise_variance + self.function_variance).sqrt()
         return self.means, scales, self.means.new_full((len(self.means), 1, 1), 1 / len(self.means))
 
@@ -111,7 +112,7 @@ class RegressionPrediction(Prediction):
         return per_component.logsumexp(dim=0) - math.log(len(means))
 
     def cdf(self, y: Tensor) -> Tensor:
-        """Return the marginal distribution functions at the targets ``[B, O]``."""
+        """Return the cumulative distribution function of each output at the targets ``[B, O]``."""
         return gaussian_mixture.cdf(*self._mixture, self.checked_targets(y))
 
     @checked_arguments
@@ -124,7 +125,7 @@ class RegressionPrediction(Prediction):
 
     @checked_arguments
     def interval(self, level: float = 0.95) -> tuple[Tensor, Tensor]:
-        """Return the ends ``[B, O]`` of the central interval that holds `level` of the probability."""
+        """Return the ends ``[B, O]`` of the central interval with probability `level`."""
         if not 0 < level < 1:
             raise InputError(f"The level of an interval must lie strictly between 0 and 1, got {level}.")
         return self.quantile((1 - level) / 2), self.quantile((1 + level) / 2)
@@ -134,10 +135,10 @@ class RegressionPrediction(Prediction):
         return gaussian_mixture.crps(*self._mixture, self.checked_targets(y))
 
     def summary(self) -> RegressionPrediction:
-        """Return the Gaussian with the same mean and the same parts of the variance, in the place of the mixture.
+        """Return one Gaussian with the mean and the aleatoric and epistemic variance of the mixture.
 
-        `mean`, `stddev`, `aleatoric` and `epistemic` stay as they are. `log_prob`, `cdf`, `quantile`, `interval` and
-        `crps` become those of a Gaussian; one component is one already.
+        `mean`, `stddev`, `aleatoric` and `epistemic` stay the same. `log_prob`, `cdf`, `quantile`, `interval` and
+        `crps` become those of the Gaussian.
         """
         if len(self.means) == 1:
             return self
@@ -145,24 +146,24 @@ class RegressionPrediction(Prediction):
         return RegressionPrediction(mean, noise, function, self.covariance)
 
     def rescale(self, loc: float | Tensor, scale: float | Tensor) -> RegressionPrediction:
-        """Return the prediction of ``loc + scale * y``: in original units where targets were standardised.
+        """Return the prediction of ``loc + scale * y``, to convert standardized targets to their original units.
 
         Args:
-            loc: A number or one per output ``[O]``.
-            scale: The same, positive.
+            loc: The shift: a number, or one per output ``[O]``.
+            scale: The positive factor: a number, or one per output ``[O]``.
         """
         like = self.means
         shift = torch.as_tensor(loc, dtype=like.dtype, device=like.device)
         factor = torch.as_tensor(scale, dtype=like.dtype, device=like.device)
         if not bool((factor > 0).all()):
-            raise InputError("The scale of the targets must be positive.")
+            raise InputError(f"The scale of the targets must be positive, got {scale!r}.")
         rows = factor.expand(like.shape[-1])
         covariance = None if self.covariance is None else self.covariance * torch.outer(rows, rows)
         noise, function = (v * factor.square() for v in (self.noise_variance, self.function_variance))
         return RegressionPrediction(shift + factor * self.means, noise, function, covariance)
 
     def to_frame(self, level: float = 0.95) -> pd.DataFrame:
-        """Return one row per datum: mean, stddev, and low and high of the interval; many outputs are numbered."""
+        """Return one row per datum: mean, stddev, and low and high of the interval; several outputs are numbered."""
         low, high = self.interval(level)
         values = {"mean": self.mean, "stddev": self.stddev, "low": low, "high": high}
         arrays = {name: value.detach().cpu().numpy() for name, value in values.items()}
@@ -172,13 +173,13 @@ class RegressionPrediction(Prediction):
         return frame({f"{name}_{o}": value[:, o] for o in range(num_outputs) for name, value in arrays.items()})
 
     def checked_targets(self, y: Tensor) -> Tensor:
-        """Return the targets as ``[B, O]`` in the prediction's precision, or raise where they do not fit."""
+        """Return the targets as ``[B, O]`` in the prediction's dtype; raise an error if they do not fit."""
         like = self.means
         y = torch.as_tensor(y, dtype=like.dtype, device=like.device)
         if y.ndim == 1 and like.shape[-1] == 1:
             y = y.unsqueeze(-1)
         if y.shape != like.shape[1:]:
-            raise InputError(f"Targets of shape {tuple(y.shape)} do not fit a prediction of {tuple(like.shape[1:])}.")
+            raise InputError(f"The targets must have shape {tuple(like.shape[1:])}, got {tuple(y.shape)}.")
         if not bool(y.isfinite().all()):
             raise InputError("The targets hold NaN or infinite values: remove those rows first.")
         return y

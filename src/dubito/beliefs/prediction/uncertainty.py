@@ -1,4 +1,4 @@
-"""How much of the uncertainty is noise in the data, and how much is doubt about the weights."""
+"""Split the uncertainty of class predictions into an aleatoric and an epistemic part."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ class EntropyDecomposition(NamedTuple):
 
     Attributes:
         total: Entropy of the mean prediction.
-        aleatoric: Mean entropy of the samples: what more data cannot remove.
-        epistemic: Mutual information of label and weights, at least 0: what the samples disagree on.
+        aleatoric: Mean entropy of the samples, which more data cannot reduce.
+        epistemic: Mutual information of label and weights, at least 0: the disagreement of the samples.
     """
 
     total: Tensor
@@ -28,13 +28,13 @@ class EntropyDecomposition(NamedTuple):
 
 @checked_arguments
 def entropy_decomposition(log_probs: Tensor) -> EntropyDecomposition:
-    r"""Split the entropy of a mean prediction, $H[\bar p] = \mathbb E_s H[p_s] + I[y; w]$.
+    r"""Split the entropy of the mean prediction, $H[\bar p] = \mathbb E_s H[p_s] + I[y; w]$.
 
     A class of probability zero (log-probability -inf) adds nothing. See Houlsby et al. (2011,
     https://arxiv.org/abs/1112.5745) and Depeweg et al. (2018, https://arxiv.org/abs/1710.07283).
 
     Args:
-        log_probs: Log-probabilities of S weight samples, [S, ..., C].
+        log_probs: Log-probabilities of S posterior samples, [S, ..., C].
 
     Returns:
         Three tensors of shape [...].
@@ -54,13 +54,13 @@ def entropy_decomposition(log_probs: Tensor) -> EntropyDecomposition:
 
 
 def split_entropy(samples: Tensor) -> EntropyDecomposition:
-    """`entropy_decomposition` of what is known to be log-probabilities, unless it is NaN."""
+    """Split the entropy like `entropy_decomposition`, without checking the log-probabilities except for NaN."""
     samples = widen(samples)
     mean_probs = samples.new_zeros(samples.shape[1:], dtype=torch.float64)
     aleatoric = samples.new_zeros(samples.shape[1:-1], dtype=torch.float64)
     for sample in samples:  # one at a time: a float64 copy of all S would be the largest tensor of an evaluation
-        logs = sample.double().clamp(min=-800, max=0)  # below −800 the probability is 0; above 0 is rounding
-        probs = logs.exp()  # in float32 rounding alone would look like doubt of 1e-7
+        logs = sample.double().clamp(min=-800, max=0)  # below −800 the probability is 0; above 0 is a rounding error
+        probs = logs.exp()  # in float32, rounding errors would look like an epistemic uncertainty of 1e-7
         mean_probs += probs
         aleatoric -= logs.mul_(probs).sum(-1)
     mean_probs /= len(samples)
@@ -69,5 +69,5 @@ def split_entropy(samples: Tensor) -> EntropyDecomposition:
         raise InputError("log_probs contains NaN; check the model's outputs before measuring them.")
     epistemic = (torch.special.entr(mean_probs).sum(-1) - aleatoric).clamp_(min=0)
     if len(samples) == 1:
-        epistemic.zero_()  # a single sample has nothing to disagree with; rounding must not say otherwise
+        epistemic.zero_()  # a single sample cannot disagree; remove rounding errors
     return EntropyDecomposition(aleatoric + epistemic, aleatoric, epistemic)

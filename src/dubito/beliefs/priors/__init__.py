@@ -1,12 +1,12 @@
-"""Priors: what is believed about the weights before the data.
+"""Priors: distributions of the weights before the data.
 
 - ``Normal(0, 1)``; ``Normal("model", 0.1)`` around the trained weights; ``Normal(scale="learn")`` by empirical Bayes
 - ``Laplace``, ``StudentT``, ``Cauchy``: heavier tails; ``ScaleMixture((1, 0.0025))``: spike and slab
-- ``Mixture(16)``: components that are learned with the weights: soft weight sharing
-- ``LogUniform()``, ``ARD()``: let the data decide which weights there are
-- ``NormalJeffreys()``, ``Horseshoe(1e-5)``, ``TruncatedLogUniform()``: the same of groups of weights, hence of units
-- ``LogNormal``, ``HalfCauchy``: for scales, positive only
-- ``ByName({"head.*": ...})``: another prior for each parameter
+- ``Mixture(16)``: a mixture that is learned with the weights, for soft weight sharing
+- ``LogUniform()``, ``ARD()``: sparsity of single weights
+- ``NormalJeffreys()``, ``Horseshoe(1e-5)``, ``TruncatedLogUniform()``: sparsity of groups of weights, that is, of units
+- ``LogNormal``, ``HalfCauchy``: for positive scales
+- ``ByName({"head.*": ...})``: a prior for each parameter
 """
 
 from dubito.beliefs.priors.base import Prior

@@ -1,4 +1,4 @@
-"""The contract of a prior: what is believed about each weight before the data."""
+"""`Prior`, the base class of distributions of the weights before the data."""
 
 from __future__ import annotations
 
@@ -21,27 +21,28 @@ P = TypeVar("P", bound="Prior")
 class Prior(Setting, ABC):
     r"""A distribution $p(w)$ of independent weights.
 
-    Only `log_prob` must be written. `kl` gives the exact divergence of a normal posterior where one is known; else
-    `summed_kl` estimates it without bias from one draw, with the exact entropy of the posterior. A prior with something
-    to learn is `fitted` to a posterior; one that refers to the network (``loc="model"``) is `resolve`-d first.
+    A subclass must define `log_prob`. `kl` returns the exact KL divergence of a normal posterior if a closed form is
+    known; otherwise `summed_kl` estimates it without bias from one sample, with the exact entropy of the posterior. A
+    prior that learns its own numbers is `fitted` to a posterior; one that refers to the network (``loc="model"``) must
+    be `resolve`-d first.
     """
 
     described = "one of dubito.priors"
     positive: ClassVar[bool] = False
-    """Whether only positive weights are possible: such a prior is for scales, not under a real-valued posterior."""
+    """Whether the prior allows only positive values; such a prior is for scales, not for weights."""
 
     proper: ClassVar[bool] = True
-    """Whether the density can be normalized; if not, evidence is defined only up to a constant."""
+    """Whether the density can be normalized; otherwise the evidence is defined only up to a constant."""
 
     learned_fields: ClassVar[tuple[str, ...]] = ()
-    """The tensors that are trained along with the weights."""
+    """The fields with tensors that are trained along with the weights."""
 
     @abstractmethod
     def log_prob(self, w: Tensor) -> Tensor:
         """Return the log-density of each weight, in the shape of `w`."""
 
     def kl(self, q_mean: Tensor, q_scale: Tensor) -> Tensor | None:
-        r"""Return $\mathrm{KL}(\mathcal N(\mu, \sigma^2) \,\|\, p)$ of each weight, or None where none is known.
+        r"""Return $\mathrm{KL}(\mathcal N(\mu, \sigma^2) \,\|\, p)$ of each weight, or None if it has no closed form.
 
         Args:
             q_mean: The means μ of the posterior.
@@ -55,7 +56,7 @@ class Prior(Setting, ABC):
         Args:
             mean: The means of a normal posterior.
             log_scale: The logarithms of its standard deviations.
-            generator: The source of the one draw where there is no closed form; by default the global one.
+            generator: The source of randomness, if there is no closed form; by default the global generator.
         """
         require_real(self)
         scale = log_scale.exp()
@@ -67,15 +68,15 @@ class Prior(Setting, ABC):
         return -entropy - self.fitted(mean, scale).log_prob(drawn).sum()
 
     def fitted(self, mean: Tensor, scale: Tensor) -> Prior:
-        """Return the prior with what is learned at its best value for a normal posterior; itself if nothing is."""
+        """Return the prior with its learned numbers at their optimum for a normal posterior."""
         return self
 
     def penalty(self) -> Tensor | float:
-        """Return the negative log-density of the tensors that are trained with the weights under their hyperprior."""
+        """Return the negative log-density of the learned tensors under their hyperprior."""
         return 0.0
 
     def resolve(self, name: str, weights: Tensor) -> Prior:
-        """Return the prior of one parameter: the part for its name, with ``loc="model"`` at the given weights."""
+        """Return the prior of the named parameter, with the given weights in the place of ``loc="model"``."""
         return self
 
     def sample(
@@ -98,16 +99,16 @@ class Prior(Setting, ABC):
 
 
 def require_real(prior: Prior) -> None:
-    """Raise where a prior over positive numbers meets a posterior over all numbers."""
+    """Raise an error if a prior for positive scales is used for weights."""
     if prior.positive:
         raise InputError(
-            f"{prior!r} allows only positive weights, but the posterior is over all real numbers: their divergence is "
-            "infinite; use a prior such as priors.Normal, Laplace or Cauchy."
+            f"{prior!r} allows only positive weights, but the posterior is over all real numbers, so the KL divergence "
+            "is infinite: use a prior such as priors.Normal, Laplace or Cauchy."
         )
 
 
 def unchecked(prior: P, **changes: object) -> P:
-    """Return a copy with some fields changed, without `replace`'s checks: those would wait for values on the device."""
+    """Return a copy with some fields changed, without checks, which would have to wait for a GPU."""
     changed = object.__new__(type(prior))
     for name, value in {**prior.fields(), **changes}.items():
         object.__setattr__(changed, name, value)
@@ -115,12 +116,12 @@ def unchecked(prior: P, **changes: object) -> P:
 
 
 def blank(shape: Sequence[int], dtype: torch.dtype, generator: torch.Generator | None) -> Tensor:
-    """Return an empty tensor to be filled with noise, on the generator's device."""
+    """Return an uninitialized tensor on the generator's device, to be filled with noise."""
     return torch.empty(tuple(shape), dtype=dtype, device=None if generator is None else generator.device)
 
 
 def like(value: Value, w: Tensor) -> Value:
-    """Return a tensor in the dtype and on the device of `w`; a number stays one."""
+    """Convert a tensor to the dtype and device of `w`; return a number as it is."""
     return value.to(w) if isinstance(value, Tensor) else value
 
 

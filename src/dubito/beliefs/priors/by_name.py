@@ -1,4 +1,4 @@
-"""Another prior for each parameter."""
+"""A prior that differs by parameter name."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ class ByName(Prior):
     """Priors by parameter name, as in ``ByName({"head.*": Normal(0, 1), "*": Normal("model", 0.1)})``.
 
     Args:
-        priors: From shell patterns over the dotted names to priors; the first that fits holds.
+        priors: A dict from shell patterns of parameter names to priors; the first pattern that matches is used.
     """
 
     setting_name = "priors.ByName"
@@ -30,12 +30,12 @@ class ByName(Prior):
             require_real(prior)
 
     def resolve(self, name: str, weights: Tensor) -> Prior:
-        """Return the prior of this name."""
+        """Return the prior of the named parameter."""
         for pattern, prior in self.priors.items():
             if fnmatch.fnmatchcase(name, pattern):
                 return prior.resolve(name, weights)
-        raise InputError(f"No pattern of priors.ByName fits '{name}': add \"*\" for all the rest.")
+        raise InputError(f"No pattern of priors.ByName matches '{name}': add \"*\" for all other parameters.")
 
     def log_prob(self, w: Tensor) -> Tensor:
-        """There is none before it is known which parameter is meant."""
-        raise InputError("priors.ByName has a density for each name: resolve it with the name of a parameter first.")
+        """Raise an error, because the density depends on the parameter."""
+        raise InputError("priors.ByName has a density for each parameter: call `resolve` with a name first.")

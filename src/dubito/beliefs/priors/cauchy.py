@@ -1,4 +1,4 @@
-"""Cauchy and half-Cauchy priors: tails so heavy that no moment exists."""
+"""Cauchy and half-Cauchy priors, whose tails are so heavy that they have no moments."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ class Cauchy(Prior):
 
     Args:
         loc: The centre $x_0$.
-        scale: γ, half the width at half the height.
+        scale: The scale γ, the half-width at half maximum.
     """
 
     setting_name = "priors.Cauchy"
@@ -32,7 +32,7 @@ class Cauchy(Prior):
         return -math.log(math.pi) - log(scale) - torch.log1p(((w - like(self.loc, w)) / scale).square())
 
     def kl_from_cauchy(self, q_loc: Tensor, q_scale: Tensor) -> Tensor:
-        r"""Return the divergence of a Cauchy posterior (Chyzak and Nielsen 2019, https://arxiv.org/abs/1905.10965).
+        r"""Return the KL divergence of a Cauchy posterior (Chyzak and Nielsen 2019, https://arxiv.org/abs/1905.10965).
 
         $$\mathrm{KL} = \log \frac{(\gamma_q + \gamma)^2 + (x_q - x_0)^2}{4 \gamma_q \gamma}$$
         """
@@ -53,10 +53,10 @@ class Cauchy(Prior):
 
 @setting
 class HalfCauchy(Prior):
-    r"""The absolute value of a Cauchy variable around 0: a prior for scales, positive only.
+    r"""The distribution of the absolute value of a Cauchy variable, a prior for positive scales.
 
     Args:
-        scale: γ.
+        scale: The scale γ.
     """
 
     setting_name = "priors.HalfCauchy"

@@ -1,4 +1,4 @@
-r"""The contract of priors over groups of weights: one scale for all weights of a unit."""
+r"""`GroupPrior`, the base class of priors over groups of weights that share one scale."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ from dubito.core.settings import setting
 
 @setting
 class GroupPrior(Prior):
-    r"""A prior of $w_{gi} = z_g\, \tilde w_{gi}$: a scale $z_g$ for each group, and weights that share it.
+    r"""A prior of $w_{gi} = z_g\, \tilde w_{gi}$ with a scale $z_g$ for each group of weights.
 
-    The weights of one input (or output) of a layer live and die together, so that what is not needed can be cut out of
-    the network: whole neurons, channels, words. Each prior of this kind is one of the scales z; `Variational` learns
-    a posterior over both z and $\tilde w$.
+    The weights of one input (or output) of a layer are removed together, so that whole neurons, channels or words can
+    be removed from the network. A prior of this kind is a prior of the scales z; `Variational` learns a posterior over
+    both z and $\tilde w$.
 
     Args:
-        groups: ``"inputs"``: a scale for each input of a layer; ``"outputs"``: for each output; ``"auto"``: inputs of
+        groups: ``"inputs"``: one scale per input of a layer; ``"outputs"``: one per output; ``"auto"``: inputs of
             linear layers, output channels of convolutions, words of embeddings, and inputs, hidden units and gates of
             recurrent layers.
     """
@@ -30,16 +30,16 @@ class GroupPrior(Prior):
 
     @property
     def random_weights(self) -> bool:
-        r"""Whether $\tilde w$ is random too, with a standard normal prior; else it is a point without a prior."""
+        r"""Whether $\tilde w$ is random, with a standard normal prior; otherwise it is a point without a prior."""
         return True
 
     def resolve(self, name: str, weights: Tensor) -> Prior:
-        """It cannot be the prior of one parameter by itself."""
+        """Raise an error, because it cannot be the prior of a single parameter."""
         raise InputError(
-            f"{self!r} is a prior of groups and holds for all selected weights: use it as Variational(prior=...), with "
-            "no other prior beside it."
+            f"{self!r} is a prior of groups and applies to all selected weights: use it as Variational(prior=...), "
+            "without any other prior."
         )
 
     def log_prob(self, w: Tensor) -> Tensor:
-        """There is none for a weight by itself."""
-        raise UnsupportedError(f"{self!r} ties the weights of a group together: a single weight has no density.")
+        """Raise an error, because a single weight has no density."""
+        raise UnsupportedError(f"{self!r} is a joint prior of the weights of a group: a single weight has no density.")

@@ -14,17 +14,17 @@ from dubito.core.settings import setting
 
 @setting
 class Horseshoe(GroupPrior):
-    r"""Groups of weights whose scales are half-Cauchy, around a half-Cauchy scale of the whole layer.
+    r"""Half-Cauchy scales of groups of weights, multiplied by a half-Cauchy scale of the whole layer.
 
     $$w_{gi} = s\, t_g\, \tilde w_{gi}, \qquad s \sim \mathrm C^+(0, \tau), \quad t_g \sim \mathrm C^+(0, 1), \quad
       \tilde w_{gi} \sim \mathcal N(0, 1)$$
 
     (Carvalho et al. 2010; Louizos et al. 2017, https://arxiv.org/abs/1705.08665). A half-Cauchy variable is the root
     of a product, $s^2 = a b$ with $a \sim \mathrm{Gamma}(\frac12, \text{scale } \tau^2)$ and $b \sim
-    \mathrm{InvGamma}(\frac12, 1)$, and with log-normal posteriors of both factors each divergence has a closed form.
+    \mathrm{InvGamma}(\frac12, 1)$, and with log-normal posteriors of both factors each KL divergence has a closed form.
 
     Args:
-        scale: τ of the layer; small values ask for few groups.
+        scale: The scale τ of the layer; the smaller it is, the fewer groups remain.
         groups: Which weights share a scale; see `GroupPrior`.
     """
 
@@ -33,7 +33,7 @@ class Horseshoe(GroupPrior):
 
 
 def log_normal_kl_gamma(mean: Tensor, variance: Tensor, scale: float | Tensor = 1.0) -> Tensor:
-    r"""The divergence of $\log a \sim \mathcal N(m, v)$ from $\mathrm{Gamma}(\frac12, \text{scale } \tau^2)$.
+    r"""Return the KL divergence of $\log a \sim \mathcal N(m, v)$ from $\mathrm{Gamma}(\frac12, \text{scale } \tau^2)$.
 
     $$\mathrm{KL} = \log \tau + \frac{e^{m + v/2}}{\tau^2} - \tfrac12 (m + \log v + 1 + \log 2)$$
 
@@ -46,8 +46,8 @@ def log_normal_kl_gamma(mean: Tensor, variance: Tensor, scale: float | Tensor = 
 
 
 def log_normal_kl_inverse_gamma(mean: Tensor, variance: Tensor) -> Tensor:
-    r"""The divergence of $\log b \sim \mathcal N(m, v)$ from $\mathrm{InvGamma}(\frac12, 1)$.
+    r"""Return the KL divergence of $\log b \sim \mathcal N(m, v)$ from $\mathrm{InvGamma}(\frac12, 1)$.
 
-    It is that of $1/b$ from $\mathrm{Gamma}(\frac12, 1)$: $e^{-m + v/2} - \tfrac12 (-m + \log v + 1 + \log 2)$.
+    It equals that of $1/b$ from $\mathrm{Gamma}(\frac12, 1)$: $e^{-m + v/2} - \tfrac12 (-m + \log v + 1 + \log 2)$.
     """
     return log_normal_kl_gamma(-mean, variance)

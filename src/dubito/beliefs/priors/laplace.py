@@ -1,4 +1,4 @@
-"""The Laplace prior: a peak at its centre, heavier tails than the normal."""
+"""The Laplace prior, with a peak at its centre and heavier tails than the normal prior."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ from dubito.core.settings import setting
 class Laplace(Prior):
     r"""$p(w) = \frac{1}{2b} e^{-|w - m| / b}$; its logarithm is an L1 penalty.
 
-    The divergence of a normal posterior is exact, because with $d = \mu - m$
+    The KL divergence of a normal posterior is exact, because with $d = \mu - m$
 
     $$\mathbb E_q |w - m| = \sigma \sqrt{2/\pi}\, e^{-d^2 / 2\sigma^2} + d\,\mathrm{erf}(d / \sigma\sqrt 2) .$$
 
     Args:
         loc: The centre m.
-        scale: b; the variance is $2 b^2$.
+        scale: The scale b; the variance is $2 b^2$.
     """
 
     setting_name = "priors.Laplace"
@@ -36,7 +36,7 @@ class Laplace(Prior):
         return -(w - like(self.loc, w)).abs() / scale - log(scale) - math.log(2)
 
     def kl(self, q_mean: Tensor, q_scale: Tensor) -> Tensor:
-        """Return the exact divergence of each weight."""
+        """Return the exact KL divergence of each weight."""
         scale, distance = like(self.scale, q_mean), q_mean - like(self.loc, q_mean)
         ratio = distance / q_scale
         expected = q_scale * math.sqrt(2 / math.pi) * (-0.5 * ratio.square()).exp()
@@ -51,7 +51,7 @@ class Laplace(Prior):
         dtype: torch.dtype = torch.float32,
         generator: torch.Generator | None = None,
     ) -> Tensor:
-        """Draw weights: an exponential with a random sign."""
+        """Draw weights as exponential variables with a random sign."""
         size = blank(shape, dtype, generator).exponential_(generator=generator)
         sign = blank(shape, dtype, generator).bernoulli_(0.5, generator=generator) * 2 - 1
         return like(self.loc, size) + like(self.scale, size) * sign * size

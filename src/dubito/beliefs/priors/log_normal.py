@@ -1,4 +1,4 @@
-"""The log-normal prior, for scales."""
+"""The log-normal prior for positive scales."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ from dubito.core.settings import setting
 
 @setting
 class LogNormal(Prior):
-    r"""$\log w \sim \mathcal N(m, s^2)$; positive only.
+    r"""The distribution with $\log w \sim \mathcal N(m, s^2)$, a prior for positive scales.
 
-    The divergence between two log-normal distributions is that of their logarithms: ``Normal(loc, scale).kl``.
+    The KL divergence between two log-normal distributions is that of their logarithms: ``Normal(loc, scale).kl``.
 
     Args:
         loc: The mean m of the logarithm.

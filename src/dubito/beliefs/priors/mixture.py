@@ -1,4 +1,4 @@
-"""A learned mixture of normals: soft weight sharing."""
+"""A learned mixture of normal distributions, for soft weight sharing."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from dubito.core.settings import setting
 
 Hyperprior = tuple[Positive, Positive] | None
 
-# Two components that differ by less than this many nats are one.
+# Components whose symmetric KL divergence is below this number of nats are merged.
 MERGED = 1e-10
 
 
@@ -25,22 +25,22 @@ class Mixture(Prior):
     r"""$p(w) = \pi_0\, \mathcal N(0, s_0^2) + \sum_{k \ge 1} \pi_k\, \mathcal N(m_k, s_k^2)$, learned with the weights.
 
     Soft weight sharing (Nowlan and Hinton 1992; Ullrich et al. 2017, https://arxiv.org/abs/1702.04008): the weights
-    gather around few values, most of them around 0, and afterwards each can be replaced by the number of its component.
-    $m_k$, $s_k$ and the shares of the components that are not at 0 are trained along with the weights; a gamma
-    hyperprior on the precisions $s_k^{-2}$ keeps components from growing together or collapsing.
+    cluster around few values, most of them around 0, and can then be encoded by the number of their component. $m_k$,
+    $s_k$ and $\pi_k$ for $k \ge 1$, and $s_0$, are trained along with the weights; a gamma hyperprior on the precisions
+    $s_k^{-2}$ keeps components from merging or collapsing.
 
-    Under ``MAP(prior=Mixture(), prior_weight=0.003)`` all matrices of a network share one mixture; under `Variational`
-    each parameter has its own. It differs from `ScaleMixture`, whose components are fixed and all at one centre.
+    With ``MAP(prior=Mixture(), prior_weight=0.003)`` all matrices of a network share one mixture; with `Variational`
+    each parameter has its own. The components of `ScaleMixture`, in contrast, are fixed and have the same centre.
 
     Args:
-        components: Their number, the one at 0 included; 16 are numbered by 4 bits.
-        zero_share: $\pi_0$, which is not learned.
-        zero_hyperprior: Shape and rate of the gamma density of $s_0^{-2}$; None for none.
-        hyperprior: That of the other components.
-        means: The $m_k$; None starts them evenly over the range of the weights.
-        log_scales: The logarithms of all $s_k$; None starts them at the mode of their hyperprior, but not below
+        components: The number of components, including the one at 0; 16 components take 4 bits per weight.
+        zero_share: The probability $\pi_0$, which is not learned.
+        zero_hyperprior: Shape and rate of the gamma hyperprior of $s_0^{-2}$, or None.
+        hyperprior: Shape and rate of the gamma hyperprior of the other $s_k^{-2}$, or None.
+        means: The $m_k$; by default they start evenly spaced over the range of the weights.
+        log_scales: The logarithms of all $s_k$; by default they start at the mode of their hyperprior, but not below
             a quarter of the distance between two means.
-        logits: The shares of the other components before a softmax; None starts them equal.
+        logits: The $\pi_k$ of the other components before a softmax; by default they start equal.
     """
 
     setting_name = "priors.Mixture"
@@ -54,7 +54,7 @@ class Mixture(Prior):
     logits: Tensor | None = None
 
     def resolve(self, name: str, weights: Tensor) -> Mixture:
-        """Return the mixture with the values its components start from, spread over the given weights."""
+        """Return the mixture with the initial values of its components for the given weights."""
         if self.means is not None:
             return self
         reach, others = float(weights.detach().abs().max()) or 1.0, self.components - 1
@@ -71,7 +71,7 @@ class Mixture(Prior):
         return self._log_joint(w).logsumexp(-1)
 
     def summed_kl(self, mean: Tensor, log_scale: Tensor, *, generator: torch.Generator | None = None) -> Tensor:
-        """Return an estimate of the divergence from one draw, and the penalty of the hyperprior."""
+        """Return an estimate of the KL divergence from one sample, plus the penalty of the hyperprior."""
         return super().summed_kl(mean, log_scale, generator=generator) + self.penalty()
 
     def penalty(self) -> Tensor:
@@ -86,7 +86,7 @@ class Mixture(Prior):
         return total
 
     def fitted(self, mean: Tensor, scale: Tensor) -> Mixture:
-        """Return the mixture at its current values."""
+        """Return a copy of the mixture with its current values."""
         now = {name: getattr(self, name).clone() for name in self.learned_fields if getattr(self, name) is not None}
         return unchecked(self, **now)
 
@@ -97,7 +97,7 @@ class Mixture(Prior):
         dtype: torch.dtype = torch.float32,
         generator: torch.Generator | None = None,
     ) -> Tensor:
-        """Draw weights: a component for each, then a normal."""
+        """Draw a component for each weight, then the weight from that component."""
         normal = blank(shape, dtype, generator).normal_(generator=generator)
         means, log_scales, log_shares = (value.detach().to(normal) for value in self._numbers())
         chosen = torch.multinomial(log_shares.exp(), normal.numel(), replacement=True, generator=generator)
@@ -110,7 +110,7 @@ class Mixture(Prior):
         return (log_shares.exp() * means).sum()
 
     def variance(self) -> Tensor:
-        r"""Return $\sum_k \pi_k (s_k^2 + m_k^2)$ less the squared mean."""
+        r"""Return $\sum_k \pi_k (s_k^2 + m_k^2)$ minus the squared mean."""
         means, log_scales, log_shares = self._numbers()
         return (log_shares.exp() * ((2 * log_scales).exp() + means.square())).sum() - self.mean().square()
 
@@ -123,10 +123,10 @@ class Mixture(Prior):
         return self._log_joint(w).argmax(-1).to(torch.uint8)
 
     def merged(self, tolerance: float = MERGED) -> Mixture:
-        """Return the mixture with components that are nearly the same made one, by their common moments.
+        """Return the mixture with nearly equal components merged, keeping their joint mean and variance.
 
         Args:
-            tolerance: The divergence in nats, in both directions together, up to which two components are the same.
+            tolerance: Components are merged if their symmetric KL divergence in nats is at most this.
         """
         means, log_scales, log_shares = (value.detach().double() for value in self._numbers())
         order = torch.cat([torch.zeros(1, dtype=torch.long, device=means.device), 1 + means[1:].argsort()])
@@ -148,22 +148,22 @@ class Mixture(Prior):
         return unchecked(self, components=len(means), **{name: value.to(like) for name, value in values.items()})
 
     def _log_joint(self, w: Tensor) -> Tensor:
-        """The log-density of each weight in each component, with its share: ``[..., K]``."""
+        """Return the log-density of each weight in each component, weighted by its share: ``[..., K]``."""
         means, log_scales, log_shares = (value.to(w) for value in self._numbers())
         constant = log_shares - log_scales - 0.5 * math.log(2 * math.pi)
         return constant - 0.5 * ((w.unsqueeze(-1) - means) * (-log_scales).exp()).square()
 
     def _numbers(self) -> tuple[Tensor, Tensor, Tensor]:
-        """Centres, log-scales and log-shares of all components, the one at 0 first."""
+        """Return centres, log-scales and log-shares of all components, the one at 0 first."""
         if self.means is None or self.log_scales is None or self.logits is None:
-            raise InputError(f"{self!r} is spread over a network: resolve it with that network's weights first.")
+            raise InputError(f"{self!r} has no components yet: call `resolve` with the weights of a network first.")
         others = math.log1p(-self.zero_share) + torch.log_softmax(self.logits, 0)
         zero = self.means.new_tensor([math.log(self.zero_share)])
         return torch.cat([self.means.new_zeros(1), self.means]), self.log_scales, torch.cat([zero, others])
 
 
 def _divergence(mean: Tensor, variance: Tensor, other_mean: Tensor, other_variance: Tensor) -> float:
-    """The symmetric divergence of two normals."""
+    """Return the symmetric KL divergence of two normal distributions."""
     square = (mean - other_mean).square()
     ratio = variance / other_variance
     return float(0.5 * (ratio + 1 / ratio - 2 + square / variance + square / other_variance))

@@ -1,4 +1,4 @@
-"""The normal prior: fixed, centred on given weights, or with a scale learned by empirical Bayes."""
+"""The normal prior, with fixed numbers, centred on given weights, or with a learned scale."""
 
 from __future__ import annotations
 
@@ -24,20 +24,19 @@ from dubito.core.settings import setting
 
 @setting
 class Normal(Prior):
-    r"""$p(w) = \mathcal N(m, s^2)$, with an exact divergence.
+    r"""The normal distribution $p(w) = \mathcal N(m, s^2)$, with an exact KL divergence.
 
     $$\mathrm{KL} = \log\frac{s}{\sigma} + \frac{\sigma^2 + (\mu - m)^2}{2 s^2} - \frac12 .$$
 
-    With ``scale="learn"`` each parameter has a scale of its own at the value that is best for the bound, in closed
-    form: $s^2 = \frac1n \sum_i \sigma_i^2 + (\mu_i - m)^2$ (type-II maximum likelihood). A `hyperprior` holds it back
-    where a layer is small: an inverse gamma density with shape a and rate b on $s^2$ makes it
-    $(2b + \sum_i \dots) / (n + 2a + 2)$ (Wu et al. 2019, https://arxiv.org/abs/1810.03958), and its negative logarithm
-    is part of `summed_kl`.
+    With ``scale="learn"`` each parameter has its own scale, which maximizes the ELBO in closed form:
+    $s^2 = \frac1n \sum_i \sigma_i^2 + (\mu_i - m)^2$ (type-II maximum likelihood). A `hyperprior` regularizes it in
+    small layers: with an inverse gamma density of shape a and rate b, $s^2 = (2b + \sum_i \dots) / (n + 2a + 2)$ (Wu et
+    al. 2019, https://arxiv.org/abs/1810.03958). Its negative log-density is part of `summed_kl`.
 
     Args:
-        loc: The mean m: a number, a tensor with one per weight, or ``"model"`` for the weights the fit starts from.
+        loc: The mean m: a number, a tensor with one number per weight, or ``"model"`` for the fit's initial weights.
         scale: The standard deviation s: a number, a tensor, or ``"learn"``.
-        hyperprior: ``(shape, rate)`` of the inverse gamma on a learned scale's square, such as ``(2.01, 0.101)``.
+        hyperprior: ``(shape, rate)`` of the inverse gamma density of a learned $s^2$, such as ``(2.01, 0.101)``.
 
     >>> Normal(0.0, 2.0).kl(torch.tensor(1.0), torch.tensor(2.0)).item()  # (μ/s)² / 2
     0.125
@@ -50,26 +49,26 @@ class Normal(Prior):
 
     def __post_init__(self) -> None:
         if self.hyperprior is not None and self.scale != "learn":
-            raise InputError("A hyperprior is for a learned scale: write priors.Normal(scale='learn', hyperprior=...).")
+            raise InputError("A hyperprior needs a learned scale: write priors.Normal(scale='learn', hyperprior=...).")
 
     @property
     def learns_scale(self) -> bool:
-        """Whether the scale follows the posterior."""
+        """Whether the scale is learned."""
         return isinstance(self.scale, str)
 
     def log_prob(self, w: Tensor) -> Tensor:
-        """Return the log-density; the prior must know its numbers."""
+        """Return the log-density; `loc` and `scale` must be known."""
         loc, scale = self._numbers(w)
         return -0.5 * ((w - loc) / scale).square() - log(scale) - 0.5 * math.log(2 * math.pi)
 
     def kl(self, q_mean: Tensor, q_scale: Tensor) -> Tensor:
-        """Return the exact divergence of each weight."""
+        """Return the exact KL divergence of each weight."""
         prior = self.fitted(q_mean, q_scale)
         loc, scale = prior._numbers(q_mean)
         return ((q_mean - loc).square() + q_scale.square()) / (2 * scale**2) + log(scale) - q_scale.log() - 0.5
 
     def summed_kl(self, mean: Tensor, log_scale: Tensor, *, generator: torch.Generator | None = None) -> Tensor:
-        """Return the divergence summed over one parameter, with the penalty of the hyperprior if there is one."""
+        """Return the KL divergence summed over one parameter, plus the penalty of the hyperprior."""
         loc, count = like(self._known_loc, mean), mean.numel()
         square = (mean if _is_zero(loc) else mean - loc).square()
         variance = (2 * log_scale).exp()
@@ -83,14 +82,14 @@ class Normal(Prior):
         return total / (2 * learned) - entropy + count * (0.5 * learned.log() - 0.5) + self._penalty(learned)
 
     def fitted(self, mean: Tensor, scale: Tensor) -> Normal:
-        """Return the prior with its learned scale in closed form."""
+        """Return the prior with the learned scale, in closed form."""
         if not self.learns_scale:
             return self
         total = (mean - like(self._known_loc, mean)).square().sum() + scale.square().sum()
         return unchecked(self, scale=self._learned_variance(total, mean.numel()).sqrt(), hyperprior=None)
 
     def resolve(self, name: str, weights: Tensor) -> Normal:
-        """Return the prior around the given weights, if that is where it is centred."""
+        """Return the prior centred on the given weights if ``loc="model"``, else this prior."""
         return self.replace(loc=weights.detach().clone()) if isinstance(self.loc, str) else self
 
     def sample(
@@ -120,7 +119,7 @@ class Normal(Prior):
         return (total + 2 * rate) / (count + 2 * shape + 2)
 
     def _penalty(self, variance: Tensor) -> Tensor:
-        """The negative log-density of the hyperprior."""
+        """Return the negative log-density of the hyperprior."""
         if self.hyperprior is None:
             return torch.zeros_like(variance)
         shape, rate = self.hyperprior
@@ -132,13 +131,13 @@ class Normal(Prior):
     @property
     def _known_loc(self) -> Value:
         if isinstance(self.loc, str):
-            raise InputError(f"{self!r} is centred on a network: resolve it with that network's weights first.")
+            raise InputError(f"{self!r} is centred on a network: call `resolve` with that network's weights first.")
         return self.loc
 
     @property
     def _known_scale(self) -> Value:
         if isinstance(self.scale, str):
-            raise InputError(f"{self!r} learns its scale: fit it to a posterior first.")
+            raise InputError(f"{self!r} learns its scale: call `fitted` with a posterior's mean and scale first.")
         return self.scale
 
 

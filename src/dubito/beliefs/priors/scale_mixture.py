@@ -1,4 +1,4 @@
-"""A mixture of normals of different widths: spike and slab."""
+"""A mixture of normal distributions with different scales, such as spike and slab."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ from dubito.core.settings import setting
 
 @setting
 class ScaleMixture(Prior):
-    r"""$p(w) = \sum_k \pi_k\, \mathcal N(w; m, s_k^2)$ for every weight by itself.
+    r"""The mixture $p(w) = \sum_k \pi_k\, \mathcal N(w; m, s_k^2)$ for every single weight.
 
-    A wide and a very narrow component make a spike and slab that can be differentiated (Blundell et al. 2015,
+    A wide and a very narrow component are a differentiable spike-and-slab prior (Blundell et al. 2015,
     https://arxiv.org/abs/1505.05424).
 
     Args:
@@ -34,10 +34,10 @@ class ScaleMixture(Prior):
 
     def __post_init__(self) -> None:
         if not self.scales:
-            raise InputError("`scales` must hold at least one positive number, got none.")
+            raise InputError("`scales` must contain at least one positive number, got an empty tuple.")
         if self.shares is not None and (len(self.shares) != len(self.scales) or abs(sum(self.shares) - 1) > 1e-6):
             wanted = f"{len(self.scales)} positive numbers that add up to 1"
-            raise InputError(f"The shares of a mixture must be {wanted}, got {self.shares!r}.")
+            raise InputError(f"`shares` must be {wanted}, got {self.shares!r}.")
 
     @property
     def probabilities(self) -> tuple[float, ...]:
@@ -45,7 +45,7 @@ class ScaleMixture(Prior):
         return self.shares or (1 / len(self.scales),) * len(self.scales)
 
     def log_prob(self, w: Tensor) -> Tensor:
-        """Return the log-density of each weight, mixed weight by weight."""
+        """Return the log-density of each weight."""
         square = (w - like(self.loc, w)).square()
         parts = [
             math.log(share / scale) - 0.5 * math.log(2 * math.pi) - square / (2 * scale**2)
@@ -60,7 +60,7 @@ class ScaleMixture(Prior):
         dtype: torch.dtype = torch.float32,
         generator: torch.Generator | None = None,
     ) -> Tensor:
-        """Draw weights: a component for each, then a normal."""
+        """Draw a component for each weight, then the weight from that component."""
         normal = blank(shape, dtype, generator).normal_(generator=generator)
         shares = torch.tensor(self.probabilities, device=normal.device)
         chosen = torch.multinomial(shares, normal.numel(), replacement=True, generator=generator).reshape(normal.shape)

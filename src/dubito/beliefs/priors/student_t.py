@@ -1,4 +1,4 @@
-"""The Student-t prior: polynomial tails; a normal whose variance is inverse gamma distributed."""
+"""The Student-t prior, with polynomial tails: a normal prior whose variance is inverse gamma distributed."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ class StudentT(Prior):
     Args:
         df: The degrees of freedom ν; 1 is the Cauchy distribution, ∞ the normal one.
         loc: The centre m.
-        scale: s; the variance is $s^2 \nu / (\nu - 2)$ for ν > 2.
+        scale: The scale s; the variance is $s^2 \nu / (\nu - 2)$ for ν > 2.
     """
 
     setting_name = "priors.StudentT"
@@ -42,15 +42,15 @@ class StudentT(Prior):
         dtype: torch.dtype = torch.float32,
         generator: torch.Generator | None = None,
     ) -> Tensor:
-        """Draw weights: a normal over the root of a scaled chi-squared."""
+        """Draw weights as a normal variable divided by the root of a scaled chi-squared one."""
         normal = blank(shape, dtype, generator).normal_(generator=generator)
         half = torch._standard_gamma(torch.full_like(normal, self.df / 2), generator=generator)
         return like(self.loc, normal) + like(self.scale, normal) * normal * (2 * half / self.df).rsqrt()
 
     def mean(self) -> Value:
-        """Return m, where ν > 1."""
+        """Return m, if ν > 1."""
         return self.loc if self.df > 1 else super().mean()
 
     def variance(self) -> Value:
-        """Return the variance, where ν > 2."""
+        """Return the variance, if ν > 2."""
         return self.scale**2 * (self.df / (self.df - 2)) if self.df > 2 else super().variance()

@@ -1,4 +1,4 @@
-"""The truncated log-uniform prior of gates on units, and the truncated log-normal posterior that goes with it."""
+"""The truncated log-uniform prior of gates on units, and its truncated log-normal posterior."""
 
 from __future__ import annotations
 
@@ -15,18 +15,18 @@ from dubito.core.settings import setting
 
 @setting
 class TruncatedLogUniform(GroupPrior):
-    r"""Gates $z_g \in [e^a, e^b]$ on units, uniform in $\log z$: structured Bayesian pruning.
+    r"""Structured Bayesian pruning with gates $z_g \in [e^a, e^b]$ on units that are uniform in $\log z$.
 
     $$w_{gi} = z_g \tilde w_{gi}, \qquad \log z_g \sim \mathrm U[a, b], \qquad
-      q(\log z_g) = \mathcal N(m_g, s_g^2) \text{ cut to } [a, b]$$
+      q(\log z_g) = \mathcal N(m_g, s_g^2) \text{ truncated to } [a, b]$$
 
-    (Neklyudov et al. 2017, https://arxiv.org/abs/1705.07283). The prior is proper, and all moments and the divergence
-    have closed forms. The weights $\tilde w$ are points: start from a trained network. A gate is closed where its
-    signal is not above its noise, $\mathbb E z / \mathrm{std}\, z \le 1$, or by `evidence_gain`.
+    (Neklyudov et al. 2017, https://arxiv.org/abs/1705.07283). The prior is proper, and all moments and the KL
+    divergence have closed forms. The weights $\tilde w$ are points: start from a trained network. A gate is closed if
+    its signal-to-noise ratio is low, $\mathbb E z / \mathrm{std}\, z \le 1$, or by `evidence_gain`.
 
     Args:
-        low: a.
-        high: b.
+        low: The lower end a of $\log z$.
+        high: The upper end b of $\log z$.
         groups: Which weights share a gate; see `GroupPrior`.
     """
 
@@ -36,11 +36,11 @@ class TruncatedLogUniform(GroupPrior):
 
     def __post_init__(self) -> None:
         if not self.low < self.high:
-            raise InputError(f"A gate needs low < high, got {self.low!r} and {self.high!r}.")
+            raise InputError(f"`low` must be below `high`, got {self.low!r} and {self.high!r}.")
 
     @property
     def random_weights(self) -> bool:
-        """The weights are points."""
+        """Whether the weights are random: they are points."""
         return False
 
     def log_normalizer(self, mean: Tensor, scale: Tensor) -> Tensor:
@@ -48,15 +48,15 @@ class TruncatedLogUniform(GroupPrior):
         return _log_interval((self.low - mean) / scale, (self.high - mean) / scale)
 
     def scale_kl(self, mean: Tensor, scale: Tensor) -> Tensor:
-        r"""Return the exact divergence of each gate.
+        r"""Return the exact KL divergence of each gate.
 
         $$\mathrm{KL} = \log \frac{b - a}{s} - \tfrac12 \log 2\pi e - \log Z
           - \frac{\alpha \phi(\alpha) - \beta \phi(\beta)}{2 Z}, \qquad
           \alpha = \tfrac{a - m}s,\; \beta = \tfrac{b - m}s,\; Z = \Phi(\beta) - \Phi(\alpha)$$
 
         Args:
-            mean: m, within $[a, b]$.
-            scale: s.
+            mean: The means m, within $[a, b]$.
+            scale: The scales s.
         """
         lower, upper = (self.low - mean) / scale, (self.high - mean) / scale
         log_z = _log_interval(lower, upper)
@@ -70,35 +70,35 @@ class TruncatedLogUniform(GroupPrior):
         return (order * mean + (order * scale).square() / 2 + log_ratio).exp()
 
     def quantile(self, mean: Tensor, scale: Tensor, level: Tensor) -> Tensor:
-        """Return the gate below which a share `level` of its mass lies; at uniform levels this is a draw of it."""
+        """Return the quantile of each gate at `level`; at uniform random levels this is a sample."""
         start = torch.special.ndtr((self.low - mean) / scale)
         mass = self.log_normalizer(mean, scale).exp()
         inner = torch.special.ndtri(start + level * mass) * scale + mean
         return inner.clamp(self.low, self.high).exp()
 
     def evidence_gain(self, mean: Tensor, scale: Tensor, bits: int = 8) -> Tensor:
-        r"""Return how much the evidence grows, in nats, if a gate is known to be below $2^{-\text{bits}}$.
+        r"""Return the gain in evidence, in nats, of a prior that keeps a gate below $2^{-\text{bits}}$.
 
         With the narrower prior $\mathrm U[a, c]$, $c = -\text{bits} \log 2$, it is
         $\log \mathbb E_q[\tilde p / p] = \log \frac{b - a}{c - a} + \log q(\log z \le c)$, by Bayesian model reduction
-        (Wright et al. 2024, https://arxiv.org/abs/2406.01345). A gate with a gain of 0 or more can be closed. One that
-        the data left at its prior has a gain of 0, but for what little they say: a loss of less than a nat is no
-        reason to keep a gate.
+        (Wright et al. 2024, https://arxiv.org/abs/2406.01345). A gate with a gain of 0 or more can be closed. A gate
+        whose posterior is the prior has a gain of 0, up to small random differences, so a loss of less than one nat is
+        no reason to keep a gate.
         """
         cut = -bits * math.log(2)
         if not self.low < cut < self.high:
-            raise InputError(f"With bits={bits} a gate would be cut at {cut:g}, outside of its range.")
+            raise InputError(f"bits={bits} would cut log z at {cut:g}, outside of [{self.low:g}, {self.high:g}].")
         lower = (self.low - mean) / scale
         inside = _log_interval(lower, (cut - mean) / scale) - self.log_normalizer(mean, scale)
         return math.log((self.high - self.low) / (cut - self.low)) + inside
 
 
 def _log_interval(lower: Tensor, upper: Tensor) -> Tensor:
-    r"""$\log(\Phi(u) - \Phi(l))$ for $l \le 0$, $l < u$, without cancellation."""
+    r"""Return $\log(\Phi(u) - \Phi(l))$ for $l \le 0$, $l < u$, without cancellation."""
     top = torch.special.log_ndtr(upper)
     return top + torch.log(-torch.expm1(torch.special.log_ndtr(lower) - top))
 
 
 def _density_over(at: Tensor, log_z: Tensor) -> Tensor:
-    """The normal density at a point over Z."""
+    """Return the standard normal density divided by Z."""
     return (-0.5 * at.square() - 0.5 * math.log(2 * math.pi) - log_z).exp()
