@@ -86,7 +86,7 @@ def test_layers_by_name_pattern_and_type(model: nn.Module) -> None:
     assert select.layers(nn.BatchNorm1d).resolve(model).names == ["body.1.weight", "body.1.bias"]
     both = select.layers(("head", nn.BatchNorm1d)).resolve(model)
     assert both.names == ["head.weight", "head.bias", "body.1.weight", "body.1.bias"]
-    with pytest.raises(InputError, match=r"No trainable parameter fits 'bod'; the model has head.weight"):
+    with pytest.raises(InputError, match=r"No trainable parameter matches 'bod': the model has head.weight"):
         select.layers("bod").resolve(model)
 
 
@@ -132,7 +132,9 @@ def test_frozen_weights_are_never_chosen(model: nn.Module) -> None:
 def test_sizes() -> None:
     assert [count_of(size, 40) for size in (1, 40, 0.5, 0.03, 3.0)] == [1, 40, 20, 1, 3]
     for size in (0, 41, -1, 1.5, 0.001, float("nan"), 41.0):
-        with pytest.raises(InputError, match="is not possible: choose a whole number up to the 40 candidates"):
+        with pytest.raises(
+            InputError, match=r"choose a whole number up to the 40 candidates|`size` must be a number of weights"
+        ):
             count_of(size, 40)
 
 

@@ -247,7 +247,7 @@ class TestUse:
         one = case("categorical")
         posterior = Laplace(structure="diag", prior_precision=PRIOR).fit(one.model, one.data)
         back = Setting.from_json(json.loads(json.dumps(select.largest_variance(3, of=posterior).to_json())))
-        with pytest.raises(InputError, match="not saved with it"):
+        with pytest.raises(InputError, match="not saved with the rule"):
             back.resolve(one.model, one.data)
 
     def test_union_with_the_last_layer(self) -> None:
@@ -339,7 +339,7 @@ class TestBadInput:
             select.subnetwork(3, context=torch.randn(0, 3)).resolve(one.model, one.data)
         with pytest.raises(InputError, match="The context inputs hold NaN"):
             select.subnetwork(3, context=torch.full((2, 3), torch.nan)).resolve(one.model, one.data)
-        with pytest.raises(InputError, match="looks at no inputs"):
+        with pytest.raises(InputError, match="does not use inputs"):
             select.subnetwork(3, rule="random", context=torch.randn(5, 3))
 
     def test_nothing_trainable(self) -> None:
@@ -350,7 +350,7 @@ class TestBadInput:
 
     def test_candidates(self) -> None:
         one = case("categorical")
-        with pytest.raises(InputError, match="No trainable parameter fits 'nothing'"):
+        with pytest.raises(InputError, match="No trainable parameter matches 'nothing'"):
             select.subnetwork(3, candidates="nothing").resolve(one.model, one.data)
         one.model.requires_grad_(False)[2].requires_grad_(True)
         with pytest.raises(InputError, match="leaves no trainable weight"):
@@ -358,9 +358,9 @@ class TestBadInput:
 
     def test_per_layer(self) -> None:
         one = case("categorical")
-        with pytest.raises(InputError, match="names 'nothing', but no candidate"):
+        with pytest.raises(InputError, match="has the key 'nothing', but no candidate"):
             select.subnetwork(3, per_layer={"nothing": 3}).resolve(one.model, one.data)
-        with pytest.raises(InputError, match="allows only 5 weights in all, but size asks for 6"):
+        with pytest.raises(InputError, match="allows only 5 weights in total, but `size` is 6"):
             select.subnetwork(6, per_layer={"0": 2, "2": 3}).resolve(one.model, one.data)
         with pytest.raises(InputError, match="must be 'proportional'"):
             select.subnetwork(6, per_layer="equal")
@@ -383,7 +383,7 @@ class TestBadInput:
 
     def test_no_data(self) -> None:
         one = case("categorical")
-        with pytest.raises(InputError, match="needs data"):
+        with pytest.raises(InputError, match="needs training data"):
             select.subnetwork(3).resolve(one.model)
         with pytest.raises(InputError, match="no targets"):
             select.subnetwork(3).resolve(one.model, [one.inputs])

@@ -83,8 +83,8 @@ class TestSelection:
         (lambda: select.subspace(0), "whole number"), (lambda: select.subspace(2, epochs=0.5), "whole number"),
         (lambda: select.subspace(2, lr=0.0), "positive number"),
         (lambda: select.subspace(2, "pca"), "`directions` must be 'trajectory' or 'random'"),
-        (lambda: select.subspace(2).resolve(problem()[0]), "need data"),
-        (lambda: select.subspace(9, "random").resolve(problem()[0]), "do not fit into 8"),
+        (lambda: select.subspace(2).resolve(problem()[0]), "needs training data"),
+        (lambda: select.subspace(9, "random").resolve(problem()[0]), "must be at most the number of weights, 8"),
         (lambda: select.subspace(3, lr=1e9, epochs=50).resolve(*problem(), likelihoods.Gaussian(0.3)), "diverges"),
     ])  # fmt: skip
     def test_bad_input(self, rule: Any, words: str) -> None:

@@ -37,7 +37,7 @@ class SubspaceNetwork(nn.Module):
         coordinates: z ``[r]``; by default 0.
     """
 
-    no_rule_because = "each coordinate of a subspace changes weights of many layers; exact products are used instead"
+    no_rule_because = "each coordinate of a subspace changes weights of many layers"
 
     def __init__(self, model: nn.Module, subspace: Subspace, coordinates: Tensor | None = None) -> None:
         super().__init__()

@@ -1,4 +1,4 @@
-"""Which weights may be chosen, and how many of them from where."""
+"""The candidates of a selection, and how many may be chosen from each group."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from dubito.select.weights import count_of
 
 
 def candidates_of(setting: Any, model: nn.Module, *args: Any, **kwargs: Any) -> Selection:
-    """The weights to choose from: all trainable ones, ``"weights"``, a name or type of layers, or another rule's."""
+    """Return the weights to choose from: all trainable ones, ``"weights"``, layers by name or type, or a rule's."""
     trainable = all_weights().resolve(model)
     if setting is None:
         return trainable
@@ -31,12 +31,12 @@ def candidates_of(setting: Any, model: nn.Module, *args: Any, **kwargs: Any) -> 
     else:
         chosen = layers(setting).resolve(model)
     if chosen.num_weights == 0:
-        raise InputError(f"candidates={setting!r} leaves no trainable weight to choose from.")
+        raise InputError(f"candidates={setting!r} leaves no trainable weight to choose from: choose other candidates.")
     return chosen
 
 
 def _weights_only(model: nn.Module, names: list[str]) -> list[str]:
-    """The parameters that are neither biases nor those of a normalization."""
+    """Return the parameters that are neither biases nor part of a normalization layer."""
     kept = []
     for name in names:
         path, _, leaf = name.rpartition(".")
@@ -48,11 +48,11 @@ def _weights_only(model: nn.Module, names: list[str]) -> list[str]:
 
 @dataclass(frozen=True)
 class Budget:
-    """How many candidates to choose, in all and at most of each group.
+    """The number of candidates to choose, in total and at most from each group.
 
     Args:
-        count: In all.
-        group: The group of each candidate, ``[n]``; −1 where there is no limit.
+        count: The total number.
+        group: The group of each candidate, ``[n]``; −1 for a candidate without a limit.
         limits: The limit of each group.
 
     >>> two_of_each = Budget(3, torch.tensor([0, 0, 0, 1]), [2, 2])
@@ -65,7 +65,7 @@ class Budget:
     limits: list[int] = field(default_factory=list)
 
     def best(self, scores: Tensor) -> Tensor:
-        """The candidates with the largest scores that the limits allow, the best first; ties go to the earlier one."""
+        """Return the best-scored candidates that the limits allow, the best first; ties go to the earlier one."""
         allowed = torch.ones(len(scores), dtype=torch.bool)
         for index, limit in enumerate(self.limits):
             members = (self.group == index).nonzero().squeeze(1)
@@ -78,18 +78,18 @@ class Budget:
         return where[chosen[torch.argsort(left[chosen], descending=True, stable=True)]]
 
     def widened(self, count: int) -> Budget:
-        """A larger budget from which this one can always be met: every limit grows in proportion."""
+        """Return a larger budget whose limits grow in proportion, so that this budget can be met from its choice."""
         factor = math.ceil(count / self.count)
         limits = [factor * limit for limit in self.limits]
         return Budget(min(count, _available(self.group, limits)), self.group, limits)
 
     def of(self, chosen: Tensor) -> Budget:
-        """The same budget among some of the candidates."""
+        """Return the same budget for some of the candidates."""
         return Budget(self.count, self.group[chosen], self.limits)
 
 
 def make_budget(candidates: Selection, size: float, per_layer: str | Mapping[str, float] | None) -> Budget:
-    """The budget that `size` and `per_layer` mean for these candidates."""
+    """Return the budget of these candidates for `size` and `per_layer`."""
     total = candidates.num_weights
     count = count_of(size, total)
     group = torch.full((total,), -1)
@@ -108,13 +108,13 @@ def make_budget(candidates: Selection, size: float, per_layer: str | Mapping[str
     limits = [_limit(key, per_layer[key], int((group == index).sum())) for index, key in enumerate(keys)]
     available = _available(group, limits)
     if available < count:
-        raise InputError(f"per_layer allows only {available:,} weights in all, but size asks for {count:,}.")
+        raise InputError(f"`per_layer` allows only {available:,} weights in total, but `size` is {count:,}: raise it.")
     return Budget(count, group, limits)
 
 
 def _limit(key: str, size: float, members: int) -> int:
     if members == 0:
-        raise InputError(f"per_layer names '{key}', but no candidate is called so.")
+        raise InputError(f"`per_layer` has the key '{key}', but no candidate has this name: check its spelling.")
     if size == 0:
         return 0
     return members if size >= members else count_of(size, members)
@@ -126,7 +126,7 @@ def _available(group: Tensor, limits: list[int]) -> int:
 
 
 def _proportional(count: int, sizes: list[int]) -> list[int]:
-    """Shares of `count` in proportion to `sizes`, in whole numbers: the largest remainders are rounded up.
+    """Divide `count` in proportion to `sizes` into whole numbers; the largest remainders are rounded up.
 
     >>> _proportional(10, [70, 20, 10, 5])
     [7, 2, 1, 0]

@@ -1,4 +1,4 @@
-"""How `select.subnetwork` chooses where it must look at data."""
+"""Choose a subnetwork by rules that need data."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 
 class SelectionWarning(UserWarning):
-    """Chosen weights cannot change an output."""
+    """Some of the chosen weights cannot change an output."""
 
 
 @dataclass(frozen=True)
@@ -35,10 +35,10 @@ class Ranking:
     """Candidates in the order in which a rule prefers them.
 
     Args:
-        candidates: What there was to choose from.
-        order: Flat positions among them, the best first.
-        together: How many of the first come as one, because no order among them is known.
-        covered: Whether there is an order, but only of weights that are among those already.
+        candidates: All candidates.
+        order: Flat positions of the chosen ones among the candidates, the best first.
+        together: The number of first positions that have no order among themselves.
+        covered: Whether the ordered weights are all among those without an order.
     """
 
     candidates: Selection
@@ -48,7 +48,7 @@ class Ranking:
 
     @property
     def is_ordered(self) -> bool:
-        """Whether the same rule would also choose fewer."""
+        """Whether some of the weights have an order, so that fewer can be chosen."""
         return self.together < len(self.order)
 
     @property
@@ -62,10 +62,10 @@ class Ranking:
 
 @dataclass(frozen=True)
 class Chooser:
-    """The rules that look at data.
+    """The choice of a subnetwork by a rule that needs data.
 
     Args:
-        rule: The setting.
+        rule: The rule.
         model: The network.
         source: The training data.
         likelihood: The likelihood.
@@ -81,7 +81,7 @@ class Chooser:
     generator: torch.Generator
 
     def choose(self, candidates: Selection, budget: Budget) -> Ranking:
-        """Rank the candidates."""
+        """Choose and rank candidates within the budget."""
         rule = self.rule
         by_weights = rule.rule == "weight-variance"
         measured = measure(
@@ -94,7 +94,7 @@ class Chooser:
         if not bool((influence > 0).any()):
             raise InputError(
                 "No candidate can change an output on these inputs (dead units, or constant inputs): choose other "
-                "candidates, or look at the network."
+                "candidates, or check the network."
             )
         if rule.rule == "greedy":
             order = self._greedy(measured, scores, budget)
@@ -102,13 +102,13 @@ class Chooser:
             order = budget.best(scores.log() + _gumbel(len(scores), self.generator))
         else:
             order = budget.best(scores)
-        if rule.rule == "greedy":  # one that moves none of the context's outputs may still free others that do
+        if rule.rule == "greedy":  # a weight without effect on the context's outputs may still decorrelate others
             influence = influence + measured.curvature
         _warn_of_dead(influence[order] == 0, budget)
         return Ranking(candidates, order)
 
     def _variance(self, measured: Scores) -> Tensor:
-        """The variance of each candidate, by the diagonal at hand or by a posterior."""
+        """Return the variance of each candidate, by the diagonal curvature or by a posterior."""
         of: Any = self.rule.variance
         if of == "diag":
             return measured.variance(self.prior)
@@ -119,7 +119,7 @@ class Chooser:
             return measured.weights.ravel(everything.merge(zeros, found.covariance.variance().double().cpu()))
         if not hasattr(of, "marginals"):
             if not hasattr(of, "fit"):
-                raise InputError("The posterior of this rule was not saved with it: give it one again.")
+                raise InputError("The posterior of this rule was not saved with the rule: set `variance` again.")
             of = of.fit(
                 self.model, _fit_data(self.source), likelihood=self.likelihood,
                 num_data=self.source.num_data, generator=self.generator, progress=False,
@@ -127,10 +127,10 @@ class Chooser:
         return measured.weights.ravel(of.marginals()[1]).double().cpu()
 
     def _greedy(self, measured: Scores, scores: Tensor, budget: Budget) -> Tensor:
-        """Search among the candidates with the largest scores."""
+        """Choose greedily among the candidates with the largest scores."""
         near = budget.widened(max(budget.count, min(len(scores), self.rule.prefilter))).best(scores)
         few = Ranking(measured.weights, near).selection
-        near = near.sort().values  # as the selection has them
+        near = near.sort().values  # in the order of the selection
         engine, likelihood, context = Engine(self.model, few.names), measured.likelihood, self.rule.context
         unit, scale = likelihood, 1.0
         if isinstance(likelihood, Gaussian):
@@ -153,7 +153,7 @@ class Chooser:
         return near[chosen]
 
     def _looked_at(self, engine: Engine, likelihood: Likelihood, extra: int) -> Iterator[tuple[Tape, Tensor | None]]:
-        """The inputs whose uncertainty matters."""
+        """Run the network over the inputs at which the uncertainty is measured."""
         if self.rule.context is None:
             yield from tapes(engine, self.source, likelihood, extra)
         else:
@@ -161,16 +161,16 @@ class Chooser:
 
 
 def _fit_data(source: Source) -> Any:
-    """The data of a source for a recipe of its own: as it was given, so that it is batched and shuffled anew."""
+    """Return the data of a source in a form that another recipe can be fitted to."""
     return _Replayed(source) if source.pair is None else source.pair
 
 
 class _Replayed:
-    """The data of a source, for a recipe that is fitted on the way."""
+    """An iterable over the batches of a source, to which another recipe can be fitted."""
 
     def __init__(self, source: Source) -> None:
         self.source = copy.copy(source)
-        self.source.shard = False  # the inner fit shares the rows out itself
+        self.source.shard = False  # the inner fit divides the rows itself
 
     def __iter__(self) -> Iterator[tuple[Any, Any]]:
         return ((batch.inputs, batch.targets) for batch in self.source.replay())
@@ -180,12 +180,12 @@ def _warn_of_dead(dead: Tensor, budget: Budget) -> None:
     if bool(dead.any()) and len(budget.group) > budget.count:
         warnings.warn(
             f"{int(dead.sum()):,} of the {len(dead):,} chosen weights cannot change an output (dead units, or constant "
-            "inputs): being uncertain about them changes no prediction.",
+            "inputs): their uncertainty has no effect on predictions.",
             SelectionWarning, stacklevel=5,
         )  # fmt: skip
 
 
 def _gumbel(size: int, generator: torch.Generator) -> Tensor:
-    """Standard Gumbel noise: the largest of log-scores plus this are a draw without replacement."""
+    """Return standard Gumbel noise; the largest sums of log-scores and noise are a sample without replacement."""
     uniform = torch.rand(size, generator=generator, dtype=torch.float64, device=generator.device).cpu()
     return -(-uniform.clamp_min(1e-300).log()).log()

@@ -1,6 +1,7 @@
-"""The directions of the outputs along which being uncertain changes a prediction.
+"""The directions in output space along which uncertainty changes a prediction.
 
-At each position all of them, except that the logits of a softmax lose the direction in which they shift together.
+These are all directions at each position. For a softmax, the direction that adds one constant to all logits is left
+out, because it does not change the prediction.
 """
 
 from __future__ import annotations
@@ -16,13 +17,13 @@ from dubito.beliefs.likelihoods import Categorical, Likelihood
 
 
 def num_directions(likelihood: Likelihood, outputs: Tensor) -> int:
-    """How many there are at all positions of one example."""
+    """Return the number of directions at all positions of one example."""
     *positions, width = likelihood.canonical(outputs).shape[1:]
     return math.prod(positions) * (width - isinstance(likelihood, Categorical))
 
 
 def direction_columns(likelihood: Likelihood, outputs: Tensor, targets: Tensor | None, most: int) -> Iterator[Tensor]:
-    """Yield them as orthonormal columns ``[v, *outputs]``, at most so many at a time; zero where there is no target."""
+    """Yield the directions as orthonormal columns ``[v, *outputs]``, v ≤ `most`; zero where there is no target."""
     basis, canonical = _basis(likelihood, outputs), likelihood.canonical(outputs)
     count = num_directions(likelihood, outputs)
     for start in range(0, count, most):
@@ -36,7 +37,7 @@ def direction_columns(likelihood: Likelihood, outputs: Tensor, targets: Tensor |
 def random_columns(
     likelihood: Likelihood, outputs: Tensor, targets: Tensor | None, num: int, generator: torch.Generator
 ) -> Tensor:
-    """Sums of all directions with random signs ``[num, *outputs]``, over √num: right in expectation of squares."""
+    """Return sums of all directions with random signs over √num, ``[num, *outputs]``, for unbiased sums of squares."""
     basis, canonical = _basis(likelihood, outputs), likelihood.canonical(outputs)
     shape = (num, *canonical.shape[:-1], len(basis))
     signs = torch.randint(2, shape, generator=generator, device=generator.device).to(basis)
@@ -45,19 +46,19 @@ def random_columns(
 
 
 def at_each_position(columns: Tensor) -> Tensor:
-    """From the columns ``[B, T, K, C]`` of each position to ``[T·K, B, T, C]``, zero at all other positions."""
+    """Expand the columns ``[B, T, K, C]`` of each position to ``[T·K, B, T, C]``, zero at all other positions."""
     where = torch.eye(columns.shape[1]).to(columns)
     return (columns.permute(1, 2, 0, 3).unsqueeze(3) * where[:, None, None, :, None]).flatten(0, 1)
 
 
 def _kept(likelihood: Likelihood, columns: Tensor, targets: Tensor | None) -> Tensor:
-    """Canonical columns, zero at positions without a target; where all have one, one set for all examples stays one."""
+    """Set canonical columns to zero at positions without a target."""
     kept = None if targets is None else likelihood.observed(targets)
     return columns if kept is None or bool(kept.all()) else columns * kept.unsqueeze(-1)
 
 
 def _basis(likelihood: Likelihood, outputs: Tensor) -> Tensor:
-    """The directions at one position, ``[K, C]``."""
+    """Return the directions at one position, ``[K, C]``."""
     width = likelihood.num_outputs(outputs)
     basis = _contrasts(width) if isinstance(likelihood, Categorical) else torch.eye(width, dtype=torch.float64)
     return basis.to(outputs)
@@ -65,7 +66,7 @@ def _basis(likelihood: Likelihood, outputs: Tensor) -> Tensor:
 
 @functools.lru_cache(maxsize=8)
 def _contrasts(size: int) -> Tensor:
-    """The orthonormal rows of Helmert's matrix, ``[C − 1, C]``: all directions but (1, …, 1).
+    """Return the orthonormal rows of the Helmert matrix, ``[C − 1, C]``: all directions but (1, …, 1).
 
     >>> rows = _contrasts(4)
     >>> torch.allclose(rows.mT @ rows, torch.eye(4, dtype=rows.dtype) - 0.25)

@@ -1,12 +1,12 @@
-r"""Greedy choice of the weights that together capture most predictive variance.
+r"""Choose weights greedily, so that together they capture most of the predictive variance.
 
 With precision $P = H + \lambda I$ and the Jacobian $J$ of the outputs at the inputs that matter, a subnetwork $S$
 captures $\operatorname{tr} J_S P_{SS}^{-1} J_S^\top$. Adding weight $d$ gains
 
 $$\frac{\sum_m R_{md}^2}{r_d}, \qquad R = J - J_S P_{SS}^{-1} P_{S:}, \qquad r_d = P_{dd} - P_{dS} P_{SS}^{-1} P_{Sd}$$
 
-which is what the steps of a pivoted Cholesky factorization of $P$ leave behind. Neither $H$ nor $J^\top J$ is formed:
-only the columns of weights that look promising are, some at a time.
+where $R$ and $r$ are the residuals of a pivoted Cholesky factorization of $P$. Neither $H$ nor $J^\top J$ is formed:
+only the columns of the most promising weights are computed, in blocks.
 """
 
 from __future__ import annotations
@@ -21,18 +21,18 @@ from dubito.core import distributed, limits
 from dubito.core.limits import numbers
 from dubito.select.budgets import Budget
 
-# Columns of the Gram matrices that one pass over the rows gives.
+# The number of columns of the Gram matrices that one pass over the rows computes.
 BLOCK = 128
 
 
 class Rows:
-    """Rows of a Jacobian over the candidates, given in parts; columns of their Gram matrix on demand.
+    """Rows of a Jacobian over the candidates, of whose Gram matrix single columns can be computed.
 
     Args:
-        make: Yields the rows, ``[m, n]`` at a time.
+        make: Yields the rows in parts ``[m, n]``.
         size: The number of candidates n.
         shared: Whether each process has only its own rows.
-        scale: By which the Gram matrix is multiplied.
+        scale: The factor of the Gram matrix.
     """
 
     def __init__(
@@ -42,7 +42,7 @@ class Rows:
         self.kept: list[Tensor] | None = None
 
     def gram_columns(self, wanted: Tensor) -> Tensor:
-        """The columns `wanted` of ``scale · JᵀJ``, ``[n, w]``."""
+        """Return the columns `wanted` of ``scale · JᵀJ``, ``[n, w]``."""
         total = torch.zeros(self.size, len(wanted), dtype=torch.float64)
         for rows in self._parts():
             total += (rows.mT @ rows[:, wanted]).cpu()
@@ -64,14 +64,14 @@ class Rows:
 
 
 class _Columns:
-    """The columns of several Gram matrices, fetched in blocks of the most promising weights."""
+    """The columns of several Gram matrices, computed in blocks of the most promising weights."""
 
     def __init__(self, *streams: Rows) -> None:
         self.streams = streams
         self.known: dict[int, tuple[Tensor, ...]] = {}
 
     def take(self, index: int, gains: Tensor) -> tuple[Tensor, ...]:
-        """One column of each matrix; it is needed once."""
+        """Return one column of each matrix, and forget it."""
         if index not in self.known:
             fresh = gains.clone()
             fresh[list(self.known)] = -math.inf

@@ -1,7 +1,7 @@
-r"""The Gaussian around the trained weights at a given prior precision: what selections need of a Laplace approximation.
+r"""The Laplace approximation around the trained weights at a given prior precision, as selections need it.
 
-Its precision is $\tfrac{1}{\sigma^2} \sum_n J_n^\top H_n J_n + \lambda I$, with σ the noise of a Gaussian likelihood
-and 1 for others.
+Its precision is $\tfrac{1}{\sigma^2} \sum_n J_n^\top H_n J_n + \lambda I$, where σ is the noise of a Gaussian
+likelihood and 1 for other likelihoods.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ class LocalGaussian:
     """A Gaussian over selected weights.
 
     Args:
-        engine: Gives the gradients of the outputs.
+        engine: The engine that computes the gradients of the outputs.
         selection: The weights.
         likelihood: The likelihood; the noise of a Gaussian one is a number.
         matrix: The curvature of the loss, at noise 1.
@@ -43,7 +43,7 @@ class LocalGaussian:
 
     @property
     def scale(self) -> Tensor:
-        """The factor of the curvature: ``1/σ²`` for a Gaussian likelihood, else 1."""
+        """The factor of the curvature: ``1/σ²`` for a Gaussian likelihood, 1 for others."""
         noise = float(self.likelihood.noise) if isinstance(self.likelihood, Gaussian) else 1.0
         return 1 / torch.tensor(noise, dtype=torch.float64).square()
 
@@ -59,7 +59,7 @@ class LocalGaussian:
         return self.matrix.precision_matmul(eye, self.prior, self.scale)
 
     def total_variance(self, inputs: Any) -> float:
-        """Return the predictive variance of all outputs that matter, summed over the inputs."""
+        """Return the predictive variance of the outputs, summed over outputs and inputs; logits are centred."""
         linearized = Linearized(self.engine, self.matrix, self.selection, self.likelihood)
         with torch.no_grad():
             _, (variance,) = linearized.variances(
@@ -71,7 +71,7 @@ class LocalGaussian:
 def fit_gaussian(
     structure: str, model: nn.Module, selection: Selection, source: Source, likelihood: Likelihood, prior: float
 ) -> LocalGaussian:
-    """Sum the curvature over the data.
+    """Fit a Gaussian around the trained weights, by summing the curvature over the data.
 
     Args:
         structure: ``"full"`` or ``"kron"``.
@@ -85,7 +85,7 @@ def fit_gaussian(
     accumulator = make_accumulator(structure, engine, selection)
     unit = Gaussian(noise=1.0) if isinstance(likelihood, Gaussian) else likelihood
     sums = accumulator.zeros()
-    if structure == "kron":  # which factors there are, one example shows: every process must have the same
+    if structure == "kron":  # one example shows which factors there are, so that all processes have the same ones
         first = source.first()
         (_, tape), *_ = engine.chunks(batches.take(first.inputs, slice(0, 1)), MOST_COLUMNS, accumulator.extra)
         _add(accumulator, sums, tape, unit, first.targets[:1])

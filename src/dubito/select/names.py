@@ -1,4 +1,4 @@
-"""Rules that look at names, types and the order in which layers are called, never at values."""
+"""Rules that choose weights by the name, the type or the order of their layers."""
 
 from __future__ import annotations
 
@@ -21,23 +21,23 @@ from dubito.select.rule import SelectionRule
 
 @setting
 class all(SelectionRule):
-    """Every trainable weight."""
+    """All trainable weights."""
 
     setting_name = "select.all"
 
     def resolve(self, model: nn.Module, *args: Any, **kwargs: Any) -> Selection:
-        """Select everything that asks for gradients."""
+        """Select all weights with ``requires_grad=True``."""
         chosen = Selection.all_of(model)
         if chosen.num_weights == 0:
-            raise InputError("Every parameter of the model is frozen (requires_grad=False): nothing can be random.")
+            raise InputError("Every parameter of the model is frozen: set requires_grad=True on those to be random.")
         return chosen
 
 
 @setting
 class last_layer(SelectionRule):
-    """The layer that gives the outputs: of those with trainable weights, the last one that a forward pass calls.
+    """The output layer: the last layer with trainable weights that a forward pass calls.
 
-    Without data to try, the last one that the model registers.
+    Without data, it is the last such layer that the model registers.
     """
 
     setting_name = "select.last_layer"
@@ -51,7 +51,7 @@ class last_layer(SelectionRule):
             trainable = [full for full, value in own if value.requires_grad]
             if trainable:
                 return Selection.all_of(model, _canonical(model, trainable))
-        raise InputError("The model has no layer with trainable parameters.")
+        raise InputError("The model has no layer with trainable parameters: set requires_grad=True on some.")
 
 
 @setting
@@ -67,7 +67,7 @@ class layers(SelectionRule):
     pattern: str | type[nn.Module] | tuple[str | type[nn.Module], ...]
 
     def resolve(self, model: nn.Module, *args: Any, **kwargs: Any) -> Selection:
-        """Select the trainable parameters that fit the pattern."""
+        """Select the trainable parameters that match the pattern."""
         patterns = self.pattern if isinstance(self.pattern, tuple) else (self.pattern,)
         chosen: list[str] = []
         for name, module in model.named_modules():
@@ -76,16 +76,16 @@ class layers(SelectionRule):
                     chosen.append(full)
         if not chosen:
             names = ", ".join(name for name, _ in model.named_parameters())
-            raise InputError(f"No trainable parameter fits {self.pattern!r}; the model has {names}.")
+            raise InputError(f"No trainable parameter matches {self.pattern!r}: the model has {names}.")
         return Selection.all_of(model, _canonical(model, chosen))
 
 
 @setting
 class mask(SelectionRule):
-    """Exactly the weights where a mask is true.
+    """The weights where a mask is true.
 
     Args:
-        params: A boolean tensor for each parameter to select from, in the parameter's shape.
+        params: Boolean tensors by parameter name, each in the shape of its parameter.
     """
 
     setting_name = "select.mask"
@@ -96,7 +96,7 @@ class mask(SelectionRule):
         shapes = {name: tuple(value.shape) for name, value in model.named_parameters()}
         chosen = Selection.from_masks(shapes, {name: torch.as_tensor(value) for name, value in self.params.items()})
         if chosen.num_weights == 0:
-            raise InputError("The mask selects no weight at all.")
+            raise InputError("The mask selects no weight: set at least one entry to True.")
         return chosen
 
 
@@ -109,14 +109,14 @@ def _fits(pattern: str | type[nn.Module], name: str, module: nn.Module) -> bool:
 
 
 def _canonical(model: nn.Module, names: list[str]) -> list[str]:
-    """The first names of tied parameters."""
+    """Return the names with tied parameters replaced by the first name of each."""
     by_id = {id(value): name for name, value in model.named_parameters()}
     everything = dict(model.named_parameters(remove_duplicate=False))
     return list(dict.fromkeys(by_id[id(everything[name])] for name in names))
 
 
 def _called(model: nn.Module, data: Any) -> list[str]:
-    """The names of the modules that one example runs through, in the order in which they return."""
+    """Return the names of the modules that a forward pass calls, in the order in which they return."""
     copied = copy.deepcopy(model).eval()
     weight = next(copied.parameters())
     source = data if isinstance(data, Source) else Source(data, must_count=False)

@@ -1,4 +1,4 @@
-"""In which order rules prefer weights: what a sweep over the size of a selection follows, where there is an order."""
+"""Rank the weights of any rule in the order in which a sweep over the size of a selection adds them."""
 
 from __future__ import annotations
 
@@ -25,10 +25,10 @@ def rank(
     prior_precision: float,
     generator: torch.Generator,
 ) -> Ranking:
-    """Resolve any rule that chooses weights, and say in which order they come.
+    """Resolve any rule that chooses weights, and rank its weights.
 
-    Rules with a size have an order of their own. In a union of one of them with others, the others come first and all
-    together. Every other selection comes all together.
+    Rules with a size rank their weights. In a union of one such rule with others, the weights of the others come first,
+    without an order. All other selections have no order.
     """
     how = (source, likelihood, prior_precision, generator)
     ordered = _as_subnetwork(rule)
@@ -42,7 +42,7 @@ def rank(
 
 
 def resized(rule: SelectionRule, size: float) -> SelectionRule:
-    """The rule with another size: its own, or that of the one part of a union that has one."""
+    """Return the rule with another size; of a union, the size of the one part that has a size is changed."""
     found = _resized(rule, size)
     if len(found) != 1:
         raise InputError(
@@ -52,7 +52,7 @@ def resized(rule: SelectionRule, size: float) -> SelectionRule:
 
 
 def context_of(rule: SelectionRule) -> Any:
-    """The context inputs of a rule, if exactly one of its parts has some."""
+    """Return the context inputs of a rule, if exactly one of its parts has any."""
     found = [part.context for part in _parts(rule) if isinstance(part, subnetwork) and part.context is not None]
     return found[0] if len(found) == 1 else None
 
@@ -68,7 +68,7 @@ def _as_subnetwork(rule: SelectionRule) -> subnetwork | None:
 
 
 def _union(model: nn.Module, first: Ranking, second: Ranking) -> Ranking:
-    """The weights of both, those without an order first; two orders are none."""
+    """Rank the weights of both rankings, those without an order first; two orders give none."""
     everything = Selection.all_of(model)
     lead, rest = (first, second) if second.is_ordered else (second, first)
     before, after = _positions(everything, lead), _positions(everything, rest)
@@ -80,13 +80,13 @@ def _union(model: nn.Module, first: Ranking, second: Ranking) -> Ranking:
 
 
 def _positions(everything: Selection, ranking: Ranking) -> Tensor:
-    """Where the weights of a ranking are among all trainable ones."""
+    """Return the positions of the weights of a ranking among all trainable weights."""
     numbers = everything.fill(torch.arange(everything.num_weights))
     return ranking.candidates.ravel(numbers)[ranking.order]
 
 
 def _resized(rule: SelectionRule, size: float) -> list[SelectionRule]:
-    """All ways to give one part of a union, or the rule itself, another size."""
+    """Return the rule with another size, once for each part of a union that has a size."""
     if isinstance(rule, Either):
         return [
             *(rule.replace(first=part) for part in _resized(rule.first, size)),
@@ -103,7 +103,7 @@ def _parts(rule: SelectionRule) -> list[SelectionRule]:
 
 def _require_trainable(rule: SelectionRule, model: nn.Module, selection: Selection) -> None:
     if selection.num_weights == 0:
-        raise InputError(f"{rule!r} selects no weight at all.")
+        raise InputError(f"{rule!r} selects no weight: choose another rule.")
     for name in selection.names:
         if not model.get_parameter(name).requires_grad:
             raise InputError(

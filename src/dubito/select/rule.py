@@ -1,4 +1,4 @@
-"""`SelectionRule`: how to choose the random weights, and the algebra of rules (``|``, ``&``, ``~``)."""
+"""`SelectionRule`, the base class of rules that choose the random weights, and their operators ``|``, ``&``, ``~``."""
 
 from __future__ import annotations
 
@@ -21,11 +21,11 @@ if TYPE_CHECKING:
 
 @setting
 class SelectionRule(Setting, ABC):
-    """How to choose the random weights: a frozen setting that becomes a `Selection` once there is a model and data."""
+    """Base class of selection rules: frozen settings that become a `Selection` once there is a model and data."""
 
     described = "one of dubito.select"
     is_set: ClassVar[bool] = True
-    """Whether single weights are chosen, so that rules can be combined; directions of a subspace are no set."""
+    """Whether the rule chooses single weights, so that it can be combined with others, and not directions."""
 
     @abstractmethod
     def resolve(
@@ -36,11 +36,11 @@ class SelectionRule(Setting, ABC):
         prior_precision: float = 1.0,
         generator: torch.Generator | None = None,
     ) -> Selection:
-        """Decide. Rules that look only at names ignore everything but `model`."""
+        """Choose the random weights. Rules that use only names ignore all arguments but `model`."""
 
     @checked_arguments
     def report(self, model: nn.Module, data: Data, **options: Any) -> SubnetworkReport:
-        """Say how much of the posterior over all weights these ones keep; see `dubito.select.report.report`."""
+        """Measure how much of the posterior over all weights these ones keep; see `dubito.select.report.report`."""
         from dubito.select.report import report
 
         return report(self, model, data, **options)
@@ -57,14 +57,14 @@ class SelectionRule(Setting, ABC):
 
 @setting
 class Either(SelectionRule):
-    """The union of two rules; what ``a | b`` makes."""
+    """The union of two rules, ``a | b``."""
 
     setting_name = "select.either"
     first: SelectionRule
     second: SelectionRule
 
     def resolve(self, model: nn.Module, *args: Any, **kwargs: Any) -> Selection:
-        """Union of the two selections."""
+        """Return the union of the two selections."""
         return self.first.resolve(model, *args, **kwargs) | self.second.resolve(model, *args, **kwargs)
 
     def __repr__(self) -> str:
@@ -73,14 +73,14 @@ class Either(SelectionRule):
 
 @setting
 class Both(SelectionRule):
-    """The intersection of two rules; what ``a & b`` makes."""
+    """The intersection of two rules, ``a & b``."""
 
     setting_name = "select.both"
     first: SelectionRule
     second: SelectionRule
 
     def resolve(self, model: nn.Module, *args: Any, **kwargs: Any) -> Selection:
-        """Intersection of the two selections."""
+        """Return the intersection of the two selections."""
         return self.first.resolve(model, *args, **kwargs) & self.second.resolve(model, *args, **kwargs)
 
     def __repr__(self) -> str:
@@ -89,13 +89,13 @@ class Both(SelectionRule):
 
 @setting
 class Not(SelectionRule):
-    """All trainable weights that a rule does not choose; what ``~a`` makes."""
+    """All trainable weights that a rule does not choose, ``~a``."""
 
     setting_name = "select.complement"
     rule: SelectionRule
 
     def resolve(self, model: nn.Module, *args: Any, **kwargs: Any) -> Selection:
-        """Complement of the selection among the trainable weights."""
+        """Return the complement of the selection among the trainable weights."""
         return Selection.all_of(model) & ~self.rule.resolve(model, *args, **kwargs)
 
     def __repr__(self) -> str:
@@ -104,7 +104,7 @@ class Not(SelectionRule):
 
 def _as_set(rule: SelectionRule) -> SelectionRule:
     if not isinstance(rule, SelectionRule):
-        raise InputError(f"{rule!r} is no selection: only selections can be combined with |, & or ~.")
+        raise InputError(f"{rule!r} is not a selection rule: combine only rules of dubito.select with |, & or ~.")
     if not rule.is_set:
         raise InputError(f"{rule!r} chooses directions, not weights: it cannot be combined with |, & or ~.")
     return rule

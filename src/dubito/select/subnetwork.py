@@ -1,12 +1,12 @@
-r"""Subnetworks: the single weights that matter most for the uncertainty of the outputs.
+r"""Rules that choose a subnetwork: the single weights that add most to the uncertainty of the outputs.
 
 Daxberger et al. (2021), https://arxiv.org/abs/2010.14689, choose the weights with the largest marginal variance, which
-is closest to the full posterior in *weight space*. In *function space* a subnetwork is the better the more predictive
-variance it captures, $\operatorname{tr} J_S (H_{SS} + \lambda I)^{-1} J_S^\top$; for one weight on its own that is
+is closest to the full posterior in *weight space*. In *function space*, a subnetwork is better if it captures more
+predictive variance, $\operatorname{tr} J_S (H_{SS} + \lambda I)^{-1} J_S^\top$. For a single weight this is the score
 
 $$\text{score}_d = \sigma_d^2 \sum_n \lVert \Pi J_{nd} \rVert^2, \qquad \sigma_d^2 = 1 / (h_d + \lambda)$$
 
-the default here. See `dubito.select.scores` for $h_d$, $J$ and $\Pi$.
+which is the default here. See `dubito.select.scores` for $h_d$, $J$ and $\Pi$.
 """
 
 from __future__ import annotations
@@ -32,11 +32,11 @@ from dubito.select.choose import Chooser, Ranking
 from dubito.select.rule import SelectionRule
 from dubito.select.weights import Size, largest_magnitude, random
 
-# The rules that look at how much a weight moves the outputs.
+# The rules that use the derivatives of the outputs.
 LOOK_AT_OUTPUTS = ("output-variance", "sampled", "greedy")
-# Examples that are worked on at a time, where the data is not in batches already.
+# The batch size for data that is not batched yet.
 BATCH_SIZE = 512
-# Candidates among which the greedy rule searches, those with the largest scores.
+# The number of candidates, those with the largest scores, among which the greedy rule chooses.
 PREFILTER = 10_000
 
 
@@ -50,23 +50,24 @@ HasMarginals = Annotated[_Marginals, "a posterior"]
 
 @setting
 class subnetwork(SelectionRule):
-    """The weights that matter most for the uncertainty of the outputs.
+    """The weights that add most to the uncertainty of the outputs.
 
     Args:
         size: A number of weights, or a fraction of the candidates below 1.
         rule: ``"output-variance"``: the largest scores; ``"sampled"``: drawn without replacement in proportion to the
-            score, which spreads them; ``"greedy"``: one after the other, each judged given those before it;
-            ``"weight-variance"``: the largest variances, as in the paper; ``"magnitude"``; ``"random"``.
-        context: Inputs without targets where the uncertainty will matter: the score is summed over them in the place
-            of the training inputs.
-        candidates: ``"weights"`` for weights without biases and normalizations, a name, pattern or type of layers as
-            `select.layers` takes it, or another rule; by default every trainable weight.
-        per_layer: At most so many from parameters by (a part of) their name, as a dict; or ``"proportional"`` for the
-            same fraction of each parameter.
-        variance: Where σ² comes from: ``"diag"`` (the diagonal Gauss-Newton matrix), ``"kron"`` (a Kronecker-factored
+            score, which spreads them over the network; ``"greedy"``: one after the other, each scored given those
+            before it; ``"weight-variance"``: the largest variances, as in the paper; ``"magnitude"``; ``"random"``.
+        context: Inputs without targets at which the uncertainty matters; scores are summed over them instead of the
+            training inputs.
+        candidates: ``"weights"`` for all but biases and normalization layers; a name, pattern or type of layers as in
+            `select.layers`; or another rule. By default every trainable weight.
+        per_layer: The most weights to choose from parameters by (a part of) their name, as a dict; or
+            ``"proportional"`` for the same fraction of each parameter.
+        variance: The source of σ²: ``"diag"`` (the diagonal Gauss-Newton matrix), ``"kron"`` (a Kronecker-factored
             one), a recipe, or a posterior.
-        num_samples: Random output directions per example in the place of all, for networks with very many outputs.
-        prefilter: How many candidates, those of the largest scores, the greedy rule looks at.
+        num_samples: The number of random output directions per example that replace all outputs, for networks with very
+            many outputs.
+        prefilter: The number of candidates, those with the largest scores, among which the greedy rule chooses.
 
     >>> subnetwork(1000, rule="greedy")
     select.subnetwork(1000, rule='greedy')
@@ -86,7 +87,7 @@ class subnetwork(SelectionRule):
     def __post_init__(self) -> None:
         if self.context is not None:
             if self.rule not in LOOK_AT_OUTPUTS:
-                raise InputError(f"rule={self.rule!r} looks at no inputs: drop `context`.")
+                raise InputError(f"rule={self.rule!r} does not use inputs: drop `context`.")
             object.__setattr__(self, "context", batches.as_tensors(self.context))
         if self.num_samples is not None and self.rule == "greedy":
             raise InputError(f"rule='greedy' is exact and draws no samples: drop num_samples={self.num_samples!r}.")
@@ -100,12 +101,12 @@ class subnetwork(SelectionRule):
         prior_precision: float = 1.0,
         generator: torch.Generator | None = None,
     ) -> Selection:
-        """Choose.
+        """Choose the weights.
 
         Args:
             model: The trained network.
             data: The training data; ``"magnitude"`` and ``"random"`` need none.
-            likelihood: The likelihood; by default categorical, as in a recipe's `fit`.
+            likelihood: The likelihood; by default categorical.
             prior_precision: The prior precision λ.
             generator: The source of randomness; by default the same call gives the same weights.
         """
@@ -119,8 +120,8 @@ class subnetwork(SelectionRule):
         prior_precision: float = 1.0,
         generator: torch.Generator | None = None,
     ) -> Ranking:
-        """Choose, and say in which order: with a smaller `size` the rule would stop earlier."""
-        check("prior_precision", Positive, prior_precision)  # divides scores where there is no curvature
+        """Choose and rank the weights; a smaller `size` gives the first of them."""
+        check("prior_precision", Positive, prior_precision)  # scores are divided by it where the curvature is zero
         generator, known = default_generator(generator), likelihoods.resolve(likelihood or "categorical")
         source = as_source(model, data)
         candidates = candidates_of(self.candidates, model, source, known, prior_precision, generator)
@@ -133,20 +134,20 @@ class subnetwork(SelectionRule):
         of: Any = self.variance
         if self.rule == "weight-variance" and hasattr(of, "marginals"):
             return Ranking(candidates, budget.best(candidates.ravel(of.marginals()[1]).cpu()))
-        raise InputError(f"select.subnetwork(rule={self.rule!r}) needs data to decide: pass `data`.")
+        raise InputError(f"select.subnetwork(rule={self.rule!r}) needs training data: pass `data`.")
 
 
 @setting
 class largest_variance(SelectionRule):
-    """The weights with the largest posterior variance: the smallest Wasserstein distance to the full posterior.
+    """The weights with the largest posterior variance, which minimize the Wasserstein distance to the full posterior.
 
     This is the rule of Daxberger et al. (2021), https://arxiv.org/abs/2010.14689. On networks with dead units or
-    constant inputs it prefers weights that cannot change an output, and warns: `select.subnetwork` looks at outputs.
+    constant inputs it prefers weights that cannot change an output, and warns; use `select.subnetwork` there.
 
     Args:
         size: A number of weights, or a fraction below 1.
-        of: Whose variances: a recipe that is fitted to the data first, or a posterior; by default
-            ``Laplace(structure="diag")`` with the prior precision at hand.
+        of: The posterior whose variances are used, or a recipe that is fitted to the data first; by default
+            ``Laplace(structure="diag")`` with the given prior precision.
     """
 
     setting_name = "select.largest_variance"
@@ -158,12 +159,12 @@ class largest_variance(SelectionRule):
         return self.as_subnetwork().resolve(model, *args, **kwargs)
 
     def as_subnetwork(self) -> subnetwork:
-        """The same rule as one of `select.subnetwork`."""
+        """Return the same rule as a `select.subnetwork`."""
         return subnetwork(self.size, rule="weight-variance", variance="diag" if self.of is None else self.of)
 
 
 def as_source(model: nn.Module, data: Any) -> Source | None:
-    """The batches of `data`, on the model's device and in its precision."""
+    """Return `data` as a `Source` on the model's device and in its dtype."""
     if data is None or isinstance(data, Source):
         return data
     first = next(model.parameters(), torch.empty(0))

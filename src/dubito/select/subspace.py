@@ -1,9 +1,9 @@
-r"""Low-dimensional affine subspaces: not single weights are random, but a few directions through the trained ones.
+r"""A rule that makes a low-dimensional affine subspace through the trained weights random.
 
 $$w(z) = \hat w + P z, \qquad P \in \mathbb R^{D \times r},\; P^\top P = I$$
 
-(Izmailov et al. 2019, https://arxiv.org/abs/1907.07504). The coordinates z are what a method is uncertain about, and
-the prior is on them: N(0, s²) on z is N(ŵ, s² I) on the weights, restricted to the subspace.
+(Izmailov et al. 2019, https://arxiv.org/abs/1907.07504). The posterior and the prior are distributions of the
+coordinates z: N(0, s²) on z is N(ŵ, s² I) on the weights, restricted to the subspace.
 """
 
 from __future__ import annotations
@@ -30,15 +30,15 @@ from dubito.select.rule import SelectionRule
 
 @setting
 class subspace(SelectionRule):
-    """A few directions through the trained weights.
+    """A subspace of a few directions through the trained weights.
 
     Args:
         rank: The number of directions.
-        directions: ``"trajectory"``: the principal directions of a few epochs of SGD that start at the trained weights;
-            ``"random"``: directions drawn at random.
-        weights: The weights that may move along them.
-        epochs: Epochs of SGD for ``"trajectory"``.
-        lr: Its learning rate.
+        directions: ``"trajectory"``: the principal components of a few epochs of SGD from the trained weights;
+            ``"random"``: random directions.
+        weights: The weights that change along the directions.
+        epochs: The number of epochs of SGD for ``"trajectory"``.
+        lr: The learning rate of SGD for ``"trajectory"``.
     """
 
     setting_name = "select.subspace"
@@ -62,13 +62,13 @@ class subspace(SelectionRule):
         generator = default_generator(generator)
         weights = self.weights.resolve(model, data, likelihood, prior_precision, generator)
         if self.rank > weights.num_weights:
-            raise InputError(f"{self.rank} directions do not fit into {weights.num_weights} weights: choose fewer.")
+            raise InputError(f"`rank` must be at most the number of weights, {weights.num_weights}, got {self.rank}.")
         offset = weights.ravel(params.of(model))
         if self.directions == "random":
             noise = torch.randn(len(offset), self.rank, generator=generator, dtype=torch.float64)
             return Subspace(weights, offset, torch.linalg.qr(noise).Q.to(offset))
         if data is None or likelihood is None:
-            raise InputError("The principal directions of a trajectory need data and a likelihood to train on.")
+            raise InputError("directions='trajectory' needs training data and a likelihood: pass both.")
         source = data if isinstance(data, Source) else Source(data)
         visited = self._trajectory(model, weights, source, likelihoods.resolve(likelihood))
         if len(visited) <= self.rank:
@@ -81,7 +81,7 @@ class subspace(SelectionRule):
         return Subspace(weights, offset, basis.to(offset))
 
     def _trajectory(self, model: nn.Module, weights: Selection, source: Source, likelihood: Likelihood) -> Tensor:
-        """Return snapshots ``[M, D]`` of SGD, some of each epoch."""
+        """Return snapshots ``[M, D]`` of the weights along SGD."""
         base, flat = params.of(model), weights.ravel(params.of(model))
         was_training = model.training
         model.eval()

@@ -1,4 +1,4 @@
-"""Numbers per weight, added up over the parts of the data."""
+"""Sum the scores of each weight over the parts of the data."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ from dubito.select.quadratic_scores import Forms
 class Sums:
     """The squared derivatives and the curvature of all weights, in float64.
 
-    Where gradients are one outer product per example, their squares are so too, and their sum is one product of all
-    rows. It waits for many rows: with the few of one part it would spend its time on reading and writing the total.
+    If the gradient of each example is an outer product, so is its elementwise square, and the sum over examples is one
+    matrix product. It is computed for many rows at once, because reading and writing the total is slow.
 
     Args:
         weights: The weights.
@@ -31,26 +31,26 @@ class Sums:
 
     @property
     def total(self) -> Tensor:
-        """The sums of all that was added, ``[2, D]``."""
+        """The sums so far, ``[2, D]``."""
         self._multiply()
         return self._total
 
     def add(self, each: Group, forms: Forms) -> None:
-        """Add both numbers."""
+        """Add the values of both quadratic forms."""
         if isinstance(factor := each.factor, OuterFactor):
             self._wait(0, each.names, forms(factor.grads.transpose(0, 1)), factor.inputs)
         else:
             self._add(0, each.names, factor.form_sum(forms).reshape(2, *factor.shape))
 
     def add_squares(self, which: int, each: Group) -> None:
-        """Add the squares of gradients to one of the two numbers."""
+        """Add the squares of gradients to one of the two sums."""
         if isinstance(factor := each.factor, OuterFactor):
             self._wait(which, each.names, factor.grads.square().sum(0).unsqueeze(1), factor.inputs)
         else:
             self._add(which, each.names, factor.square_sum().reshape(1, *factor.shape))
 
     def _wait(self, first: int, names: tuple[str, ...], rows: Tensor, inputs: Tensor) -> None:
-        """Add ``Σ_n rows_n inputs_n²ᵀ`` of rows ``[B, k, O]`` later."""
+        """Add ``Σ_n rows_n inputs_n²ᵀ`` for rows ``[B, k, O]``, as soon as there are enough of them."""
         self._rows.setdefault((first, names), []).append((rows, inputs.square()))
         self._waiting += rows.numel() + inputs.numel()
         if self._waiting > numbers(limits.current().chunk):
@@ -64,7 +64,7 @@ class Sums:
         self._waiting = 0
 
     def _add(self, first: int, names: tuple[str, ...], values: Tensor) -> None:
-        """Add ``[k, *shape]`` numbers of a parameter, or of a weight and its bias, to the total from `first` on."""
+        """Add values ``[k, *shape]`` of a parameter, or of a weight with its bias, to the k sums from `first` on."""
         parts = [values] if len(names) == 1 else [values[..., :-1], values[..., -1]]
         for name, part in zip(names, parts, strict=True):
             self._total[first : first + len(part), self.weights.slices[name]] += part.flatten(1).cpu()

@@ -1,4 +1,4 @@
-"""Rules that choose single weights by a score that needs no data."""
+"""Rules that choose single weights without data."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ Size = Annotated[float, "a number of weights or a fraction below 1"]
 
 
 def count_of(size: float, total: int) -> int:
-    """The number of weights that `size` means: a number, or a fraction below 1.
+    """Return the number of weights for `size`, which is a number of weights or a fraction below 1.
 
     >>> count_of(0.5, 10), count_of(3, 10)
     (5, 3)
@@ -31,13 +31,13 @@ def count_of(size: float, total: int) -> int:
     if count < 1 or count > total:
         raise InputError(
             f"A selection of size {size!r} is not possible: choose a whole number up to the {total:,} candidates, or a "
-            "fraction between 0 and 1 that leaves at least one."
+            "fraction between 0 and 1 that gives at least one weight."
         )
     return count
 
 
 def top(candidates: Selection, scores: Tensor, count: int) -> Selection:
-    """The `count` candidates with the largest scores; ties go to the earlier weight."""
+    """Select the `count` candidates with the largest scores; ties go to the earlier weight."""
     order = torch.argsort(scores, descending=True, stable=True)[:count]
     chosen = torch.zeros(candidates.num_weights, dtype=torch.bool)
     chosen[order.cpu()] = True
@@ -53,7 +53,7 @@ class _Scored(SelectionRule):
 
     @abstractmethod
     def scores(self, candidates: Selection, model: nn.Module, generator: torch.Generator) -> Tensor:
-        """One number per candidate."""
+        """Return the score of each candidate."""
 
     def resolve(
         self,
@@ -80,13 +80,13 @@ class random(_Scored):
     setting_name = "select.random"
 
     def scores(self, candidates: Selection, model: nn.Module, generator: torch.Generator) -> Tensor:
-        """Uniform noise, in float64: in float32 many weights of a large network would tie."""
+        """Return uniform noise, in float64 because many weights of a large network would tie in float32."""
         return torch.rand(candidates.num_weights, generator=generator, dtype=torch.float64, device=generator.device)
 
 
 @setting
 class largest_magnitude(_Scored):
-    """The weights that are largest in absolute value: a strong baseline that costs nothing.
+    """The weights with the largest absolute value, a strong baseline without computation.
 
     Args:
         size: A number of weights, or a fraction below 1.
@@ -95,5 +95,5 @@ class largest_magnitude(_Scored):
     setting_name = "select.largest_magnitude"
 
     def scores(self, candidates: Selection, model: nn.Module, generator: torch.Generator) -> Tensor:
-        """``|w|``."""
+        """Return ``|w|``."""
         return candidates.ravel({name: value.detach().abs() for name, value in model.named_parameters()})
