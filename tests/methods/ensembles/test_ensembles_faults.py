@@ -64,7 +64,7 @@ def test_what_is_wrong_for_every_member_is_said_before_any_work(
     together: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(Descent, "update", None)
-    with pytest.raises(InputError, match="needs data to judge by"):
+    with pytest.raises(InputError, match="needs validation data"):
         Ensemble(recipe=MAP(temperature="validation"), together=together).fit(dense(), classes())
     prior: Any = {"prior_precision": 1.0}
     for recipe in (
@@ -73,5 +73,5 @@ def test_what_is_wrong_for_every_member_is_said_before_any_work(
         SWAG(**prior),
         MCDropout(**prior),
     ):
-        with pytest.raises(InputError, match="'adamw' is no prior"):
+        with pytest.raises(InputError, match="'adamw' is not a prior"):
             recipe.fit(dense(), classes(), training=TRAINING.replace(optimizer="adamw"))

@@ -30,7 +30,7 @@ class RootAtZero(nn.Linear):
 
 
 @pytest.mark.parametrize(("recipe", "words"), [
-    (SGMCMC(**SHORT), "^The gradient at the start is not finite: look in the network for a root"),
+    (SGMCMC(**SHORT), "^The gradient at the start is not finite: check the network for a square root"),
     (SGMCMC(step_size=0.1, chains=2, **SHORT), "^Chain 1 of 2 stopped in step 1 of 34: the loss is finite but its"),
     (HMC(), "^Chain 1 of 2 cannot start its transition 1: the gradient of the potential there is not finite"),
     (SVGD(3), r"^The potential became [\d.]+ with a gradient that is not finite in epoch 1, batch 1: "),

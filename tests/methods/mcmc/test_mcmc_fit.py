@@ -86,7 +86,7 @@ class TestFaults:
         x, y = waves()
         words = (
             r"^Chain 1 of 1 diverged in step (\d+) of 70: lower step_size \(now [\d.]+\), train the network longer "
-            r"before, or look for extreme inputs"
+            r"first, or check for extreme inputs"
         )
         recipe = SGMCMC("sghmc", burn_in=0, thinning=1, num_samples=70)
         with pytest.raises(NonFiniteError, match=words) as caught:
@@ -312,12 +312,12 @@ class TestDiagnosis:
         posterior.trace[0] += 3  # as if chains had gone different ways
         verdict = posterior.diagnose()
         assert not verdict.trustworthy
-        assert "Do not trust it: the chains disagree" in str(verdict)
+        assert "Do not use these samples: the chains disagree" in str(verdict)
 
     def test_one_chain_is_compared_with_itself(self) -> None:
         posterior = fit(SGMCMC("sgld", **SHORT))
         posterior.trace[0] += 10 * torch.arange(12)[:, None]  # it drifts
-        assert "Do not trust it: the halves of the chain disagree" in str(posterior.diagnose())
+        assert "Do not use these samples: the halves of the chain disagree" in str(posterior.diagnose())
 
     def test_what_mixes_worst_is_shown_first(self) -> None:
         posterior = fit(SGMCMC("sgld", chains=2, weights=select.random(9), **SHORT))
@@ -353,7 +353,7 @@ class TestDiagnosis:
             assert len(lines) == 2
         first = plot_autocorrelations(posterior, num=1).axes[0].lines[0]
         assert first.get_ydata()[0] == pytest.approx(1.0)
-        with pytest.raises(UnsupportedError, match="no chain"):
+        with pytest.raises(UnsupportedError, match="Traces need a chain"):
             plot_traces(fit(SVGD(5)))
 
 

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from dubito import HMC, SGMCMC, SVGD, Training, likelihoods, priors
 from dubito.core.randomness import Stream
 from dubito.methods.mcmc.diagnostics import ess_mean
-from dubito.methods.mcmc.kernels import PSGLD, Step, make_kernel
+from dubito.methods.mcmc.kernels import PSGLD, KernelStep, make_kernel
 from dubito.methods.mcmc.svgd import stein_direction
 from oracles import LinearRegression, design, regression_data
 
@@ -39,7 +39,7 @@ def run(
         adapting = step < 200
         if step == 200 and isinstance(kernel, PSGLD):  # one preconditioner for all copies, so that theory applies
             state["square"].copy_(state["square"].reshape(COPIES, 3).mean(0).repeat(COPIES))
-        kernel.move(position, state, gradient.reshape(-1), noise, Step(EPSILON, temperature, adapting))
+        kernel.move(position, state, gradient.reshape(-1), noise, KernelStep(EPSILON, temperature, adapting))
         if step >= 300 and step % 20 == 0:
             kept.append(position.reshape(COPIES, 3).clone())
     return torch.stack(kept), state

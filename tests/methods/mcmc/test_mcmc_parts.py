@@ -15,7 +15,7 @@ from dubito import SGMCMC, likelihoods, priors, select
 from dubito.core import params
 from dubito.methods.mcmc import diagnostics
 from dubito.methods.mcmc.cached_head import cached_features, split
-from dubito.methods.mcmc.prior_energy import Quadratic, from_particles, make_belief
+from dubito.methods.mcmc.prior_energy import Quadratic, from_particles, make_prior_density
 from dubito.methods.mcmc.sampling import Setup
 from dubito.methods.mcmc.schedule import Schedule
 from dubito.networks.selection import Selection
@@ -180,15 +180,15 @@ class TestSchedule:
 class TestPriors:
     def test_one_number_stays_one(self) -> None:
         model = network()
-        belief = make_belief(priors.Normal(0.0, 0.5), Selection.all_of(model), params.of(model), 0)
-        assert isinstance(belief, Quadratic)
-        assert belief.precision == 4.0
-        mean, variance = belief.moments()
+        density = make_prior_density(priors.Normal(0.0, 0.5), Selection.all_of(model), params.of(model), 0)
+        assert isinstance(density, Quadratic)
+        assert density.precision == 4.0
+        mean, variance = density.moments()
         assert mean.shape == variance.shape == (83,)
         assert float(variance[0]) == 0.25
 
     @pytest.mark.parametrize(("prior", "words"), [
-        (priors.LogUniform(), "improper"), (priors.Normal(scale="learn"), "with numbers"),
+        (priors.LogUniform(), "improper"), (priors.Normal(scale="learn"), "fixed scale"),
         (priors.LogNormal(), "positive"), ("normal", "dubito.priors"),
     ], ids=str)  # fmt: skip
     def test_what_cannot_be_sampled(self, prior: Any, words: str) -> None:

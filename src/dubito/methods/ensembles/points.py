@@ -27,7 +27,7 @@ def check_training(name: str, training: Training) -> None:
 def prior_decay(training: Training, prior_precision: float, num_data: int) -> float:
     """Return the coefficient of the penalty in the mean loss that is a normal prior."""
     if prior_precision and training.optimizer == "adamw":
-        raise InputError("The decoupled decay of 'adamw' is no prior: use 'adam' or 'sgd' with prior_precision.")
+        raise InputError("prior_precision needs optimizer 'adam' or 'sgd': the decay of 'adamw' is not a prior.")
     return prior_precision / num_data
 
 

@@ -1,4 +1,4 @@
-"""`PointPosterior`: all probability at one point, the trained weights."""
+"""`PointPosterior`: a posterior that is concentrated on one point, the trained weights."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from dubito.methods.map.prior import prior_moments
 
 
 class PointPosterior(Posterior):
-    """All belief in one point: the trained weights. Its epistemic uncertainty is zero."""
+    """A point mass at the trained weights. Its epistemic uncertainty is zero."""
 
     family = "MAP"
     default_samples = 1
@@ -39,8 +39,8 @@ class PointPosterior(Posterior):
     ) -> None:
         super().__init__(model, likelihood, recipe, num_data)
         self.temperature = temperature
-        self.learned_prior = learned_prior  # of all matrices, where it was trained along with them
-        self.precision = precision  # of the prior, by parameter, where the evidence chose it
+        self.learned_prior = learned_prior  # the prior of all matrices, if it was trained with them; else None
+        self.precision = precision  # of the prior, by parameter, if the evidence chose it; else None
 
     def sample(self, num_samples: int, *, generator: torch.Generator | None = None) -> Params:
         """Return the same weights `num_samples` times."""
@@ -52,11 +52,11 @@ class PointPosterior(Posterior):
         return mean, params.zeros_like(mean)
 
     def prior(self) -> tuple[Params, Params]:
-        """Return mean and variance of the prior that the weights were trained under."""
+        """Return the mean and the variance of the prior that the weights were trained with."""
         if self.recipe.prior is not None:
             return prior_moments(self.learned_prior or self.recipe.prior, self.model)
         if self.precision is None and self.recipe.prior_precision == 0:
-            raise UnsupportedError("This point was found under a flat prior; MAP(prior_precision=...) has one.")
+            raise UnsupportedError("A flat prior has no variance: fit MAP with a positive prior_precision.")
         precision = self.precision or dict.fromkeys(params.trainable(self.model), self.recipe.prior_precision)
         variance = {
             name: torch.full_like(value.detach(), 1 / precision[name] if name in precision else 0.0)
@@ -83,7 +83,7 @@ class PointPosterior(Posterior):
         generator: torch.Generator | None = None,
         progress: bool = True,
     ) -> Posterior:
-        """Train on from these weights: plain fine-tuning, which forgets. A point has no spread to hold on to."""
+        """Fine-tune these weights on new data. Old data may be forgotten, because a point keeps no uncertainty."""
         recipe = self.recipe.replace(start="model", train=True, temperature=self.temperature)
         posterior = recipe.fit(
             self.model, data, likelihood=self.likelihood, training=training, generator=generator, progress=progress
@@ -92,7 +92,7 @@ class PointPosterior(Posterior):
         return posterior
 
     def state(self) -> dict[str, Any]:
-        """Return what is beyond the weights: the temperature, and a prior that was learned."""
+        """Return what is saved beside the weights: the temperature and a learned prior."""
         tensors: dict[str, Tensor] = {}
         prior = None if self.learned_prior is None else json.dumps(self.learned_prior.to_json(tensors))
         found = {"temperature": self.temperature, "precision": self.precision}
@@ -100,7 +100,7 @@ class PointPosterior(Posterior):
 
     @classmethod
     def from_state(cls, model: nn.Module, likelihood: Likelihood, recipe: Recipe, num_data: int, state: Any) -> Self:
-        """Make the point again."""
+        """Rebuild the posterior from its saved state."""
         text = state.get("learned_prior")
         prior = None if text is None else Setting.from_json(json.loads(text), state["prior_tensors"])
         return cls(model, likelihood, recipe, num_data, state["temperature"], state["precision"], prior)

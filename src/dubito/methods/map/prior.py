@@ -1,4 +1,4 @@
-"""Training to the most probable weights under any prior, also one that is learned along with them."""
+"""Train to the most probable weights under any prior, including one that is learned with the weights."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ from dubito.core.params import Params
 from dubito.fitting.gradient_training import Descent, negative_log_likelihood
 from dubito.fitting.inference import Problem, State
 
-# What is learned of a mixture is common to all weights, which call for a small rate: means may go slower, the
-# logarithms of scales and shares faster (Ullrich et al. 2017).
+# Factors of the learning rate for the fields of a mixture, which all weights share: smaller for the means, larger
+# for the logarithms of scales and proportions (Ullrich et al. 2017).
 RATES = {"means": 0.2, "log_scales": 6.0, "logits": 6.0}
 LEARNED = "prior_"
 
@@ -27,16 +27,16 @@ class PriorDescent(Descent):
 
     Args:
         problem: Data, likelihood and model.
-        prior: The prior of every matrix that is trained; one with learned fields is shared by all of them.
+        prior: The prior of every trained matrix; all of them share its learned fields.
         weight: τ.
-        epochs: How many epochs the schedule of the learning rate spans.
+        epochs: The number of epochs of the learning rate schedule.
     """
 
     def __init__(self, problem: Problem, prior: Prior, weight: float, epochs: int) -> None:
         self.weight = weight
         matrices = {n: v for n, v in problem.model.named_parameters() if v.ndim > 1 and v.requires_grad}
         if not matrices:
-            raise InputError("The model has no matrix that is trained: there is nothing for the prior to act on.")
+            raise InputError("`prior` needs a trainable matrix, and the model has none: use prior_precision.")
         if prior.learned_fields:
             together = torch.cat([value.detach().flatten() for value in matrices.values()])
             self.priors = dict.fromkeys(matrices, prior.resolve("", together))
@@ -64,7 +64,7 @@ class PriorDescent(Descent):
         return prior.log_prob(together).sum() - prior.penalty()
 
     def prior_at(self, state: State) -> Prior | None:
-        """The prior with what was learned of it; None where nothing is."""
+        """Return the prior with its learned fields, or None if it has none."""
         return self._learned({n: v.detach().clone() for n, v in state["hyper"].items()}) if self.fields else None
 
     def _learned(self, hyper: Params) -> Prior:
@@ -73,20 +73,20 @@ class PriorDescent(Descent):
 
 
 def check_map_prior(prior: Prior | None, prior_precision: float) -> None:
-    """Raise unless the weights have a most probable value under this prior."""
+    """Raise an error unless the weights have a most probable value under this prior."""
     if prior is None:
         return
     require_real(prior)
     if prior_precision:
-        raise InputError("Give either prior or prior_precision: both are the prior of the same weights.")
+        raise InputError("Give either prior or prior_precision, not both: they describe the same prior.")
     if not prior.proper:
-        raise InputError(f"{prior!r} is improper and infinite at 0: no weights are most probable under it.")
+        raise InputError(f"{prior!r} is improper: it is infinite at 0, so no weights are most probable.")
 
 
 def prior_moments(prior: Prior, model: nn.Module) -> tuple[Params, Params]:
-    """Return mean and variance of the prior of each weight of a network; vectors, whose prior is flat, have none."""
+    """Return the mean and the variance of the prior of each weight; the flat prior of vectors has no variance."""
     if any(value.ndim < 2 for value in model.parameters()):
-        raise UnsupportedError("Biases were trained under a flat prior, which has no variance; see recipe.prior.")
+        raise UnsupportedError("Biases have a flat prior, which has no variance: read `recipe.prior` for the matrices.")
     mean: Params = {}
     variance: Params = {}
     for name, value in params.of(model).items():

@@ -1,4 +1,4 @@
-"""`MAP`: the network itself as a posterior, a single point. The baseline that stands beside every method."""
+"""The `MAP` recipe: one trained network as the posterior, the baseline for all other methods."""
 
 from __future__ import annotations
 
@@ -25,13 +25,13 @@ class MAP(Recipe):
 
     Args:
         prior_precision: λ, the precision of a zero-mean normal prior on every weight; 0 is a flat prior.
-        prior: Another prior, one of `dubito.priors`, of every matrix; biases and other vectors then have a flat one.
-            `priors.Mixture` is learned along with the weights, which it makes share few values.
-        prior_weight: The power of that prior; below 1 it says less than the data.
-        temperature: A number by which logits are divided, or ``"validation"`` to choose it by the likelihood of
+        prior: A prior from `dubito.priors` for every matrix; biases and other vectors then have a flat one.
+            `priors.Mixture` is learned with the weights, and makes them cluster around few values.
+        prior_weight: The factor of the log prior; below 1 it weakens the prior.
+        temperature: A number by which logits are divided, or ``"validation"`` to maximize the likelihood of
             validation data (Guo et al. 2017, https://arxiv.org/abs/1706.04599). For regression it multiplies the noise.
-        train: False takes the model's weights as they are.
-        start: ``"model"`` trains on from the model's weights, ``"fresh"`` from newly drawn ones.
+        train: False keeps the model's weights as they are.
+        start: ``"model"`` starts from the model's weights, ``"fresh"`` from newly initialized ones.
     """
 
     setting_name = "MAP"
@@ -44,25 +44,25 @@ class MAP(Recipe):
 
     def __post_init__(self) -> None:
         if self.start == "fresh" and not self.train:
-            raise InputError("MAP(start='fresh', train=False) would be an untrained network: drop one of the two.")
+            raise InputError("MAP(start='fresh', train=False) would return an untrained network: drop one of the two.")
 
         check_map_prior(self.prior, self.prior_precision)
 
     @property
     def needs_trained_model(self) -> bool:
-        """Whether the network is taken as it is."""
+        """Whether the model must be trained already."""
         return not self.train
 
     def build(self, problem: Problem) -> Inference:
-        """Return the steps of plain training."""
+        """Return the training steps."""
         if self.temperature == "validation" and problem.validation is None:
-            raise InputError("temperature='validation' needs data to judge by: pass `validation=` to fit.")
+            raise InputError("temperature='validation' needs validation data: pass `validation=` to fit.")
         if self.prior_precision and problem.training.optimizer == "adamw":
-            raise InputError("The decoupled decay of 'adamw' is no prior: use 'adam' or 'sgd' with prior_precision.")
+            raise InputError("prior_precision needs optimizer 'adam' or 'sgd': the decay of 'adamw' is not a prior.")
         epochs = problem.training.epochs if self.train else 0
         by_evidence = self.train and problem.training.evidence_every is not None
         if by_evidence and self.prior is not None:
-            raise InputError("evidence_every chooses the precision of a normal prior: drop it, or the prior of MAP.")
+            raise InputError("evidence_every chooses the precision of a normal prior: drop it, or drop `prior`.")
         descent = self._descent(problem, epochs, by_evidence)
 
         def posterior(state: State) -> PointPosterior:

@@ -1,4 +1,4 @@
-"""Samplers: weights visited by a Markov chain, or particles that repel each other, as a posterior."""
+"""Samplers: posteriors made of the weights that a Markov chain visits, or of interacting particles (SVGD)."""
 
 from dubito.methods.mcmc.hmc import HMC
 from dubito.methods.mcmc.posterior import ParticlePosterior

@@ -1,4 +1,4 @@
-"""How a chain finds its step size and masses during burn-in."""
+"""Adapt the step size and the masses of a chain during burn-in."""
 
 from __future__ import annotations
 
@@ -10,17 +10,17 @@ from torch import Tensor
 from dubito.methods.mcmc.hamiltonian import at, draw_momentum, hamiltonian, leapfrog
 from dubito.methods.mcmc.target import Potential
 
-Numbers = dict[str, Tensor]  # of one chain, changed in place
+Numbers = dict[str, Tensor]  # the adaptation state of one chain, changed in place
 
 
 class StepSize:
-    r"""Dual averaging (Nesterov 2009; Hoffman & Gelman 2014, section 3.2): the acceptance approaches its aim.
+    r"""Dual averaging (Nesterov 2009; Hoffman & Gelman 2014, section 3.2): it reaches a target acceptance.
 
     $$\log \epsilon_{t+1} = \mu - \frac{\sqrt t}{\gamma}\,\frac{1}{t + t_0} \sum_{i \le t} (\delta - a_i), \qquad
       \log \bar\epsilon_{t+1} = t^{-\kappa} \log \epsilon_{t+1} + (1 - t^{-\kappa}) \log \bar\epsilon_t$$
 
     Args:
-        aim: δ, the acceptance that is wanted.
+        aim: δ, the target acceptance probability.
     """
 
     gamma, offset, kappa = 0.05, 10.0, 0.75
@@ -29,13 +29,13 @@ class StepSize:
         self.aim = aim
 
     def init(self, step: float) -> Numbers:
-        """Start around a step."""
+        """Return the state for an initial step size."""
         log = math.log(step)
         values = {"log_step": log, "log_mean": log, "center": math.log(10) + log, "deficit": 0.0, "count": 0.0}
         return {name: torch.tensor(value, dtype=torch.float64) for name, value in values.items()}
 
     def learn(self, state: Numbers, acceptance: float) -> None:
-        """Take in the acceptance of one transition."""
+        """Update the step size with the acceptance of one transition."""
         state["count"] += 1
         count = float(state["count"])
         rate = 1 / (count + self.offset)
@@ -45,13 +45,13 @@ class StepSize:
         state["log_mean"].mul_(1 - weight).add_(weight * state["log_step"])
 
     def restart(self, state: Numbers, step: float) -> None:
-        """Forget all but a new step."""
+        """Start again from a new step size."""
         for name, value in self.init(step).items():
             state[name].copy_(value)
 
 
 class Masses:
-    """The running variance of positions (Welford), shrunk a little towards a small number, as inverse masses."""
+    """Inverse masses: the running variance of the positions (Welford), shrunk slightly towards a small constant."""
 
     def init(self, position: Tensor) -> Numbers:
         """Nothing seen."""
@@ -62,14 +62,14 @@ class Masses:
         }
 
     def learn(self, state: Numbers, position: Tensor) -> None:
-        """Take in one position."""
+        """Add one position to the running variance."""
         state["seen"] += 1
         away = position - state["mean"]
         state["mean"] += away / state["seen"]
         state["spread"] += away * (position - state["mean"])
 
     def inverse_mass(self, state: Numbers) -> Tensor:
-        """Return the variances, and forget what they were of."""
+        """Return the variances, and reset the running estimate."""
         seen = float(state["seen"])
         variance = state["spread"] / max(seen - 1, 1)
         for value in state.values():
@@ -78,9 +78,9 @@ class Masses:
 
 
 def settling(burn_in: int) -> int:
-    """Return how many steps find the typical set, before positions are counted for the masses.
+    """Return the number of first burn-in steps whose positions the mass estimate ignores.
 
-    Stan has 75 wherever there is room for them; with 15 % of a short burn-in the first masses are of more positions.
+    Stan uses 75 where burn-in allows it; 15 % of a short burn-in leaves more positions for the first estimate.
 
     >>> settling(1000), settling(200), settling(100)
     (75, 30, 15)
@@ -89,10 +89,10 @@ def settling(burn_in: int) -> int:
 
 
 def windows(burn_in: int) -> list[int]:
-    """Return after which steps of burn-in the masses are estimated anew; each window is twice as long as the last.
+    """Return the burn-in steps after which the masses are estimated again; each window doubles in length.
 
-    The first steps find the typical set (`settling`) and the last ones the step size for the final masses; the ends are
-    those of Stan. A burn-in of less than 50 leaves no room for masses.
+    The first steps approach the typical set (`settling`), and the last ones adapt the step size to the final masses, as
+    in Stan. A burn-in of fewer than 50 steps has no windows.
 
     >>> windows(1000)
     [100, 150, 250, 450, 950]
@@ -118,7 +118,7 @@ def windows(burn_in: int) -> list[int]:
 
 
 def reasonable_step(potential: Potential, position: Tensor, inverse_mass: Tensor, generator: torch.Generator) -> float:
-    """Double or halve a step until one leapfrog step is accepted with probability about 0.8."""
+    """Return a step size, doubled or halved until one leapfrog step has an acceptance of about 0.8."""
     start = draw_momentum(at(potential, position), inverse_mass, generator)
     before, step = hamiltonian(start, inverse_mass), 0.1
 

@@ -1,4 +1,4 @@
-"""The part of a network behind its first random layer: what comes before never changes, so it is computed once."""
+"""Cache the features in front of the first random layer, which are the same for every posterior sample."""
 
 from __future__ import annotations
 
@@ -14,15 +14,15 @@ from dubito.core.batches import Source
 from dubito.networks.watching import inputs_of, watch
 
 
-class _Call(NamedTuple):
+class _RecordedCall(NamedTuple):
     module: nn.Module
     name: str
-    given: Tensor | None  # the only argument, where there is just one
+    given: Tensor | None  # the argument, if the call has exactly one tensor argument
     returned: Any
 
 
 class Tail(nn.Module):
-    """A chain of modules that ends a network and holds all of its random weights.
+    """The last modules of a network, called one after the other, which hold all of its random weights.
 
     Args:
         model: The network that the modules belong to.
@@ -32,37 +32,37 @@ class Tail(nn.Module):
     def __init__(self, model: nn.Module, modules: list[nn.Module]) -> None:
         super().__init__()
         self.chain = nn.ModuleList(modules)
-        self._whole = [model]  # in a list: the tail is a part of the network, not the other way round
+        self._whole = [model]  # in a list, so that it is not registered as a submodule
 
     def forward(self, features: Tensor) -> Tensor:
-        """From the first random layer's input to the network's output."""
+        """Compute the network's output from the input of the first random layer."""
         for module in self.chain:
             features = module(features)
         return features
 
     @torch.no_grad()
     def features(self, inputs: Any) -> Tensor:
-        """Return what the first random layer is given for a batch of inputs."""
+        """Return the input of the first random layer for a batch."""
         return inputs_of(self._whole[0], {"": self.chain[0]}, inputs)[""]
 
 
 @torch.no_grad()
 def split(model: nn.Module, names: list[str], inputs: Any) -> Tail | None:
-    """Return the part of a network behind the input of its first random layer, or None where there is no such part.
+    """Split off the part of a network that starts at its first random layer; None if it cannot be run by itself.
 
-    One pass is watched: the tail is the longest chain of calls, each given just what the one before returned, that ends
-    with the network's output. It counts only if it holds all of `names`, leaves some of the network out, is called once
-    and gives the same outputs when it is run by itself.
+    One forward pass is recorded. The tail is the longest chain of calls that ends with the network's output, each call
+    taking exactly what the one before returned. It is used only if it holds all of `names`, is not the whole network,
+    is called once, and gives the same outputs when it is run by itself.
 
     Args:
         model: The network.
-        names: The parameters that are random, or in part so.
-        inputs: Some inputs to try.
+        names: The parameters with random entries.
+        inputs: Example inputs.
     """
     with _watched(model) as calls:
         outputs = params.call(model, inputs)
     owners = _owners(model, names)
-    chain: list[_Call] = []
+    chain: list[_RecordedCall] = []
     wanted: Any = outputs
     for call in reversed(calls):
         if call.returned is not wanted or call.given is None:
@@ -85,9 +85,9 @@ def split(model: nn.Module, names: list[str], inputs: Any) -> Tail | None:
 
 
 def cached_features(tail: Tail, source: Source) -> Source | None:
-    """Return the data with the tail's features in the place of its inputs, or None where they do not fit into memory.
+    """Return the data with its inputs replaced by the tail's features; None if they do not fit into memory.
 
-    A loader may draw each example anew, so only data in memory is replaced.
+    Only data in memory is replaced, because a loader may augment each example anew.
     """
     if source.pair is None:
         return None
@@ -102,7 +102,7 @@ def cached_features(tail: Tail, source: Source) -> Source | None:
 
 
 def _owners(model: nn.Module, names: list[str]) -> set[str]:
-    """The modules that hold the named parameters themselves; a tied one has several."""
+    """Return the modules that own the named parameters; a tied parameter has several."""
     chosen = {id(value) for name, value in model.named_parameters() if name in names}
     return {
         name
@@ -112,13 +112,13 @@ def _owners(model: nn.Module, names: list[str]) -> set[str]:
 
 
 @contextmanager
-def _watched(model: nn.Module) -> Iterator[list[_Call]]:
-    """Write down every call of a module without children, or of one that holds parameters itself."""
-    calls: list[_Call] = []
+def _watched(model: nn.Module) -> Iterator[list[_RecordedCall]]:
+    """Record every call of a module that has no children or owns parameters."""
+    calls: list[_RecordedCall] = []
 
     def note(name: str, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], returned: Any) -> None:
         alone = args[0] if len(args) == 1 and isinstance(args[0], Tensor) and not kwargs else None
-        calls.append(_Call(module, name, alone, returned))
+        calls.append(_RecordedCall(module, name, alone, returned))
 
     watched = {
         name: module

@@ -1,8 +1,8 @@
-"""Several chains: each belongs to one process and has its own randomness; samples beyond a budget are kept on disk.
+"""Several chains, each with its own process and random generator; large samples are stored on disk.
 
-A state holds one row per chain in every tensor. A process fills the rows of its own chains and leaves the others at
-zero, so the sum over processes is the whole state, whatever their number. Before the first step all rows are with the
-first process, as they are after a checkpoint was read.
+Every tensor of a state has one row per chain. A process fills the rows of its own chains and leaves the others zero,
+so the sum over processes is the whole state. Before the first step, and after a checkpoint was read, the first process
+holds all rows.
 """
 
 from __future__ import annotations
@@ -24,22 +24,22 @@ from dubito.core.randomness import derive_seed, draw_seed
 from dubito.core.settings import bytes_of
 from dubito.fitting.inference import State
 
-# Updates after which processes tell each other whether all chains are well.
+# The number of updates after which processes exchange whether a chain has diverged.
 MEETING = 50
-# Bytes of a digest of samples.
+# The length of a digest of samples, in bytes.
 DIGEST = 32
 FLAGS = os.O_RDWR | os.O_CREAT
-# How the words about a chain that stopped end where it had kept samples.
+# The end of the error about a stopped chain, if there are samples.
 KEPT = "; the samples before that are in this error's `.posterior`."
 
 
 class Stopped(NamedTuple):
-    """A chain that had to stop.
+    """A chain that stopped.
 
     Args:
         chain: Its number.
-        step: The step in which it did.
-        by_gradient: Whether only the gradient was not finite: then it is the network, not the step, that is at fault.
+        step: The step at which it stopped.
+        by_gradient: Whether the gradient was not finite although the loss was: then a smaller step size does not help.
     """
 
     chain: int
@@ -48,14 +48,14 @@ class Stopped(NamedTuple):
 
 
 class Chains:
-    """Which chains this process moves, and what becomes of their samples.
+    """The chains of this process and the storage of their samples.
 
     Args:
         num: The number of chains.
-        num_samples: Samples of each.
-        size: Numbers in a sample.
-        memory: Megabytes of samples that are held in memory; more are kept in files, one for each chain.
-        checkpoint: Where the run is checkpointed: samples in files are beside it, so that it can be resumed.
+        num_samples: The number of samples per chain.
+        size: The length of one sample.
+        memory: Samples up to this many megabytes are held in memory; more are stored in one file per chain.
+        checkpoint: The path of the checkpoint; sample files are stored beside it, so that the run can be resumed.
     """
 
     def __init__(self, num: int, num_samples: int, size: int, memory: float, checkpoint: str | None) -> None:
@@ -64,12 +64,12 @@ class Chains:
         self.memory = memory
         self.files: dict[int, Tensor] = {}
         self._generators: dict[int, torch.Generator] = {}
-        self._room: Tensor | None = None  # for the samples of all chains, reserved before the first step
+        self._room: Tensor | None = None  # the samples of all chains, allocated before the first step
         self._placed = False
         self._updates = 0
 
     def init(self, position: Tensor, generator: torch.Generator) -> State:
-        """Return the state that all samplers share: randomness, counters, and room for samples in memory."""
+        """Return the state that all samplers share: random generators, counters, and the samples in memory."""
         seed, num = draw_seed(generator), self.num
         seeded = (torch.Generator(position.device).manual_seed(derive_seed(seed, "chain", k)) for k in range(num))
         states = [one.get_state() for one in seeded]
@@ -80,7 +80,7 @@ class Chains:
         }
         if self._fits(position):
             state["samples"] = position.new_zeros(num, self.num_samples, self.size)
-        else:  # what a run that goes on must find in its files
+        else:  # digests, by which a resumed run recognizes its sample files
             state["in_file"] = torch.zeros(num, dtype=torch.int64)
             state["file_digest"] = torch.zeros(num, DIGEST, dtype=torch.uint8)
         return state
@@ -89,65 +89,65 @@ class Chains:
         return self.num * self.num_samples * self.size * position.element_size() <= self.memory * 2**20
 
     def at_first(self, state: State) -> State:
-        """Leave all rows with the first process: what `init` makes is the same in all of them."""
+        """Keep the rows in the first process only, because `init` makes the same rows in all of them."""
         if distributed.rank() > 0:
             for tensor in io.tensors(state):
                 tensor.zero_()
         return state
 
     def place(self, state: State) -> None:
-        """Take over the rows of this process's chains from the first process."""
+        """Receive the rows of this process's chains from the first process."""
         if self._placed:
             return
         if distributed.is_active():
             others = [k for k in range(self.num) if k not in self.mine]
             distributed.sum_(list(io.tensors({name: part for name, part in state.items() if name != "samples"})))
-            if "samples" in state and int(state["step"].max()) > 0:  # else there are none yet
+            if "samples" in state and int(state["step"].max()) > 0:  # otherwise no sample exists
                 distributed.sum_([state["samples"]])
             for tensor in io.tensors(state):
                 tensor[others] = 0
         for k in self.mine:
             self._generators[k] = torch.Generator(state["position"].device)
-            self._generators[k].set_state(state["generator"][k].cpu().clone())  # torch wants memory of its own
+            self._generators[k].set_state(state["generator"][k].cpu().clone())  # set_state needs its own memory
             if "samples" not in state:
                 self.files[k] = self._open(k, state)
-        if "samples" not in state:  # now, and not after hours of sampling, a full disk is found
+        if "samples" not in state:  # find a full disk now, not after hours of sampling
             self._room = _mapped(None, (self.num, self.num_samples, self.size), state["position"].dtype)
         self._placed = True
 
     def whole(self, tensor: Tensor) -> Tensor:
-        """Return a tensor of the state with the rows of all chains, the same in every process."""
+        """Return a state tensor with the rows of all chains, the same in every process."""
         copy = tensor.clone()
         distributed.sum_([copy])
         return copy
 
     def meet(self) -> bool:
-        """Whether processes compare notes after this update: each time where there is one, else now and then."""
+        """Whether processes synchronize after this update: always if there is one process, else every few updates."""
         self._updates += 1
         return not distributed.is_active() or self._updates % MEETING == 0
 
     def stop(self, state: State, chain: int, step: int, *, by_gradient: bool) -> None:
-        """Write down that a chain cannot go on; see `Stopped`."""
+        """Mark a chain as stopped; see `Stopped`."""
         state["diverged"][chain] = -step if by_gradient else step
 
     def first_diverged(self, state: State) -> Stopped | None:
-        """Return a chain that had to stop, or None; the same in all processes."""
+        """Return the first stopped chain, or None; the same in all processes."""
         flags = self.whole(state["diverged"])
         chain = int(flags.abs().argmax())
         flag = int(flags[chain])
         return Stopped(chain, abs(flag), flag < 0) if flag else None
 
     def generator(self, chain: int) -> torch.Generator:
-        """The randomness of one chain."""
+        """Return the random generator of one chain."""
         return self._generators[chain]
 
     def remember(self, state: State) -> None:
-        """Write the position of every chain's randomness into the state."""
+        """Write the state of every chain's random generator into the state."""
         for k, generator in self._generators.items():
             state["generator"][k] = generator.get_state()
 
     def keep(self, state: State, chain: int, index: int, position: Tensor) -> None:
-        """Write down a sample."""
+        """Store a sample."""
         room = state["samples"][chain] if "samples" in state else self.files[chain]
         room[index] = position
         if "samples" not in state:
@@ -157,7 +157,7 @@ class Chains:
     def gather(self, state: State, count: int) -> Tensor:
         """Return the first `count` samples of all chains ``[K, count, D]``, the same in every process.
 
-        Those in files are copied to one of their own, which no later run can change.
+        Samples in files are copied to a separate file, which no later run can change.
         """
         if "samples" in state:
             return self.whole(state["samples"][:, :count])
@@ -174,12 +174,12 @@ class Chains:
         return whole
 
     def _open(self, chain: int, state: State) -> Tensor:
-        """Map the file of one chain's samples; a run that goes on must find what it has written."""
+        """Map the file of one chain's samples into memory; a resumed run must find its own samples there."""
         path = None if self.checkpoint is None else f"{self.checkpoint}.chain{chain}"
         shape, dtype = (self.num_samples, self.size), state["position"].dtype
         if path is None or not int(state["step"][chain]):
             if path is not None and Path(path).is_file():
-                os.unlink(path)  # of an earlier run: not written over, since that one may be read still
+                os.unlink(path)  # of an earlier run: deleted, not overwritten, because it may still be in use
             return _mapped(path, shape, dtype)
         missing = f"The samples of chain {chain + 1} are missing from '{path}': put the file back beside its checkpoint"
         wanted = self.num_samples * self.size * dtype.itemsize
@@ -194,16 +194,16 @@ class Chains:
 
 
 def _chained(proof: Tensor, sample: Tensor) -> Tensor:
-    """Return the digest of all samples up to this one from that of all before."""
+    """Return the digest of all samples including this one, given the digest of those before."""
     total = hashlib.sha256(bytes_of(proof.cpu()))
     total.update(bytes_of(sample.cpu()))
     return torch.frombuffer(bytearray(total.digest()), dtype=torch.uint8)
 
 
 def _mapped(path: str | None, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
-    """Return a tensor that lives in a file of reserved space; without a path in one that goes with the tensor.
+    """Return a tensor that is stored in a file of allocated space; without a path, in a temporary file.
 
-    Without the reservation a full disk would end the whole process: it shows only when memory is written back.
+    Without the allocation, a full disk would kill the process when memory is written back.
     """
     numbers = int(torch.Size(shape).numel())
     folder = tempfile.gettempdir() if path is None else Path(path).parent
@@ -218,7 +218,7 @@ def _mapped(path: str | None, shape: tuple[int, ...], dtype: torch.dtype) -> Ten
         finally:
             os.close(handle)
             if path is None or not (is_reserved or existed):
-                os.unlink(place)  # the mapping holds the content as long as it is used
+                os.unlink(place)  # the content stays as long as it is mapped
     except OSError as error:
         raise FileFormatError(
             f"The samples need {numbers * dtype.itemsize / 2**20:,.1f} MB in the folder '{folder}' ({error.strerror}): "

@@ -1,4 +1,4 @@
-"""A doctor for particles: have the chains mixed, and can their samples be trusted?"""
+"""Diagnose particles: whether the chains have mixed and their samples can be trusted."""
 
 from __future__ import annotations
 
@@ -14,17 +14,17 @@ from dubito.methods.mcmc import diagnostics
 if TYPE_CHECKING:
     from dubito.methods.mcmc.posterior import ParticlePosterior
 
-# At most so many weights are looked at, evenly spaced.
+# The largest number of weights that are examined, evenly spaced.
 LOOKED_AT = 1000
-# An R-hat above which chains disagree, and how many effective samples intervals need.
+# The R-hat above which chains disagree, and the number of effective samples that intervals need.
 POOR_RHAT, FEW = 1.05, 100.0
-# The samples of a chain below which nothing can be said.
+# The smallest number of samples per chain for any diagnosis.
 FEWEST = 4
 
 
 @dataclass(frozen=True)
 class Mixing:
-    """How well one set of quantities has mixed: the worst R-hat, the fewest effective samples.
+    """How well a set of quantities has mixed: the largest R-hat and the smallest effective sample sizes.
 
     Args:
         rhat: The largest R-hat.
@@ -38,7 +38,7 @@ class Mixing:
 
     @classmethod
     def of(cls, draws: Tensor) -> Mixing | None:
-        """Measure draws ``[K, S, P]``; None where there are too few, or none that moves."""
+        """Measure draws ``[K, S, P]``; None if there are too few, or if all are constant."""
         moving = draws.double().flatten(0, 1).var(0) > 0
         if draws.shape[1] < FEWEST or not bool(moving.any()):
             return None
@@ -52,18 +52,18 @@ class Mixing:
 
 @dataclass(frozen=True)
 class Diagnosis:
-    """Numbers and findings; prints as plain words. What does not apply is None.
+    """Diagnostics and findings, printed as sentences. A number that does not apply is None.
 
     Args:
         num_chains: The number of chains.
-        num_samples: Samples of each.
-        function: Mixing of what the network says about some training inputs.
-        weights: Mixing of the weights themselves, which may be poor where functions mix well: weights have symmetries.
-        acceptance: The mean acceptance.
-        divergent: The share of divergent transitions.
+        num_samples: The number of samples per chain.
+        function: Mixing of the network's outputs at some training inputs.
+        weights: Mixing of the weights, which can be worse than that of the outputs because weights have symmetries.
+        acceptance: The mean acceptance probability.
+        divergent: The fraction of divergent transitions.
         energy_fraction: The smallest E-BFMI of a chain.
-        momentum_temperature: The mean temperature of the momenta over that of the recipe; 1 is right.
-        findings: What is wrong and what to change; empty where the samples can be trusted.
+        momentum_temperature: The mean temperature of the momenta divided by the recipe's; 1 is correct.
+        findings: What is wrong and what to change; empty if the samples can be trusted.
     """
 
     num_chains: int
@@ -87,22 +87,22 @@ class Diagnosis:
         lines += [f"In weight space: {self.weights}."] if self.weights else []
         numbers = {
             "Mean acceptance": self.acceptance,
-            "Share of divergent transitions": self.divergent,
+            "Fraction of divergent transitions": self.divergent,
             "Energy fraction (E-BFMI)": self.energy_fraction,
-            "Temperature of the momenta over what it should be": self.momentum_temperature,
+            "Temperature of the momenta, relative to the recipe's": self.momentum_temperature,
         }
         lines += [f"{what}: {value:.2f}." for what, value in numbers.items() if value is not None]
         return "\n".join([*lines, *(self.findings or ("The samples can be trusted.",))])
 
 
 def looked_at(posterior: ParticlePosterior) -> Tensor:
-    """Return which sampled numbers are looked at, evenly spaced among all."""
+    """Return the indices of the sampled numbers that are examined, evenly spaced."""
     size = posterior.samples.shape[-1]
     return torch.linspace(0, size - 1, min(LOOKED_AT, size), dtype=torch.float64).round().long()
 
 
 def diagnose(posterior: ParticlePosterior) -> Diagnosis:
-    """Look at the particles and at what was written down along the way."""
+    """Diagnose the particles and the statistics that were recorded with them."""
     statistics, samples = posterior.statistics, posterior.samples
     is_chain = posterior.recipe.is_chain
     means = {
@@ -126,65 +126,65 @@ def diagnose(posterior: ParticlePosterior) -> Diagnosis:
 
 
 def _findings(found: Diagnosis, explores: bool) -> Iterator[str]:
-    """The sentences that apply, the most important first."""
+    """Yield the findings that apply, the most important first."""
     if found.num_samples < FEWEST:
-        yield f"There are too few samples to judge: keep at least {FEWEST}, better 100."
+        yield f"There are too few samples for a diagnosis: keep at least {FEWEST}, better 100."
         return
     yield from _about_steps(found)
     mixing = found.function
     if mixing is None:
-        yield "Do not trust it: the predictions are the same at every sample, so the chains have not moved."
+        yield "Do not use these samples: all give the same predictions, so the chains have not moved."
         return
     if mixing.rhat > POOR_RHAT and explores:
         yield (
-            f"The modes predict differently (R-hat {mixing.rhat:.2f} in function space): that is what several modes "
-            "are for, but each of them is only as well covered as its own samples."
+            f"The modes predict differently (R-hat {mixing.rhat:.2f} in function space). This is expected of "
+            "several modes, but each mode is represented by its own samples only."
         )
     elif mixing.rhat > POOR_RHAT:
         who = "the chains disagree" if found.num_chains > 1 else "the halves of the chain disagree"
         yield (
-            f"Do not trust it: {who} about the predictions (R-hat {mixing.rhat:.2f}, above {POOR_RHAT}). Run it "
-            "longer, with more burn-in, or on fewer weights."
+            f"Do not use these samples: {who} about the predictions (R-hat {mixing.rhat:.2f}, above {POOR_RHAT}). "
+            "Take more samples, use a longer burn-in, or select fewer weights."
         )
     elif min(mixing.ess_bulk, mixing.ess_tail) < FEW:
         yield (
-            f"Trust means, not tails: only {min(mixing.ess_bulk, mixing.ess_tail):.0f} of the samples count as "
-            f"independent in function space, and {FEW:.0f} are wanted. Take more samples or a larger thinning."
+            "Means can be used, but not tails: the effective sample size in function space is only "
+            f"{min(mixing.ess_bulk, mixing.ess_tail):.0f}, below {FEW:.0f}. Take more samples or a larger thinning."
         )
     if found.weights is not None and found.weights.rhat > POOR_RHAT and mixing.rhat <= POOR_RHAT and not explores:
         yield (
             f"Weights mix worse than functions (R-hat {found.weights.rhat:.2f}): predictions can be used, but "
-            "marginals of weights (for pruning, or an update) are those of the part that was visited."
+            "marginals of weights (for pruning or an update) may miss parts of the posterior."
         )
 
 
 def _about_steps(found: Diagnosis) -> Iterator[str]:
-    """What the transitions themselves tell."""
+    """Yield the findings about the transitions."""
     if found.divergent is not None and found.divergent > 0.01:
         yield (
-            f"{found.divergent:.0%} of the transitions diverged, so parts of the posterior are left out: aim at a "
-            "higher acceptance (0.95), or use a prior without such narrow places."
+            f"{found.divergent:.0%} of the transitions diverged, so parts of the posterior are missing: raise "
+            "`acceptance` (to 0.95), or use a prior without narrow regions."
         )
     if found.acceptance is not None and found.acceptance < 0.5:
-        yield f"The acceptance is only {found.acceptance:.2f}: adapt longer, or lower step_size."
+        yield f"The acceptance is only {found.acceptance:.2f}: use a longer burn-in, or lower step_size."
     if found.energy_fraction is not None and found.energy_fraction < 0.3:
         yield (
-            f"The energy mixes slowly (E-BFMI {found.energy_fraction:.2f}, below 0.3), so the tails are reached too "
+            f"The energy mixes slowly (E-BFMI {found.energy_fraction:.2f}, below 0.3), so the tails are visited too "
             "rarely: take more samples."
         )
     if found.momentum_temperature is not None and not 0.8 < found.momentum_temperature < 1.25:
         yield (
-            f"The momenta are at {found.momentum_temperature:.2f} of their temperature: gradient noise or too large a "
-            "step heats the chain. Lower step_size, use larger batches, or kernel='sgnht'."
+            f"The momenta have {found.momentum_temperature:.2f} times their correct temperature: gradient noise or a "
+            "too large step heats the chain. Lower step_size, use larger batches, or kernel='sgnht'."
         )
 
 
 def _about_particles(posterior: ParticlePosterior) -> tuple[str, ...]:
-    """Particles that were optimized are no chain; what can be said is whether they are many enough."""
+    """Return the findings about optimized particles, which are no chain: whether there are enough of them."""
     count, size = posterior.num_particles, posterior.selection.num_weights
     if count >= size:
         return ()
     return (
-        f"{count} particles for {size:,} random weights: their spread is too narrow in most directions; use more "
-        "particles, or fewer random weights.",
+        f"{count} particles for {size:,} random weights: they underestimate the variance in most directions; use "
+        "more particles, or fewer random weights.",
     )

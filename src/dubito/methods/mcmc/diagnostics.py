@@ -1,6 +1,6 @@
-r"""Have the chains mixed? Rank-normalized split R-hat and effective sample sizes (Vehtari et al. 2021).
+r"""Convergence diagnostics: rank-normalized split R-hat and effective sample sizes (Vehtari et al. 2021).
 
-All functions take draws ``[K, S, ...]`` of K chains and reduce the first two axes; `arviz` has the same quantities.
+All functions take draws ``[K, S, ...]`` of K chains and reduce the first two axes, as those of `arviz` do.
 (https://arxiv.org/abs/1903.08008)
 """
 
@@ -15,11 +15,11 @@ from dubito.core.errors import InputError
 
 
 def rhat(draws: Tensor) -> Tensor:
-    r"""Return the rank-normalized split R-hat: 1 for chains that agree, above 1.01 for such that do not.
+    r"""Return the rank-normalized split R-hat: 1 if the chains agree, above 1.01 if they do not.
 
     $$\hat R = \sqrt{\frac{(n-1) W / n + B / n}{W}}$$
 
-    with W the mean variance within half-chains and B / n the variance of their means; the larger of the values for the
+    with W the mean variance within half-chains and B / n the variance of their means: the larger of the values for the
     ranks of the draws and for the ranks of their distances from the median.
 
     >>> apart = torch.stack([torch.zeros(50), torch.full((50,), 5.0)]) + torch.linspace(0, 1, 50)
@@ -44,7 +44,7 @@ def ess_tail(draws: Tensor) -> Tensor:
 
 
 def ess_mean(draws: Tensor) -> Tensor:
-    """Return the effective number of draws for the mean: the variance of their average is the variance over it."""
+    """Return the effective number of draws for the mean: the variance of a draw over that of the average."""
     return _ess(_split(_checked(draws)))
 
 
@@ -60,7 +60,7 @@ def autocorrelation(draws: Tensor) -> Tensor:
 
 
 def energy_fraction(energy: Tensor) -> Tensor:
-    """Return the E-BFMI of each chain ``[K]`` from its energies ``[K, S]``; below 0.3 momenta move it too little.
+    """Return the E-BFMI of each chain ``[K]`` from its energies ``[K, S]``; below 0.3 the energy mixes too slowly.
 
     (Betancourt 2016, https://arxiv.org/abs/1604.00695)
     """
@@ -72,12 +72,12 @@ def energy_fraction(energy: Tensor) -> Tensor:
 
 def _checked(draws: Tensor) -> Tensor:
     if draws.ndim < 2 or draws.shape[1] < 4:
-        raise InputError(f"Diagnostics need draws [chains, at least 4, ...], got {tuple(draws.shape)}.")
+        raise InputError(f"`draws` must have shape [chains, at least 4 draws, ...], got {tuple(draws.shape)}.")
     return draws.double()
 
 
 def _split(draws: Tensor) -> Tensor:
-    """Each chain as two halves; of an odd number the middle draw is left out."""
+    """Split each chain into two halves, without the middle draw of an odd number."""
     half = draws.shape[1] // 2
     return torch.cat([draws[:, :half], draws[:, draws.shape[1] - half :]])
 
@@ -90,7 +90,7 @@ def _normal_scores(draws: Tensor) -> Tensor:
 
 
 def _mean_ranks(flat: Tensor) -> Tensor:
-    """Ranks from 1 of each column of ``[M, P]``."""
+    """Return the ranks, from 1, within each column of ``[M, P]``."""
     ordered, order = flat.sort(dim=0)
     columns = ordered.mT.contiguous()
     low = torch.searchsorted(columns, columns, right=False)
@@ -103,12 +103,12 @@ def _plain_rhat(draws: Tensor) -> Tensor:
     count = draws.shape[1]
     within = draws.var(1).mean(0)
     total = within * (count - 1) / count + draws.mean(1).var(0)
-    # draws that are all the same agree
+    # constant draws agree
     return torch.where(within > 0, (total / within.clamp_min(1e-300)).sqrt(), torch.where(total > 0, torch.inf, 1.0))
 
 
 def _autocovariance(draws: Tensor) -> Tensor:
-    """At lags 0 to S − 1, over S, by the fast Fourier transform."""
+    """Return the autocovariance at lags 0 to S − 1, divided by S, by the fast Fourier transform."""
     count = draws.shape[1]
     away = draws - draws.mean(1, keepdim=True)
     spectrum = torch.fft.rfft(away, n=2 * count, dim=1)
@@ -116,7 +116,7 @@ def _autocovariance(draws: Tensor) -> Tensor:
 
 
 def _ess(draws: Tensor) -> Tensor:
-    """Geyer's initial monotone sequence over all chains together."""
+    """Return the effective sample size over all chains by Geyer's initial monotone sequence."""
     num, count = draws.shape[:2]
     covariance = _autocovariance(draws)
     within = covariance[:, 0].mean(0) * count / (count - 1)
@@ -124,11 +124,11 @@ def _ess(draws: Tensor) -> Tensor:
     correlation = 1 - (within - covariance.mean(0)) / total.clamp_min(1e-300)
     correlation[0] = 1.0
     last = max(math.ceil(count / 2) - 2, 0)
-    pairs = correlation[: 2 * last + 2].unflatten(0, (-1, 2)).sum(1)  # of lags 2t and 2t + 1: positive in theory
+    pairs = correlation[: 2 * last + 2].unflatten(0, (-1, 2)).sum(1)  # lags 2t and 2t + 1; positive in theory
     alive = torch.cumprod((pairs > 0).long(), 0)
     ended = alive.sum(0).clamp_max(last)
     summed = (torch.arange(last + 1).reshape(-1, *[1] * ended.ndim) < ended).double()
-    # the pair at which the sequence ends counts with half of its even part
+    # of the pair that ends the sequence, half of the even lag counts
     even, lives = correlation[0::2].gather(0, ended[None])[0], alive.gather(0, ended[None])[0].bool()
     time = -1 + 2 * (torch.cummin(pairs, 0).values * summed).sum(0) + torch.where(lives, even, even.clamp_min(0.0))
     effective = num * count / time.clamp_min(1 / math.log10(num * count))

@@ -1,4 +1,4 @@
-r"""Hamiltonian Monte Carlo on a flat vector: leapfrog, the Metropolis transition, and the no-U-turn one.
+r"""Hamiltonian Monte Carlo on a flat vector: leapfrog, the Metropolis transition and the no-U-turn transition.
 
 $$H(q, p) = U(q) + \tfrac12 p^\top M^{-1} p$$
 
@@ -15,7 +15,7 @@ from torch import Tensor
 
 from dubito.methods.mcmc.target import Potential
 
-# A rise of the energy above which a trajectory counts as divergent.
+# A trajectory whose energy rises by more than this is divergent.
 DIVERGENCE = 1000.0
 
 
@@ -29,14 +29,14 @@ class Point(NamedTuple):
 
 
 class Transition(NamedTuple):
-    """Where a transition ended.
+    """The result of a transition.
 
     Args:
         point: The new position.
-        acceptance: The mean probability with which its proposals are accepted.
-        energy: The Hamiltonian before.
-        divergent: Whether the energy got out of hand.
-        num_steps: Leapfrog steps.
+        acceptance: The mean acceptance probability of its proposals.
+        energy: The Hamiltonian before the transition.
+        divergent: Whether the energy rose by too much.
+        num_steps: The number of leapfrog steps.
     """
 
     point: Point
@@ -47,13 +47,13 @@ class Transition(NamedTuple):
 
 
 def at(potential: Potential, position: Tensor) -> Point:
-    """Return the point at rest at a position."""
+    """Return the point at a position with zero momentum."""
     energy, gradient = potential(position)
     return Point(position, torch.zeros_like(position), float(energy), gradient)
 
 
 def leapfrog(potential: Potential, point: Point, step: float, inverse_mass: Tensor) -> Point:
-    r"""Take one step: half a kick, a drift, half a kick. Exactly undone by turning the momentum around."""
+    r"""Take one step: half a kick, a drift, half a kick. Negating the momentum reverses it exactly."""
     momentum = point.momentum - 0.5 * step * point.gradient
     position = point.position + step * inverse_mass * momentum
     energy, gradient = potential(position)
@@ -61,7 +61,7 @@ def leapfrog(potential: Potential, point: Point, step: float, inverse_mass: Tens
 
 
 def hamiltonian(point: Point, inverse_mass: Tensor) -> float:
-    """Return the energy; infinite where it is not a number."""
+    """Return the energy, or infinity if it is NaN."""
     kinetic = 0.5 * float((point.momentum.square() * inverse_mass).sum(dtype=torch.float64))
     energy = point.potential + kinetic
     return energy if math.isfinite(energy) else math.inf
@@ -83,7 +83,7 @@ def hmc_transition(
 ) -> Transition:
     """Follow a trajectory of `num_steps` leapfrog steps, and accept its end with probability min(1, exp(−ΔH)).
 
-    The step is varied by up to a fifth, so that no orbit is exactly closed.
+    The step size is varied by up to a fifth, so that no orbit is exactly periodic.
     """
     first = draw_momentum(start, inverse_mass, generator)
     before = hamiltonian(first, inverse_mass)
@@ -100,30 +100,30 @@ def hmc_transition(
 
 
 class _Tree(NamedTuple):
-    """A stretch of a trajectory: its two ends, one point drawn from it, and what decides whether it goes on."""
+    """A segment of a trajectory: its two ends, one point drawn from it, and the sums of the stopping rule."""
 
     left: Point
     right: Point
     drawn: Point
-    log_weight: float  # of the whole stretch, log Σ exp(H₀ − H)
+    log_weight: float  # of the whole segment, log Σ exp(H₀ − H)
     momenta: Tensor  # their sum
-    stopped: bool  # it turned back or diverged
+    stopped: bool  # it made a U-turn or diverged
     divergent: bool
-    acceptance: float  # summed over its points
+    acceptance: float  # sum over its points
     points: int
 
 
 class NoUTurn:
     """The no-U-turn sampler with multinomial weights (Hoffman & Gelman 2014; Betancourt 2017).
 
-    A trajectory is doubled forwards or backwards in time until its ends begin to approach each other; the next state is
-    drawn from all of it in proportion to exp(−H). (https://arxiv.org/abs/1111.4246, https://arxiv.org/abs/1701.02434)
+    A trajectory is doubled forwards or backwards in time until its ends approach each other; the next state is
+    drawn from it in proportion to exp(−H). (https://arxiv.org/abs/1111.4246, https://arxiv.org/abs/1701.02434)
 
     Args:
         potential: The potential and its gradient.
         step: The step size.
         inverse_mass: The diagonal of the inverse mass.
-        max_depth: At most this many doublings.
+        max_depth: The largest number of doublings.
         generator: The source of randomness.
     """
 
@@ -148,7 +148,7 @@ class NoUTurn:
         return Transition(tree.drawn, tree.acceptance / max(tree.points, 1), self.before, tree.divergent, tree.points)
 
     def _grow(self, edge: Point, depth: int, direction: int) -> _Tree:
-        """Return 2^depth points that follow `edge` in one direction of time."""
+        """Return the segment of 2^depth points after `edge` in one direction of time."""
         if depth == 0:
             return self._leaf(leapfrog(self.potential, edge, direction * self.step, self.inverse_mass))
         first = self._grow(edge, depth - 1, direction)
@@ -166,13 +166,13 @@ class NoUTurn:
         return _Tree(point, point, point, weight, point.momentum, divergent, divergent, acceptance, 1)
 
     def _join(self, old: _Tree, new: _Tree, forwards: bool, *, biased: bool) -> _Tree:
-        """Put two stretches together; a new one that stopped adds no candidate."""
+        """Join two segments; a stopped new segment adds no candidate."""
         acceptance, points = old.acceptance + new.acceptance, old.points + new.points
         divergent = old.divergent or new.divergent
         if new.stopped:
             return old._replace(stopped=True, divergent=divergent, acceptance=acceptance, points=points)
         weight = _log_add(old.log_weight, new.log_weight)
-        against = old.log_weight if biased else weight  # the whole tree prefers the new half, a subtree is drawn fairly
+        against = old.log_weight if biased else weight  # biased towards the new half at the top of the tree only
         chance = math.exp(min(0.0, new.log_weight - against)) if new.log_weight > -math.inf else 0.0
         drawn = new.drawn if uniform(self.generator) < chance else old.drawn
         left, right = (old.left, new.right) if forwards else (new.left, old.right)
@@ -180,7 +180,7 @@ class NoUTurn:
         first, second = (old, new) if forwards else (new, old)
         turned = (
             self._turns(left, right, momenta)
-            # two straight halves may hide a turn where they meet
+            # a U-turn may lie between two halves that have none
             or self._turns(left, second.left, first.momenta + second.left.momentum)
             or self._turns(first.right, right, second.momenta + first.right.momentum)
         )

@@ -1,4 +1,4 @@
-"""Tell a report about the chains: the diagnosis in words, and the traces of the quantities that mix worst."""
+"""Chains in reports: the text of the diagnosis, and traces of the quantities that mix worst."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ from dubito.methods.mcmc.diagnostics import autocorrelation, rhat
 if TYPE_CHECKING:
     from dubito.methods.mcmc.posterior import ParticlePosterior
 
-# Autocorrelations are followed up to this lag.
+# The largest lag of plotted autocorrelations.
 LAGS = 50
-# How many outputs and weights a report shows.
+# The number of outputs and of weights that a report shows.
 OUTPUTS, WEIGHTS = 2, 1
 
 
 def history(posterior: ParticlePosterior) -> History:
-    """Return the words of `diagnose()`, and traces in function space and in weight space where there are enough."""
+    """Return the text of `diagnose()`, with traces of outputs and of weights if there are enough samples."""
     traces: tuple[Trace, ...] = ()
     if posterior.samples.shape[1] >= FEWEST:
         traces = (*function_traces(posterior, OUTPUTS), *weight_traces(posterior, WEIGHTS))
@@ -31,13 +31,13 @@ def history(posterior: ParticlePosterior) -> History:
 
 
 def function_traces(posterior: ParticlePosterior, num: int) -> tuple[Trace, ...]:
-    """Return `num` of what the network says about training inputs, those with the largest R-hat first."""
+    """Return traces of the `num` outputs at training inputs with the largest R-hat, the largest first."""
     _require_chains(posterior)
     return tuple(_trace(f"output {index}", posterior.trace[..., index]) for index in _worst(posterior.trace, num))
 
 
 def weight_traces(posterior: ParticlePosterior, num: int) -> tuple[Trace, ...]:
-    """Return `num` of the weights that `diagnose` looks at, those with the largest R-hat first."""
+    """Return traces of the `num` weights with the largest R-hat, among those that `diagnose` examines."""
     _require_chains(posterior)
     chosen = looked_at(posterior)
     draws = posterior.samples[..., chosen.to(posterior.samples.device)]
@@ -45,7 +45,7 @@ def weight_traces(posterior: ParticlePosterior, num: int) -> tuple[Trace, ...]:
 
 
 def weight_name(posterior: ParticlePosterior, index: int) -> str:
-    """Return the name of one sampled number: its parameter and its place there, or the noise."""
+    """Return the name of one sampled number: its parameter and index, or the noise."""
     selection = posterior.selection
     for name, span in selection.slices.items():
         if span.start <= index < span.stop:
@@ -58,11 +58,11 @@ def weight_name(posterior: ParticlePosterior, index: int) -> str:
 
 def _require_chains(posterior: ParticlePosterior) -> None:
     if not posterior.recipe.is_chain or posterior.samples.shape[1] < FEWEST:
-        raise UnsupportedError("There is no chain to draw: traces need a sampler's posterior with 4 samples or more.")
+        raise UnsupportedError("Traces need a chain of at least 4 samples: use SGMCMC or HMC with more samples.")
 
 
 def _worst(draws: Tensor, num: int) -> list[int]:
-    """The quantities of draws ``[K, S, P]`` with the largest R-hat; those that never move are no quantities."""
+    """Return the quantities of draws ``[K, S, P]`` with the largest R-hat, without constant ones."""
     score = torch.where(draws.double().flatten(0, 1).var(0) > 0, rhat(draws), 0.0)
     return torch.sort(score, descending=True, stable=True).indices[:num].tolist()
 

@@ -22,25 +22,25 @@ class HMC(Sampler):
     $$p(w \mid D)^{1/T}, \qquad H(w, p) = U(w)/T + \tfrac12 p^\top M^{-1} p$$
 
     One update is one transition of every chain, each with tens to hundreds of passes over all the data: for selections
-    of up to some ten thousand weights and data that fits in memory. During burn-in dual averaging finds the step size
-    and the variance of the positions the masses (Hoffman & Gelman 2014, https://arxiv.org/abs/1111.4246).
+    of up to about ten thousand weights and data that fits in memory. Burn-in adapts the step size by dual averaging and
+    the masses to the variance of the positions (Hoffman & Gelman 2014, https://arxiv.org/abs/1111.4246).
 
     Args:
         method: ``"nuts"`` chooses the length of each trajectory; ``"hmc"`` takes `num_steps` leapfrog steps.
-        weights: Which weights are random; the rest stay at their trained value.
-        prior: One of `dubito.priors`, with numbers.
-        adapt: Whether burn-in adapts step size and masses; else `step_size` and unit masses hold.
-        num_samples: Samples of each chain.
-        chains: How many chains; under several processes they are shared out.
-        burn_in: Transitions before the first sample.
-        thinning: Transitions from one sample to the next.
-        num_steps: Leapfrog steps of ``"hmc"``.
-        step_size: The leapfrog step at the start; ``"auto"`` finds one.
-        acceptance: What the adaptation aims at.
-        max_depth: The most doublings of ``"nuts"``.
+        weights: Which weights are random; the others stay at their trained values.
+        prior: One of `dubito.priors`, with fixed scales.
+        adapt: Whether burn-in adapts step size and masses; otherwise `step_size` and unit masses are used.
+        num_samples: The number of samples per chain.
+        chains: The number of chains; several processes divide them among themselves.
+        burn_in: The number of transitions before the first sample.
+        thinning: The number of transitions between two samples.
+        num_steps: The number of leapfrog steps of ``"hmc"``.
+        step_size: The initial leapfrog step size; ``"auto"`` finds one.
+        acceptance: The target acceptance probability of the adaptation.
+        max_depth: The largest number of doublings of ``"nuts"``.
         temperature: T; below 1 makes the posterior narrower.
-        start: ``"model"`` starts all chains at the model's weights, ``"fresh"`` each at newly drawn ones.
-        memory: Megabytes of samples that are held in memory; more are kept in files.
+        start: ``"model"`` starts all chains at the model's weights, ``"fresh"`` each at newly initialized ones.
+        memory: Samples up to this many megabytes are held in memory; more are stored in files.
     """
 
     setting_name = "HMC"
@@ -65,15 +65,15 @@ class HMC(Sampler):
 
     @property
     def explores_modes(self) -> bool:
-        """Whether samples come from several modes."""
+        """Whether samples come from several modes of the posterior."""
         return self.starts_fresh and self.chains > 1
 
     def default_training(self) -> Training:
-        """All the data at once, in its order."""
+        """Return settings with all the data in one batch, in order."""
         return Training(batch_size=1024, shuffle=False)
 
     def build_after(self, problem: Problem, before: ParticlePosterior | None) -> Inference:
-        """Return the transitions; after an earlier posterior its particles are prior and start."""
+        """Return the transitions; in an update, the particles of `before` are the prior and the start."""
         from dubito.methods.mcmc.trajectories import Trajectories
 
         return Trajectories(self, problem, before).inference()

@@ -1,8 +1,8 @@
-r"""One transition of a stochastic-gradient sampler: fused arithmetic on one flat vector, noise drawn once.
+r"""Kernels of stochastic-gradient samplers: one transition of one flat vector, computed in place.
 
 Every kernel has the invariant density $\exp(-U(w)/T)$ as its step goes to zero. With N examples and a step size ℓ,
-$\varepsilon = \ell / N$, so that ℓ is the learning rate that gradient descent on the mean loss would have. The
-covariance is that of a normal target with precision A under exact gradients, where $A^{-1}$ is right.
+$\varepsilon = \ell / N$, so ℓ is the learning rate of gradient descent on the mean loss. The table shows the covariance
+of the samples for a normal target with precision A and exact gradients; the exact covariance is $A^{-1}$.
 
 | kernel | transition | covariance |
 |---|---|---|
@@ -11,7 +11,7 @@ covariance is that of a normal target with precision A under exact gradients, wh
 | `sghmc` | kick, half drift, friction and noise, half drift | $A^{-1}$, where $\varepsilon A < 4$ |
 | `sgnht` | as `sghmc`, and the friction follows the temperature of the momenta | $A^{-1} + O(\varepsilon)$ |
 
-The noise of mini-batch gradients adds to the covariance in all but `sgnht`, whose friction takes it up on average.
+The noise of mini-batch gradients increases the covariance, except for `sgnht`, whose friction absorbs it on average.
 """
 
 from __future__ import annotations
@@ -25,13 +25,13 @@ from torch import Tensor
 ChainState = dict[str, Tensor]  # views of one chain's tensors
 
 
-class Step(NamedTuple):
+class KernelStep(NamedTuple):
     """The numbers of one transition.
 
     Args:
         size: ε, the step size over the number of examples.
-        temperature: T; 0 leaves the noise out.
-        adapting: Whether the sampler may still adapt itself.
+        temperature: T; 0 means no noise.
+        adapting: Whether the kernel may adapt, as it does during burn-in.
     """
 
     size: float
@@ -45,14 +45,14 @@ class SGLD:
     $$w \leftarrow w - \varepsilon\, g + \sqrt{2 \varepsilon T}\, \xi$$
     """
 
-    most = 0.2  # of the step size times the largest curvature, where the step is chosen by itself
+    most = 0.2  # the largest ε times curvature that step_size="auto" chooses
     has_momentum = False
 
     def init(self, position: Tensor) -> ChainState:
-        """Nothing beyond the position."""
+        """Return an empty state: the position is all there is."""
         return {}
 
-    def move(self, position: Tensor, state: ChainState, gradient: Tensor, noise: Tensor, step: Step) -> None:
+    def move(self, position: Tensor, state: ChainState, gradient: Tensor, noise: Tensor, step: KernelStep) -> None:
         """Change the position in place; `gradient` and `noise` may be overwritten."""
         position.add_(gradient, alpha=-step.size)
         if step.temperature:
@@ -65,8 +65,8 @@ class PSGLD:
     $$w_i \leftarrow w_i - \varepsilon G_i\, g_i + \sqrt{2 \varepsilon G_i T}\, \xi_i, \qquad
       G_i = \frac{\bar s}{s_i + \lambda \bar s}, \quad s_i^2 = \text{a running mean of } g_i^2$$
 
-    with $\bar s$ the mean of $s$. The preconditioner learns during burn-in and is then held: a fixed one needs no
-    correction term, and the invariant density stays exact as the step goes to zero.
+    with $\bar s$ the mean of $s$. The preconditioner is adapted during burn-in and then fixed: a fixed one needs no
+    correction term, and the invariant density is exact as the step size goes to zero.
     """
 
     most = 0.2
@@ -75,10 +75,10 @@ class PSGLD:
     damping = 0.05  # λ
 
     def init(self, position: Tensor) -> ChainState:
-        """The running mean of squared gradients, and how many it is of."""
+        """Return the running mean of squared gradients and their number."""
         return {"square": torch.zeros_like(position), "count": position.new_zeros(())}
 
-    def move(self, position: Tensor, state: ChainState, gradient: Tensor, noise: Tensor, step: Step) -> None:
+    def move(self, position: Tensor, state: ChainState, gradient: Tensor, noise: Tensor, step: KernelStep) -> None:
         """Change the position in place."""
         if step.adapting:
             state["count"] += 1
@@ -99,11 +99,11 @@ class SGHMC:
       v \leftarrow (1-\alpha) v + \sqrt{(1 - (1-\alpha)^2)\, T}\, \xi, \quad
       w \leftarrow w + \tfrac{\sqrt\varepsilon}{2} v$$
 
-    Friction and noise stand in the middle of the drift: for normal targets this splitting has no error in $w$ at any
-    stable step (Leimkuhler & Matthews 2013, https://arxiv.org/abs/1203.5428), where the original one has.
+    Friction and noise are applied in the middle of the drift: for normal targets this splitting has no error in $w$ at
+    any stable step size (Leimkuhler & Matthews 2013, https://arxiv.org/abs/1203.5428), unlike the original one.
 
     Args:
-        friction: α, the share of the momentum that is lost in one step.
+        friction: α, the fraction of the momentum that one step removes.
     """
 
     most = 0.5
@@ -116,7 +116,7 @@ class SGHMC:
         """Momenta at rest."""
         return {"momentum": torch.zeros_like(position)}
 
-    def move(self, position: Tensor, state: ChainState, gradient: Tensor, noise: Tensor, step: Step) -> None:
+    def move(self, position: Tensor, state: ChainState, gradient: Tensor, noise: Tensor, step: KernelStep) -> None:
         """Change position and momentum in place."""
         root, kept = math.sqrt(step.size), 1 - self.friction
         _kick(position, state["momentum"], gradient, root)
@@ -129,19 +129,19 @@ class SGNHT(SGHMC):
     As `SGHMC` with $v \leftarrow e^{-a} v + \sqrt{\alpha T (1 - e^{-2a}) / a}\, \xi$ in the middle, and then
     $a \leftarrow a + \kappa\,(v^\top v / (D T) - 1)$. Noise in the gradients heats the momenta; a rises until they have
     the temperature T again (the splitting of Leimkuhler & Shang 2016, https://arxiv.org/abs/1505.06889). It needs no
-    estimate of that noise, but one number for all directions can only be right on average.
+    estimate of that noise, but one friction for all directions is correct only on average.
 
     Args:
-        friction: α, the strength of the injected noise; a starts there.
+        friction: α, the strength of the injected noise and the initial value of a.
     """
 
     rate = 0.01  # κ
 
     def init(self, position: Tensor) -> ChainState:
-        """Momenta at rest, the friction at its start."""
+        """Return zero momenta and the initial friction."""
         return {"momentum": torch.zeros_like(position), "friction": position.new_tensor(self.friction)}
 
-    def move(self, position: Tensor, state: ChainState, gradient: Tensor, noise: Tensor, step: Step) -> None:
+    def move(self, position: Tensor, state: ChainState, gradient: Tensor, noise: Tensor, step: KernelStep) -> None:
         """Change position, momentum and friction in place."""
         momentum, friction = state["momentum"], float(state["friction"])
         spread = 2.0 if abs(friction) < 1e-8 else -math.expm1(-2 * friction) / friction
@@ -150,19 +150,19 @@ class SGNHT(SGHMC):
         kicked = momentum.dot(momentum)
         _refresh(position, momentum, noise, root, math.exp(-friction), self.friction * spread * step.temperature)
         if step.temperature:
-            # of both momenta that drift: gradient noise heats the first, friction cools the second
+            # the mean over both momenta: gradient noise heats the first, friction cools the second
             heat = float(kicked + momentum.dot(momentum)) / (2 * size * step.temperature)
             state["friction"].fill_(friction + self.rate * (heat - 1))
 
 
 def _kick(position: Tensor, momentum: Tensor, gradient: Tensor, root: float) -> None:
-    """The gradient acts on the momentum, and half of the drift."""
+    """Apply the gradient to the momentum, then half of the drift."""
     momentum.add_(gradient, alpha=-root)
     position.add_(momentum, alpha=0.5 * root)
 
 
 def _refresh(position: Tensor, momentum: Tensor, noise: Tensor, root: float, kept: float, variance: float) -> None:
-    """Friction and noise act on the momentum, and the other half of the drift."""
+    """Apply friction and noise to the momentum, then the other half of the drift."""
     momentum.mul_(kept)
     if variance:
         momentum.add_(noise, alpha=math.sqrt(variance))

@@ -1,11 +1,11 @@
-r"""Learning on with a sampler: the particles' moments are the prior of the new data, and chains go on where they ended.
+r"""Update a sampled posterior: the moments of its particles are the prior, and chains continue where they ended.
 
 $$p(w \mid D_1, D_2) \propto p(D_2 \mid w)\, p(w \mid D_1)
   \approx p(D_2 \mid w)\, \mathcal N(w; \bar w, \Sigma)$$
 
-with the mean and covariance of the particles; the covariance is only its diagonal where there are fewer than ten
-particles for each random weight. At a temperature T the particles are those of $p^{1/T}$, and so is what is sampled
-from now on: the normal density counts once, and $p(D_2 \mid w)$ to the power of $1/T$.
+with the mean and covariance of the particles; with fewer than ten particles per random weight only the diagonal of
+the covariance is used. At temperature T the old particles are samples of $p^{1/T}$, and so are the new ones: the
+normal density is not tempered again, and $p(D_2 \mid w)$ is raised to the power $1/T$.
 """
 
 from __future__ import annotations
@@ -19,8 +19,8 @@ from dubito.fitting.training import Training
 
 
 @setting
-class Continue(Recipe):
-    """Sample on with new data, the particles so far being the prior.
+class UpdateParticles(Recipe):
+    """Sample with new data, under the prior that the particles so far define.
 
     Args:
         posterior: The posterior so far.
@@ -30,7 +30,7 @@ class Continue(Recipe):
     posterior: Any
 
     def default_training(self) -> Training:
-        """As the recipe that found the particles."""
+        """Return those of the recipe that found the particles."""
         return self.posterior.recipe.default_training()
 
     def build(self, problem: Problem) -> Inference:

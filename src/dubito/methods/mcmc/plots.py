@@ -1,4 +1,4 @@
-"""Pictures of chains: traces and autocorrelations of what the network says, one colour per chain."""
+"""Plot traces and autocorrelations of the network's outputs, one colour per chain."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ if TYPE_CHECKING:
 
 
 def plot_traces(posterior: ParticlePosterior, num: int = 4) -> Any:
-    """Draw the chains of the quantities that mix worst in function space; returns a matplotlib figure.
+    """Plot traces of the outputs that mix worst, as a matplotlib figure.
 
     Args:
-        posterior: Particles of a chain.
-        num: How many quantities.
+        posterior: The posterior of a sampler.
+        num: The number of outputs.
     """
     traces = function_traces(posterior, num)
     figure, axes = _figure(traces, "sample")
@@ -28,11 +28,11 @@ def plot_traces(posterior: ParticlePosterior, num: int = 4) -> Any:
 
 
 def plot_autocorrelations(posterior: ParticlePosterior, num: int = 4) -> Any:
-    """Draw the autocorrelation of the quantities that mix worst in function space; returns a matplotlib figure.
+    """Plot autocorrelations of the outputs that mix worst, as a matplotlib figure.
 
     Args:
-        posterior: Particles of a chain.
-        num: How many quantities.
+        posterior: The posterior of a sampler.
+        num: The number of outputs.
     """
     traces = function_traces(posterior, num)
     figure, axes = _figure(traces, "lag")

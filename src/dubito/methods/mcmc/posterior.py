@@ -1,4 +1,4 @@
-"""The posterior that samplers find: particles."""
+"""The posterior of samplers: a set of particles."""
 
 from __future__ import annotations
 
@@ -25,20 +25,20 @@ if TYPE_CHECKING:
 
 
 class ParticlePosterior(Posterior):
-    """A set of equally likely weights: what chains visited, or where particles settled.
+    """A set of equally weighted particles: the samples of chains, or the result of SVGD.
 
     Args:
-        model: The network at the mean of the particles; at the last one where they sit in several modes.
-        likelihood: The likelihood, its noise at the mean of what was sampled.
+        model: The network at the mean of the particles, or at the last one if they come from several modes.
+        likelihood: The likelihood; a sampled noise is at its mean.
         recipe: The recipe.
-        num_data: The number of examples seen in all.
+        num_data: The number of examples of all fits together.
         selection: Which weights are random.
-        samples: ``[K, S, D + H]``: of each chain the selected weights, then the logarithm of a sampled noise.
-        prior_moments: Mean and variance of the prior ``[D]``, or None where it has none.
-        statistics: Numbers of every sample ``[K, S]``, such as ``"energy"`` and ``"acceptance"``.
-        trace: What the network says at every sample about some training inputs, ``[K, S, P]``.
-        buffers: Buffers of every sample ``[K, S, ...]``, where they moved along.
-        settings: What the sampler chose by itself, such as ``"step_size"``, one per chain.
+        samples: ``[K, S, D + H]``: for each chain the selected weights, then the logarithm of a sampled noise.
+        prior_moments: Mean and variance of the prior ``[D]``, or None if they are not finite.
+        statistics: Statistics of every sample ``[K, S]``, such as ``"energy"`` and ``"acceptance"``.
+        trace: Outputs at some training inputs for every sample, ``[K, S, P]``.
+        buffers: Buffers of every sample ``[K, S, ...]``, if they changed during sampling.
+        settings: Settings that the sampler adapted, such as ``"step_size"``, one per chain.
     """
 
     family = "Particles"
@@ -65,22 +65,22 @@ class ParticlePosterior(Posterior):
 
     @property
     def num_particles(self) -> int:
-        """How many particles there are in all."""
+        """The number of particles of all chains."""
         return self.samples.shape[0] * self.samples.shape[1]
 
     @property
     def samples_noise(self) -> bool:
-        """Whether the noise of a regression was sampled along with the weights."""
+        """Whether the noise of a regression was sampled with the weights."""
         return self.samples.shape[-1] > self.selection.num_weights
 
     @property
     def _open_likelihood(self) -> Likelihood:
-        """The likelihood before its noise was a number, where that was sampled."""
+        """The likelihood without a fixed noise, if the noise was sampled."""
         return self.likelihood.replace(noise="learn") if self.samples_noise else self.likelihood
 
     @property
     def has_one_mode(self) -> bool:
-        """Whether all particles belong to one neighbourhood, so that their mean is a network of the same kind."""
+        """Whether all particles belong to one mode, so that their mean is a useful network."""
         return not self.recipe.explores_modes
 
     @shared_property
@@ -89,21 +89,21 @@ class ParticlePosterior(Posterior):
         return self.samples.flatten(0, 1)
 
     def sample(self, num_samples: int, *, generator: torch.Generator | None = None) -> Params:
-        """Draw particles, with replacement."""
+        """Draw particles with replacement."""
         generator = default_generator(generator)
         shape = (num_samples,)
         chosen = torch.randint(self.num_particles, shape, generator=generator, device=generator.device)
         return self._merged(self.flat[chosen.to(self.flat.device)])
 
     def marginals(self) -> tuple[Params, Params]:
-        """Return mean and variance over the particles; the variance is 0 where a weight is not random."""
+        """Return the mean and the variance of the particles; the variance is 0 for weights that are not random."""
         self._require_one_mode("marginals")
         _, variance = mean_and_variance(self.flat[:, : self.selection.num_weights])
         mean, variance = self.mean(), variance.to(self.device, self.dtype)
         return mean, self.selection.merge(params.zeros_like(mean), variance)
 
     def prior(self) -> tuple[Params, Params]:
-        """Return mean and variance of the prior; a weight that is not random keeps its value."""
+        """Return the mean and the variance of the prior; a weight that is not random has its value as the mean."""
         if self.prior_moments is None:
             raise UnsupportedError(f"The prior {self.recipe.prior!r} has no finite mean and variance.")
         mean = self.mean()
@@ -111,23 +111,23 @@ class ParticlePosterior(Posterior):
         return self.selection.merge(mean, center), self.selection.merge(params.zeros_like(mean), variance)
 
     def predictor(self, num_samples: int, generator: torch.Generator, **options: Any) -> Predictor:
-        """Return the mixture over `num_samples` particles, evenly spaced among all of them (or over all)."""
+        """Return the mixture over at most `num_samples` particles, evenly spaced."""
         if options:
-            raise InputError(f"A Particles posterior has no predict option '{next(iter(options))}'.")
+            raise InputError(f"A particle posterior has no predict option '{next(iter(options))}'.")
         return self._over(self.spaced(num_samples))
 
     def predictors(self, num_samples: int, generator: torch.Generator, **options: Any) -> list[Predictor]:
-        """Return a predictor for each of as many particles, evenly spaced; where there are fewer they come again."""
+        """Return one predictor for each of `num_samples` evenly spaced particles; if there are fewer, they repeat."""
         if options:
             return super().predictors(num_samples, generator, **options)
         chosen = self.spaced(num_samples)
         return [self._over([chosen[s % len(chosen)]]) for s in range(num_samples)]
 
     def _over(self, chosen: list[int]) -> Predictor:
-        """The mixture over particles by number."""
+        """Return the mixture over the particles with the given indices."""
         members = [self.member(index) for index in chosen]
         hyper = {"log_noise": self.flat[chosen, -1].to(self.device)} if self.samples_noise else None
-        tails: list[Tail | None] = []  # looked for at the first batch
+        tails: list[Tail | None] = []  # found with the first batch
 
         def predict(inputs: Any) -> Any:
             if not tails:
@@ -141,7 +141,7 @@ class ParticlePosterior(Posterior):
         return predict
 
     def _through(self, tail: Tail, members: list[Params], inputs: Any) -> list[Tensor]:
-        """Run what comes before the first random layer once, and the rest for every member."""
+        """Run the layers before the first random one once, and the others for every member."""
         features, outputs = tail.features(inputs), []
         for member in members:
             with params.swapped(self.model, member):
@@ -149,14 +149,14 @@ class ParticlePosterior(Posterior):
         return outputs
 
     def spaced(self, count: int) -> list[int]:
-        """Return the numbers of `count` particles, evenly spaced, or of all if there are no more."""
+        """Return the indices of `count` evenly spaced particles, or of all if there are fewer."""
         total = self.num_particles
         if count >= total:
             return list(range(total))
         return [int((i + 0.5) * total / count) for i in range(count)]
 
     def member(self, index: int) -> Params:
-        """Return the weights of one particle, and its buffers where it has its own; what is not random is left out."""
+        """Return the random weights of one particle, and its buffers if it has its own."""
         flat = self.flat[index, : self.selection.num_weights].to(self.device)
         base = {name: value.detach() for name, value in self.model.named_parameters() if name in self.selection.names}
         own = {name: value.flatten(0, 1)[index].to(self.device) for name, value in self.buffers.items()}
@@ -170,21 +170,21 @@ class ParticlePosterior(Posterior):
         generator: torch.Generator | None = None,
         progress: bool = True,
     ) -> ParticlePosterior:
-        """Learn on from new data: the particles' moments are the prior, and chains go on where they ended."""
-        from dubito.methods.mcmc.online import Continue
+        """Update with new data: the particles' moments are the prior, and chains continue where they ended."""
+        from dubito.methods.mcmc.online import UpdateParticles
 
         self._require_one_mode("an update")
         options: dict[str, Any] = {"training": training, "generator": generator, "progress": progress}
-        return Continue(self).fit(self.model, data, likelihood=self._open_likelihood, **options)  # type: ignore[return-value]
+        return UpdateParticles(self).fit(self.model, data, likelihood=self._open_likelihood, **options)  # type: ignore[return-value]
 
     def diagnose(self) -> Diagnosis:
-        """Say in plain words whether to trust the samples, and what to change if not."""
+        """Return whether the samples can be trusted, and what to change if not."""
         from dubito.methods.mcmc.diagnosis import diagnose
 
         return diagnose(self)
 
     def history(self) -> History | None:
-        """Return the diagnosis in words, and the traces of what mixes worst; None without a chain."""
+        """Return the text of the diagnosis and the traces that mix worst; None without a chain."""
         from dubito.methods.mcmc.history import history
 
         return history(self) if self.recipe.is_chain else None
@@ -195,12 +195,12 @@ class ParticlePosterior(Posterior):
     def _require_one_mode(self, what: str) -> None:
         if not self.has_one_mode:
             raise UnsupportedError(
-                f"The particles of {self.recipe!r} sit in several modes, over which {what} would mean nothing: use one "
-                "chain with a constant or decaying step, or sample()."
+                f"The particles of {self.recipe!r} come from several modes, across which {what} would be meaningless: "
+                "use one chain with a constant or decaying step size, or sample()."
             )
 
     def state(self) -> dict[str, Any]:
-        """Return selection, particles and what was measured along the way."""
+        """Return the selection, the particles and their statistics."""
         return {
             "selection": self.selection.to_state(),
             "samples": self.samples,
@@ -221,7 +221,7 @@ class ParticlePosterior(Posterior):
 
 
 def mean_and_variance(samples: Tensor) -> tuple[Tensor, Tensor]:
-    """Return mean and variance of samples ``[S, D]`` in float64, a few at a time: they may be larger than memory.
+    """Return the mean and the variance of samples ``[S, D]`` in float64, in parts, as they may exceed memory.
 
     >>> mean, variance = mean_and_variance(torch.tensor([[1.0], [3.0]]))
     >>> mean.item(), variance.item()
@@ -234,6 +234,6 @@ def mean_and_variance(samples: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def function_values(likelihood: Likelihood, outputs: Tensor) -> Tensor:
-    """Return what is traced of the outputs: log-probabilities of classes, else the outputs themselves; flat."""
+    """Return the traced values, flat: log-probabilities of classes, or the outputs of a regression."""
     canonical = likelihood.canonical(outputs)
     return (canonical.log_softmax(-1) if isinstance(likelihood, Categorical) else canonical).flatten()

@@ -1,9 +1,8 @@
-"""What is believed before the data, about all sampled numbers as one vector: the weights, then a noise level."""
+"""The prior density of the sampled vector: the weights, followed by the logarithm of a noise level."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -13,13 +12,14 @@ from torch import Tensor
 from dubito.beliefs.priors import Normal, Prior
 from dubito.beliefs.priors.base import require_real, unchecked
 from dubito.core.errors import InputError, UnsupportedError
+from dubito.core.params import Params
 from dubito.networks.selection import Selection
 
 # The standard deviation of the normal prior on the logarithm of a noise level that is sampled with the weights.
 LOG_NOISE_SCALE = 3.0
 
 
-class Belief(Protocol):
+class PriorDensity(Protocol):
     """A density over the flat vector ``[D]``, up to a constant."""
 
     def energy(self, flat: Tensor) -> Tensor:
@@ -29,7 +29,7 @@ class Belief(Protocol):
         """Add the gradient of `energy` to `gradient`."""
 
     def moments(self) -> tuple[Tensor, Tensor] | None:
-        """Return mean and variance ``[D]``, or None where there are none."""
+        """Return the mean and the variance ``[D]``, or None if they are not finite."""
 
 
 @dataclass(frozen=True)
@@ -71,7 +71,7 @@ class Quadratic:
 
 @dataclass(frozen=True)
 class Independent:
-    """Any priors, one for each slice of the vector; gradients by autograd."""
+    """A product of priors, one for each slice of the vector, differentiated by autograd."""
 
     parts: tuple[tuple[slice, Prior], ...]
 
@@ -86,7 +86,7 @@ class Independent:
             gradient.add_(torch.autograd.grad(self.energy(leaf), leaf)[0])
 
     def moments(self) -> tuple[Tensor, Tensor] | None:
-        """Return mean and variance where every prior has them."""
+        """Return the mean and the variance, or None if some prior has none."""
         found: list[list[Tensor]] = [[], []]
         for span, prior in self.parts:
             try:
@@ -99,24 +99,24 @@ class Independent:
 
 
 def check_prior(prior: Prior, owner: str) -> None:
-    """Raise where a sampler cannot use a prior: its density must be known, real-valued and proper."""
+    """Raise an error unless the prior has a known, real-valued and proper density."""
     if not isinstance(prior, Prior):
-        raise InputError(f"{owner}(prior={prior!r}) must be one of dubito.priors.")
+        raise InputError(f"`prior` of {owner} must be one of dubito.priors, got {prior!r}.")
     require_real(prior)
     if not prior.proper:
-        raise InputError(f"{prior!r} is improper, and so would be what is sampled: use priors.Normal or StudentT.")
+        raise InputError(f"{prior!r} is improper, so the posterior may be, too: use priors.Normal or priors.StudentT.")
     if isinstance(getattr(prior, "scale", None), str):
-        raise InputError(f"{prior!r} is fitted to a normal posterior; a sampler needs a prior with numbers.")
+        raise InputError(f"{prior!r} learns its scale from a normal posterior; a sampler needs a fixed scale.")
 
 
-def make_belief(prior: Prior, selection: Selection, weights: Mapping[str, Tensor], num_hyper: int) -> Belief:
-    """Return the prior of the selected weights of a network, and of the logarithm of a noise that is sampled too.
+def make_prior_density(prior: Prior, selection: Selection, weights: Params, num_hyper: int) -> PriorDensity:
+    """Return the prior density of the selected weights and of the logarithm of a sampled noise.
 
     Args:
         prior: The prior of every weight.
         selection: Which weights are random.
-        weights: Where the network is; a prior around the model is centred there.
-        num_hyper: How many logarithms of noise levels follow the weights: 0 or 1.
+        weights: The network's weights, the centre of a prior around the model.
+        num_hyper: The number of log noise levels that follow the weights: 0 or 1.
     """
     flat, size = selection.ravel(weights), selection.num_weights + num_hyper
     parts = [(span, _part(prior, name, span, selection, flat)) for name, span in selection.slices.items()]
@@ -135,19 +135,19 @@ def make_belief(prior: Prior, selection: Selection, weights: Mapping[str, Tensor
 
 
 def float_or_flat(value: float | Tensor | str) -> float | Tensor:
-    """Return a number as it is and a tensor flat."""
+    """Return a number unchanged and a tensor flattened."""
     return value.flatten() if isinstance(value, Tensor) else float(value)
 
 
 def from_particles(samples: Tensor, temperature: float = 1.0) -> Quadratic:
-    """Return the normal density with the moments of samples ``[S, D]``: yesterday's posterior as today's prior.
+    """Return the normal density with the moments of samples ``[S, D]``, the prior of an update.
 
-    With ten samples per dimension the covariance is that of the samples, else only its diagonal.
+    The covariance of the samples is used if there are ten samples per dimension, otherwise only its diagonal.
 
     Args:
         samples: The samples.
-        temperature: T, at which they were drawn and at which this density is part of the potential again: divided by T
-            its energy is that of the samples.
+        temperature: T, at which the samples were drawn. The energy is multiplied by T, because the potential that
+            contains it is divided by T again.
     """
     count, size = samples.shape
     wide = samples.double()
@@ -160,7 +160,7 @@ def from_particles(samples: Tensor, temperature: float = 1.0) -> Quadratic:
 
 
 def _part(prior: Prior, name: str, span: slice, selection: Selection, flat: Tensor) -> Prior:
-    """The prior of the selected entries of one parameter; what it has one of per weight is cut to these and flat."""
+    """Return the prior of the selected entries of one parameter, with its tensors cut to them and flattened."""
     resolved = prior.resolve(name, flat[span])
     check_prior(resolved, "The sampler")
     count, total = span.stop - span.start, math.prod(selection.shapes[name])
@@ -175,5 +175,5 @@ def _part(prior: Prior, name: str, span: slice, selection: Selection, flat: Tens
             raise InputError(f"The prior of '{name}' has {len(value)} values of {field} for {count} random weights.")
         changes[field] = value.to(flat)
     fitting = unchecked(resolved, **changes) if changes else resolved
-    fitting.log_prob(flat[span])  # one that is still to be learned says so here
+    fitting.log_prob(flat[span])  # raises for a prior that must still be learned
     return fitting

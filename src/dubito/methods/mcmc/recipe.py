@@ -1,4 +1,4 @@
-"""What the recipes of samplers have in common."""
+"""The base class of the samplers' recipes."""
 
 from __future__ import annotations
 
@@ -15,32 +15,32 @@ from dubito.methods.mcmc.prior_energy import check_prior
 
 @setting
 class Sampler(Recipe):
-    """A recipe whose posterior is a set of particles. It has `weights`, `prior` and `temperature` among its fields."""
+    """A recipe whose posterior is a set of particles. Subclasses have fields `weights`, `prior` and `temperature`."""
 
     is_chain: ClassVar[bool] = True
-    """Whether samples follow each other, so that R-hat and effective sizes mean something."""
+    """Whether samples form a Markov chain, so that R-hat and effective sample sizes are defined."""
 
     @abstractmethod
     def build_after(self, problem: Problem, before: ParticlePosterior | None) -> Inference:
-        """Return the steps; after an earlier posterior its particles are prior and start."""
+        """Return the steps; in an update, the particles of `before` are the prior and the start."""
 
     @property
     @abstractmethod
     def explores_modes(self) -> bool:
-        """Whether samples come from several modes."""
+        """Whether samples come from several modes of the posterior."""
 
     @property
     def needs_trained_model(self) -> bool:
-        """Whether it starts where training ended."""
+        """Whether the model must be trained already."""
         return not self.starts_fresh
 
     def build(self, problem: Problem) -> Inference:
-        """Return the steps."""
+        """Return the steps of the sampler."""
         return self.build_after(problem, None)
 
 
 def check_sampler(recipe: Any) -> None:
-    """Raise where the prior of a sampler does not fit."""
+    """Raise an error if the sampler cannot use its prior."""
     check_prior(recipe.prior, recipe.setting_name)
     if recipe.starts_fresh and isinstance(getattr(recipe.prior, "loc", None), str):
-        raise InputError("A prior around the model's weights needs start='model': fresh weights are no knowledge.")
+        raise InputError("start='fresh' discards the weights this prior is centred on: use start='model'.")

@@ -1,4 +1,4 @@
-"""What `SGMCMC`, `HMC` and `SVGD` share: the target of a problem, where chains start, and the posterior at the end."""
+"""What `SGMCMC`, `HMC` and `SVGD` share: the target density, the initial positions and the final posterior."""
 
 from __future__ import annotations
 
@@ -16,21 +16,21 @@ from dubito.fitting.model_copies import reset_parameters
 from dubito.fitting.output_noise import fit_log_noise
 from dubito.methods.mcmc.cached_head import Tail, split
 from dubito.methods.mcmc.posterior import ParticlePosterior, function_values, mean_and_variance
-from dubito.methods.mcmc.prior_energy import Belief, from_particles, make_belief
+from dubito.methods.mcmc.prior_energy import PriorDensity, from_particles, make_prior_density
 from dubito.methods.mcmc.target import Target, start_of
 
-# How many numbers of function space are followed, and for how many training inputs at most.
+# The largest number of traced outputs, and of the training inputs that they belong to.
 TRACED = 64
 PROBES = 16
 
 
 class Setup:
-    """A problem made ready for sampling.
+    """A problem prepared for sampling.
 
     Args:
         recipe: The recipe, with `weights`, `prior` and `temperature`.
         problem: Model, data and likelihood.
-        before: The posterior whose particles are the prior and the start, where this is an update.
+        before: In an update, the posterior whose particles are the prior and the start.
     """
 
     def __init__(self, recipe: Any, problem: Problem, before: ParticlePosterior | None = None) -> None:
@@ -39,25 +39,25 @@ class Setup:
         hyper = problem.likelihood.hyper()
         self.log_noise = fit_log_noise(problem.model, problem) if "log_noise" in hyper else None
         self.start = start_of(problem, self.selection, self.log_noise)
-        self.belief = self._belief(len(hyper))
-        self.model = copy.deepcopy(problem.model)  # into which positions are put; the problem's own stays as it is
+        self.density = self._density(len(hyper))
+        self.model = copy.deepcopy(problem.model)  # positions are loaded into this copy
         self.probes = self._probe_inputs()
         self.tail: Tail | None = split(self.model.eval(), self.selection.names, self.probes)
 
-    def _belief(self, num_hyper: int) -> Belief:
+    def _density(self, num_hyper: int) -> PriorDensity:
         if self.before is not None:
             return from_particles(self.before.flat.to(self.start), self.recipe.temperature)
-        return make_belief(self.recipe.prior, self.selection, params.of(self.problem.model), num_hyper)
+        return make_prior_density(self.recipe.prior, self.selection, params.of(self.problem.model), num_hyper)
 
     def _probe_inputs(self) -> Any:
         return batches.take(self.problem.source.first().inputs, slice(0, PROBES))
 
     def target(self, tail: Tail | None = None) -> Target:
-        """Return the potential; with a tail its inputs are features."""
-        return Target(self.model, self.problem.likelihood, self.selection, self.belief, tail)
+        """Return the potential; with a tail, its inputs are features."""
+        return Target(self.model, self.problem.likelihood, self.selection, self.density, tail)
 
     def starts(self, num: int) -> Tensor:
-        """Return where chains start, ``[K, D]``: at the network, at newly drawn ones, or where they ended before."""
+        """Return initial positions ``[K, D]``: the network, newly initialized ones, or the last samples."""
         if self.before is not None:
             last = self.before.samples[:, -1].to(self.start)
             return last[torch.arange(num) % len(last)].clone()
@@ -88,7 +88,7 @@ class Setup:
             params.load_(model, {}, {name: value[-1, -1] for name, value in buffers.items()})
         hyper = {} if self.log_noise is None else {"log_noise": center[size].double()}
         likelihood = problem.likelihood.resolved(hyper)
-        moments = self.belief.moments()
+        moments = self.density.moments()
         cut = None if moments is None else (moments[0][:size].clone(), moments[1][:size].clone())
         seen = problem.num_data + (self.before.num_data if self.before else 0)
         found = ParticlePosterior(
@@ -100,21 +100,21 @@ class Setup:
 
     @torch.no_grad()
     def is_finite(self, outputs: Tensor, flat: Tensor) -> bool:
-        """Whether the prediction from outputs at a position is finite.
+        """Return whether the prediction from the outputs at a position is finite.
 
-        The weights alone do not tell: a log-variance of 100 is a number, and so is the loss there, but the variance is
+        Checking the weights is not enough: a log-variance of 100 is finite, and so is its loss, but the variance is
         infinite in single precision.
         """
         hyper = None if self.log_noise is None else {"log_noise": flat[-1:]}
         prediction = self.problem.likelihood.predict_samples(outputs.unsqueeze(0), hyper)
         values = [function_values(self.problem.likelihood, outputs)]
         if isinstance(prediction, RegressionPrediction):
-            values.append(prediction.stddev.log())  # nor may a deviation be 0
+            values.append(prediction.stddev.log())  # a standard deviation of 0 fails, too
         return all(bool(value.isfinite().all()) for value in values)
 
     @torch.no_grad()
     def _trace(self, found: ParticlePosterior) -> Tensor:
-        """What the network says about a few training inputs at every sample, ``[K, S, P]``."""
+        """Return the outputs at a few training inputs for every sample, ``[K, S, P]``."""
         model, rows = found.model, []
         likelihood = self.problem.likelihood
         for index in range(found.num_particles):

@@ -18,30 +18,30 @@ from dubito.select.rule import SelectionRule
 
 @setting
 class SGMCMC(Sampler):
-    r"""Sample weights along noisy gradient descent on mini-batches.
+    r"""Sample weights by gradient descent on mini-batches with injected noise.
 
     $$p(w \mid D)^{1/T} \propto \exp\big(-U(w)/T\big), \qquad U(w) = -\sum_n \log p(y_n \mid x_n, w) - \log p(w)$$
 
-    A kernel (see `dubito.mcmc.kernels` for the equations and their errors) moves the selected weights only; what comes
-    before the first random layer is computed once where the data is in memory. A chain makes
-    ``burn_in + thinning * num_samples`` steps; `Training` gives only the batch size and the checkpoint.
+    A kernel (see `dubito.mcmc.kernels` for the equations and their errors) moves the selected weights only. If the data
+    is in memory, the layers before the first random one are computed once. A chain makes
+    ``burn_in + thinning * num_samples`` steps; of `Training` only the batch size and the checkpoint are used.
 
     Args:
         kernel: ``"sgld"``, ``"psgld"``, ``"sghmc"`` or ``"sgnht"``.
         schedule: ``"constant"``, ``"decay"`` or ``"cyclical"``; see `dubito.mcmc.schedule.Schedule`.
-        weights: Which weights are random; the rest stay at their trained value.
-        prior: One of `dubito.priors`, with numbers.
-        chains: How many chains; under several processes they are shared out.
-        burn_in: Steps before the first that can be kept.
-        thinning: Steps from one sample to the next.
-        num_samples: Samples that are kept of each chain.
+        weights: Which weights are random; the others stay at their trained values.
+        prior: One of `dubito.priors`, with fixed scales.
+        chains: The number of chains; several processes divide them among themselves.
+        burn_in: The number of first steps, which are dropped.
+        thinning: The number of steps between two samples.
+        num_samples: The number of samples per chain.
         temperature: T; below 1 makes the posterior narrower.
-        step_size: The learning rate that descent on the mean loss would have; ``"auto"`` takes a fraction of what is
-            stable at the start, from the largest curvature.
-        friction: The share of the momentum that is lost in a step, for ``"sghmc"`` and ``"sgnht"``.
-        cycles: How many cycles, for ``"cyclical"``.
-        start: ``"model"`` starts all chains at the model's weights, ``"fresh"`` each at newly drawn ones.
-        memory: Megabytes of samples that are held in memory; more are kept in files.
+        step_size: The learning rate of gradient descent on the mean loss; ``"auto"`` takes a fraction of the largest
+            stable one, given the largest curvature at the start.
+        friction: The fraction of the momentum that one step removes, for ``"sghmc"`` and ``"sgnht"``.
+        cycles: The number of cycles, for ``"cyclical"``.
+        start: ``"model"`` starts all chains at the model's weights, ``"fresh"`` each at newly initialized ones.
+        memory: Samples up to this many megabytes are held in memory; more are stored in files.
     """
 
     setting_name = "SGMCMC"
@@ -63,20 +63,20 @@ class SGMCMC(Sampler):
     def __post_init__(self) -> None:
         check_sampler(self)
         if self.kernel == "psgld" and self.burn_in == 0:
-            raise InputError("SGMCMC('psgld') learns its preconditioner during burn-in: give it some steps.")
+            raise InputError("SGMCMC('psgld') adapts its preconditioner during burn-in: set burn_in to at least 1.")
 
     @property
     def explores_modes(self) -> bool:
-        """Whether samples come from several modes."""
+        """Whether samples come from several modes of the posterior."""
         return self.schedule == "cyclical" or (self.starts_fresh and self.chains > 1)
 
     @property
     def sample_schedule(self) -> Schedule:
-        """When a chain moves how far, and when it is kept."""
+        """The schedule of the chain's steps and samples."""
         return Schedule(self.schedule, self.burn_in, self.thinning, self.num_samples, self.cycles)
 
     def build_after(self, problem: Problem, before: ParticlePosterior | None) -> Inference:
-        """Return the transitions; after an earlier posterior its particles are prior and start."""
+        """Return the transitions; in an update, the particles of `before` are the prior and the start."""
         from dubito.methods.mcmc.transitions import Transitions
 
         return Transitions(self, problem, before).inference()

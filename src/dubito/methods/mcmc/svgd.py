@@ -1,4 +1,4 @@
-"""The `SVGD` recipe: particles that are drawn to the posterior and repel each other."""
+"""The `SVGD` recipe: particles that move towards the posterior and repel each other."""
 
 from __future__ import annotations
 
@@ -27,27 +27,27 @@ from dubito.networks.normalization import running_norms
 from dubito.select import all as all_weights
 from dubito.select.rule import SelectionRule
 
-# How far apart particles begin around one network, relative to the root mean square of its weights.
+# The initial spread of the particles around one network, relative to the root mean square of its weights.
 SPREAD = 0.1
 
 
 @setting
 class SVGD(Sampler):
-    r"""Move a set of particles together by Stein variational gradient descent.
+    r"""Move a set of particles to the posterior by Stein variational gradient descent.
 
     $$w_i \leftarrow w_i + \frac{\eta}{n} \sum_j \Big[ -k(w_j, w_i)\, \nabla U(w_j)/T + \nabla_{w_j} k(w_j, w_i) \Big],
       \qquad k(a, b) = \exp\big(-\|a - b\|^2 / h\big)$$
 
     with $h$ the median squared distance over $\log(n + 1)$ (Liu & Wang 2016, https://arxiv.org/abs/1608.04471). The
-    first term draws particles to the posterior, the second keeps them apart. With far fewer particles than weights the
-    spread comes out too narrow; use it on selections.
+    first term moves particles towards the posterior, the second keeps them apart. With far fewer particles than weights
+    their variance is too small: select few weights.
 
     Args:
-        num_particles: n.
-        weights: Which weights are random; the rest stay at their trained value.
-        prior: One of `dubito.priors`, with numbers.
+        num_particles: n, the number of particles.
+        weights: Which weights are random; the others stay at their trained values.
+        prior: One of `dubito.priors`, with fixed scales.
         temperature: T; below 1 makes the posterior narrower.
-        start: ``"model"`` starts around the model's weights, ``"fresh"`` at newly drawn ones.
+        start: ``"model"`` starts around the model's weights, ``"fresh"`` at newly initialized ones.
     """
 
     setting_name = "SVGD"
@@ -63,20 +63,20 @@ class SVGD(Sampler):
 
     @property
     def explores_modes(self) -> bool:
-        """Whether particles come from several modes."""
+        """Whether particles come from several modes of the posterior."""
         return self.starts_fresh and self.num_particles > 1
 
     def default_training(self) -> Training:
-        """Adam with a larger rate than for one network: particles start close to each other."""
+        """Return settings with a larger learning rate than for one network, as particles start close together."""
         return Training(epochs=50, lr=1e-2)
 
     def build_after(self, problem: Problem, before: ParticlePosterior | None) -> Inference:
-        """Return the steps; after an earlier posterior its particles are prior and start."""
+        """Return the steps; in an update, the particles of `before` are the prior and the start."""
         return _Particles(self, problem, before).inference()
 
 
 def stein_direction(particles: Tensor, gradients: Tensor) -> Tensor:
-    r"""Return the direction ``[n, D]`` in which particles with gradients of U move.
+    r"""Return the direction ``[n, D]`` in which particles move, given the gradients of U at them.
 
     $$\phi_i = \frac1n \sum_j \Big[ -k_{ij} g_j + \tfrac2h\, k_{ij} (w_i - w_j) \Big]$$
 
@@ -94,12 +94,12 @@ def stein_direction(particles: Tensor, gradients: Tensor) -> Tensor:
 
 
 class _Particles:
-    """The steps of `SVGD`: rows are shared out over processes, particles are the same in all of them."""
+    """The steps of `SVGD`: processes divide the rows of a batch, and all hold the same particles."""
 
     def __init__(self, recipe: SVGD, problem: Problem, before: ParticlePosterior | None) -> None:
         if recipe.starts_fresh and running_norms(problem.model):
             raise UnsupportedError(
-                "SVGD(start='fresh') has no statistics for BatchNorm to use: train the network first, then start there."
+                "SVGD(start='fresh') has no BatchNorm statistics: train the network first, then use start='model'."
             )
         self.recipe, self.before = recipe, before
         self.setup = Setup(recipe, problem, before)
@@ -115,7 +115,7 @@ class _Particles:
         return Inference(self.init, self.update, self.posterior, epochs=problem.training.epochs, source=problem.source)
 
     def init(self, initial: Params, buffers: Buffers, generator: torch.Generator) -> State:
-        """Particles around the network, at newly drawn ones, or where they were."""
+        """Return the initial particles: around the network, newly initialized, or those of the last fit."""
         particles = self._start(generator)
         return {"particles": particles, "optimizer": self.optimizer.init({"particles": particles}), "step": 0}
 
@@ -142,7 +142,7 @@ class _Particles:
         if not bool(torch.isfinite(loss + gradients.sum())):
             raise NonFinite(f"The potential became {float(loss):g} with a gradient that is not finite")
         for particle, gradient in zip(particles, gradients, strict=True):
-            self.target.belief.add_gradient_(gradient, particle)
+            self.target.density.add_gradient_(gradient, particle)
         direction = stein_direction(particles, gradients / self.recipe.temperature)
         lr = self.problem.training.rate(self.problem.progress_at(state["step"]))
         slopes = {"particles": -direction / self.problem.num_data}
@@ -151,5 +151,5 @@ class _Particles:
         return state, {"potential": loss / self.problem.num_data, "lr": lr}
 
     def posterior(self, state: State) -> ParticlePosterior:
-        """Return the particles."""
+        """Return the particles as a posterior."""
         return self.setup.posterior(state["particles"].detach().clone()[None], {}, {})

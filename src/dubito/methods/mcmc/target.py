@@ -1,4 +1,4 @@
-r"""What is sampled: the potential $U(w) = -\sum_n \log p(y_n \mid x_n, w) - \log p(w)$ of the weights, flat."""
+r"""The target density: its potential $U(w) = -\sum_n \log p(y_n \mid x_n, w) - \log p(w)$ of the flat weights."""
 
 from __future__ import annotations
 
@@ -14,26 +14,26 @@ from dubito.core.batches import Batch
 from dubito.core.params import Params
 from dubito.fitting.inference import Problem
 from dubito.methods.mcmc.cached_head import Tail
-from dubito.methods.mcmc.prior_energy import Belief
+from dubito.methods.mcmc.prior_energy import PriorDensity
 from dubito.networks.selection import Selection
 
-# From a position to its potential and the gradient of it.
+# Maps a position to its potential and the gradient there.
 Potential = Callable[[Tensor], tuple[Tensor, Tensor]]
 
 
 class Target:
     """The potential of a network's selected weights and its gradient, each as one flat vector.
 
-    The vector holds the selected weights and then the logarithm of a noise level that is to be learned. Whole
-    parameters of the private network are made views of it, so nothing is copied; no gradient is computed for what is
-    not selected, nor before it. Layers run in evaluation mode: dropout is off, BatchNorm uses its statistics.
+    The vector holds the selected weights and then the logarithm of a learned noise level. Fully selected parameters
+    become views of it, so nothing is copied; gradients are computed for the selected parameters only. Layers run in
+    evaluation mode: dropout is off, and BatchNorm uses its running statistics.
 
     Args:
         model: A private copy of the network.
-        likelihood: How outputs explain targets.
+        likelihood: The distribution of targets given outputs.
         selection: Which weights are random.
-        belief: The prior of the vector.
-        tail: The part of the network that is run instead of all of it; inputs are then features.
+        density: The prior of the vector.
+        tail: The last part of the network, which is run instead of all of it; inputs are then features.
     """
 
     def __init__(
@@ -41,10 +41,10 @@ class Target:
         model: nn.Module,
         likelihood: Likelihood,
         selection: Selection,
-        belief: Belief,
+        density: PriorDensity,
         tail: Tail | None = None,
     ) -> None:
-        self.model, self.likelihood, self.selection, self.belief = model.eval(), likelihood, selection, belief
+        self.model, self.likelihood, self.selection, self.density = model.eval(), likelihood, selection, density
         self.tail = tail
         self.module: nn.Module = model if tail is None else tail
         self.hyper_names = list(likelihood.hyper())
@@ -61,7 +61,7 @@ class Target:
         self.spans = list(selection.slices.values())
 
     def load(self, flat: Tensor) -> None:
-        """Put the weights of a position into the network."""
+        """Load the weights of a position into the network."""
         for value, where, span in zip(self.chosen, self.positions, self.spans, strict=True):
             if where is None:
                 value.data = flat[span].view(value.shape)
@@ -69,12 +69,12 @@ class Target:
                 value.data.view(-1).index_copy_(0, where, flat[span])
 
     def hyper(self, flat: Tensor) -> Params:
-        """The logarithm of the noise at a position, as leaves."""
+        """Return the logarithm of the noise at a position, as leaves of autograd."""
         first = self.selection.num_weights
         return {name: flat[first + i].detach().requires_grad_() for i, name in enumerate(self.hyper_names)}
 
     def likelihood_gradient(self, flat: Tensor, batch: Batch, scale: float) -> tuple[Tensor, Tensor]:
-        """Return ``−scale · Σ log p`` over the batch and its gradient ``[D]``, with memory of its own."""
+        """Return ``−scale · Σ log p`` over the batch and its gradient ``[D]``, a new tensor."""
         self.load(flat)
         hyper = self.hyper(flat)
         with torch.enable_grad():
@@ -90,15 +90,15 @@ class Target:
     def gradient(self, flat: Tensor, batch: Batch, scale: float) -> tuple[Tensor, Tensor]:
         """Return ``−scale · Σ log p`` over the batch, and the gradient of that plus the prior's energy."""
         loss, gradient = self.likelihood_gradient(flat, batch, scale)
-        self.belief.add_gradient_(gradient, flat)
+        self.density.add_gradient_(gradient, flat)
         return loss, gradient
 
     def potential(self, batch: Batch, temperature: float = 1.0) -> Potential:
-        """Return the function from a position to ``U / T`` in float64 and its gradient, for all the data."""
+        """Return the function that maps a position to ``U / T`` in float64 and its gradient, for all the data."""
 
         def evaluate(flat: Tensor) -> tuple[Tensor, Tensor]:
             loss, gradient = self.gradient(flat, batch, 1.0)
-            energy = (loss.double() + self.belief.energy(flat).double()) / temperature
+            energy = (loss.double() + self.density.energy(flat).double()) / temperature
             return energy, gradient if temperature == 1.0 else gradient.div_(temperature)
 
         return evaluate
@@ -115,6 +115,6 @@ class Target:
 
 
 def start_of(problem: Problem, selection: Selection, log_noise: Tensor | None) -> Tensor:
-    """Return the network's own position: the selected weights and the logarithm of the noise that suits them."""
+    """Return the position of the network: the selected weights and the best log noise for them."""
     flat = selection.ravel(params.of(problem.model))
     return flat if log_noise is None else torch.cat([flat, log_noise.to(flat).reshape(1)])

@@ -31,19 +31,19 @@ STATISTICS = ("energy", "acceptance", "divergent", "num_steps")
 class Trajectories:
     """The steps of `HMC`.
 
-    Every process sees all the data and moves chains of its own.
+    Every process sees all the data and moves its own chains.
 
     Args:
         recipe: The recipe.
         problem: Model, data and likelihood.
-        before: The posterior whose particles are the prior and the start, where this is an update.
+        before: In an update, the posterior whose particles are the prior and the start.
     """
 
     def __init__(self, recipe: HMC, problem: Problem, before: ParticlePosterior | None = None) -> None:
         self.recipe = recipe
         if recipe.starts_fresh and running_norms(problem.model):
             raise UnsupportedError(
-                "HMC(start='fresh') has no statistics for BatchNorm to use: train the network first, then start there."
+                "HMC(start='fresh') has no BatchNorm statistics: train the network first, then use start='model'."
             )
         self.schedule = Schedule("constant", recipe.burn_in, recipe.thinning, recipe.num_samples, 1)
         self.setup = Setup(recipe, problem, before)
@@ -52,7 +52,7 @@ class Trajectories:
         self.step, self.masses, self.windows = StepSize(recipe.acceptance), Masses(), windows(recipe.burn_in)
         size = len(self.setup.start)
         self.chains = Chains(recipe.chains, recipe.num_samples, size, recipe.memory, problem.training.checkpoint)
-        self.whole: Batch | None = None  # all the data as the target sees it
+        self.whole: Batch | None = None  # all the data, as one batch for the target
 
     def inference(self) -> Inference:
         """Return the steps for the fit loop."""
@@ -62,7 +62,7 @@ class Trajectories:
         )  # fmt: skip
 
     def init(self, initial: Params, buffers: Buffers, generator: torch.Generator) -> State:
-        """Return the chains at their start."""
+        """Return the initial state of all chains."""
         recipe, starts = self.recipe, self.setup.starts(self.recipe.chains)
         counts = (recipe.chains, recipe.num_samples)
         step = 1.0 if recipe.step_size == "auto" else float(recipe.step_size)
@@ -131,7 +131,7 @@ class Trajectories:
         potential: Potential,
         generator: torch.Generator,
     ) -> None:
-        """Adapt step size and, in its windows, masses."""
+        """Adapt the step size and, at the end of each window, the masses."""
         self.step.learn(own["steps"], moved.acceptance)
         if not self.windows or not settling(self.recipe.burn_in) < done <= self.windows[-1]:
             return
@@ -148,7 +148,7 @@ class Trajectories:
         return self._collect(state)
 
     def _stop_if_diverged(self, state: State) -> None:
-        """Raise where a chain cannot go on, with the samples that were kept before."""
+        """Raise an error if a chain cannot continue; the error holds the samples so far."""
         found = self.chains.first_diverged(state)
         if found is None:
             return
@@ -156,14 +156,14 @@ class Trajectories:
         what = "gradient of the potential" if found.by_gradient else "potential"
         raise NonFiniteError(
             f"Chain {found.chain + 1} of {self.recipe.chains} cannot start its transition {found.step}: the {what} "
-            "there is not finite; look for extreme inputs or weights, or for a prior that does not allow them"
+            "there is not finite; check for extreme inputs or weights, and that the prior allows the weights"
             + (KEPT if kept else "."),
             self._collect(state) if kept else None,
         )
 
     def _collect(self, state: State) -> ParticlePosterior:
         count = self.schedule.count(int(self.chains.whole(state["step"]).min()))
-        if count == 0:  # nothing kept yet: where the chains are
+        if count == 0:  # no sample yet: return the current positions
             samples, statistics = self.chains.whole(state["position"])[:, None], {}
         else:
             samples = self.chains.gather(state, count)

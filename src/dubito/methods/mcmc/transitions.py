@@ -16,7 +16,7 @@ from dubito.core.params import Buffers, Params
 from dubito.fitting.inference import Inference, Info, Problem, State
 from dubito.methods.mcmc.cached_head import cached_features
 from dubito.methods.mcmc.chains import KEPT, Chains, chain_view
-from dubito.methods.mcmc.kernels import Step, make_kernel
+from dubito.methods.mcmc.kernels import KernelStep, make_kernel
 from dubito.methods.mcmc.posterior import ParticlePosterior
 from dubito.methods.mcmc.sampling import Setup
 from dubito.networks.normalization import running_norms
@@ -24,21 +24,21 @@ from dubito.networks.normalization import running_norms
 if TYPE_CHECKING:
     from dubito.methods.mcmc.sgmcmc import SGMCMC
 
-# Steps of the power iteration that finds the largest curvature.
+# The number of power iterations for the largest curvature.
 POWER_STEPS = 12
-# What to look for where a loss is a number and its gradient is not.
-NO_GRADIENT = "look in the network for a root or a logarithm at 0, or for extreme weights"
+# The advice if the loss is finite and its gradient is not.
+NO_GRADIENT = "check the network for a square root or logarithm at 0, and for extreme weights"
 
 
 class Transitions:
     """The steps of `SGMCMC`.
 
-    Every process sees whole batches and moves chains of its own.
+    Every process sees whole batches and moves its own chains.
 
     Args:
         recipe: The recipe.
         problem: Model, data and likelihood.
-        before: The posterior whose particles are the prior and the start, where this is an update.
+        before: In an update, the posterior whose particles are the prior and the start.
     """
 
     def __init__(self, recipe: SGMCMC, problem: Problem, before: ParticlePosterior | None = None) -> None:
@@ -66,7 +66,7 @@ class Transitions:
         )
 
     def init(self, initial: Params, buffers: Buffers, generator: torch.Generator) -> State:
-        """Return the chains at their start."""
+        """Return the initial state of all chains."""
         starts, recipe = self.setup.starts(self.recipe.chains), self.recipe
         first = self.kernel.init(starts[0])
         step_size = self._choose_step() if recipe.step_size == "auto" else float(recipe.step_size)
@@ -100,13 +100,13 @@ class Transitions:
         loss, gradient = self._gradient(state, k, batch)
         noisy = self.schedule.is_noisy(done)
         size = float(state["step_size"][k]) * self.schedule.factor(done) / self.problem.num_data
-        step = Step(size, self.recipe.temperature if noisy else 0.0, adapting=done < self.schedule.burn_in)
+        step = KernelStep(size, self.recipe.temperature if noisy else 0.0, adapting=done < self.schedule.burn_in)
         if noisy:
             self.noise.normal_(generator=self.chains.generator(k))
         own = chain_view(state["kernel"], k)
         self.kernel.move(position, own, gradient, self.noise, step)
         index = self.schedule.sample_at(done + 1)
-        # a gradient that is not finite has made the position so
+        # a non-finite gradient makes the position non-finite
         numbers = [loss, position.dot(position), *(value for value in own.values() if not value.ndim)]
         if not bool(torch.stack(numbers).isfinite().all()) or not self._keep(state, k, index, loss):
             fault = bool(loss.isfinite()) and not bool(gradient.isfinite().all())
@@ -116,7 +116,7 @@ class Transitions:
         return loss
 
     def _gradient(self, state: State, k: int, batch: Batch) -> tuple[Tensor, Tensor]:
-        """The gradient of the potential, estimated from a batch; BatchNorm statistics of a fresh chain move along."""
+        """Estimate the potential's gradient from a batch; a fresh chain also updates its BatchNorm statistics."""
         own = self._buffers()
         for name, value in own.items():
             value.copy_(state["buffers"][name][k])
@@ -127,11 +127,11 @@ class Transitions:
         return loss, gradient
 
     def _keep(self, state: State, k: int, index: int | None, loss: Tensor) -> bool:
-        """Write down a sample, if this is the time for one; return False where it predicts nothing finite."""
+        """Store a sample if one is due; return False if its prediction is not finite."""
         if index is None:
             return True
         position = state["position"][k]
-        potential = loss.double() + self.target.belief.energy(position).double()
+        potential = loss.double() + self.target.density.energy(position).double()
         outputs = self.target.outputs(position, self.probes)
         if not bool(potential.isfinite()) or not self.setup.is_finite(outputs, position):
             return False
@@ -144,19 +144,19 @@ class Transitions:
         return True
 
     def _diverge(self, state: State, k: int, step: int, *, by_gradient: bool) -> None:
-        """Stop a chain. What is left of it is made finite, so that the loop does not stop for it in other words."""
+        """Stop a chain, and make its state finite so that the fit loop does not raise its own error."""
         self.chains.stop(state, k, step, by_gradient=by_gradient)
         for tensor in io.tensors(chain_view({name: state[name] for name in ("position", "kernel", "buffers")}, k)):
             tensor.nan_to_num_(0.0, 0.0, 0.0)
 
     def _buffers(self) -> Buffers:
-        """The statistics that move along, by their names in the network."""
+        """Return the BatchNorm statistics that change during sampling, by name."""
         return {f"{name}.{own}": b for name, norm in self.norms.items() for own, b in norm.named_buffers(recurse=False)}
 
     def _choose_step(self) -> float:
         r"""Return ℓ for which ε times the largest curvature of the potential is a fixed fraction.
 
-        By power iteration with differences of gradients on the first batch.
+        The curvature comes from power iteration with gradient differences on the first batch.
         """
         first, start = self.problem.source.first(), self.setup.start
         scale = self.problem.num_data / first.num_rows
@@ -177,8 +177,8 @@ class Transitions:
             value.copy_(before[name])
         if not 0 < curvature < math.inf:
             raise NonFiniteError(
-                "The curvature at the start is not a positive number, so no step size can be chosen: look for extreme "
-                "inputs or weights, or give step_size as a number."
+                "The curvature at the start is not a positive number, so no step size can be chosen: check for extreme "
+                "inputs or weights, or pass step_size as a number."
             )
         return self.kernel.most / curvature * self.problem.num_data
 
@@ -189,7 +189,7 @@ class Transitions:
         return self._collect(state)
 
     def _stop_if_diverged(self, state: State) -> None:
-        """Raise where a chain has left for infinity, with the samples that were kept before."""
+        """Raise an error if a chain has diverged; the error holds the samples so far."""
         found = self.chains.first_diverged(state)
         if found is None:
             return
@@ -199,7 +199,7 @@ class Transitions:
             words = f"{who} stopped {when}: the loss is finite but its gradient is not; {NO_GRADIENT}"
         else:
             words = (
-                f"{who} diverged {when}: lower step_size (now {size:.3g}), train the network longer before, or look "
+                f"{who} diverged {when}: lower step_size (now {size:.3g}), train the network longer first, or check "
                 "for extreme inputs"
             )
         kept = self.schedule.count(found.step - 1) > 0
@@ -208,7 +208,7 @@ class Transitions:
     def _collect(self, state: State) -> ParticlePosterior:
         count = self.schedule.count(int(self.chains.whole(state["step"]).min()))
         names = ("potential", *(("kinetic",) if self.kernel.has_momentum else ()))
-        if count == 0:  # nothing kept yet: where the chains are
+        if count == 0:  # no sample yet: return the current positions
             samples, statistics, kept = self.chains.whole(state["position"])[:, None], {}, {}
         else:
             samples = self.chains.gather(state, count)
