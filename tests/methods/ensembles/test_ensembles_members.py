@@ -92,8 +92,8 @@ class TestTogether:
         used: list[Any] = []
         from dubito.methods.ensembles import batched_members as together
 
-        original = together.Together.build
-        monkeypatch.setattr(together.Together, "build", lambda self, p: used.append(self) or original(self, p))
+        original = together.BatchedMembers.build
+        monkeypatch.setattr(together.BatchedMembers, "build", lambda self, p: used.append(self) or original(self, p))
         fit(Ensemble(members=2))
         assert len(used) == 1
         loader = DataLoader(TensorDataset(*classes()), batch_size=16)

@@ -139,8 +139,8 @@ def test_bad_settings() -> None:
         with pytest.raises(InputError, match=r"`evidence_.*` must be a whole number"):
             Training(**settings)
     for settings, message in (
-        ({"evidence_every": 3, "evidence_burn_in": 3}, "5 epochs end before the evidence is asked"),
-        ({"evidence_every": 1, "weight_decay": 0.1}, "would both choose the prior"),
+        ({"evidence_every": 3, "evidence_burn_in": 3}, "Training ends after 5 epochs, before the evidence"),
+        ({"evidence_every": 1, "weight_decay": 0.1}, "both set the prior precision"),
     ):
         with pytest.raises(InputError, match=message):
             MAP().fit(nn.Linear(3, 1).double(), (x, y), likelihood="gaussian", training=Training(epochs=5, **settings))

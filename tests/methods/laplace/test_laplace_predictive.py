@@ -219,7 +219,7 @@ def test_unknown_options_are_named() -> None:
     posterior = problem.fit(prior_precision=1.0)
     for options, message in {
         ("link", "softmax"): "`link` must be 'probit', 'mc', 'bridge' or 'bridge-norm', got 'softmax'",
-        ("method", "glm"): "method must be 'linearized' or 'weights', not 'glm'",
+        ("method", "glm"): "`method` must be 'linearized' or 'weights', got 'glm'",
         ("joint", True): "no predict option 'joint'",
     }.items():
         with pytest.raises(InputError, match=message):

@@ -347,10 +347,10 @@ BAD_SETTINGS: dict[str, tuple[dict, str]] = {
     "weight groups": ({"prior_groups": "weight"}, "prior_groups='weight' needs structure='diag'"),
     "groups": (
         {"prior_groups": "layer", "prior_precision": 1.0},
-        "prior_groups='layer' is for prior_precision='evidence'",
+        "prior_groups='layer' needs prior_precision='evidence'",
     ),
     "hessian": ({"curvature": "hessian"}, "curvature='hessian' needs structure='full'"),
-    "scaling": ({"prior_scaling": "S/D"}, "prior_scaling='S/D' is for a given prior_precision"),
+    "scaling": ({"prior_scaling": "S/D"}, "prior_scaling='S/D' needs a given prior_precision"),
 }
 
 
@@ -363,12 +363,12 @@ def test_bad_settings(name: str) -> None:
 
 BAD_FITS: dict[str, tuple[dict, str]] = {
     "validation": ({"prior_precision": "validation"}, "pass `validation=` to fit"),
-    "shape": ({"prior_precision": torch.ones(3)}, r"each of the 31 random weights, not shape \(3,\)"),
+    "shape": ({"prior_precision": torch.ones(3)}, r"each of the 31 random weights, got shape \(3,\)"),
     "sign": ({"prior_precision": torch.linspace(-1, 1, 31), "structure": "diag"}, "must be a positive number"),
     "missing": ({"prior_precision": {"0": 1.0}}, "no entry for '2.weight'"),
-    "unused": ({"prior_precision": {"0": 1.0, "2": 1.0, "3": 1.0}}, "names '3', which decides no random weight"),
+    "unused": ({"prior_precision": {"0": 1.0, "2": 1.0, "3": 1.0}}, "names '3', which matches no random weight"),
     "named sign": ({"prior_precision": {"0": 1.0, "2": -1.0}}, "must be a positive number"),
-    "mean": ({"prior_mean": torch.zeros(4)}, r"prior_mean .* each of the 31 random weights, not shape \(4,\)"),
+    "mean": ({"prior_mean": torch.zeros(4)}, r"`prior_mean` .* each of the 31 random weights, got shape \(4,\)"),
     "nan mean": ({"prior_mean": math.nan}, "`prior_mean` must be a finite number or a finite tensor, got nan"),
     "kron": (
         {"prior_precision": torch.linspace(1, 2, 31)},
@@ -395,7 +395,7 @@ def test_single_precisions_of_a_kronecker_block() -> None:
 @pytest.mark.parametrize("num_data", [11, 13, 24])
 def test_several_passes_need_the_number_of_examples(num_data: int) -> None:
     problem = case("categorical")
-    with pytest.raises(InputError, match=f"num_data is {num_data}, but the data holds another number"):
+    with pytest.raises(InputError, match=f"num_data is {num_data}, but the data has another number"):
         Laplace(structure="low-rank").fit(problem.model, [problem.data], num_data=num_data)
     assert Laplace(structure="diag").fit(problem.model, [problem.data], num_data=num_data).num_data == num_data
 

@@ -93,18 +93,18 @@ def seeded() -> torch.Generator:
 
 
 def first_loss(recipe: Rank1 | BatchEnsemble, data: tuple[Tensor, Tensor]) -> float:
-    from dubito.methods.rank1.trainer import Trainer
+    from dubito.methods.rank1.trainer import Rank1Trainer
 
     seen: list[float] = []
-    original = Trainer.update
+    original = Rank1Trainer.update
 
-    def update(self: Trainer, *args: Any) -> Any:
+    def update(self: Rank1Trainer, *args: Any) -> Any:
         state, info = original(self, *args)
         seen.append(float(info["loss"]))
         return state, info
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(Trainer, "update", update)
+        patch.setattr(Rank1Trainer, "update", update)
         recipe.fit(small(), data, training=Training(epochs=1, batch_size=len(data[0]), shuffle=False))
     return seen[0]
 
@@ -283,21 +283,21 @@ def test_batch_norm_statistics_are_taken_again(normalization: Any) -> None:
 
 @pytest.mark.parametrize("recipe", [Rank1(normalization="component", kl_warmup=0.5), BatchEnsemble()], ids=repr)
 def test_an_interrupted_run_goes_on_to_the_same_result(recipe: Any, tmp_path: Path) -> None:
-    from dubito.methods.rank1.trainer import Trainer
+    from dubito.methods.rank1.trainer import Rank1Trainer
 
     data = images()
     training = Training(epochs=4, batch_size=16, checkpoint=str(tmp_path / "run"), checkpoint_every=0.0)
     whole = recipe.fit(image_net(), data, training=training.replace(checkpoint=None))
-    original, calls = Trainer.update, []
+    original, calls = Rank1Trainer.update, []
 
-    def update(self: Trainer, *args: Any) -> Any:
+    def update(self: Rank1Trainer, *args: Any) -> Any:
         calls.append(1)
         if len(calls) == 7:
             raise KeyboardInterrupt
         return original(self, *args)
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(Trainer, "update", update)
+        patch.setattr(Rank1Trainer, "update", update)
         with pytest.raises(KeyboardInterrupt):
             recipe.fit(image_net(), data, training=training)
     resumed = recipe.fit(image_net(), data, training=training)

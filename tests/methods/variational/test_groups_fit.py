@@ -136,7 +136,7 @@ class TestPosterior:
     ],
 )
 def test_what_does_not_go_with_groups(options: Any, named: str) -> None:
-    with pytest.raises(InputError, match=f"prior of groups and cannot be used with {named}"):
+    with pytest.raises(InputError, match=f"has group scales and cannot be used with {named}"):
         Variational(prior=priors.NormalJeffreys(), **options)
 
 

@@ -323,11 +323,11 @@ def test_whole_draws_can_come_from_a_generator() -> None:
 class TestRefusals:
     def test_one_sentence_each(self) -> None:
         model, prior = nn.Linear(3, 2), priors.NormalJeffreys()
-        with pytest.raises(InputError, match="flipout knows no common scales"):
+        with pytest.raises(InputError, match="needs estimator='local' or 'weight'"):
             convert(model, prior=prior, estimator="flipout")
         with pytest.raises(InputError, match="'bias' is a vector"):
             convert(model, prior=prior, biases="random")
-        with pytest.raises(InputError, match="give a number"):
+        with pytest.raises(InputError, match="needs one number as initial_scale"):
             convert(model, prior=prior, initial_scale={"weight": torch.ones(2, 3)})
         with pytest.raises(InputError, match="without any other prior"):
             convert(model, prior=priors.ByName({"*": prior}))

@@ -350,7 +350,7 @@ class TestDiagnosis:
         diagnosis = posterior.diagnose()
         assert diagnosis.nll_at_mean > diagnosis.nll_at_start + 0.2
         assert diagnosis.gradient_noise > 0.9
-        assert "of the last gradients was noise: take larger batches" in str(diagnosis)
+        assert "of the last gradients was noise: use larger batches" in str(diagnosis)
 
     def test_without_a_closed_form_it_says_less(self) -> None:
         posterior: Any = Variational(prior=priors.StudentT()).fit(seeded(mlp), classes(), training=SHORT)
@@ -390,7 +390,7 @@ def test_files_keep_priors_by_weight(tmp_path: Path) -> None:
         ({"initial_scale": -1.0}, "`initial_scale` must be .*, got"),
         ({"temperature": 0.0}, "`temperature` must be .*, got"),
         ({"kl_warmup": 2.0}, "`kl_warmup` must be .*, got"),
-        ({"kl_warmup": (0.5, 0.5)}, "must begin before it ends"),
+        ({"kl_warmup": (0.5, 0.5)}, "with begin < end"),
         ({"kl_warmup": (0.5,)}, "`kl_warmup` must be .*, got"),
         ({"kl_cycles": 0}, "`kl_cycles` must be .*, got"),
         ({"scale_rate": -0.1}, "`scale_rate` must be .*, got"),
@@ -398,11 +398,11 @@ def test_files_keep_priors_by_weight(tmp_path: Path) -> None:
         ({"temperature": None}, "`temperature` must be .*, got"),
         ({"kl_warmup": True}, "`kl_warmup` must be .*, got"),
         ({"kl_cycles": 1.5}, "`kl_cycles` must be .*, got"),
-        ({"kl_cycles": 3}, "give kl_warmup too"),
+        ({"kl_cycles": 3}, "set kl_warmup, too"),
         ({"objective": objectives.Renyi(0.5)}, "estimator='weight'"),
         ({"objective": objectives.Renyi(-1.0), "estimator": "flipout"}, "estimator='weight'"),
-        ({"prior": priors.Normal("model", 1.0), "start": "fresh"}, "needs start='model'"),
-        ({"prior": priors.ByName({"*": priors.Normal("model", 1.0)}), "start": "fresh"}, "needs start='model'"),
+        ({"prior": priors.Normal("model", 1.0), "start": "fresh"}, "use start='model'"),
+        ({"prior": priors.ByName({"*": priors.Normal("model", 1.0)}), "start": "fresh"}, "use start='model'"),
     ],
 )
 def test_bad_settings_are_one_sentence(options: Any, message: str) -> None:

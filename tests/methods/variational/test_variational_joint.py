@@ -224,7 +224,7 @@ def test_bad_settings_are_one_sentence(options: Any, message: str) -> None:
 @pytest.mark.parametrize(("family", "limit"), [("full", "FULL_LIMIT"), ("low-rank", "LOW_RANK_LIMIT")])
 def test_a_large_selection_is_refused(family: Any, limit: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(correlations, limit, 20)
-    with pytest.raises(InputError, match="choose fewer") as caught:
+    with pytest.raises(InputError, match="select fewer") as caught:
         Variational(family=family).fit(seeded(mlp), classes(), training=SHORT)
     assert str(caught.value).endswith(".")
     assert Variational(family=family, rank=1, weights=select.last_layer()).fit(seeded(mlp), classes(), training=SHORT)

@@ -16,8 +16,8 @@ from variational_cases import NETWORKS, convolutional, mlp
 from dubito import Training, Variational, objectives, priors, select
 from dubito.core import params
 from dubito.methods.variational import convert, natural
-from dubito.methods.variational.natural import Step, Weights
-from dubito.methods.variational.trainer import Trainer
+from dubito.methods.variational.natural import NaturalStep, Weights
+from dubito.methods.variational.trainer import VariationalTrainer
 from oracles import LinearRegression, fixed_normal, regression_data, seeded
 
 LONG = Training(epochs=1000, lr=1e-2, batch_size=1000)
@@ -76,7 +76,7 @@ class TestOneStep:
         weights, state = one_layer()
         before = params.clone(state)
         gradient, deviation = fixed_normal(2, 3, seed=2), 0.01 * fixed_normal(2, 3, seed=3)
-        step = Step(rate=0.1, turnover=0.05, num_data=50.0, debias=0.271)
+        step = NaturalStep(rate=0.1, turnover=0.05, num_data=50.0, debias=0.271)
         weights.move(gradient, step, deviation)
         momentum = 0.9 * before["momentum"] + 0.1 * gradient
         x = 0.05 * (50.0 * deviation + 0.25 / before["precision"] - 1)
@@ -89,7 +89,7 @@ class TestOneStep:
     def test_precisions_stay_positive_whatever_comes(self) -> None:
         weights, state = one_layer()
         for seed in range(50):
-            weights.move(fixed_normal(2, 3, seed=seed), Step(0.1, 0.01, 1e3, 1.0), fixed_normal(2, 3, seed=seed + 1))
+            weights.move(fixed_normal(2, 3, seed=seed), NaturalStep(0.1, 0.01, 1e3, 1.0), fixed_normal(2, 3, seed=seed + 1))
             assert float(state["precision"].min()) > 0
 
     def test_a_precision_that_has_fallen_far_does_not_throw_its_mean_away(self) -> None:
@@ -97,7 +97,7 @@ class TestOneStep:
         state["precision"].fill_(0.25)
         state["momentum"].zero_()
         before = state["mean"].clone()
-        weights.move(torch.zeros_like(before), Step(0.1, 0.0, 50.0, 1.0), torch.zeros_like(before))
+        weights.move(torch.zeros_like(before), NaturalStep(0.1, 0.0, 50.0, 1.0), torch.zeros_like(before))
         slope = 0.25 / 50 * (before - 0.3)
         torch.testing.assert_close(before - state["mean"], natural.LONGEST * slope, rtol=1e-9, atol=0)
 
@@ -111,7 +111,7 @@ class TestOneStep:
         assert not torch.equal(drawn[2], drawn[0])
 
     def test_the_product_is_that_of_the_last_draw(self, generator: torch.Generator) -> None:
-        gradient, step, states = fixed_normal(2, 3, seed=2), Step(0.1, 0.05, 50.0, 1.0), []
+        gradient, step, states = fixed_normal(2, 3, seed=2), NaturalStep(0.1, 0.05, 50.0, 1.0), []
         for explicit in (False, True):
             weights, state = one_layer()
             weights.draw(0, generator.manual_seed(1))
@@ -193,7 +193,7 @@ class TestTraining:
         training = Training(epochs=3, batch_size=20, checkpoint=str(tmp_path / "whole"), checkpoint_every=0.0)
         whole: Any = Variational(optimizer="natural").fit(seeded(mlp), classes(), training=training)
         broken = training.replace(checkpoint=str(tmp_path / "broken"))
-        steps, update = [5], Trainer.update
+        steps, update = [5], VariationalTrainer.update
 
         def interrupted(*args: Any) -> Any:
             steps[0] -= 1
@@ -201,7 +201,7 @@ class TestTraining:
                 raise KeyboardInterrupt
             return update(*args)
 
-        monkeypatch.setattr(Trainer, "update", interrupted)
+        monkeypatch.setattr(VariationalTrainer, "update", interrupted)
         with pytest.raises(KeyboardInterrupt):
             Variational(optimizer="natural").fit(seeded(mlp), classes(), training=broken)
         resumed: Any = Variational(optimizer="natural").fit(seeded(mlp), classes(), training=broken)
@@ -228,7 +228,7 @@ class TestTraining:
     [
         ({"prior": priors.Laplace()}, "normal prior with a fixed scale"),
         ({"prior": priors.Normal(0, "learn")}, "normal prior with a fixed scale"),
-        ({"objective": objectives.Renyi(0.5), "estimator": "weight"}, "those of the ELBO"),
+        ({"objective": objectives.Renyi(0.5), "estimator": "weight"}, "needs objective ELBO"),
         ({"kl_warmup": 0.5}, "drop kl_warmup"),
         ({"scale_rate": 0.5}, "drop scale_rate"),
         ({"optimizer": "newton"}, "`optimizer` must be 'gradient' or 'natural'"),

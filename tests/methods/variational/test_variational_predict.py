@@ -136,7 +136,7 @@ class TestStandardError:
             fitted().predict(classes()[0], standard_error=given)
 
     def test_the_network_at_the_means_has_none(self) -> None:
-        with pytest.raises(InputError, match="draws nothing"):
+        with pytest.raises(InputError, match="draws no samples"):
             fitted().predict(classes()[0], standard_error=0.1, method="mean")
 
 

@@ -123,7 +123,7 @@ def _agrees(model: nn.Module, source: Source) -> bool:
 
 
 @setting
-class Together(Recipe):
+class BatchedMembers(Recipe):
     """Fit all members of an ensemble at once.
 
     Args:
@@ -142,7 +142,7 @@ class Together(Recipe):
 
 
 class _Joint:
-    def __init__(self, together: Together, problem: Problem) -> None:
+    def __init__(self, together: BatchedMembers, problem: Problem) -> None:
         from dubito.methods.ensembles.members import start_of_member
 
         self.together, self.problem, self.count = together, problem, len(together.seeds)

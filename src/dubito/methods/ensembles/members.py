@@ -18,7 +18,7 @@ from dubito.fitting.model_copies import private_copy, reset_parameters, shared_c
 from dubito.fitting.posterior import Posterior, load
 from dubito.fitting.recipe import Recipe
 from dubito.fitting.training import Training
-from dubito.methods.ensembles.batched_members import Together, obstacle
+from dubito.methods.ensembles.batched_members import BatchedMembers, obstacle
 from dubito.methods.ensembles.posterior import EnsemblePosterior, training_of_member
 from dubito.methods.ensembles.resample import resampled
 
@@ -72,9 +72,9 @@ class Members:
         if self.ensemble.together is True and reason is not None:
             raise InputError(f"The members cannot be trained together: {reason}.")
         if self.ensemble.together is not False and reason is None:
-            recipe = Together(self.ensemble, tuple(draw_seed(self._generator(k)) for k in range(self.ensemble.members)))
+            seeds = tuple(draw_seed(self._generator(k)) for k in range(self.ensemble.members))
             options: dict[str, Any] = {"training": self.training, "progress": self.progress, **self.options}
-            return recipe.fit(self.model, self.data, generator=self.generator, **options)
+            return BatchedMembers(self.ensemble, seeds).fit(self.model, self.data, generator=self.generator, **options)
         try:
             divided = distributed.is_active() and not self.in_shards  # else no process has all the data
             members = self._divided() if divided else [self._fit(k) for k in self._numbers]

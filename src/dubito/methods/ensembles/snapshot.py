@@ -48,7 +48,7 @@ class Snapshot(Recipe):
         steps = (problem.source.num_batches or 1) * problem.training.epochs
         if self.cycles > steps:
             raise InputError(f"{self.cycles} cycles do not fit into {steps} steps: train for more epochs.")
-        run = _Run(self, problem, steps)
+        run = _SnapshotRun(self, problem, steps)
         return Inference(run.init, run.update, run.posterior, epochs=problem.training.epochs)
 
 
@@ -69,7 +69,7 @@ class Cyclic(Training):
         return self.lr * 0.5 * (1 + math.cos(math.pi * (progress * self.cycles % 1.0)))
 
 
-class _Run:
+class _SnapshotRun:
     def __init__(self, recipe: Snapshot, problem: Problem, steps: int) -> None:
         self.recipe, self.problem, self.steps = recipe, problem, steps
         training = Cyclic(**problem.training.fields(), cycles=recipe.cycles)

@@ -81,7 +81,7 @@ class SWAG(Recipe):
     def build(self, problem: Problem) -> Inference:
         """Return the steps of training and collecting."""
         check_training("SWAG", problem.training)
-        run = _Run(self, problem, problem.selection)
+        run = _SWAGRun(self, problem, problem.selection)
         return Inference(run.init, run.update, run.posterior, epochs=problem.training.epochs)
 
 
@@ -104,7 +104,7 @@ class Averaging(Training):
         return self.lr + (self.end_lr - self.lr) * max(2 * past - 1, 0.0)
 
 
-class _Run:
+class _SWAGRun:
     def __init__(self, recipe: SWAG, problem: Problem, selection: Selection) -> None:
         self.recipe, self.problem, self.selection = recipe, problem, selection
         training = problem.training

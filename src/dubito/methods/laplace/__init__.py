@@ -1,4 +1,4 @@
-"""The Laplace approximation: a Gaussian around the trained weights, shaped by the curvature of the loss."""
+"""The Laplace approximation: a Gaussian around the trained weights with the curvature of the loss as precision."""
 
 from dubito.methods.laplace.posterior import LaplacePosterior
 from dubito.methods.laplace.recipe import Laplace

@@ -1,4 +1,4 @@
-"""One pass over the data: curvature, and how well the network explains what it sees, are summed batch by batch."""
+"""Sum the curvature and the log-likelihood over the data, batch by batch."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
 
 class Collector:
-    """Sums over batches: the steps of `Laplace` as an `Inference`.
+    """The steps of `Laplace` as an `Inference`: sums over batches.
 
     Args:
         recipe: The recipe.
@@ -47,13 +47,13 @@ class Collector:
             mode=recipe.kron_mode, rank=recipe.rank, generator=problem.generator,
             hessian_of=self.likelihood if recipe.curvature == "hessian" else None,
         )  # fmt: skip
-        # the directions of a low-rank pass are the same in every process, so its products are summed batch by batch
+        # a low-rank pass uses the same directions in every process, so its products are summed batch by batch
         self.additive = not isinstance(self.accumulator, LowRankAccumulator)
 
     def init(self, initial: Params, buffers: Buffers, generator: torch.Generator) -> State:
         """Nothing seen yet."""
         sums = self.accumulator.zeros()
-        if isinstance(self.accumulator, KroneckerAccumulator):  # which factors there are, one example shows
+        if isinstance(self.accumulator, KroneckerAccumulator):  # one example shows which factors exist
             first = self.problem.source.first()
             one = Batch(batches.take(first.inputs, slice(0, 1)), first.targets[:1], 1)
             self._add(sums, torch.zeros(2, dtype=torch.float64), one, torch.Generator().manual_seed(0))
@@ -62,7 +62,7 @@ class Collector:
         return {"sums": sums, "fit": torch.zeros(2, dtype=torch.float64), "seen": 0, "turn": 0}
 
     def update(self, state: State, batch: Batch, generator: torch.Generator) -> tuple[State, Info]:
-        """Add one batch, and start the next pass after the last one."""
+        """Add one batch; after the last batch of a pass, prepare the next pass."""
         local = distributed.local_generator(generator)
         sums, fit = state["sums"], torch.zeros(2, dtype=torch.float64)
         if self.additive or not distributed.is_active():
@@ -98,7 +98,7 @@ class Collector:
             self.accumulator.add(sums, tape, merged, targets)
 
     def _needs_few_columns(self, batch: Batch) -> bool:
-        """Whether the curvature is that of a last layer of many outputs, which has a short form."""
+        """Return whether only a last layer with many outputs is random, whose curvature needs few columns."""
         few_outputs = 0 < self.engine.num_outputs <= MOST_COLUMNS
         if few_outputs or self.recipe.curvature != "ggn" or self.recipe.structure not in ("diag", "kron"):
             return False
@@ -106,35 +106,35 @@ class Collector:
         return first.outputs[0].numel() > MOST_COLUMNS and is_one_linear(first)
 
     def _explained(self, outputs: Tensor, targets: Tensor) -> Tensor:
-        """The log-likelihood and the number of examples; for a Gaussian squared error and number of residuals."""
+        """Return the log-likelihood and the number of examples; for a Gaussian the squared error and the residuals."""
         if isinstance(self.likelihood, Gaussian):
-            residuals = self.likelihood.gradient(outputs, targets)  # at unit noise
+            residuals = self.likelihood.gradient(outputs, targets)  # the noise is 1 here
             total, count = residuals.double().square().sum(), residuals.numel()
         else:
             total, count = self.likelihood.log_prob(outputs, targets).double().sum(), len(outputs)
         if not torch.isfinite(total):
             raise NonFiniteError(
-                "The likelihood of some of the data is NaN or 0 under the network: look for extreme inputs, or for "
-                "outputs that are not finite."
+                "The likelihood of some of the data is NaN or 0: check for extreme inputs, and for outputs that "
+                "are not finite."
             )
         return torch.tensor([float(total), float(count)], dtype=torch.float64)
 
     def _check_count(self, seen: int) -> None:
-        """Raise where passes over the data cannot be told apart."""
+        """Raise an error if the end of a pass over the data is unknown."""
         if self.accumulator.passes > 1 and seen != self.problem.num_data:
             raise InputError(
-                f"structure='{self.recipe.structure}' goes over the data several times and must know how many examples "
-                f"there are: num_data is {self.problem.num_data:,}, but the data holds another number."
+                f"num_data is {self.problem.num_data:,}, but the data has another number of examples; "
+                f"structure='{self.recipe.structure}' makes several passes and needs the exact number."
             )
 
     @property
     def _num_columns(self) -> int:
-        """How many columns go through one product."""
+        """Return the number of columns in one vector-Jacobian product."""
         sampled = {"fisher-mc": self.recipe.fisher_samples, "fisher-empirical": 1}
         return min(sampled.get(self.recipe.curvature, MOST_COLUMNS), MOST_COLUMNS)
 
     def posterior(self, state: State) -> LaplacePosterior:
-        """Return the posterior, its prior precision and noise in place."""
+        """Return the posterior with its prior precision and noise."""
         problem = self.problem
         self._check_count(state["seen"] if state["turn"] + 1 == self.accumulator.passes else 0)
         distributed.sum_(list(io.tensors(state)) if self.additive else [])
@@ -149,5 +149,5 @@ class Collector:
 
 
 def unit_noise(likelihood: Likelihood) -> Likelihood:
-    """A Gaussian likelihood at noise 1, because at any other the curvature is a multiple; others as they are."""
+    """Return a Gaussian likelihood with noise 1, as the noise only scales the curvature; others unchanged."""
     return Gaussian(noise=1.0) if isinstance(likelihood, Gaussian) else likelihood

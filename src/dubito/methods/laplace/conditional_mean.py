@@ -13,7 +13,7 @@ from dubito.core.params import Params
 if TYPE_CHECKING:
     from dubito.methods.laplace.posterior import LaplacePosterior
 
-# Conjugate gradients stop at this residual, relative to the right-hand side.
+# The residual at which conjugate gradients stop, relative to the right-hand side.
 TOLERANCE, MAX_STEPS = 1e-6, 200
 
 
@@ -40,7 +40,7 @@ def conditional_mean(posterior: LaplacePosterior, keep: Mapping[str, Tensor]) ->
 def conjugate_gradients(
     matmul: Callable[[Tensor], Tensor], precondition: Callable[[Tensor], Tensor], right: Tensor, start: Tensor
 ) -> Tensor:
-    """Solve ``A x = right`` for a positive semi-definite A and a `precondition` near its inverse."""
+    """Solve ``A x = right`` for a positive semi-definite A; `precondition` approximates its inverse."""
     solution = start
     residual = right - matmul(solution)
     direction = precondition(residual)

@@ -4,9 +4,9 @@ $$\log p(D) \approx \tfrac1T \log p(D \mid \hat w)
   - \tfrac12 \Big[\log\frac{\det P}{\det \Lambda} + \sum_d \lambda_d (\hat w_d - \mu_d)^2\Big],
   \qquad P = s H + \Lambda$$
 
-with $s = 1/(\sigma^2 T)$ for a Gaussian likelihood of noise σ, else $1/T$ (MacKay 1992). All determinants come from one
-eigendecomposition, so each step costs O(D) or less; only a full matrix with several precisions needs a Cholesky
-factor each time.
+with $s = 1/(\sigma^2 T)$ for a Gaussian likelihood of noise σ, else $1/T$ (MacKay 1992). One eigendecomposition gives
+all determinants, so each step costs at most O(D); only a full matrix with several precisions needs a Cholesky
+factor in each step.
 """
 
 from __future__ import annotations
@@ -23,18 +23,18 @@ from dubito.core.numeric import minimize_scalar
 from dubito.curvature.matrices import Matrix
 from dubito.networks.selection import Selection
 
-# The range in which prior precisions are searched, as natural logarithms.
+# The range of the search for prior precisions, as natural logarithms.
 LOW, HIGH = math.log(1e-6), math.log(1e8)
 
 
 @dataclass(frozen=True)
 class DataFit:
-    """How well the centre of the posterior explains the data, in a form that any noise can be tried on.
+    """The fit of the posterior's mean to the data, from which the log-likelihood at any noise follows.
 
     Args:
         log_likelihood: The sum of log-probabilities, for likelihoods without noise.
         squared_error: The sum of squared residuals, for a Gaussian; else None.
-        num_residuals: How many residuals that is.
+        num_residuals: The number of residuals.
     """
 
     log_likelihood: float = 0.0
@@ -47,7 +47,7 @@ class DataFit:
         return DataFit(total, squared, self.num_residuals + other.num_residuals)
 
     def at(self, noise: Tensor) -> Tensor:
-        """The log-likelihood of the data at this noise."""
+        """Return the log-likelihood of the data at this noise."""
         if self.squared_error is None:
             return torch.tensor(self.log_likelihood, dtype=torch.float64)
         constant = 0.5 * self.num_residuals * math.log(2 * math.pi)
@@ -61,8 +61,8 @@ class Evidence:
     Args:
         matrix: The curvature at unit noise.
         deviation: The squared distance of each weight from its prior mean, ``[D]``.
-        fit: How well the centre explains the data.
-        temperature: By which the log-likelihood and its curvature are divided.
+        fit: The fit of the posterior's mean to the data.
+        temperature: The number by which the log-likelihood and its curvature are divided.
     """
 
     matrix: Matrix
@@ -71,12 +71,12 @@ class Evidence:
     temperature: float
 
     def scale(self, noise: Tensor) -> Tensor:
-        """The factor of the curvature: ``1/(σ² T)`` for a Gaussian, else ``1/T``."""
+        """Return the factor of the curvature: ``1/(σ² T)`` for a Gaussian, else ``1/T``."""
         gaussian = self.fit.squared_error is not None
         return (1 / noise.square() if gaussian else torch.ones((), dtype=torch.float64)) / self.temperature
 
     def log(self, prior: Tensor, noise: Tensor) -> Tensor:
-        """The log evidence; differentiable in both arguments."""
+        """Return the log evidence; differentiable in both arguments."""
         size = self.matrix.size
         log_det_prior = size * prior.log() if prior.ndim == 0 else prior.log().sum()
         scatter = (prior * self.deviation).sum() if prior.ndim else prior * self.deviation.sum()
@@ -89,16 +89,16 @@ def as_precision(value: Tensor | float, selection: Selection, structure: str) ->
     values = torch.as_tensor(value, dtype=torch.float64)
     if values.ndim and values.shape != (selection.num_weights,):
         raise InputError(
-            f"prior_precision must be a number or have one value for each of the {selection.num_weights:,} random "
-            f"weights, not shape {tuple(values.shape)}."
+            f"`prior_precision` must be a number or have one value for each of the {selection.num_weights:,} random "
+            f"weights, got shape {tuple(values.shape)}."
         )
     if not bool(((values > 0) & values.isfinite()).all()):
-        raise InputError("Every prior precision must be a positive number.")
+        raise InputError("`prior_precision` must hold positive, finite numbers only.")
     for name, span in selection.slices.items() if values.ndim and structure == "kron" else ():
         if selection.is_whole(name) and bool((values[span] != values[span.start]).any()):
             raise InputError(
-                f"structure='kron' needs one prior precision for all of '{name}': a Kronecker product has no place for "
-                "single weights; use 'diag', 'full' or 'low-rank'."
+                f"structure='kron' needs one prior precision for all of '{name}', because Kronecker factors do not "
+                "distinguish single weights: use 'diag', 'full' or 'low-rank'."
             )
     return values
 
@@ -111,15 +111,15 @@ def maximize(
     tune_noise: bool,
     prior: Tensor | None = None,
 ) -> tuple[Tensor, Tensor]:
-    """Return the prior precision and the noise of the largest evidence.
+    """Return the prior precision and the noise that maximize the evidence.
 
     Args:
-        evidence: What to maximize.
+        evidence: The function to maximize.
         selection: Which weights are random, for precisions per parameter.
         groups: One precision for ``"all"``, per ``"layer"`` (each parameter), or per ``"weight"`` (diagonal only).
-        noise: The starting point, or the given noise.
-        tune_noise: Whether the noise is free.
-        prior: A precision that is given, so that only the noise is free; or None.
+        noise: The initial noise, or the fixed noise.
+        tune_noise: Whether the noise is tuned.
+        prior: A fixed precision, if only the noise is tuned; else None.
     """
     if prior is not None:
         return prior, _best_noise(lambda value: evidence.log(prior, value), noise) if tune_noise else noise
@@ -135,7 +135,7 @@ def maximize(
 
 
 def _best_scalar(function: Callable[[Tensor], Tensor], low: float = LOW, high: float = HIGH) -> Tensor:
-    """Maximize over one positive number: a coarse grid finds the basin, a golden section its floor."""
+    """Maximize over one positive number by a coarse grid, refined by golden-section search."""
 
     def loss(log_value: float) -> float:
         return -float(function(torch.tensor(math.exp(log_value), dtype=torch.float64)))
@@ -147,7 +147,7 @@ def _best_scalar(function: Callable[[Tensor], Tensor], low: float = LOW, high: f
 
 
 def _best_noise(function: Callable[[Tensor], Tensor], start: Tensor) -> Tensor:
-    """Maximize over the noise, within some powers of ten of where it starts."""
+    """Maximize over the noise, within a few powers of ten around the initial value."""
     middle = float(start.log())
     return _best_scalar(function, middle - 8, middle + 8)
 
@@ -155,8 +155,8 @@ def _best_noise(function: Callable[[Tensor], Tensor], start: Tensor) -> Tensor:
 def _climb(
     evidence: Evidence, prior: Tensor, noise: Tensor, tune_noise: bool, sizes: list[int] | None
 ) -> tuple[Tensor, Tensor]:
-    """Maximize over the logarithms of the precisions (one, or one for each of `sizes`) and of the noise, by L-BFGS."""
-    if tune_noise:  # from the best noise at the starting precision, not from the residuals alone
+    """Maximize over the logarithms of the precisions (one, or one per entry of `sizes`) and the noise by L-BFGS."""
+    if tune_noise:  # start from the best noise at the initial precision, not from the residuals
         noise = _best_noise(lambda value: evidence.log(prior, value), noise)
     device = evidence.deviation.device
     log_prior = prior.log().to(device, copy=True).expand(len(sizes) if sizes else ()).clone().requires_grad_()
@@ -183,9 +183,9 @@ def _climb(
 
 
 def _per_weight(evidence: Evidence, noise: Tensor) -> Tensor:
-    r"""For a diagonal the best λ of each weight solves $\lambda^2 + h\lambda = h/\Delta^2$ (automatic relevance)."""
+    r"""Return the best λ of each weight for a diagonal, which solves $\lambda^2 + h\lambda = h/\Delta^2$ (ARD)."""
     curvature = evidence.scale(noise) * evidence.matrix.diagonal()
     ratio = curvature / evidence.deviation.clamp_min(1e-30)
     root = (curvature.square() + 4 * ratio).sqrt()
-    best = 2 * ratio / (curvature + root).clamp_min(1e-300)  # the stable form of (−h + root)/2
+    best = 2 * ratio / (curvature + root).clamp_min(1e-300)  # numerically stable form of (−h + root)/2
     return best.clamp(math.exp(LOW), math.exp(HIGH))

@@ -1,12 +1,12 @@
-r"""Online marginal-likelihood training: the prior precision of every parameter, and the noise, follow the evidence.
+r"""Online marginal-likelihood training: learn prior precisions and the noise by the evidence, during training.
 
-Every so many epochs a Laplace approximation at the current weights chooses them anew; in between the weights are
-trained under them (Immer et al. 2021, https://arxiv.org/abs/2104.04975):
+Every few epochs, a Laplace approximation at the current weights chooses them again; in between, the weights are
+trained with them (Immer et al. 2021, https://arxiv.org/abs/2104.04975):
 
 $$w \leftarrow \text{epochs of descent on } -\log p(D \mid w) + \tfrac12 \sum_l \lambda_l \lVert w_l \rVert^2, \qquad
   \lambda, \sigma \leftarrow \arg\max \log p(D \mid \lambda, \sigma)$$
 
-On a linear model the fixed points are those of the exact evidence, because its slope through the weights vanishes.
+For a linear model the fixed points maximize the exact evidence, because its gradient through the weights vanishes.
 """
 
 from __future__ import annotations
@@ -31,23 +31,23 @@ RECIPE = Laplace(structure="kron", prior_precision="evidence", prior_groups="lay
 
 
 class EvidenceDescent(Descent):
-    """Descent on the weights under a prior that is chosen again every `training.evidence_every` epochs.
+    """Gradient training of the weights under a prior that is chosen again every `training.evidence_every` epochs.
 
     Args:
         problem: The data, the model and the training settings.
-        prior_precision: The precision until the first choice.
-        epochs: How many epochs the schedule of the learning rate spans.
+        prior_precision: The initial precision.
+        epochs: The number of epochs of the learning rate schedule.
     """
 
     def __init__(self, problem: Problem, prior_precision: float, epochs: int) -> None:
         training = problem.training
         if training.evidence_burn_in + (training.evidence_every or 1) > epochs:
             raise InputError(
-                f"{epochs} epochs end before the evidence is asked for the first time: train for longer, or lower "
+                f"Training ends after {epochs} epochs, before the evidence is first maximized: train longer, or lower "
                 "evidence_every and evidence_burn_in."
             )
         if training.weight_decay:
-            raise InputError("weight_decay and evidence_every would both choose the prior: drop one of them.")
+            raise InputError("weight_decay and evidence_every both set the prior precision: drop one of them.")
         weight = next(problem.model.parameters())
         self.precision: Params = {
             name: torch.full((), prior_precision, dtype=torch.float64, device=weight.device)
@@ -56,11 +56,11 @@ class EvidenceDescent(Descent):
         self.chosen: Params = {
             name: value.detach().to(device=weight.device, dtype=weight.dtype).clone()
             for name, value in problem.likelihood.hyper().items()
-        }  # of the likelihood; they do not move between choices
+        }  # the likelihood's; constant between choices
         super().__init__(problem, problem.model, self._penalized, epochs=epochs)
 
     def _penalized(self, module: nn.Module, batch: Batch, hyper: Params, generator: torch.Generator) -> Tensor:
-        """This process's share of ``−(1/B) Σ log p(y_n | f(x_n)) + ½ Σ_l (λ_l/N) ‖w_l‖²``."""
+        """Return this process's share of ``−(1/B) Σ log p(y_n | f(x_n)) + ½ Σ_l (λ_l/N) ‖w_l‖²``."""
         outputs = params.call(module, batch.inputs)
         loss = -self.problem.likelihood.log_prob(outputs, batch.targets, self.chosen).sum()
         weights = dict(module.named_parameters())
@@ -69,7 +69,7 @@ class EvidenceDescent(Descent):
         return (loss + 0.5 * share * penalty.to(loss.dtype)) / batch.size
 
     def init(self, initial: Params, buffers: Buffers, generator: torch.Generator) -> State:
-        """Return the state before the first step, the prior in it."""
+        """Return the initial state, which includes the prior."""
         state = super().init(initial, buffers, generator)
         return {**state, "hyper": dict(self.chosen), "precision": dict(self.precision)}
 
@@ -86,7 +86,7 @@ class EvidenceDescent(Descent):
         return step % per_epoch == 0 and done > 0 and done % (training.evidence_every or 1) == 0
 
     def _choose(self) -> float:
-        """Maximize the evidence at the current weights; what it gives is written into the tensors of the state."""
+        """Maximize the evidence at the current weights, and write the result into the tensors of the state."""
         problem = dataclasses.replace(
             self.problem, model=self.module, validation=None, generator=torch.Generator().manual_seed(0)
         )

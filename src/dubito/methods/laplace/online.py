@@ -1,10 +1,10 @@
-r"""Learning on: yesterday's Laplace posterior is today's prior.
+r"""Update a Laplace posterior with new data: the old posterior is the prior.
 
 $$\hat w' = \arg\min_w\; -\tfrac1T \log p(D' \mid w) + \tfrac12 (w - \hat w)^\top P\,(w - \hat w),
   \qquad P' = P + \tfrac1T H'$$
 
-with the curvature $H'$ of the new data at $\hat w'$ (Ritter et al. 2018, https://arxiv.org/abs/1805.07810). On a linear
-model with full structure this is exact Bayesian updating. The prior precision and the noise stay what they were.
+with the curvature $H'$ of the new data at $\hat w'$ (Ritter et al. 2018, https://arxiv.org/abs/1805.07810). For a
+linear model with full structure this is exact Bayesian updating. The prior precision and the noise do not change.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from dubito.fitting.training import Training
 from dubito.methods.laplace.posterior import LaplacePosterior
 from dubito.select import mask
 
-# Gauss-Newton steps at most; a linear model needs one.
+# The largest number of Gauss-Newton steps; a linear model needs one.
 MOST_STEPS = 20
 MOST_HALVINGS = 10
 
@@ -44,9 +44,9 @@ def update(
 ) -> LaplacePosterior:
     """Return the posterior after `data`.
 
-    Without `training` the mean moves by Gauss-Newton steps, each halved until the objective falls: one step is exact
-    for linear models, and a few are a sensible correction for networks. With `training` the random weights are trained
-    on the new data under the quadratic penalty of the old posterior, which is what a new task needs.
+    Without `training` the mean moves by Gauss-Newton steps, each halved until the objective decreases: one step is
+    exact for linear models, and a few improve networks. With `training` the random weights are trained on the new data
+    with the old posterior as a quadratic penalty, as a new task needs.
     """
     if distributed.is_active():
         distributed.check_same(posterior.digest(), "posteriors")
@@ -54,7 +54,7 @@ def update(
     if training is None:
         params.load_(moved, _gauss_newton(posterior, data, generator))
     else:
-        point = Continue(posterior).fit(
+        point = PenalizedTraining(posterior).fit(
             moved, data, likelihood=posterior.likelihood, training=training, generator=generator, progress=progress
         )
         moved = point.model
@@ -70,7 +70,7 @@ def update(
 def _curvature_at(
     posterior: LaplacePosterior, model: nn.Module, data: Data, generator: torch.Generator | None, progress: bool
 ) -> LaplacePosterior:
-    """The curvature of the new data alone, over the same weights."""
+    """Return the curvature of the new data alone, over the same weights."""
     chosen = {name: value for name, value in posterior.selection.masks().items() if bool(value.any())}
     recipe = posterior.recipe.replace(
         weights=mask(chosen), prior_precision=1.0, prior_groups="all", prior_scaling="plain"
@@ -79,7 +79,7 @@ def _curvature_at(
 
 
 def _gauss_newton(posterior: LaplacePosterior, data: Data, generator: torch.Generator | None) -> Params:
-    """Minimize the penalized loss from the old mean, in the metric of the curvature there."""
+    """Minimize the penalized loss from the old mean, with the curvature at the old mean."""
     selection, scale = posterior.selection, posterior.evidence.scale(posterior.noise)
     source = Source(data, batch_size=256, device=posterior.device, dtype=posterior.dtype)
     new = _curvature_at(posterior, posterior.model, data, generator, progress=False)
@@ -103,7 +103,7 @@ def _gauss_newton(posterior: LaplacePosterior, data: Data, generator: torch.Gene
 
 
 def _objective(posterior: LaplacePosterior, source: Source, at: Tensor, center: Tensor) -> tuple[float, Tensor]:
-    """The penalized loss ``−log p(D'|w)/T + ½ δᵀPδ`` at some random weights, and its gradient."""
+    """Return the penalized loss ``−log p(D'|w)/T + ½ δᵀPδ`` at some random weights, and its gradient."""
     base, likelihood = posterior.mean(), posterior.likelihood
     flat = at.to(posterior.dtype, copy=True).requires_grad_()
     sums = at.new_zeros(1 + len(at))
@@ -120,8 +120,8 @@ def _objective(posterior: LaplacePosterior, source: Source, at: Tensor, center: 
 
 
 @setting
-class Continue(Recipe):
-    """Train the random weights of a Laplace posterior on new data, held back by that posterior; the result is a point.
+class PenalizedTraining(Recipe):
+    """Train the random weights of a Laplace posterior on new data, with that posterior as a quadratic penalty.
 
     Args:
         posterior: The posterior that is the prior.
@@ -131,7 +131,7 @@ class Continue(Recipe):
     posterior: Any
 
     def build(self, problem: Problem) -> Inference:
-        """Return steps of descent on the random weights only."""
+        """Return the training steps, which change the random weights only; their posterior is a point."""
         old: LaplacePosterior = self.posterior
         module = _Selected(problem.model, old)
         plain = negative_log_likelihood(problem)
@@ -141,7 +141,7 @@ class Continue(Recipe):
             pull = old.precision_matmul(moved.detach().double()).to(moved)
             share = batch.num_rows / batch.size / problem.num_data
             surrogate = (moved * pull).sum() * share
-            penalty = surrogate - 0.5 * surrogate.detach()  # the value of ½ δᵀPδ, the gradient Pδ
+            penalty = surrogate - 0.5 * surrogate.detach()  # has the value ½ δᵀPδ and the gradient Pδ
             return plain(module, batch, hyper, generator) / old.recipe.temperature + penalty
 
         descent = Descent(problem, module, loss)
@@ -158,9 +158,9 @@ class Continue(Recipe):
 
 
 class _Selected(nn.Module):
-    """A network of which only the selected weights, one flat vector, can move.
+    """A network whose only trainable parameter is the flat vector of the selected weights.
 
-    It runs in evaluation mode: dropout is off, and the statistics of normalization layers stay what they were.
+    It runs in evaluation mode: dropout is off, and normalization layers keep their running statistics.
     """
 
     def __init__(self, model: nn.Module, posterior: LaplacePosterior) -> None:
@@ -172,7 +172,7 @@ class _Selected(nn.Module):
         self.network = [model]  # in a list, so that its own parameters are not registered here
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
-        """Call the network with the vector in place."""
+        """Call the network with the weights of the vector."""
         model = self.network[0].eval()
         with params.swapped(model, self.selection.merge(self.base, self.flat)):
             return model(*args, **kwargs)
@@ -195,7 +195,7 @@ def _sum_matrices(old: LaplacePosterior, new: LaplacePosterior) -> linalg.Matrix
 
 
 def _chained_evidence(old: LaplacePosterior, merged: LaplacePosterior, new: LaplacePosterior) -> float:
-    r"""$\log p(D) + \log p(D' \mid D)$, each by Laplace: exact for linear models."""
+    r"""Return $\log p(D) + \log p(D' \mid D)$, each by the Laplace approximation; exact for linear models."""
     scale = old.evidence.scale(old.noise)
     moved = (merged.selection.ravel(merged.mean()) - old.selection.ravel(old.mean())).double()
     log_det = merged.matrix.log_det(old.prior_precision, scale) - old.matrix.log_det(old.prior_precision, scale)

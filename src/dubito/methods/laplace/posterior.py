@@ -1,4 +1,4 @@
-"""A Gaussian over the selected weights around the trained ones."""
+"""The posterior of `Laplace`: a Gaussian over the selected weights around the trained ones."""
 
 from __future__ import annotations
 
@@ -43,14 +43,14 @@ class LaplacePosterior(Posterior):
         num_data: The number of examples.
         selection: Which weights are random.
         sums: The accumulated curvature at unit noise.
-        fit: How well the trained weights explain the data.
-        prior_precision: A number, or one per random weight.
-        known_evidence: The evidence of a posterior that was updated with new data; else None.
+        fit: The fit of the trained weights to the data.
+        prior_precision: A number, or one value per random weight.
+        known_evidence: After an update, the log evidence; else None.
     """
 
     family = "Laplace"
     default_samples = 32
-    draws_functions = False  # the linearized predictive draws the outputs of each input by themselves
+    draws_functions = False  # the linearized prediction draws the outputs of each input separately
 
     def __init__(
         self,
@@ -73,7 +73,7 @@ class LaplacePosterior(Posterior):
 
     @cached_property
     def engine(self) -> Engine:
-        """Gives the gradients of the outputs."""
+        """The engine that computes gradients of the outputs."""
         return Engine(self.model, self.selection.names)
 
     @shared_property
@@ -82,26 +82,26 @@ class LaplacePosterior(Posterior):
         return self.matrix_of(self.sums)
 
     def matrix_of(self, sums: dict[str, Any]) -> linalg.Matrix:
-        """The curvature that accumulated sums stand for; they are kept on the CPU, it lives where the model does."""
+        """Return the curvature of accumulated sums, on the model's device; the sums stay on the CPU."""
         sums = sums if self.device.type == "cpu" else io.clone(sums, self.device)
-        if "matrix" in sums:  # a low-rank matrix after an update: its passes are over
+        if "matrix" in sums:  # a low-rank matrix after an update, which needs no further pass
             return linalg.LowRank.from_state(sums["matrix"])
         return matrix_from_sums(self.recipe.structure, sums, self.selection, self.model, self.recipe.rank)
 
     def owning(self) -> Self:
-        """Say that the sums are this posterior's own: a root of the covariance may take the unused half of a matrix."""
+        """Mark the sums as used here only, so that a covariance root may overwrite the unused half of a matrix."""
         if self.recipe.structure == "full" and isinstance(self.matrix, linalg.Dense):
             self.matrix.lends = True
         return self
 
     def precision_matmul(self, vectors: Tensor) -> Tensor:
-        """``P v`` for the posterior's precision."""
+        """Return ``P v`` for the posterior's precision P."""
         return self.matrix.precision_matmul(vectors, self.prior_precision, self.evidence.scale(self.noise))
 
     def precision_diagonal(self) -> Params:
-        """Return the diagonal of the posterior's precision by parameter, zero where a weight is not random.
+        """Return the diagonal of the posterior's precision by parameter, zero for weights that are not random.
 
-        It is one over the variance that a weight has when all others are known; `marginals` has that when they are not.
+        Its inverse is the variance of a weight given all others; `marginals` returns the variances when none is known.
         """
         scale = self.evidence.scale(self.noise)
         diagonal = scale * self.matrix.diagonal().double() + self.prior_precision
@@ -114,7 +114,7 @@ class LaplacePosterior(Posterior):
 
     @property
     def noise(self) -> Tensor:
-        """The standard deviation of a Gaussian likelihood; 1 for others."""
+        """The noise of a Gaussian likelihood; 1 for others."""
         known = isinstance(self.likelihood, Gaussian) and not isinstance(self.likelihood.noise, str)
         return torch.tensor(self.likelihood.noise if known else 1.0, dtype=torch.float64)  # type: ignore[attr-defined]
 
@@ -131,7 +131,7 @@ class LaplacePosterior(Posterior):
         return self.matrix.covariance(self.prior_precision, self.evidence.scale(self.noise))
 
     def with_settings(self, prior_precision: Tensor, likelihood: Likelihood) -> LaplacePosterior:
-        """Return this posterior with another prior precision and noise; the curvature is shared, not computed again."""
+        """Return this posterior with another prior precision and noise; both share the curvature."""
         other = type(self)(
             self.model, likelihood, self.recipe, self.num_data, self.selection, self.sums, self.fit, prior_precision
         )
@@ -144,18 +144,18 @@ class LaplacePosterior(Posterior):
         """Draw weights from the Gaussian."""
         generator, size = default_generator(generator), self.selection.num_weights
         center = self.selection.ravel(self.mean())
-        # few at a time: noise is drawn and coloured in float64, of which many large networks would not fit
+        # in parts: many samples of a large network in float64 would not fit into memory
         steps = torch.arange(num_samples).split(max(1, limits.current().drawn_weights // (8 * size)))
         noise = torch.cat([self.covariance.sample(len(step), size, generator, center) for step in steps])
         return self.selection.merge(self.mean(), noise.add_(center))
 
     def marginals(self) -> tuple[Params, Params]:
-        """Return the trained weights and the marginal variances, zero where a weight is not random."""
+        """Return the trained weights and the marginal variances, zero for weights that are not random."""
         mean, variance = self.mean(), self.covariance.variance().to(self.device, self.dtype)
         return mean, self.selection.merge(params.zeros_like(mean), variance)
 
     def prior(self) -> tuple[Params, Params]:
-        """Return the prior's mean and variance; a weight that is not random keeps its trained value."""
+        """Return the mean and the variance of the prior; a weight that is not random has its value as the mean."""
         mean, size = self.mean(), self.selection.num_weights
         center = torch.as_tensor(self.recipe.prior_mean, dtype=self.dtype, device=self.device).expand(size)
         variance = (1 / self.prior_precision).to(self.device, self.dtype).expand(size)
@@ -172,7 +172,7 @@ class LaplacePosterior(Posterior):
         """
         if self.known_evidence is not None:
             if prior_precision is not None or noise is not None:
-                raise UnsupportedError("After an update the evidence is known only at the posterior's own settings.")
+                raise UnsupportedError("After an update, log_evidence() takes no arguments: call it without any.")
             return torch.tensor(self.known_evidence, dtype=torch.float64)
         prior = self.prior_precision
         if prior_precision is not None:
@@ -183,7 +183,7 @@ class LaplacePosterior(Posterior):
         r"""Return the log-density of weights, $\tfrac12(\log\det P - \delta^\top P\,\delta - D \log 2\pi)$.
 
         Args:
-            weights: One tensor per parameter, or ``[S, ...]`` as `sample` gives them; only random ones are looked at.
+            weights: One tensor per parameter, or ``[S, ...]`` as from `sample`; only random weights are used.
         """
         center, size = self.selection.ravel(self.mean()), self.selection.num_weights
         moved = (self.selection.ravel(weights).to(center) - center).double()
@@ -203,7 +203,7 @@ class LaplacePosterior(Posterior):
 
         Args:
             inputs: One batch.
-            joint: Whether the covariance is that between all inputs; it builds their Jacobian, so they should be few.
+            joint: Whether the covariance is between all inputs; it builds their Jacobian, so use few inputs.
 
         Returns:
             The mean ``[B, O]`` of all outputs of an example in canonical order, and the covariance ``[B, O, O]``, or
@@ -217,7 +217,7 @@ class LaplacePosterior(Posterior):
     ) -> Tensor:
         """Draw linearized outputs ``[S, B, O]``; if `joint`, one function per sample over all inputs.
 
-        Otherwise inputs share their noise, which makes a batch look like one function but has no meaning between them.
+        Otherwise all inputs use the same noise, but correlations between inputs are not those of the posterior.
         """
         mean, covariance = self.functional(inputs, joint=joint)
         noise = links.Noise(num_samples, default_generator(generator))
@@ -239,9 +239,9 @@ class LaplacePosterior(Posterior):
 
         Args:
             x: The inputs.
-            num_samples: Draws of the outputs (or of the weights).
+            num_samples: The number of samples of the outputs (or of the weights).
             generator: The source of randomness; by default the same call gives the same numbers.
-            batch_size: How many rows are worked on at a time.
+            batch_size: The number of rows that are predicted at a time.
             differentiable: Keep gradients in `x` (tensors only) of mean and variance, or of the probit link's
                 probabilities: for Bayesian optimization and other uses with few inputs.
             options: `method`, `link`, `centred`.
@@ -267,21 +267,21 @@ class LaplacePosterior(Posterior):
         centred: bool = True,
         **options: Any,
     ) -> Predictor:
-        """Return the predictive.
+        """Return the predictive distribution as a function of inputs.
 
         Args:
-            num_samples: Draws of the outputs (or of the weights).
+            num_samples: The number of samples of the outputs (or of the weights).
             generator: The source of randomness.
-            method: ``"linearized"``: Gaussian outputs; ``"weights"``: the nonlinear network at sampled weights.
-            link: From Gaussian logits to probabilities; regression needs none.
-            centred: Take the direction in which all logits shift together, which changes no probability, out of the
-                variance that the probit link sees.
-            options: None others.
+            method: ``"linearized"``: Gaussian outputs; ``"weights"``: the nonlinear network at weight samples.
+            link: How Gaussian logits become probabilities; regression needs none.
+            centred: Ignore the variance along the direction that adds one constant to all logits, which changes no
+                probability, in the probit link.
+            options: No other option is known.
         """
         if options:
             raise InputError(f"A Laplace posterior has no predict option '{next(iter(options))}'.")
         if method not in ("linearized", "weights"):
-            raise InputError(f"method must be 'linearized' or 'weights', not {method!r}.")
+            raise InputError(f"`method` must be 'linearized' or 'weights', got {method!r}.")
         found = links.find_link(link, self.likelihood)
         if method == "weights":
             return weight_predictor(self.model, self.likelihood, self.sample(num_samples, generator=generator))
@@ -309,7 +309,7 @@ class LaplacePosterior(Posterior):
         generator: torch.Generator | None = None,
         progress: bool = True,
     ) -> LaplacePosterior:
-        """Learn on from new data, with this posterior as the prior; see `dubito.methods.laplace.online`."""
+        """Update with new data, with this posterior as the prior; see `dubito.methods.laplace.online`."""
         from dubito.methods.laplace.online import update
 
         return update(self, data, training=training, generator=generator, progress=progress)
@@ -327,7 +327,7 @@ class LaplacePosterior(Posterior):
     @classmethod
     def from_state(cls, model: nn.Module, likelihood: Likelihood, recipe: Any, num_data: int, state: Any) -> Self:
         """Undo `state`."""
-        state = io.clone(state, torch.device("cpu"))  # where sums are kept, wherever the model is
+        state = io.clone(state, torch.device("cpu"))  # sums stay on the CPU, whatever the model's device
         selection, fit = Selection.from_state(state["selection"], model), DataFit(**state["fit"])
         settings = (state["prior_precision"], state["known_evidence"])
         return cls(model, likelihood, recipe, num_data, selection, state["sums"], fit, *settings).owning()

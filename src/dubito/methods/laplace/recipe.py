@@ -24,13 +24,13 @@ class Laplace(Recipe):
 
     $$q(w) = \mathcal N\Big(\hat w, \big(\tfrac1T \sum_n J_n^\top H_n J_n + \Lambda\big)^{-1}\Big)$$
 
-    The network is taken as trained; one pass over the data (four for ``"low-rank"``) is all it costs (MacKay 1992;
-    Daxberger et al. 2021, https://arxiv.org/abs/2106.14806). The noise of a Gaussian likelihood that is not a number is
-    chosen by the evidence, together with the prior precision or under a given one.
+    The network must be trained already; the fit makes one pass over the data (four for ``"low-rank"``) (MacKay 1992;
+    Daxberger et al. 2021, https://arxiv.org/abs/2106.14806). The noise of a Gaussian likelihood, unless it is fixed, is
+    chosen by the evidence, with the prior precision or for a given one.
 
     Args:
         structure: ``"kron"`` (Kronecker factors per layer), ``"full"``, ``"diag"``, or ``"low-rank"``.
-        weights: Which weights are random; the rest stay at their trained value.
+        weights: Which weights are random; the others stay at their trained values.
         curvature: ``"ggn"`` (exact Gauss-Newton), ``"fisher-mc"`` (sampled targets), ``"fisher-empirical"`` (observed
             ones), or ``"hessian"`` (full structure only).
         prior_precision: A number; ``"evidence"`` or ``"validation"`` to choose it (``"auto"``: by validation data where
@@ -39,11 +39,11 @@ class Laplace(Recipe):
         prior_mean: A number, or a tensor with one value per random weight.
         prior_groups: With ``"evidence"``: one precision for ``"all"`` weights, one per ``"layer"`` (each weight and
             each bias), or one per ``"weight"`` (diag only).
-        temperature: By which the log-likelihood is divided; below 1 makes the posterior narrower.
+        temperature: The number by which the log-likelihood is divided; below 1 makes the posterior narrower.
         rank: The number of eigenpairs of ``"low-rank"``.
         kron_mode: How ``"kron"`` treats weights shared over positions: ``"expand"`` or ``"reduce"``.
-        fisher_samples: Draws per example for ``"fisher-mc"``.
-        prior_scaling: ``"plain"``, or ``"S/D"`` to multiply a given precision by the random share of the weights.
+        fisher_samples: Sampled targets per example for ``"fisher-mc"``.
+        prior_scaling: ``"plain"``, or ``"S/D"`` to multiply a given precision by the fraction of random weights.
     """
 
     setting_name = "Laplace"
@@ -62,17 +62,17 @@ class Laplace(Recipe):
 
     def __post_init__(self) -> None:
         if self.prior_groups != "all" and self.prior_precision not in ("auto", "evidence"):
-            raise InputError(f"prior_groups={self.prior_groups!r} is for prior_precision='evidence'.")
+            raise InputError(f"prior_groups={self.prior_groups!r} needs prior_precision='evidence'.")
         if self.prior_groups == "weight" and self.structure != "diag":
-            raise InputError("prior_groups='weight' needs structure='diag': other structures mix weights.")
+            raise InputError("prior_groups='weight' needs structure='diag'.")
         if self.prior_scaling == "S/D" and isinstance(self.prior_precision, str):
-            raise InputError("prior_scaling='S/D' is for a given prior_precision: a tuned one needs no scaling.")
+            raise InputError("prior_scaling='S/D' needs a given prior_precision: a tuned one is not scaled.")
         if self.curvature == "hessian" and self.structure != "full":
-            raise InputError("curvature='hessian' needs structure='full': it may have negative directions.")
+            raise InputError("curvature='hessian' needs structure='full', as its negative eigenvalues are removed.")
 
     @property
     def needs_trained_model(self) -> bool:
-        """Yes: the weights are the centre of the posterior."""
+        """True: the trained weights are the mean of the posterior."""
         return True
 
     @property
@@ -81,11 +81,11 @@ class Laplace(Recipe):
         return float(self.prior_precision) if isinstance(self.prior_precision, int | float) else 1.0
 
     def on_subspace(self) -> Laplace:
-        """Use the whole matrix in the place of Kronecker factors, of which one would be a single number."""
+        """Return the recipe for a subspace: a full matrix, as one Kronecker factor would be a single number."""
         return self.replace(structure="full") if self.structure == "kron" else self
 
     def default_training(self) -> Training:
-        """One pass in larger batches; nothing is trained."""
+        """Return settings for one pass in larger batches, without training."""
         return Training(epochs=1, batch_size=1024, shuffle=False)
 
     def build(self, problem: Problem) -> Inference:
@@ -93,7 +93,7 @@ class Laplace(Recipe):
         from dubito.methods.laplace.collect import Collector
 
         if self.prior_precision == "validation" and problem.validation is None:
-            raise InputError("prior_precision='validation' needs data to judge by: pass `validation=` to fit.")
+            raise InputError("prior_precision='validation' needs validation data: pass `validation=` to fit.")
         collector = Collector(self, problem, problem.selection)
         return Inference(
             collector.init, collector.update, collector.posterior,

@@ -1,4 +1,4 @@
-"""Choosing the prior precision (and the noise) of a Laplace posterior: given, by evidence, or on validation data."""
+"""Set the prior precision and the noise of a Laplace posterior: given, by the evidence, or by validation data."""
 
 from __future__ import annotations
 
@@ -20,25 +20,25 @@ from dubito.networks.selection import Selection
 if TYPE_CHECKING:
     from dubito.methods.laplace.recipe import Laplace
 
-# Prior precisions tried on validation data.
+# The prior precisions that are tried on validation data.
 GRID = torch.logspace(-4, 6, 41, dtype=torch.float64)
 
 
 def check_prior(recipe: Laplace, selection: Selection) -> None:
-    """Raise, before any work is done, where the prior does not fit the selected weights."""
+    """Raise an error if the prior does not fit the selected weights, before any computation."""
     given_precision(recipe, selection)
     center = torch.as_tensor(recipe.prior_mean)
     if center.ndim and center.shape != (selection.num_weights,):
         raise InputError(
-            f"prior_mean must be a number or have one value for each of the {selection.num_weights:,} random weights, "
-            f"not shape {tuple(center.shape)}."
+            f"`prior_mean` must be a number or have one value for each of the {selection.num_weights:,} random "
+            f"weights, got shape {tuple(center.shape)}."
         )
     if not bool(center.isfinite().all()):
-        raise InputError("prior_mean holds NaN or infinite values.")
+        raise InputError("`prior_mean` must not hold NaN or infinite values.")
 
 
 def tune(posterior: LaplacePosterior, recipe: Laplace, validation: Source | None) -> LaplacePosterior:
-    """Return the posterior with its prior precision and noise in place."""
+    """Return the posterior with its final prior precision and noise."""
     prior, noise = given_precision(recipe, posterior.selection), posterior.noise
     prior = prior if prior is None else prior.to(posterior.device)
     noise_is_free = isinstance(posterior.likelihood, Gaussian) and isinstance(posterior.likelihood.noise, str)
@@ -61,7 +61,7 @@ def tune(posterior: LaplacePosterior, recipe: Laplace, validation: Source | None
 
 
 def given_precision(recipe: Laplace, selection: Selection) -> Tensor | None:
-    """A number, or one value per random weight; None where it is to be tuned."""
+    """Return the given precision, a number or one value per random weight; None if it is tuned."""
     setting = recipe.prior_precision
     if isinstance(setting, str):
         return None
@@ -76,13 +76,13 @@ def _by_name(setting: Mapping[str, float], selection: Selection) -> Tensor:
     for name, span in selection.slices.items():
         fitting = [key for key in setting if f".{key}." in f".{name}."]
         if not fitting:
-            raise InputError(f"prior_precision has no entry for '{name}': add one for it or for a part of its name.")
+            raise InputError(f"prior_precision has no entry for '{name}': add its name, or a part of it.")
         key = max(fitting, key=len)
         values[span] = float(setting[key])
         used.add(key)
     unused = [key for key in setting if key not in used]
     if unused:
-        raise InputError(f"prior_precision names '{unused[0]}', which decides no random weight.")
+        raise InputError(f"prior_precision names '{unused[0]}', which matches no random weight: drop this entry.")
     return values
 
 
@@ -100,12 +100,12 @@ def _best_on_validation(posterior: LaplacePosterior, validation: Source) -> Tens
             total += torch.stack(scores).cpu()
     distributed.sum_([total])
     if not bool(total.isfinite().all()):
-        raise InputError("The validation likelihood is not finite: look for extreme inputs in the validation data.")
+        raise InputError("The validation likelihood is not finite: check the validation data for extreme inputs.")
     return GRID[int(total.argmax())].clone()
 
 
 def _log_prob(likelihood: Likelihood, outputs: Tensor, variance: Tensor, targets: Tensor) -> Tensor:
-    """The predictive log-probability of each target, through the probit link or in closed form."""
+    """Return the predictive log-probability of each target, by the probit link or in closed form."""
     if not links.is_classification(likelihood):
         return likelihood.predict_gaussian(outputs, likelihood.restore(variance, outputs)).log_prob(targets)
     logits = likelihood.restore(links.probit(likelihood.canonical(outputs), variance), outputs)

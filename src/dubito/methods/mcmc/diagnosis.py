@@ -51,7 +51,7 @@ class Mixing:
 
 
 @dataclass(frozen=True)
-class Diagnosis:
+class ChainDiagnosis:
     """Diagnostics and findings, printed as sentences. A number that does not apply is None.
 
     Args:
@@ -101,7 +101,7 @@ def looked_at(posterior: ParticlePosterior) -> Tensor:
     return torch.linspace(0, size - 1, min(LOOKED_AT, size), dtype=torch.float64).round().long()
 
 
-def diagnose(posterior: ParticlePosterior) -> Diagnosis:
+def diagnose(posterior: ParticlePosterior) -> ChainDiagnosis:
     """Diagnose the particles and the statistics that were recorded with them."""
     statistics, samples = posterior.statistics, posterior.samples
     is_chain = posterior.recipe.is_chain
@@ -110,7 +110,7 @@ def diagnose(posterior: ParticlePosterior) -> Diagnosis:
     }
     energies = statistics.get("energy")
     temperature = posterior.recipe.temperature
-    numbers = Diagnosis(
+    numbers = ChainDiagnosis(
         num_chains=samples.shape[0],
         num_samples=samples.shape[1],
         function=Mixing.of(posterior.trace) if is_chain else None,
@@ -125,7 +125,7 @@ def diagnose(posterior: ParticlePosterior) -> Diagnosis:
     return replace(numbers, findings=findings)
 
 
-def _findings(found: Diagnosis, explores: bool) -> Iterator[str]:
+def _findings(found: ChainDiagnosis, explores: bool) -> Iterator[str]:
     """Yield the findings that apply, the most important first."""
     if found.num_samples < FEWEST:
         yield f"There are too few samples for a diagnosis: keep at least {FEWEST}, better 100."
@@ -158,7 +158,7 @@ def _findings(found: Diagnosis, explores: bool) -> Iterator[str]:
         )
 
 
-def _about_steps(found: Diagnosis) -> Iterator[str]:
+def _about_steps(found: ChainDiagnosis) -> Iterator[str]:
     """Yield the findings about the transitions."""
     if found.divergent is not None and found.divergent > 0.01:
         yield (

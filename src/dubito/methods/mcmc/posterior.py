@@ -21,7 +21,7 @@ from dubito.networks.selection import Selection
 if TYPE_CHECKING:
     from dubito.core.batches import Data
     from dubito.fitting.training import Training
-    from dubito.methods.mcmc.diagnosis import Diagnosis
+    from dubito.methods.mcmc.diagnosis import ChainDiagnosis
 
 
 class ParticlePosterior(Posterior):
@@ -177,7 +177,7 @@ class ParticlePosterior(Posterior):
         options: dict[str, Any] = {"training": training, "generator": generator, "progress": progress}
         return UpdateParticles(self).fit(self.model, data, likelihood=self._open_likelihood, **options)  # type: ignore[return-value]
 
-    def diagnose(self) -> Diagnosis:
+    def diagnose(self) -> ChainDiagnosis:
         """Return whether the samples can be trusted, and what to change if not."""
         from dubito.methods.mcmc.diagnosis import diagnose
 

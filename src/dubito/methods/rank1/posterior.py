@@ -30,7 +30,7 @@ HEAVY_DRAWS = 4
 
 
 @dataclass(frozen=True)
-class Mixture:
+class Components:
     """What the components have of their own.
 
     Args:
@@ -67,7 +67,9 @@ class Rank1Posterior(Posterior):
 
     family = "Rank1"
 
-    def __init__(self, model: nn.Module, likelihood: Likelihood, recipe: Any, num_data: int, mixture: Mixture) -> None:
+    def __init__(
+        self, model: nn.Module, likelihood: Likelihood, recipe: Any, num_data: int, mixture: Components
+    ) -> None:
         super().__init__(model, likelihood, recipe, num_data)
         self.mixture, self.rank1 = mixture, recipe.as_rank1()
         self.layout = find_layout(model, self.rank1.factors, mixture.left_out)
@@ -177,7 +179,7 @@ class Rank1Posterior(Posterior):
     @classmethod
     def from_state(cls, model: nn.Module, likelihood: Likelihood, recipe: Any, num_data: int, state: Any) -> Self:
         """Undo `state`."""
-        mixture = Mixture(**{**state, "left_out": tuple(state["left_out"])})
+        mixture = Components(**{**state, "left_out": tuple(state["left_out"])})
         return cls(model, likelihood, recipe, num_data, mixture)
 
     def _draw(self, members: Tensor, generator: torch.Generator) -> Tensor:

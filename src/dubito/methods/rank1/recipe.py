@@ -99,9 +99,9 @@ class Rank1(Recipe):
 
     def build(self, problem: Problem) -> Inference:
         """Return the steps of training."""
-        from dubito.methods.rank1.trainer import Trainer
+        from dubito.methods.rank1.trainer import Rank1Trainer
 
-        return Trainer(self, problem).inference()
+        return Rank1Trainer(self, problem).inference()
 
 
 @setting
@@ -147,9 +147,9 @@ class BatchEnsemble(Recipe):
 
     def build(self, problem: Problem) -> Inference:
         """Return the steps of training."""
-        from dubito.methods.rank1.trainer import Trainer
+        from dubito.methods.rank1.trainer import Rank1Trainer
 
-        return Trainer(self, problem).inference()
+        return Rank1Trainer(self, problem).inference()
 
 
 def _starting(recipe: Recipe, start: str) -> Recipe:

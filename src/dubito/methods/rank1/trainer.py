@@ -23,7 +23,7 @@ from dubito.methods.map.posterior import PointPosterior
 from dubito.methods.rank1 import families
 from dubito.methods.rank1.merge import can_merge, merge
 from dubito.methods.rank1.module import Rank1Module, split_blocks
-from dubito.methods.rank1.posterior import Mixture, Rank1Posterior
+from dubito.methods.rank1.posterior import Components, Rank1Posterior
 from dubito.methods.rank1.sites import find_layout, without_batch_axis
 from dubito.networks.normalization import recalibrate
 
@@ -46,7 +46,7 @@ def expected_log_prob(log_prob: Tensor, bound: str) -> Tensor:
     return log_prob.mean(0) if bound == "average" else log_prob.logsumexp(0) - math.log(len(log_prob))
 
 
-class Trainer:
+class Rank1Trainer:
     """The steps of `Rank1` and `BatchEnsemble`.
 
     Args:
@@ -142,7 +142,7 @@ class Trainer:
         params.load_(self.plain, shared)
         scale = None if module.scale is None else module.scale.detach()
         own = {name: value.clone() for name, value in norms.items()}
-        mixture = Mixture(module.loc.detach().clone(), scale, bias, own, self.left_out, self.mergeable)
+        mixture = Components(module.loc.detach().clone(), scale, bias, own, self.left_out, self.mergeable)
         return Rank1Posterior(self.plain, self.problem.likelihood, self.recipe, self.problem.num_data, mixture)
 
     def _log_noise(self, found: Rank1Posterior) -> Tensor:

@@ -1,6 +1,6 @@
-"""Variational inference: a posterior that is trained, under any prior and bound.
+"""Variational inference: train a normal posterior by maximizing a bound on the evidence.
 
-`Variational` is the recipe; `convert` gives a plain module for people with their own training loop.
+`Variational` is the recipe; `convert` returns a plain module for your own training loop.
 """
 
 from dubito.methods.variational.convert import convert

@@ -1,4 +1,4 @@
-"""From any network to one whose weights are random."""
+"""Convert a network into one with random weights."""
 
 from __future__ import annotations
 
@@ -49,14 +49,14 @@ def convert(
     Args:
         model: Any network.
         prior: The prior of every weight.
-        estimator: How noise reaches the outputs: ``"local"`` reparameterization (lowest variance), ``"flipout"``, or
+        estimator: How calls are sampled: ``"local"`` reparameterization (lowest variance), ``"flipout"``, or
             ``"weight"`` sampling (one weight sample per call, cheapest for convolutions).
-        initial_scale: σ at the start: a number, or a tensor of each random parameter's random entries by name.
+        initial_scale: The initial σ: a number, or for each parameter name a tensor for its random entries.
         biases: Whether vectors (biases, gains of normalization layers) are random too, or trained as points.
         weights: Which weights are random.
-        rest: Whether weights that are not selected can be trained, as points, or are held at their value.
-        family: ``"mean-field"``: independent weights. ``"low-rank"`` and ``"full"``: correlated ones, for small
-            selections; all weights are then sampled together, whatever the estimator.
+        rest: Whether weights that are not selected are trained as points or kept fixed.
+        family: ``"mean-field"``: independent weights. ``"low-rank"`` and ``"full"``: correlated weights, for small
+            selections; they always sample weights, whatever the estimator.
         rank: The rank of the correlations of ``"low-rank"``.
 
     >>> import torch
@@ -91,7 +91,7 @@ def _converted(
     family: str,
     rank: int,
 ) -> VariationalModule:
-    """Make a module of a network, which is changed: `selection` is what can be random of the `chosen` weights."""
+    """Convert a network in place; `selection` holds those of the `chosen` weights that can be random."""
     parameters = dict(network.named_parameters())
     if hold_rest:
         for name, value in parameters.items():
@@ -115,7 +115,7 @@ def _fields(
     initial_scale: float | dict[str, Tensor],
     hold_rest: bool,
 ) -> dict[str, MeanField]:
-    """Scales and priors of each parameter."""
+    """Return the scales and the prior of each parameter."""
     fields = {}
     for name in selection.names:
         mean, index = parameters[name], selection.indices[name]
@@ -126,49 +126,49 @@ def _fields(
 
 
 def _scale_of(name: str, shape: tuple[int, ...], scales: dict[str, Tensor]) -> Tensor:
-    """The scales of one parameter's random entries."""
+    """Return the scales of one parameter's random entries."""
     if name not in scales:
-        raise InputError(f"initial_scale has nothing for the random '{name}': give a tensor for each, or a number.")
+        raise InputError(f"initial_scale has no entry for the random '{name}': add a tensor, or pass a number.")
     scale = torch.as_tensor(scales[name])
-    if scale.shape not in ((), shape) or not bool((scale >= 0).all()):  # 0 is where a fitted one has underflowed
-        raise InputError(f"The initial_scale of '{name}' must be of shape {tuple(shape)}, and not negative.")
+    if scale.shape not in ((), shape) or not bool((scale >= 0).all()):  # a fitted scale may underflow to 0
+        raise InputError(f"The initial_scale of '{name}' must have shape {tuple(shape)} and no negative values.")
     return scale
 
 
 def random_weights(network: nn.Module, chosen: Selection, biases: str) -> Selection:
-    """Return the chosen weights that can be random: no constants, and no vectors where biases are deterministic."""
+    """Return the chosen weights that can be random: no constants, and no vectors if biases are deterministic."""
     masks = chosen.masks()
     points = {name for name, mask in masks.items() if mask.ndim < 2}
     names = {id(value): name for name, value in network.named_parameters()}
     for module in network.modules():
         rule = rule_for(module)
         constant = None if rule is None else rule.constant_weights(module)
-        if constant is not None:  # the row of an embedding's padding
+        if constant is not None:  # the padding row of an embedding
             masks[names[id(module.weight)]] &= ~constant.cpu()
         if is_norm(module):
             points |= {names[id(value)] for value in module.parameters(recurse=False)}
     kept = {name: mask for name, mask in masks.items() if biases == "random" or name not in points}
     selection = Selection.from_masks(chosen.shapes, kept)
     if selection.num_weights == 0:
-        raise InputError("Only biases or constants are selected, and they are not random: pass biases='random'.")
+        raise InputError("Only biases or constants are selected, which are not random here: pass biases='random'.")
     _warn_of_points({name: int(mask.sum()) for name, mask in masks.items() if name not in kept}, chosen)
     return selection
 
 
 def _warn_of_points(left_out: dict[str, int], chosen: Selection) -> None:
-    """Say that some of so many single weights are not random; whoever chooses whole biases knows of them."""
+    """Warn that some single weights are not random. No warning if a whole bias was selected."""
     count = sum(left_out.values())
     if any(chosen.indices.get(name) is not None for name, number in left_out.items() if number):
         warnings.warn(
-            f"{count:,} of the {chosen.num_weights:,} chosen weights are biases or gains of normalizations and stay "
-            "points: pass biases='random' to make them random too, or choose among the others, as with "
+            f"{count:,} of the {chosen.num_weights:,} chosen weights are biases or gains of normalization layers and "
+            "not random: pass biases='random', or select among the others, as with "
             "select.subnetwork(size, candidates='weights').",
             SelectionWarning, stacklevel=4,
         )  # fmt: skip
 
 
 def _put_noise_on_outputs(network: nn.Module, posterior: dict[str, MeanField], estimator: str) -> None:
-    """Make stochastic every layer that has a rule, a weight of its own and inputs that the weight multiplies."""
+    """Make every layer stochastic that has a layer rule, an untied weight, and inputs that the weight multiplies."""
     names = {id(value): name for name, value in network.named_parameters()}
     owners = Counter(id(value) for module in network.modules() for value in module._parameters.values())
     for module in list(network.modules()):
@@ -177,15 +177,15 @@ def _put_noise_on_outputs(network: nn.Module, posterior: dict[str, MeanField], e
             continue
         own = {n: value for n, value in module.named_parameters(recurse=False) if names[id(value)] in posterior}
         tied = any(owners[id(value)] > 1 for value in own.values())
-        # the gain of a normalization layer is sampled: it is small, and the layer's own forward keeps its statistics
+        # a normalization layer samples its gain instead, so that its own forward updates the running statistics
         if "weight" in own and own["weight"].ndim >= 2 and not tied and not rule.normalizes:
             make_stochastic(module, rule, estimator, {n: posterior[names[id(value)]] for n, value in own.items()})
 
 
 def check_family(family: str, prior: Prior) -> None:
-    """Raise unless the family goes with the prior."""
+    """Raise an error unless the family supports the prior."""
     if family != "mean-field" and isinstance(prior, GroupPrior):
-        raise InputError(f"{prior!r} has scales of groups and independent weights: use family='mean-field' with it.")
+        raise InputError(f"{prior!r} has group scales and needs independent weights: use family='mean-field'.")
 
 
 def _check(model: nn.Module, **arguments: Any) -> None:
@@ -194,7 +194,7 @@ def _check(model: nn.Module, **arguments: Any) -> None:
         check(name, kind, arguments[name])
     require_real(arguments["prior"])
     if any(isinstance(module, VariationalModule | StochasticLayer) for module in model.modules()):
-        raise InputError("The model is converted already: convert the plain network, or take its mean_module().")
+        raise InputError("The model is converted already: convert the plain network, or its mean_module().")
 
 
 _KINDS = {

@@ -1,10 +1,10 @@
-r"""Normal posteriors that know correlations: $\Sigma = \mathrm{diag}(\sigma)\,R R^\top \mathrm{diag}(\sigma)$.
+r"""Correlated normal posteriors: $\Sigma = \mathrm{diag}(\sigma)\,R R^\top \mathrm{diag}(\sigma)$.
 
-- ``"full"``: $R = I + L$ with $L$ strictly lower triangular, any covariance at all; $D^2$ numbers.
+- ``"full"``: $R = I + L$ with $L$ strictly lower triangular: any covariance; $D^2$ numbers.
 - ``"low-rank"``: $R R^\top = I + V V^\top$ with $V$ of `rank` columns (Ong et al. 2018,
   https://doi.org/10.1080/10618600.2017.1390472); $D \cdot$ rank numbers.
 
-The factor, $L$ or $V$, has no unit: it says how weights move together, σ by how much.
+The factor, $L$ or $V$, has no unit: it holds the correlations, and σ the scales.
 """
 
 from __future__ import annotations
@@ -19,19 +19,19 @@ from torch import Tensor
 from dubito.core.errors import InputError
 
 Family = Literal["mean-field", "low-rank", "full"]
-# The most weights of a full covariance, and the most numbers in a low-rank factor.
+# The largest number of weights with a full covariance, and of entries in a low-rank factor.
 FULL_LIMIT, LOW_RANK_LIMIT = 4096, 2**24
-# The size of a low-rank factor at the start: at zero its gradient would vanish.
+# The initial scale of a low-rank factor: at zero its gradient would vanish.
 START = 0.1
 
 
 @dataclass(frozen=True, eq=False)
 class Correlations:
-    """How weights move together, given the factor of one of the families.
+    """The correlations of the weights, given the factor of a family.
 
     Args:
         family: ``"full"`` or ``"low-rank"``.
-        factor: ``[D, D]``, of which the part below the diagonal counts, or ``[D, rank]``.
+        factor: ``[D, D]``, of which only the part below the diagonal is used, or ``[D, rank]``.
 
     >>> alone = Correlations("low-rank", torch.tensor([[2.0], [0.0]]))
     >>> alone.spread().square().tolist()  # the diagonal of R Rᵀ
@@ -43,16 +43,16 @@ class Correlations:
 
     @classmethod
     def start(cls, family: str, size: int, rank: int, like: Tensor) -> Tensor:
-        """Return the factor before training: no correlation, or hardly any."""
+        """Return the initial factor: no correlations, or very small ones."""
         if family == "full" and size > FULL_LIMIT:
             raise InputError(
-                f"family='full' keeps a number for every pair of weights, and {size:,} weights are too many (at most "
-                f"{FULL_LIMIT:,}): choose fewer with `weights`, or use family='low-rank'."
+                f"family='full' stores a number for every pair of weights, and {size:,} weights are too many (at most "
+                f"{FULL_LIMIT:,}): select fewer with `weights`, or use family='low-rank'."
             )
         if family == "low-rank" and size * rank > LOW_RANK_LIMIT:
             raise InputError(
                 f"family='low-rank' of rank {rank} over {size:,} weights is too large (at most {LOW_RANK_LIMIT:,} "
-                "numbers): choose fewer weights with `weights`, or a smaller rank."
+                "numbers): select fewer weights with `weights`, or use a smaller rank."
             )
         if family == "full":
             return like.new_zeros(size, size)
@@ -60,11 +60,11 @@ class Correlations:
 
     @property
     def rows(self) -> Tensor:
-        """The factor with only what counts."""
+        """Return the factor, with zeros where its entries are not used."""
         return self.factor.tril(-1) if self.family == "full" else self.factor
 
     def apply(self, noise: Tensor, generator: torch.Generator | None = None) -> Tensor:
-        r"""Turn independent normal numbers ``[..., D]`` into ones with covariance $R R^\top$; may draw more."""
+        r"""Transform independent normal numbers ``[..., D]`` to covariance $R R^\top$; may draw more noise."""
         if self.family == "full":
             return noise + noise @ self.rows.mT
         device = noise.device if generator is None else generator.device
@@ -72,17 +72,17 @@ class Correlations:
         return noise + more.normal_(generator=generator).to(noise.device) @ self.factor.mT
 
     def spread(self) -> Tensor:
-        r"""The roots of the diagonal of $R R^\top$ ``[D]``: a weight's marginal scale over its own σ."""
+        r"""Return the square roots of the diagonal of $R R^\top$ ``[D]``: each weight's marginal scale over its σ."""
         return (1 + self.rows.square().sum(1)).sqrt()
 
     def log_det(self) -> Tensor:
-        r"""$\log \det R R^\top$."""
+        r"""Return $\log \det R R^\top$."""
         if self.family == "full":
             return self.factor.new_zeros(())
         return 2 * self._inner_root().diagonal().log().sum()
 
     def square(self, columns: Tensor) -> Tensor:
-        r"""$\mathrm{tr}\,B^\top (R R^\top)^{-1} B$ of the columns $B$ ``[D, k]``."""
+        r"""Return $\mathrm{tr}\,B^\top (R R^\top)^{-1} B$ for columns $B$ ``[D, k]``."""
         if self.family == "full":
             root = self.rows + torch.eye(len(self.factor), dtype=self.factor.dtype, device=self.factor.device)
             return torch.linalg.solve_triangular(root, columns, upper=False).square().sum()
@@ -90,15 +90,15 @@ class Correlations:
         return columns.square().sum() - inner.square().sum()
 
     def trace(self, other: Correlations, ratio: Tensor) -> Tensor:
-        r"""$\mathrm{tr}\,(R R^\top)^{-1} \mathrm{diag}(r) R' R'^\top \mathrm{diag}(r)$, with R' of the same family."""
+        r"""Return $\mathrm{tr}\,(R R^\top)^{-1} \mathrm{diag}(r) R' R'^\top \mathrm{diag}(r)$, R' of this family."""
         own = other.rows * ratio[:, None]
         if self.family == "full":
             return self.square(own + torch.diag(ratio))
         inner = torch.linalg.solve_triangular(self._inner_root(), self.factor.mT, upper=False)  # [rank, D]
-        alone = (ratio.square() * (1 - inner.square().sum(0))).sum()  # of R' Rᵀ' = I
+        alone = (ratio.square() * (1 - inner.square().sum(0))).sum()  # the part for R' R'ᵀ = I
         return alone + self.square(own)
 
     def _inner_root(self) -> Tensor:
-        r"""The Cholesky root of $I + V^\top V$."""
+        r"""Return the Cholesky factor of $I + V^\top V$."""
         identity = torch.eye(self.factor.shape[1], dtype=self.factor.dtype, device=self.factor.device)
         return torch.linalg.cholesky(identity + self.factor.mT @ self.factor)

@@ -12,23 +12,23 @@ from dubito.beliefs.priors import ARD, LogUniform
 if TYPE_CHECKING:
     from dubito.methods.variational.posterior import VariationalPosterior
 
-# A weight whose divergence is below this many nats says no more than its prior.
+# A weight whose KL divergence is below this many nats is back at its prior.
 COLLAPSED = 0.05
 
 
 @dataclass(frozen=True)
 class Diagnosis:
-    """Numbers and findings; prints as plain words. What could not be measured is None.
+    """Diagnostics and findings, printed as sentences. A number that could not be measured is None.
 
     Args:
-        kl_per_datum: The divergence from the prior, per example, in nats.
+        kl_per_datum: The KL divergence from the prior, per example, in nats.
         nll_per_datum: The expected negative log-likelihood under the posterior, per example.
-        nll_at_mean: That of the network at the means.
-        nll_at_start: That of the network that was given.
-        collapsed: The share of random weights that are back at their prior.
-        moving_scales: The share of scales that were still on their way when training ended.
-        gradient_noise: The share of the last squared gradients that is noise.
-        findings: What is wrong and what to change; empty where the posterior is trustworthy.
+        nll_at_mean: The negative log-likelihood of the network at the means, per example.
+        nll_at_start: The same of the network before the fit.
+        collapsed: The fraction of random weights that are back at their prior.
+        moving_scales: The fraction of scales that had not converged when training ended.
+        gradient_noise: The fraction of the last squared gradients that is noise.
+        findings: What is wrong and what to change; empty if the posterior is trustworthy.
     """
 
     kl_per_datum: float
@@ -52,10 +52,10 @@ class Diagnosis:
         return self.trustworthy
 
     def __str__(self) -> str:
-        given = "" if self.nll_at_start is None else f", network given {self.nll_at_start:.3f}"
+        given = "" if self.nll_at_start is None else f", network before the fit {self.nll_at_start:.3f}"
         lines = [
             f"Per datum: expected NLL {self.nll_per_datum:.3f} (network at the means {self.nll_at_mean:.3f}{given}), "
-            f"divergence from the prior {self.kl_per_datum:.3f} nats."
+            f"KL divergence from the prior {self.kl_per_datum:.3f} nats."
         ]
         shares = {
             "Weights back at their prior": self.collapsed,
@@ -67,7 +67,7 @@ class Diagnosis:
 
 
 def diagnose(posterior: VariationalPosterior) -> Diagnosis:
-    """Look at a posterior and at what was measured when it was fitted."""
+    """Diagnose a posterior from its scales and the measurements of its fit."""
     record, count = posterior.record, posterior.record.num_data
     divergences, start = posterior.divergences(), record.log_likelihood_at_start
     numbers = Diagnosis(
@@ -85,19 +85,19 @@ def diagnose(posterior: VariationalPosterior) -> Diagnosis:
 
 
 def _findings(found: Diagnosis, is_update: bool, is_sparse: bool) -> Iterator[str]:
-    """The sentences that apply, the most important first."""
+    """Yield the findings that apply, the most important first."""
     reference = min(nll for nll in (found.nll_at_start, found.nll_at_mean) if nll is not None)
     if _is_worse(found.nll_per_datum, reference):
         yield (
-            f"It underfits: NLL {found.nll_per_datum:.3f} where one network reaches {reference:.3f}. Lower the "
-            "temperature (0.1, say), or choose fewer random weights (select.last_layer())."
+            f"It underfits: NLL {found.nll_per_datum:.3f}, while one network reaches {reference:.3f}. Lower the "
+            "temperature (such as 0.1), or select fewer random weights (select.last_layer())."
         )
     noisy = found.gradient_noise is not None and found.gradient_noise > 0.9
     if noisy and _is_worse(found.nll_at_mean, found.nll_at_start) and not is_update:
         yield (
-            f"The means explain the data worse than the network given (NLL {found.nll_at_mean:.3f}), and "
-            f"{found.gradient_noise:.0%} of the last gradients was noise: take larger batches, more draws "
-            "(objectives.ELBO(num_samples=4)), estimator='local' if it was another, or a lower learning rate."
+            f"The means fit the data worse than the network before the fit (NLL {found.nll_at_mean:.3f}), and "
+            f"{found.gradient_noise:.0%} of the last gradients was noise: use larger batches, more samples "
+            "(objectives.ELBO(num_samples=4)), estimator='local', or a lower learning rate."
         )
     if found.moving_scales is not None and found.moving_scales > 0.5:
         yield (
@@ -106,16 +106,16 @@ def _findings(found: Diagnosis, is_update: bool, is_sparse: bool) -> Iterator[st
         )
     elif found.kl_per_datum > max(found.nll_per_datum, 1.0) and not is_update and not is_sparse:
         yield (
-            f"The divergence ({found.kl_per_datum:.2f} nats per datum) outweighs the likelihood: there are many random "
-            "weights for this much data; choose fewer, or a prior around the model (priors.Normal('model', 0.1))."
+            f"The KL divergence ({found.kl_per_datum:.2f} nats per datum) exceeds the NLL: there are too many random "
+            "weights for the data; select fewer, or use a prior around the model (priors.Normal('model', 0.1))."
         )
     if found.collapsed is not None and found.collapsed > 0.5 and not is_update and not is_sparse:
         yield (
-            f"{found.collapsed:.0%} of the random weights are back at their prior and carry nothing: a smaller network "
-            "would do, or a lower temperature."
+            f"{found.collapsed:.0%} of the random weights are back at their prior and carry no information: use a "
+            "smaller network, or a lower temperature."
         )
 
 
 def _is_worse(nll: float, reference: float | None) -> bool:
-    """Whether it is so by more than a tenth of a nat and of the reference."""
+    """Return whether `nll` exceeds the reference by more than 0.1 nats and by more than 10 %."""
     return reference is not None and nll - reference > 0.1 + 0.1 * abs(reference)

@@ -1,4 +1,4 @@
-"""From a converted network that was trained in a loop of one's own to the posterior that a fit would give."""
+"""Make a posterior of a converted network that was trained in a custom loop."""
 
 from __future__ import annotations
 
@@ -12,18 +12,18 @@ from dubito.methods.variational.groups.module import GroupModule
 from dubito.methods.variational.groups.trainer import GroupTrainer
 from dubito.methods.variational.module import VariationalModule
 from dubito.methods.variational.recipe import Variational
-from dubito.methods.variational.trainer import Trainer
+from dubito.methods.variational.trainer import VariationalTrainer
 from dubito.networks.selection import Selection
 from dubito.select import mask
 
 
 @setting
 class Finished(Recipe):
-    """The end of `Variational` alone: it takes no step, and measures on the data what a converted module has learned.
+    """A `Variational` fit without training: it only measures on the data how well a converted module fits.
 
     Args:
         module: The converted module.
-        temperature: What the divergence was weighted with in training, and will be in updates.
+        temperature: The weight of the KL divergence in training and in updates.
     """
 
     setting_name = "variational.Finished"
@@ -31,13 +31,13 @@ class Finished(Recipe):
     temperature: float = 1.0
 
     def build(self, problem: Problem) -> Inference:
-        """Return no steps, and the posterior."""
+        """Return an inference without steps."""
         module: VariationalModule = copy.deepcopy(self.module)
-        trainer = GroupTrainer if isinstance(module, GroupModule) else Trainer
+        trainer = GroupTrainer if isinstance(module, GroupModule) else VariationalTrainer
         return trainer(self._recipe(), problem, module).inference()
 
     def _recipe(self) -> Variational:
-        """The recipe with the settings that the module was converted with."""
+        """Return the recipe with the settings of the module's conversion."""
         settings = dict(self.module.settings)
         if isinstance(settings["weights"], Selection):
             settings["weights"] = mask(settings["weights"].masks())

@@ -1,4 +1,4 @@
-"""A network whose random weights are correlated: one normal distribution over all of them, for small selections."""
+"""A network with correlated random weights: one normal distribution over all of them, for small selections."""
 
 from __future__ import annotations
 
@@ -21,12 +21,12 @@ from dubito.networks.selection import Selection
 class JointModule(VariationalModule):
     r"""What `dubito.variational.convert` returns for ``family="low-rank"`` and ``"full"``.
 
-    Every call draws all random weights together. The scales σ stay in `posterior`, by parameter; `factor` is how they
-    move together. The divergence from a prior of independent weights is
+    Every call draws all random weights jointly. `posterior` holds the scales σ by parameter, `factor` the
+    correlations. The KL divergence from a prior of independent weights is
 
     $$\mathrm{KL}(q \,\|\, p) = \sum_i \mathrm{KL}(q_i \,\|\, p_i) + \sum_i \log s_i - \tfrac12 \log \det \Sigma$$
 
-    with the marginals $q_i$ and their scales $s_i$: exact wherever that of one weight is.
+    with the marginals $q_i$ and their scales $s_i$. It is exact if that of one weight is.
 
     Args:
         network: A private copy of the network.
@@ -48,18 +48,18 @@ class JointModule(VariationalModule):
 
     @property
     def correlations(self) -> Correlations:
-        """How the weights move together."""
+        """Return the correlations of the weights."""
         return Correlations(self.family, self.factor)
 
     def continue_from(self, factor: Tensor) -> None:
-        """Take on the correlations of an earlier posterior, and let it, as this module now is, be the prior."""
+        """Load the correlations of an earlier posterior, and use that posterior as the prior."""
         with torch.no_grad():
             self.factor.copy_(factor)
         self.prior_mean = self.selection.ravel(self._means()).detach().clone()
         self.prior_scale, self.prior_factor = self._log_scales().detach().exp(), factor.detach().clone()
 
     def kl(self, *, generator: torch.Generator | None = None) -> Tensor:
-        """Return the divergence of the posterior from the prior, summed over all random weights."""
+        """Return the KL divergence of the posterior from the prior, summed over all random weights."""
         own, log_scale = self.correlations, self._log_scales()
         if self.prior_factor is not None:
             return self._kl_from_joint_prior(own, log_scale)
@@ -78,7 +78,7 @@ class JointModule(VariationalModule):
         return 0.5 * (trace + prior.square(off[:, None]) - len(off) + log_dets)
 
     def sample_weights(self, *, generator: torch.Generator | None = None) -> Params:
-        """Draw every random parameter, by the user's names; differentiable in means, scales and correlations."""
+        """Draw all random parameters, by name; differentiable in means, scales and correlations."""
         log_scale, means = self._log_scales(), self._means()
         device = log_scale.device if generator is None else generator.device
         noise = torch.empty(log_scale.shape, dtype=log_scale.dtype, device=device).normal_(generator=generator)
@@ -90,7 +90,7 @@ class JointModule(VariationalModule):
         return drawn
 
     def log_ratio(self, weights: Params) -> Tensor:
-        r"""Return $\log p(w) - \log q(w)$ of one draw, differentiable in the weights alone."""
+        r"""Return $\log p(w) - \log q(w)$ of one sample, differentiable in the weights only."""
         means = {name: value.detach() for name, value in self._means().items()}
         own, log_scale = Correlations(self.family, self.factor.detach()), self._log_scales().detach()
         off = (self.selection.ravel(weights) - self.selection.ravel(means)) / log_scale.exp()
@@ -113,7 +113,7 @@ class JointModule(VariationalModule):
 
     @contextmanager
     def shared_moments(self) -> Iterator[Tensor]:
-        """Yield the divergence: for a training step."""
+        """Yield the KL divergence for a training step."""
         yield self.kl()
 
     def _log_scales(self) -> Tensor:

@@ -1,15 +1,15 @@
-r"""Layers that are linear in their weight, with noise on their outputs instead of their weights.
+r"""Stochastic layers: layers that are linear in their weight, with noise on the outputs, not on the weights.
 
-`make_stochastic` turns a layer into a `StochasticLayer`, which is still of its class and has the same parameters: the
-means. One implementation over `LayerRule.apply` serves all layer types:
+`make_stochastic` turns a layer into a `StochasticLayer`, which is still an instance of its class. Its parameters are
+the means. One implementation, based on `LayerRule.apply`, serves all layer types:
 
 - local reparameterization (Kingma et al. 2015, https://arxiv.org/abs/1506.02557):
-  $y = f(x; \mu) + \sqrt{f(x^2; \sigma^2)} \odot \epsilon$, a weight sample of its own for every output;
+  $y = f(x; \mu) + \sqrt{f(x^2; \sigma^2)} \odot \epsilon$, an independent weight sample for every output;
 - flipout (Wen et al. 2018, https://arxiv.org/abs/1803.04386): $y = f(x; \mu) + f(x \odot s; \sigma \epsilon) \odot r$
   with random signs per example and channel, a nearly independent weight sample for every example.
 
-Whoever reads `layer.weight` instead of calling the layer (as attention reads its projection) gets a weight sample. A
-layer that is used several times in one pass has one weight sample for all of them.
+Reading `layer.weight` draws a weight sample (attention reads its projection this way). Within one forward pass of the
+network all reads return the same sample, and a layer that is called several times uses one sample for all calls.
 """
 
 from __future__ import annotations
@@ -27,20 +27,20 @@ from dubito.networks.layers import LayerRule
 from dubito.networks.layers.linear import LinearRule
 from dubito.networks.swapping import Swapped, restore_class, swap_class
 
-# What a stochastic layer has beyond its class.
+# The attributes that a stochastic layer adds to its class.
 OWN = ("rule", "estimator", "random", "drawn", "calls", "shared", "moments", "memory")
 
 
 class Memory:
-    """What a layer found for its inputs, for as long as they are the same in every sample of a prediction."""
+    """A cache of a layer's output moments, used while its inputs are the same in every sample of a prediction."""
 
     def __init__(self) -> None:
         self.inputs: Tensor | None = None
         self.found: tuple[Tensor, Tensor] | None = None
-        self.useless = False  # the inputs differ from sample to sample: there is noise before this layer
+        self.useless = False  # the inputs differ between samples, because an earlier layer is random
 
     def recall(self, inputs: Tensor, find: Callable[[Tensor], tuple[Tensor, Tensor]]) -> tuple[Tensor, Tensor]:
-        """Return what `find` gives for the inputs, from memory if they have not changed."""
+        """Return ``find(inputs)``, from the cache if the inputs have not changed."""
         if self.found is not None and self.inputs is not None and torch.equal(inputs, self.inputs):
             return self.found
         found = find(inputs)
@@ -50,17 +50,18 @@ class Memory:
 
 
 class StochasticLayer(Swapped):
-    """Mixed into the class of a layer; see the module's text. Made by `make_stochastic` only.
+    """A mixin for the class of a layer, applied by `make_stochastic`; see the module's docstring.
 
     Attributes:
-        rule: What the layer computes.
-        estimator: ``"local"``, ``"flipout"``, or ``"scaled"`` for a weight in groups, which draws their scales too.
-        random: The posteriors of its parameters ``weight`` and, where it is random, ``bias``.
-        drawn: The weight samples of the current pass of the whole network; None outside of one.
-        calls: How often the layer was called, or one of its random parameters read, in this pass.
-        shared: Whether it uses one weight sample for a whole pass, because a pass uses it several times.
-        moments: Mean and variance of its parameters where a training step has computed them already; else None.
-        memory: The moments of its outputs, kept from sample to sample of a prediction; else None.
+        weight: A property: reading it draws a sample, as for a random `bias`. `named_parameters()` has the means.
+        rule: The layer rule.
+        estimator: ``"local"``, ``"flipout"``, or ``"scaled"`` for a weight in groups, whose scales are sampled, too.
+        random: The posteriors of its parameters ``weight`` and, if it is random, ``bias``.
+        drawn: The weight samples of the network's current forward pass; None outside of one.
+        calls: The number of calls of the layer and reads of its random parameters in this pass.
+        shared: Whether one weight sample is used for a whole pass, because the pass uses the layer several times.
+        moments: Mean and variance of its parameters, if a training step has computed them; else None.
+        memory: The cache of its output moments during a prediction; else None.
     """
 
     prefix = "Stochastic"
@@ -76,10 +77,10 @@ class StochasticLayer(Swapped):
     memory: Memory | None
 
     def forward(self, x: Tensor, *args: Any, **kwargs: Any) -> Tensor:
-        """Call the layer with fresh noise."""
+        """Call the layer with new noise."""
         self.calls += 1
         if self.shared or args or kwargs:
-            return super().forward(x, *args, **kwargs)  # which reads `self.weight`: a sample
+            return super().forward(x, *args, **kwargs)  # reads `self.weight`, which draws a sample
         if self.estimator == "scaled":
             return self.random["weight"].noisy_output(self, x)  # type: ignore[operator]
         return self._local(x) if self.estimator == "local" else self._flipout(x)
@@ -91,19 +92,19 @@ class StochasticLayer(Swapped):
         return torch.addcmul(mean, scale, normal_like(mean))
 
     def _training_output(self, x: Tensor, moments: dict[str, tuple[Tensor, Tensor]]) -> Tensor:
-        """A draw of the outputs in a training step, with few nodes in the graph."""
+        """Return a sample of the outputs in a training step, with few nodes in the graph."""
         dense = type(self.rule) is LinearRule and "bias" not in moments
         if dense and not torch.is_autocast_enabled(x.device.type):
             return DenseOutput.apply(x, *moments["weight"], self._parameters.get("bias"))
         return NormalOutput.apply(*self._output_moments(x))
 
     def _output_spread(self, x: Tensor) -> tuple[Tensor, Tensor]:
-        """Mean and standard deviation of the outputs."""
+        """Return mean and standard deviation of the outputs."""
         mean, variance = self._output_moments(x)
         return mean, floored(variance).sqrt()
 
     def _output_moments(self, x: Tensor) -> tuple[Tensor, Tensor]:
-        """Mean and variance of the outputs."""
+        """Return mean and variance of the outputs."""
         moments: dict[str, Any] = self.moments or {
             name: (self.random[name].center(mean), self.random[name].variance(mean))
             for name, mean in self._means() if name in self.random
@@ -120,7 +121,7 @@ class StochasticLayer(Swapped):
         return mean + self.rule.apply(self, flipped, *noise) * self._signs(mean, "output")  # type: ignore[arg-type]
 
     def _signs(self, activation: Tensor, side: Any) -> Tensor:
-        """Random signs for each example and channel; an activation without a batch axis is one example."""
+        """Return random signs per example and channel; an activation without a batch axis is one example."""
         channels = self.rule.num_inputs(self) if side == "input" else self.rule.num_outputs(self)
         lead = activation.shape[: min(1, self.rule.channel_axis(self, activation.ndim))]
         signs = torch.empty(*lead, channels, dtype=torch.float32, device=activation.device).bernoulli_(0.5) * 2 - 1
@@ -134,7 +135,7 @@ class StochasticLayer(Swapped):
         return [self.random[name].center(mean) if name in self.random else mean for name, mean in self._means()]
 
     def _read(self, name: str) -> Tensor | None:
-        """A sample of one parameter: the same for a whole pass, or a new one outside of a pass."""
+        """Return a sample of one parameter: the same within a forward pass, a new one for each read outside of it."""
         mean = self._parameters.get(name)
         if mean is None or name not in self.random:
             return mean
@@ -147,13 +148,13 @@ class StochasticLayer(Swapped):
 
     def __setattr__(self, name: str, value: Any) -> None:
         if name in OWN:
-            vars(self)[name] = value  # several are set in every call, and a module is slow to look whether it owns them
+            vars(self)[name] = value  # set in every call, and nn.Module's own __setattr__ is slow
         else:
             super().__setattr__(name, value)
 
 
 def compute_moments(layers: Sequence[StochasticLayer]) -> Tensor:
-    """Compute mean and variance of the layers' parameters for the calls to come, and return the summed divergence."""
+    """Compute mean and variance of the layers' parameters for the next calls, and return the total KL divergence."""
     keys, parts, means = [], [], []
     for layer in layers:
         layer.moments = {}
@@ -168,11 +169,11 @@ def compute_moments(layers: Sequence[StochasticLayer]) -> Tensor:
 
 
 def make_stochastic(layer: nn.Module, rule: LayerRule[Any], estimator: str, random: dict[str, MeanField]) -> None:
-    """Turn a layer of one of our own networks, in place, into a stochastic one; `make_plain` undoes it."""
+    """Make a layer of a private network stochastic, in place; `make_plain` undoes it."""
     values = (rule, estimator, random, None, 0, False, None, None)
     swap_class(layer, StochasticLayer, **dict(zip(OWN, values, strict=True)))
 
 
 def make_plain(layer: nn.Module) -> None:
-    """Turn a stochastic layer, in place, into what it was; its parameters are the means."""
+    """Undo `make_stochastic` in place; the layer's parameters are the means."""
     restore_class(layer, OWN)

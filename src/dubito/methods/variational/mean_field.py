@@ -1,4 +1,4 @@
-"""The factorised normal posterior over one parameter of a network."""
+"""The mean-field normal posterior over one parameter of a network."""
 
 from __future__ import annotations
 
@@ -19,21 +19,21 @@ from dubito.methods.variational.fused import NormalDraw, NormalMoments
 class MeanField(nn.Module):
     r"""$q(w) = \prod_i \mathcal N(\mu_i, \sigma_i^2)$ over the random entries of one parameter, and their prior.
 
-    The mean is the parameter of the network itself, under its own name, and is given to each method; what is added
-    here is $\log \sigma$. Entries that are not random have no noise and no prior.
+    The mean is the network's own parameter and is passed to each method; this module holds $\log \sigma$. Entries that
+    are not random have no noise and no prior.
 
     Args:
         mean: The parameter.
         index: The flat positions of the random entries, sorted; None for all.
-        prior: The prior of this parameter. A tensor in it has the shape of the parameter or of its random entries; it
-            becomes a buffer, so that it follows the module and its state.
-        initial_scale: σ at the start: a number, or a tensor with one per random entry.
-        hold_rest: Whether entries that are not random stay what they are; else they are trained as points.
+        prior: The prior of this parameter. Its tensors have the shape of the parameter or of its random entries; they
+            become buffers of this module.
+        initial_scale: The initial σ: a number, or a tensor with one value per random entry.
+        hold_rest: Whether entries that are not random stay fixed; otherwise they are trained as points.
     """
 
     index: Tensor | None
     numbers: tuple[float, float] | None
-    """Mean and scale of the prior where all entries are random and it is a normal one of known numbers; else None."""
+    """Mean and scale of the prior if all entries are random and it is a normal with fixed numbers; else None."""
 
     def __init__(
         self, mean: Tensor, index: Tensor | None, prior: Prior, initial_scale: float | Tensor, hold_rest: bool = False
@@ -52,7 +52,7 @@ class MeanField(nn.Module):
             own = self.chosen(value) if value.shape == mean.shape else value
             if own.ndim and own.shape != chosen.shape:
                 raise InputError(
-                    f"The {name} of the prior has shape {tuple(value.shape)}, but the weight is {tuple(mean.shape)}."
+                    f"The prior's {name} has shape {tuple(value.shape)}, but the parameter has {tuple(mean.shape)}."
                 )
             self.register_buffer(f"prior_{name}", own.detach().clone().to(mean))
         self._prior, self._tensor_fields = unchecked(prior, **dict.fromkeys(tensors)), tuple(tensors)
@@ -60,53 +60,53 @@ class MeanField(nn.Module):
 
     @property
     def prior(self) -> Prior:
-        """The prior, with its tensors where this module is."""
+        """Return the prior, with its tensors on this module's device."""
         return unchecked(self._prior, **{name: getattr(self, f"prior_{name}") for name in self._tensor_fields})
 
     @property
     def scale(self) -> Tensor:
-        """The standard deviations of the random entries."""
+        """Return the standard deviations of the random entries."""
         return self.log_scale.exp()
 
     def chosen(self, values: Tensor) -> Tensor:
-        """The random entries of a tensor that is shaped as the parameter."""
+        """Return the random entries of a tensor with the parameter's shape."""
         return values if self.index is None else values.flatten()[self.index]
 
     def center(self, mean: Tensor) -> Tensor:
-        """The mean; where only some entries are random and the rest is held, it has a gradient for those alone."""
+        """Return the mean; if the other entries are fixed, only the random ones have a gradient."""
         if self.index is None or not self.hold_rest:
             return mean
         return self.placed(self.chosen(mean), mean.detach())
 
     def variance(self, mean: Tensor) -> Tensor:
-        """The variances in the shape of the parameter, 0 where an entry is not random."""
+        """Return the variances in the shape of the parameter, 0 for entries that are not random."""
         variance = (2 * self.log_scale).exp()
         return variance if self.index is None else self.placed(variance, torch.zeros_like(mean))
 
     def noise(self, mean: Tensor, *, generator: torch.Generator | None = None) -> Tensor:
-        r"""A draw of $w - \mu$, differentiable in the scale."""
+        r"""Return a sample of $w - \mu$, differentiable in the scale."""
         noise = self.scale * self.normal(mean, generator=generator)
         return noise if self.index is None else self.placed(noise, torch.zeros_like(mean))
 
     def normal(self, mean: Tensor, *, generator: torch.Generator | None = None) -> Tensor:
-        """Standard normal numbers for the random entries."""
+        """Return standard normal noise for the random entries."""
         generator = own_generator() if generator is None else generator
         device = mean.device if generator is None else generator.device
         drawn = torch.empty(self.log_scale.shape, dtype=mean.dtype, device=device).normal_(generator=generator)
         return drawn.to(mean.device)
 
     def sample(self, mean: Tensor, *, generator: torch.Generator | None = None) -> Tensor:
-        """A draw of the whole parameter, differentiable in mean and scale."""
+        """Return a sample of the whole parameter, differentiable in mean and scale."""
         return self.center(mean) + self.noise(mean, generator=generator)
 
     def kl(self, mean: Tensor, *, generator: torch.Generator | None = None) -> Tensor:
-        """The divergence from the prior, summed over the random entries."""
+        """Return the KL divergence from the prior, summed over the random entries."""
         return self.prior.summed_kl(self.chosen(mean), self.log_scale, generator=generator)
 
     def log_ratio(self, mean: Tensor, weight: Tensor) -> Tensor:
-        r"""$\log p(w) - \log q(w)$ summed over the random entries, with the hyperprior of what the prior learns.
+        r"""Return $\log p(w) - \log q(w)$, summed over the random entries, plus the log hyperprior.
 
-        It is differentiable in `weight` and in what the prior learns, not in mean and scale.
+        It is differentiable in `weight` and in the learned fields of the prior, not in mean and scale.
         """
         drawn, center = self.chosen(weight), self.chosen(mean).detach()
         log_scale = self.log_scale.detach()
@@ -122,20 +122,20 @@ class MeanField(nn.Module):
         return self.placed(self.chosen(gradient) * factor, gradient)
 
     def placed(self, values: Tensor, base: Tensor) -> Tensor:
-        """`base` with the random entries replaced."""
+        """Return `base` with its random entries replaced by `values`."""
         index = cast(Tensor, self.index)
         return base.flatten().index_copy(0, index, values).view_as(base)
 
 
 def _numbers(prior: Prior) -> tuple[float, float] | None:
-    """Mean and scale of a normal prior of known numbers; None for any other."""
+    """Return mean and scale of a normal prior with fixed numbers; None for other priors."""
     if not isinstance(prior, Normal) or isinstance(prior.loc, Tensor | str) or isinstance(prior.scale, Tensor | str):
         return None
     return prior.loc, prior.scale
 
 
 def moments_and_kl(parts: Sequence[MeanField], means: Sequence[Tensor]) -> tuple[list[tuple[Tensor, Tensor]], Tensor]:
-    """Center and variance of each parameter and the summed divergence, as one node where priors are fixed normals."""
+    """Return center and variance of each parameter and the total KL divergence; one node for fixed normal priors."""
     simple, others = _by_prior(parts)
     found = {i: (parts[i].center(means[i]), parts[i].variance(means[i])) for i in others}
     terms = [parts[i].kl(means[i]) for i in others]
@@ -149,7 +149,7 @@ def moments_and_kl(parts: Sequence[MeanField], means: Sequence[Tensor]) -> tuple
 def samples_and_kl(
     parts: Sequence[MeanField], means: Sequence[Tensor], *, generator: torch.Generator | None = None
 ) -> tuple[list[Tensor], Tensor]:
-    """A draw of each parameter and the summed divergence, as one node where priors are fixed normals."""
+    """Return a sample of each parameter and the total KL divergence; one node for fixed normal priors."""
     simple, others = _by_prior(parts)
     drawn = [
         (part.normal if part.numbers else part.sample)(mean, generator=generator)
@@ -166,7 +166,7 @@ def samples_and_kl(
 
 
 def _by_prior(parts: Sequence[MeanField]) -> tuple[list[int], list[int]]:
-    """The positions of the parts that are simple, and of the others."""
+    """Return the indices of the parts with fixed normal priors, and of the others."""
     simple = [i for i, part in enumerate(parts) if part.numbers]
     return simple, [i for i, part in enumerate(parts) if not part.numbers]
 

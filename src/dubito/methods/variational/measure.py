@@ -1,4 +1,4 @@
-"""What is measured when a variational posterior is fitted: how it explains the data, and how its training ended."""
+"""Measurements after a variational fit: the log-likelihood of the data, and whether training had converged."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ from dubito.core.batches import Source
 from dubito.core.params import Params
 from dubito.fitting.inference import State
 
-# The share of the squared first moment of Adam that is left of pure noise, (1 - β₁) / (1 + β₁).
+# Adam's squared first moment over its second moment for gradients of pure noise, (1 - β₁) / (1 + β₁).
 NOISE_LEFT = 0.1 / 1.9
 
 
 @torch.no_grad()
 def data_log_likelihood(network: nn.Module, draws: list[Params], source: Source, likelihood: Likelihood) -> Tensor:
-    """Return the log-likelihood of all data at each draw of the weights, ``[S]``."""
+    """Return the log-likelihood of all data for each weight sample, ``[S]``."""
 
     def measure(outputs: Tensor, targets: Tensor) -> tuple[Tensor, int]:
         return likelihood.log_prob(outputs, targets).double().sum(), len(outputs)
@@ -29,7 +29,7 @@ def data_log_likelihood(network: nn.Module, draws: list[Params], source: Source,
 
 @torch.no_grad()
 def expected_log_noise(network: nn.Module, draws: list[Params], source: Source) -> Tensor:
-    """Return the logarithm of the noise that maximizes the bound: the root of the expected squared residual."""
+    """Return the logarithm of the noise that maximizes the ELBO: the root of the expected squared residual."""
 
     def measure(outputs: Tensor, targets: Tensor) -> tuple[Tensor, int]:
         residuals = outputs.double() - targets.reshape(outputs.shape)
@@ -42,7 +42,7 @@ def expected_log_noise(network: nn.Module, draws: list[Params], source: Source) 
 def _summed(
     network: nn.Module, draws: list[Params], source: Source, measure: Callable[[Tensor, Tensor], tuple[Tensor, int]]
 ) -> Tensor:
-    """Sum a measure of outputs and targets, and a count, over all data for each draw: ``[S, 2]``."""
+    """Sum a measure of outputs and targets, and a count, over all data for each weight sample: ``[S, 2]``."""
     totals = torch.zeros(len(draws), 2, dtype=torch.float64, device=source.device)
     for batch in source.replay():
         for total, draw in zip(totals, draws if batch.num_rows else (), strict=False):
@@ -53,7 +53,7 @@ def _summed(
 
 
 def gradient_noise(state: State, names: list[str]) -> float | None:
-    """Return the share of the squared gradient of some parameters that is noise, from the moments that Adam keeps."""
+    """Return the fraction of the squared gradient of some parameters that is noise, from Adam's moments."""
     moments = _adam_moments(state, names)
     if moments is None:
         return None
@@ -63,7 +63,7 @@ def gradient_noise(state: State, names: list[str]) -> float | None:
 
 
 def moving_scales(state: State) -> float | None:
-    """Return the share of scales whose last gradients mostly agreed in their sign: they were still on their way."""
+    """Return the fraction of scales that have not converged: their last gradients mostly had the same sign."""
     names = [name for name in state["params"] if name.startswith("posterior.")]
     moments = _adam_moments(state, names)
     if moments is None:
@@ -73,7 +73,7 @@ def moving_scales(state: State) -> float | None:
 
 
 def _adam_moments(state: State, names: list[str]) -> tuple[Tensor, Tensor] | None:
-    """The running mean of gradients and of their squares, flat; None where nothing keeps them or no step was taken."""
+    """Return the running means of gradients and of their squares, flat; None if the optimizer has none."""
     moments, step = state["optimizer"], state["step"]
     names = [name for name in names if name in moments.get("first", ())]
     if not names or step == 0:

@@ -1,4 +1,4 @@
-"""A network whose weights are random: a plain `nn.Module` for anyone's training loop."""
+"""A network with random weights, as a plain `nn.Module` for any training loop."""
 
 from __future__ import annotations
 
@@ -25,16 +25,16 @@ if TYPE_CHECKING:
 
 
 class VariationalModule(nn.Module):
-    """A network with a factorised normal posterior over some of its weights; made by `convert`.
+    """A network with a mean-field normal posterior over some of its weights, made by `convert`.
 
-    Every call draws new weights, in training and in evaluation mode. `network` keeps the names of the user's own
-    parameters, which are the means; `posterior` holds the scales. Weights whose layer cannot put the noise on its
-    outputs (recurrent and attention blocks, tied weights, all under ``estimator="weight"``) are sampled once for the
-    whole call.
+    Every call draws new weights, in training and in evaluation mode. `network` keeps the user's parameter names; its
+    parameters are the means, and `posterior` holds the scales. Some weights are sampled once for the whole call: those
+    of layers that cannot put the noise on their outputs (recurrent and attention layers), tied weights, and all weights
+    under ``estimator="weight"``.
 
     Args:
-        network: A private copy of the network, its layers made stochastic already where they can be.
-        posterior: By parameter name.
+        network: A private copy of the network, with stochastic layers where possible.
+        posterior: The posteriors by parameter name.
         selection: The random weights.
         estimator: ``"local"``, ``"flipout"`` or ``"weight"``.
     """
@@ -50,31 +50,31 @@ class VariationalModule(nn.Module):
         on_outputs = {id(part) for layer in self.layers for part in layer.random.values()}
         self.sampled = [name for name, part in posterior.items() if id(part) not in on_outputs]
         self.fused = fused_modules(network)
-        self.settings: dict[str, Any] = {}  # what `convert` was told, for `to_posterior`
+        self.settings: dict[str, Any] = {}  # the arguments of `convert`, for `to_posterior`
         self.weight_noise: torch.Generator | None = None
-        self.ready: Params = {}  # weights that a training step has drawn already, for its first call
+        self.ready: Params = {}  # weights that a training step has drawn for its first call
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
-        """Call the network with new weights."""
+        """Call the network with newly drawn weights."""
         with self._one_pass():
             output = self.network(*args, **kwargs)
         if any(layer.calls > 1 and not layer.shared for layer in self.layers):
             for layer in self.layers:
                 layer.shared = layer.shared or layer.calls > 1
-            return self.forward(*args, **kwargs)  # once in the life of a network: now its calls share a weight sample
+            return self.forward(*args, **kwargs)  # once at most: layers that are called twice now share a sample
         return output
 
     def kl(self, *, generator: torch.Generator | None = None) -> Tensor:
-        """Return the divergence of the posterior from the prior, summed over every random weight, tied ones once.
+        """Return the KL divergence of the posterior from the prior, summed over all random weights, tied ones once.
 
-        It is exact where the prior has a closed form, else an unbiased estimate from one draw.
+        It is exact if the prior has a closed form, otherwise an unbiased estimate from one sample.
         """
         means = self._means()
         return torch.stack([part.kl(means[name], generator=generator) for name, part in self.parts()]).sum()
 
     @contextmanager
     def shared_moments(self) -> Iterator[Tensor]:
-        """Share work between the calls inside the block and the divergence, which is yielded: for a training step."""
+        """Yield the KL divergence, and share its moments with the calls inside the block, for a training step."""
         try:
             yield self._share()
         finally:
@@ -83,7 +83,7 @@ class VariationalModule(nn.Module):
                 layer.moments = None
 
     def _share(self) -> Tensor:
-        """Compute the moments of layers, draw the other weights, and return the divergence."""
+        """Compute the moments of layers, draw the other weights, and return the KL divergence."""
         terms = []
         if self.estimator == "local" and self.layers:
             terms.append(compute_moments(self.layers))
@@ -99,21 +99,21 @@ class VariationalModule(nn.Module):
         return terms[0] if len(terms) == 1 else torch.stack(terms).sum()
 
     def sample_weights(self, *, generator: torch.Generator | None = None) -> Params:
-        """Draw every random parameter, by the user's names; differentiable in means and scales."""
+        """Draw all random parameters, by name; differentiable in means and scales."""
         means = self._means()
         return {name: part.sample(means[name], generator=generator) for name, part in self.parts()}
 
     def log_ratio(self, weights: Params) -> Tensor:
-        r"""Return $\log p(w) - \log q(w)$ of one draw, differentiable in the weights alone."""
+        r"""Return $\log p(w) - \log q(w)$ of one sample, differentiable in the weights only."""
         means = self._means()
         return torch.stack([part.log_ratio(means[name], weights[name]) for name, part in self.parts()]).sum()
 
     def mean_module(self) -> nn.Module:
-        """Return a plain network at the means, of the user's own classes."""
+        """Return the network at the means, with the user's own classes."""
         return self.plain_network({})
 
     def plain_network(self, lent: Mapping[str, Tensor]) -> nn.Module:
-        """Return a copy of the network, of the user's own classes, with some of its tensors lent instead of copied."""
+        """Return a copy of the network with the user's own classes; the tensors in `lent` are shared, not copied."""
         network = copy.deepcopy(self.network, {id(value): value for value in lent.values()})
         for module in network.modules():
             if isinstance(module, StochasticLayer):
@@ -121,9 +121,9 @@ class VariationalModule(nn.Module):
         return network
 
     def freeze(self, generator: torch.Generator | None = None) -> nn.Module:
-        """Return a plain network at one draw of the weights."""
+        """Return a plain network at one weight sample."""
         if generator is not None and not isinstance(generator, torch.Generator):
-            raise InputError(f"The generator must be a torch.Generator, seeded by manual_seed, not {generator!r}.")
+            raise InputError(f"`generator` must be a torch.Generator, seeded by manual_seed, got {generator!r}.")
         with torch.no_grad():
             return params.load_(self.mean_module(), self.sample_weights(generator=generator))
 
@@ -136,16 +136,16 @@ class VariationalModule(nn.Module):
         num_data: int | None = None,
         generator: torch.Generator | None = None,
     ) -> VariationalPosterior:
-        """Return what was learned in a loop of one's own as a posterior, as `Variational.fit` would.
+        """Return the posterior of a module that was trained in a custom loop, as `Variational.fit` would.
 
-        It can predict, be saved, compressed, diagnosed and updated. Nothing is trained, and this module is not changed.
+        It can predict, be saved, compressed, diagnosed and updated. The module is neither trained nor changed.
 
         Args:
-            data: The training data, on which is measured how well the posterior explains them.
-            likelihood: How outputs explain targets; the noise of ``"gaussian"`` is found on the data.
-            temperature: What the divergence was weighted with in the loop; updates will do so too.
-            num_data: The number of examples where the data cannot be counted.
-            generator: The source of the draws with which is measured; by default the same call gives the same numbers.
+            data: The training data, for the log-likelihood.
+            likelihood: The distribution of targets given outputs; the noise of ``"gaussian"`` is fitted to the data.
+            temperature: The weight of the KL divergence in the loop and in updates.
+            num_data: The number of examples, if the data has no length.
+            generator: The source of randomness; by default the same call gives the same numbers.
         """
         from dubito.fitting.training import Training
         from dubito.methods.variational.from_module import Finished
@@ -156,7 +156,7 @@ class VariationalModule(nn.Module):
         return cast("VariationalPosterior", found)
 
     def parts(self) -> Iterator[tuple[str, MeanField]]:
-        """Yield the posteriors by the user's names, in the order of the selection."""
+        """Yield the posteriors by parameter name, in the order of the selection."""
         for name in self.selection.names:
             part = self.posterior[_key(name)]
             assert isinstance(part, MeanField)
@@ -171,7 +171,7 @@ class VariationalModule(nn.Module):
 
     @contextmanager
     def _one_pass(self) -> Iterator[None]:
-        """Lend weight samples to the network, and let every layer remember its draws, for one call."""
+        """Load weight samples into the network for one call, during which every layer keeps its samples."""
         for layer in self.layers:
             layer.drawn, layer.calls = {}, 0
         try:
@@ -182,7 +182,7 @@ class VariationalModule(nn.Module):
                 layer.drawn = None
 
     def _sampled_weights(self) -> AbstractContextManager[Any]:
-        """Lend a draw of the weights whose layers do not put the noise on their outputs."""
+        """Load samples of the weights whose layers do not put the noise on their outputs."""
         if not self.sampled:
             return nullcontext()
         drawn = dict(self.ready)
@@ -194,9 +194,9 @@ class VariationalModule(nn.Module):
 
     @contextmanager
     def drawing_from(self, generator: torch.Generator) -> Iterator[None]:
-        """Draw weights for whole calls from a generator inside the block, where several processes must draw the same.
+        """Use a generator for the weights of whole calls inside the block, so that all processes draw the same.
 
-        Noise on outputs still comes from the global generator: it belongs to each process's own rows.
+        Noise on outputs still comes from the global generator, because each process has its own rows.
         """
         vars(self)["weight_noise"] = generator
         try:
@@ -206,11 +206,11 @@ class VariationalModule(nn.Module):
 
 
 def kl(module: nn.Module) -> Tensor:
-    """Return the summed divergence of every converted part of a module."""
+    """Return the total KL divergence of all converted parts of a module."""
     parts = [part.kl() for part in module.modules() if isinstance(part, VariationalModule)]
     return torch.stack(parts).sum() if parts else torch.zeros(())
 
 
 def _key(name: str) -> str:
-    """A name under which a module can be registered."""
+    """Return a valid module name for a parameter name."""
     return name.replace(".", "/")

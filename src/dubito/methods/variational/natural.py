@@ -1,6 +1,6 @@
-r"""Natural gradients for a factorised normal posterior: variational online Newton in its improved form (IVON).
+r"""Natural gradients for a mean-field normal posterior: improved variational online Newton (IVON).
 
-One gradient per step, at weights $w = \mu + n$ with $n \sim \mathcal N(0, 1/P)$, moves the means and the precisions:
+Each step uses one gradient, at weights $w = \mu + n$ with $n \sim \mathcal N(0, 1/P)$, for means and precisions:
 
 $$\begin{aligned}
 g &\leftarrow \beta g + (1 - \beta)\,\hat g, \qquad
@@ -11,14 +11,13 @@ P &\leftarrow \tfrac12 P \big(1 + (1 + x)^2\big), \qquad x = \rho \Big(\lambda\,
 \end{aligned}$$
 
 under the prior $\mathcal N(m_0, 1/p_0)$. By the reparameterization trick $\mathbb E[n\,\hat g\,P]$ is the expected
-diagonal of the Hessian, so no second backward pass is needed; the square, a Riemannian correction of second order,
-keeps every precision positive. At rest $P = \lambda\,\mathbb E[\mathrm{diag}\,H] + p_0$, where the bound is largest
+diagonal of the Hessian, so no second backward pass is needed; the square, a second-order Riemannian correction, keeps
+every precision positive. At convergence $P = \lambda\,\mathbb E[\mathrm{diag}\,H] + p_0$, which maximizes the ELBO
 (Lin et al. 2020, https://arxiv.org/abs/2002.10060; Shen et al. 2024, https://arxiv.org/abs/2402.17641).
 
-Draws come in pairs $n, -n$ over two steps: each is as normal as before, and in the estimate of the Hessian most of the
-gradient's own size cancels. Normal numbers are slow to make, so those of a large layer are dealt out to its weights
-several times, shifted by a random number of places: still independent over the weights of a step and over the steps of
-a weight.
+Two consecutive steps use the antithetic pair $n, -n$, which cancels most of the gradient's mean in the estimate of the
+Hessian. Because normal numbers are slow to draw, a large layer uses the same ones in several steps, shifted by a random
+offset. They stay independent over the weights of a step, and over the steps of a weight.
 """
 
 from __future__ import annotations
@@ -40,22 +39,22 @@ from dubito.fitting.optimizers import Optimizer
 from dubito.methods.variational.mean_field import MeanField
 from dubito.methods.variational.module import VariationalModule
 
-# β: the memory of the gradient.
+# β, the momentum of the gradient.
 MOMENTUM = 0.9
-# Steps of η = 100 lr, so that one learning rate suits the means (as of plain gradient steps) and points (as of Adam).
+# η = 100 lr, so that one learning rate fits the means (as in plain gradient descent) and points (as in Adam).
 RATE = 100.0
-# η P₀ / P is at most this: a precision that has fallen far, and may be ill estimated, cannot throw its mean away.
+# The largest η P₀ / P: a small precision, which may be badly estimated, must not cause a large step of its mean.
 LONGEST = 1.0
-# ρ starts at this many over the number of steps, so that precisions forget their start in a fraction of the training,
-# and falls with the learning rate, so that they end as averages over many draws.
+# ρ starts at this number over the number of steps, so that precisions forget their initial values early in training,
+# and decays with the learning rate, so that they become averages over many samples.
 TURNOVERS, SLOWEST, FASTEST = 20.0, 1e-5, 5e-2
 
-# Numbers that are enough to be dealt out again, and how often they are.
+# The smallest number of normal numbers that are reused, and how often they are.
 MANY, DEALS = 2**14, 8
 
 
-class Step(NamedTuple):
-    r"""The numbers of one step that all weights share: η, ρ, λ and $1 - \beta^t$."""
+class NaturalStep(NamedTuple):
+    r"""The quantities of one step that all weights share: η, ρ, λ and $1 - \beta^t$."""
 
     rate: float
     turnover: float
@@ -64,12 +63,12 @@ class Step(NamedTuple):
 
 
 class Weights:
-    """The means, precisions and so on of one parameter's random entries, and the parameter that is lent the draws.
+    """The optimizer state of one parameter's random entries, and the parameter that holds the current sample.
 
     Args:
-        part: Posterior and prior; the memory of its log-scale, which is written when all is done, is used meanwhile.
-        parameter: The parameter of the module that is called.
-        state: ``mean`` in the shape of the parameter, ``precision``, ``momentum`` and ``noise`` of the random entries.
+        part: Posterior and prior. Its log-scale, which is written after training, serves as scratch memory until then.
+        parameter: The module's parameter.
+        state: ``mean`` in the shape of the parameter; ``precision``, ``momentum`` and ``noise`` for the random entries.
         first_precision: P₀.
     """
 
@@ -79,10 +78,10 @@ class Weights:
         prior: Any = part.prior
         self.prior_precision, self.prior_mean = prior.scale**-2, prior.loc
         self._prior_precision = torch.as_tensor(self.prior_precision, dtype=parameter.dtype, device=parameter.device)
-        self.scratch = part.log_scale.detach()  # new memory at each step is slow
+        self.scratch = part.log_scale.detach()  # allocating memory in each step is slow
 
     def draw(self, number: int, generator: torch.Generator) -> None:
-        """Put the next draw of the weights into the parameter; the first has number 0."""
+        """Load sample `number` of the weights, counted from 0, into the parameter."""
         mean, noise, sign = self.state["mean"], self.state["noise"], 1.0 - 2.0 * (number % 2)
         if number % 2 == 0:
             self._new_noise(number // 2, generator)
@@ -94,7 +93,7 @@ class Weights:
             self.parameter.copy_(self.part.placed(drawn, mean))
 
     def _new_noise(self, pair: int, generator: torch.Generator) -> None:
-        """Draw normal numbers, or deal those that there are to other weights."""
+        """Draw normal numbers, or shift the present ones to other weights."""
         noise, size = self.state["noise"], self.state["noise"].numel()
         if size < MANY or pair % DEALS == 0:
             _normal_(noise, generator)
@@ -106,16 +105,16 @@ class Weights:
         before.copy_(dealt)
 
     def deviation(self) -> Tensor:
-        """By how much the last draw differs from the mean."""
+        """Return the difference between the last sample and the mean."""
         return torch.sub(self.part.chosen(self.parameter), self.part.chosen(self.state["mean"]), out=self.scratch)
 
-    def move(self, gradient: Tensor, step: Step, product: Tensor | None = None) -> None:
+    def move(self, gradient: Tensor, step: NaturalStep, product: Tensor | None = None) -> None:
         r"""Take one step.
 
         Args:
-            gradient: At the last draw, or the mean of gradients at several.
-            step: Its numbers.
-            product: $n\,\hat g$, averaged over several draws; by default of the last one.
+            gradient: The gradient at the last sample, or the mean over several samples.
+            step: The quantities that all weights share.
+            product: $n\,\hat g$, averaged over several samples; by default that of the last sample.
         """
         precision, momentum, x = self.state["precision"], self.state["momentum"], self.scratch
         forgotten, push = precision.new_full((), -step.turnover), step.turnover * step.num_data
@@ -128,10 +127,10 @@ class Weights:
         momentum.lerp_(gradient, 1 - MOMENTUM)
         self._move_mean(momentum, step)
 
-    def _move_mean(self, momentum: Tensor, step: Step) -> None:
-        """Move the mean by the pull of the prior, then by the gradient."""
+    def _move_mean(self, momentum: Tensor, step: NaturalStep) -> None:
+        """Move the mean by the prior's gradient, then by the data's."""
         mean = self.part.chosen(self.state["mean"])
-        rate = min(step.rate * self.first_precision, step.num_data)  # at most the whole step of Newton's method
+        rate = min(step.rate * self.first_precision, step.num_data)  # at most a full Newton step
         precision = torch.clamp_min(self.state["precision"], rate / LONGEST, out=self.scratch)
         if isinstance(self.prior_precision, Tensor) or isinstance(self.prior_mean, Tensor) or self.prior_mean:
             mean.addcdiv_((mean - self.prior_mean).mul_(self._prior_precision), precision, value=-rate / step.num_data)
@@ -143,17 +142,17 @@ class Weights:
 
 
 class NaturalDescent:
-    """Natural steps on the random weights, and those of an ordinary optimizer on points and hyper-parameters.
+    """Natural gradient steps on the random weights, and an ordinary optimizer for points and hyper-parameters.
 
-    The precisions are written into the module's scales when it is loaded; its parameters are lent the draws meanwhile.
+    `load` writes the precisions into the module's scales. During training its parameters hold the samples.
 
     Args:
         problem: The data and the training settings.
-        module: The converted network, which must sample weights.
-        loss: This process's share of the mean negative log-likelihood of a batch, without a divergence.
+        module: The converted network, with ``estimator="weight"``.
+        loss: This process's share of the mean negative log-likelihood of a batch, without the KL divergence.
         temperature: T.
-        num_samples: Draws per step.
-        hyper: Initial values of the likelihood's learned settings.
+        num_samples: Weight samples per step.
+        hyper: Initial values of the likelihood's hyper-parameters.
         rates: Factors of the learning rate by parameter name.
     """
 
@@ -169,7 +168,7 @@ class NaturalDescent:
         rates: dict[str, float],
     ) -> None:
         if problem.training.clip is not None:
-            raise InputError("A natural step cannot be clipped: drop `clip` from Training, or use another optimizer.")
+            raise InputError("Natural gradients cannot be clipped: drop `clip`, or use optimizer='gradient'.")
         self.problem, self.module, self.loss, self.num_samples = problem, module, loss, num_samples
         self.num_data = problem.num_data / temperature
         parameters = dict(module.network.named_parameters())
@@ -188,7 +187,7 @@ class NaturalDescent:
         self.turnover = min(max(TURNOVERS / (batches * max(problem.training.epochs, 1)), SLOWEST), FASTEST)
 
     def _is_point(self, name: str, value: Tensor) -> bool:
-        """Whether an ordinary optimizer moves the parameter, or those of its entries that are not random."""
+        """Return whether the ordinary optimizer moves the parameter, or some of its entries."""
         if name in self.parts:
             part = self.parts[name][0]
             return value.requires_grad and part.index is not None and not part.hold_rest
@@ -219,21 +218,21 @@ class NaturalDescent:
         if not self.module.training:
             self.module.train()
         weights = self._weights(state)
-        loss, slopes, products = self._average(state, weights, batch, generator)
+        loss, gradients, products = self._average(state, weights, batch, generator)
         if not math.isfinite(loss.item()):
             raise NonFinite(f"The loss became {float(loss)}")
         lr = self.problem.training.rate(self.problem.progress_at(state["step"]))
         turnover = self.turnover * lr / self.problem.training.lr
-        step = Step(RATE * lr, turnover, self.num_data, 1 - MOMENTUM ** (state["step"] + 1))
+        step = NaturalStep(RATE * lr, turnover, self.num_data, 1 - MOMENTUM ** (state["step"] + 1))
         for name, each in weights.items():
-            each.move(each.part.chosen(slopes[name]), step, products.get(name))
-        self._move_points(state, slopes, lr)
+            each.move(each.part.chosen(gradients[name]), step, products.get(name))
+        self._move_points(state, gradients, lr)
         distributed.agree_(list(self.module.buffers()))
         state["step"] += 1
         return state, {"loss": loss, "lr": lr}
 
     def _weights(self, state: State) -> dict[str, Weights]:
-        """The random weights around the tensors of the state; made once, for a state is changed in place."""
+        """Return the random weights, which use the tensors of the state; made once, as the state changes in place."""
         if getattr(self, "_of", None) is not state["natural"]:
             self._of, found = state["natural"], {}
             for name, (part, parameter) in self.parts.items():
@@ -247,45 +246,45 @@ class NaturalDescent:
     def _average(
         self, state: State, weights: dict[str, Weights], batch: Batch, generator: torch.Generator
     ) -> tuple[Tensor, Params, Params]:
-        """Loss, gradients by name and, where there are several draws, products with the deviations; averaged."""
+        """Return the average loss, gradients by name and, for several samples, products with the deviations."""
         found = []
         for draw in range(state["step"] * self.num_samples, (state["step"] + 1) * self.num_samples):
             for each in weights.values():
                 each.draw(draw, generator)
-            loss, slopes = self._slopes(batch, generator)
-            distributed.sum_([loss, *slopes.values()])
+            loss, gradients = self._gradients(batch, generator)
+            distributed.sum_([loss, *gradients.values()])
             if self.num_samples == 1:
-                return loss, slopes, {}
-            products = {n: each.deviation() * each.part.chosen(slopes[n]) for n, each in weights.items()}
-            found.append((loss, slopes, products))
+                return loss, gradients, {}
+            products = {n: each.deviation() * each.part.chosen(gradients[n]) for n, each in weights.items()}
+            found.append((loss, gradients, products))
         means = [
             {name: value.mean(0) for name, value in params.stack(each).items()}
-            for each in ([slopes for _, slopes, _ in found], [products for _, _, products in found])
+            for each in ([gradients for _, gradients, _ in found], [products for _, _, products in found])
         ]
         return torch.stack([loss for loss, _, _ in found]).mean(), means[0], means[1]
 
-    def _slopes(self, batch: Batch, generator: torch.Generator) -> tuple[Tensor, Params]:
-        """This process's share of the loss and of its gradient at the current draw."""
+    def _gradients(self, batch: Batch, generator: torch.Generator) -> tuple[Tensor, Params]:
+        """Return this process's share of the loss and of its gradient at the current sample."""
         moved = {**{name: value for name, (_, value) in self.parts.items()}, **self.points, **self._named_hyper()}
         values = list(moved.values())
         if batch.num_rows == 0:
             return values[0].new_zeros(()), params.zeros_like(moved)
         with torch.enable_grad():
             loss = self.loss(self.module.network, batch, self.hyper, generator)
-        slopes = torch.autograd.grad(loss, values, allow_unused=True, materialize_grads=True)
+        gradients = torch.autograd.grad(loss, values, allow_unused=True, materialize_grads=True)
         if distributed.is_active():
-            slopes = tuple(slope.contiguous() for slope in slopes)
-        return loss.detach(), dict(zip(moved, slopes, strict=True))
+            gradients = tuple(gradient.contiguous() for gradient in gradients)
+        return loss.detach(), dict(zip(moved, gradients, strict=True))
 
-    def _move_points(self, state: State, slopes: Params, lr: float) -> None:
+    def _move_points(self, state: State, gradients: Params, lr: float) -> None:
         moved = {**{name: state["params"][f"network.{name}"] for name in self.points}, **self._named_hyper()}
         if not moved:
             return
         for name in self.points:
-            if name in self.parts:  # its random entries have moved already
+            if name in self.parts:  # its random entries have already moved
                 part = self.parts[name][0]
-                slopes[name] = part.scale_gradient(slopes[name], 0.0)
-        self.optimizer.step(moved, slopes, state["optimizer"], lr)
+                gradients[name] = part.scale_gradient(gradients[name], 0.0)
+        self.optimizer.step(moved, gradients, state["optimizer"], lr)
 
     def _named_hyper(self) -> Params:
         return {f"hyper.{name}": value for name, value in self.hyper.items()}
@@ -300,10 +299,10 @@ class NaturalDescent:
 
 
 def check_prior(prior: Prior) -> None:
-    """Raise unless the prior is normal with fixed numbers: the precision of any other is not known to the step."""
+    """Raise an error unless the prior is normal with a fixed scale, whose precision the step needs."""
     if not isinstance(prior, Normal) or prior.learns_scale:
         raise InputError(
-            f"Natural gradients need a normal prior with a fixed scale, such as priors.Normal(0, 1), not {prior!r}."
+            f"Natural gradients need a normal prior with a fixed scale, such as priors.Normal(0, 1), got {prior!r}."
         )
 
 

@@ -1,9 +1,9 @@
-r"""Variational continual learning: yesterday's posterior is today's prior.
+r"""Variational continual learning: the posterior so far is the prior of an update.
 
 $$q_t = \arg\max_q\; \mathbb E_q[\log p(D_t \mid w)] - T\,\mathrm{KL}(q \,\|\, q_{t-1})$$
 
-(Nguyen et al. 2018, https://arxiv.org/abs/1710.10628). A weight that is not random has no doubt left and stays what it
-is; with ``biases="random"`` biases move too.
+(Nguyen et al. 2018, https://arxiv.org/abs/1710.10628). A weight that is not random keeps
+its value; with ``biases="random"`` biases are updated, too.
 """
 
 from __future__ import annotations
@@ -17,12 +17,12 @@ from dubito.fitting.recipe import Recipe
 from dubito.methods.variational.convert import convert
 from dubito.methods.variational.joint import JointModule
 from dubito.methods.variational.posterior import VariationalPosterior
-from dubito.methods.variational.trainer import Trainer
+from dubito.methods.variational.trainer import VariationalTrainer
 
 
 @setting
-class Continue(Recipe):
-    """Train a variational posterior on with new data, itself being the prior.
+class UpdateVariational(Recipe):
+    """Train a variational posterior on new data, with the posterior so far as the prior.
 
     Args:
         posterior: The posterior so far.
@@ -32,7 +32,7 @@ class Continue(Recipe):
     posterior: Any
 
     def build(self, problem: Problem) -> Inference:
-        """Return the steps of training."""
+        """Return the training steps."""
         old: VariationalPosterior = self.posterior
         selection, recipe = old.selection, old.recipe
         own = old.scale if old.correlations is None else old.scale / old.correlations.spread()
@@ -44,4 +44,4 @@ class Continue(Recipe):
         )  # fmt: skip
         if isinstance(module, JointModule) and old.factor is not None:
             module.continue_from(old.factor)
-        return Trainer(recipe, problem, module, before=old).inference()
+        return VariationalTrainer(recipe, problem, module, before=old).inference()

@@ -1,4 +1,4 @@
-"""The posterior that `Variational` finds."""
+"""The posterior of `Variational`."""
 
 from __future__ import annotations
 
@@ -35,18 +35,18 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Record:
-    """What was measured on the training data after the fit; log-likelihoods are sums over the data, in nats.
+    """Measurements on the training data after the fit; log-likelihoods are sums over the data, in nats.
 
     Args:
         num_data: The number of examples of this fit.
-        log_likelihood: Its expectation under the posterior, from several draws.
-        log_likelihood_error: The standard error of that.
-        log_likelihood_at_mean: That of the network at the means.
-        log_likelihood_at_start: That of the network that was given; None for a fresh start.
-        kl: The divergence from the prior.
-        gradient_noise: The share of the last squared gradients that is noise; None where the optimizer has no moments.
-        moving_scales: The share of scales that were still on their way when training ended; None as above.
-        earlier_bound: The bound on the evidence of the data before, where this posterior is an update.
+        log_likelihood: The expected log-likelihood under the posterior, from several samples.
+        log_likelihood_error: Its standard error.
+        log_likelihood_at_mean: The log-likelihood of the network at the means.
+        log_likelihood_at_start: The log-likelihood of the network before the fit; None for a fresh start.
+        kl: The KL divergence from the prior.
+        gradient_noise: The fraction of the last squared gradients that is noise; None if the optimizer has no moments.
+        moving_scales: The fraction of scales that had not converged when training ended; None as above.
+        earlier_bound: In an update, the ELBO of the earlier data.
     """
 
     num_data: int
@@ -61,18 +61,18 @@ class Record:
 
 
 class VariationalPosterior(Posterior):
-    r"""The result of `Variational`: a normal distribution over the selected weights, of independent ones by default.
+    r"""The result of `Variational`: a normal distribution over the selected weights, independent by default.
 
     Args:
         model: The network at the means.
         likelihood: The likelihood.
         recipe: The recipe.
-        num_data: The number of examples seen in all.
+        num_data: The number of examples of all fits together.
         selection: Which weights are random.
-        scale: Their marginal standard deviations ``[D]``.
-        priors: The prior of each random parameter's random entries, with its learned values.
-        record: What was measured on the training data.
-        factor: How they move together in a ``"low-rank"`` or ``"full"`` family; see `dubito.variational.correlations`.
+        scale: The marginal standard deviations ``[D]`` of the random weights.
+        priors: The prior of each parameter's random entries, with its learned values.
+        record: The measurements on the training data.
+        factor: The correlations of a ``"low-rank"`` or ``"full"`` family; see `dubito.variational.correlations`.
     """
 
     family = "Variational"
@@ -95,7 +95,7 @@ class VariationalPosterior(Posterior):
 
     @property
     def correlations(self) -> Correlations | None:
-        """How the weights move together, or None where they are independent."""
+        """The correlations of the weights, or None if they are independent."""
         return None if self.factor is None else Correlations(self.recipe.family, self.factor)
 
     def sample(self, num_samples: int, *, generator: torch.Generator | None = None) -> Params:
@@ -109,12 +109,12 @@ class VariationalPosterior(Posterior):
         return self.selection.merge(self.mean(), noise.mul_(self.scale).add_(center))
 
     def marginals(self) -> tuple[Params, Params]:
-        """Return means and variances; the variance is 0 where a weight is not random."""
+        """Return means and variances; the variance is 0 for weights that are not random."""
         mean = self.mean()
         return mean, self.selection.merge(params.zeros_like(mean), self.scale.square())
 
     def prior(self) -> tuple[Params, Params]:
-        """Return mean and variance of the prior; a weight that is not random keeps its value."""
+        """Return the mean and the variance of the prior; a weight that is not random has its value as the mean."""
         mean, zeros = self.mean(), params.zeros_like(self.mean())
         center = self._by_weight(lambda prior: prior.mean())
         variance = self._by_weight(lambda prior: prior.variance())
@@ -134,25 +134,25 @@ class VariationalPosterior(Posterior):
 
         Args:
             x: The inputs.
-            num_samples: How many weight samples; with a `standard_error`, the most of them (by default 1,024).
+            num_samples: The number of weight samples; with `standard_error`, the largest number (by default 1,024).
             generator: The source of randomness; by default the same call gives the same numbers.
-            batch_size: How many rows are worked on at a time.
-            standard_error: Draw as many samples as it takes until every class probability (in regression: every mean)
-                has this standard error. The result is that of a call with the number of samples it ended with.
+            batch_size: The number of rows that are predicted at a time.
+            standard_error: Draw samples until every class probability (in regression: every mean) has this standard
+                error. The result equals that of a call with the final number of samples.
             options: ``method="weights"``, ``"local"`` or ``"mean"``; see `predictor`.
         """
         options |= {"batch_size": batch_size}
         if standard_error is None:
             return super().predict(x, num_samples=num_samples, generator=generator, **options)
         if options.get("method") == "mean":
-            raise InputError("The network at the means draws nothing and has no standard_error: drop one of the two.")
+            raise InputError("method='mean' draws no samples and has no standard error: drop standard_error.")
         seed = draw_seed(default_generator(generator))
 
         def predict(count: int) -> Prediction:
             own = torch.Generator().manual_seed(seed)
             return Posterior.predict(self, x, num_samples=count, generator=own, **options)
 
-        keep = options.pop("keep_samples", None)  # of the result; the error is found from samples
+        keep = options.pop("keep_samples", None)  # applies to the result; the error is estimated from samples
         options["keep_samples"] = True
         found = predict_to(standard_error, num_samples, predict)
         return found.summary() if keep is False else found
@@ -165,19 +165,19 @@ class VariationalPosterior(Posterior):
         method: Literal["weights", "local", "mean"] = "weights",
         **options: Any,
     ) -> Predictor:
-        """Return the predictive.
+        """Return the predictive distribution as a function of inputs.
 
         Args:
-            num_samples: How many weight samples.
+            num_samples: The number of weight samples.
             generator: The source of randomness.
-            method: ``"weights"``: the network at sampled weights, the same for all inputs of a call. ``"local"``: noise
-                on the outputs of each layer, which is cheaper because the first layer's work is shared by all samples;
-                the samples of different inputs are then independent. ``"mean"``: the network at the means, one pass
-                without epistemic uncertainty.
-            options: None others.
+            method: ``"weights"``: the network at weight samples, the same for all inputs of a call. ``"local"``: noise
+                on the outputs of each layer, which is cheaper because all samples share the first layer's moments; the
+                samples of different inputs are then independent. ``"mean"``: the network at the means, one pass without
+                epistemic uncertainty.
+            options: No other option is known.
         """
         if options:
-            raise InputError(f"A Variational posterior has no predict option '{next(iter(options))}'.")
+            raise InputError(f"A variational posterior has no predict option '{next(iter(options))}'.")
         match method:
             case "mean":
                 return lambda inputs: self.likelihood.predict(params.call(self.model, inputs))
@@ -185,7 +185,7 @@ class VariationalPosterior(Posterior):
                 return local_predictor(self._converted(), self.likelihood, num_samples)
             case "weights":
                 return self._weight_predictor(num_samples, generator)
-        raise InputError(f"method must be 'weights', 'local' or 'mean', not {method!r}.")
+        raise InputError(f"`method` must be 'weights', 'local' or 'mean', got {method!r}.")
 
     def _weight_predictor(self, num_samples: int, generator: torch.Generator) -> Predictor:
         if num_samples * self.selection.num_weights <= numbers(limits.current().kept_weights):
@@ -196,16 +196,16 @@ class VariationalPosterior(Posterior):
         )
 
     def _converted(self) -> VariationalModule:
-        """The posterior as a module that puts noise on outputs."""
+        """Return the posterior as a module that puts noise on outputs."""
         from dubito.methods.variational.convert import convert
 
         if self.factor is not None or isinstance(self.recipe.prior, GroupPrior):
-            raise InputError("Noise on outputs is for independent weights: use method='weights' with this posterior.")
+            raise InputError("method='local' needs independent weights: use method='weights' with this posterior.")
         scales = self.by_name(self.scale)
         return convert(self.model, estimator="local", initial_scale=scales, biases="random", weights=self.selection)
 
     def by_name(self, flat: Tensor) -> Params:
-        """Return one number per random weight ``[D]`` by parameter: in its shape, or a vector if only some are."""
+        """Split values ``[D]`` by parameter, each in its shape, or as a vector if only some entries are random."""
         found = {}
         for name, span in self.selection.slices.items():
             whole = self.selection.is_whole(name)
@@ -218,7 +218,7 @@ class VariationalPosterior(Posterior):
 
     @property
     def bound(self) -> float | None:
-        """The evidence lower bound of all data seen, or None where the prior is improper."""
+        """The evidence lower bound of all data so far, or None if the prior is improper."""
         if not all(prior.proper for prior in self.priors.values()):
             return None
         return self.record.log_likelihood - self.record.kl + (self.record.earlier_bound or 0.0)
@@ -226,8 +226,8 @@ class VariationalPosterior(Posterior):
     def log_evidence(self) -> Tensor:
         r"""Return the evidence lower bound $\mathbb E_q[\log p(D \mid w)] - \mathrm{KL}(q \,\|\, p) \le \log p(D)$.
 
-        It is the bound at temperature 1, whatever the posterior was trained with. After updates it is the sum of the
-        bounds of each step, each under the posterior before as its prior.
+        It is the bound at temperature 1, whatever the temperature of the fit. After updates it is the sum of the bounds
+        of all fits, each with the posterior before it as the prior.
         """
         if self.bound is None:
             raise UnsupportedError("A log-uniform prior is improper and defines no evidence; use priors.ARD() instead.")
@@ -241,20 +241,20 @@ class VariationalPosterior(Posterior):
         generator: torch.Generator | None = None,
         progress: bool = True,
     ) -> VariationalPosterior:
-        """Learn on from new data, with this posterior as the prior; see `dubito.variational.online`."""
-        from dubito.methods.variational.online import Continue
+        """Update with new data, with this posterior as the prior; see `dubito.variational.online`."""
+        from dubito.methods.variational.online import UpdateVariational
 
         options: dict[str, Any] = {"training": training, "generator": generator, "progress": progress}
-        return Continue(self).fit(self.model, data, likelihood=self.likelihood, **options)  # type: ignore[return-value]
+        return UpdateVariational(self).fit(self.model, data, likelihood=self.likelihood, **options)  # type: ignore[return-value]
 
     def diagnose(self) -> Diagnosis:
-        """Say in plain words whether the posterior can be trusted, and what to change if not."""
+        """Return whether the posterior can be trusted, and what to change if not."""
         from dubito.methods.variational.diagnosis import diagnose
 
         return diagnose(self)
 
     def divergences(self) -> Tensor | None:
-        """Return the divergence of each random weight from its prior ``[D]``, or None without a closed form."""
+        """Return the KL divergence of each random weight from its prior ``[D]``, or None without a closed form."""
         mean = self.selection.ravel(self.mean())
         parts = []
         for name, prior in self.priors.items():
@@ -267,7 +267,7 @@ class VariationalPosterior(Posterior):
         return torch.cat(parts)
 
     def _by_weight(self, value_of: Callable[[Prior], Value]) -> Tensor:
-        """A number, or one per weight, of each parameter's prior, as one vector ``[D]``."""
+        """Return a value of each weight's prior as one vector ``[D]``."""
         parts = []
         for name, prior in self.priors.items():
             span = self.selection.slices[name]
@@ -276,7 +276,7 @@ class VariationalPosterior(Posterior):
         return torch.cat(parts)
 
     def state(self) -> dict[str, Any]:
-        """Return selection, scales, priors and record."""
+        """Return the selection, the scales, the priors and the record."""
         tensors: dict[str, Tensor] = {}
         priors = {name: json.dumps(prior.to_json(tensors)) for name, prior in self.priors.items()}
         return {

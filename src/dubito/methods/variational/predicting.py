@@ -1,4 +1,4 @@
-"""Predictions of a variational posterior: noise on outputs instead of weights, and as many samples as are needed."""
+"""Predict with a variational posterior: noise on outputs, and a number of samples that reaches a given error."""
 
 from __future__ import annotations
 
@@ -17,21 +17,21 @@ from dubito.fitting.posterior import Predictor
 from dubito.methods.variational.layer import Memory, compute_moments
 from dubito.methods.variational.module import VariationalModule
 
-# Samples from which the needed number is first guessed, and the most that are drawn unless told otherwise.
+# The number of samples for the first estimate of the error, and the default of the largest number.
 PILOT, MOST = 16, 1024
 
 
 def local_predictor(module: VariationalModule, likelihood: Likelihood, num_samples: int) -> Predictor:
-    """Return the predictive with noise on the outputs of each layer; the samples of different rows are independent.
+    """Return a predictor with noise on the outputs of each layer; the samples of different rows are independent.
 
-    The moments of a layer that sees the same inputs in every sample, as the first one does, are computed once. In a
-    dense network a row has exactly the distribution that weight samples give it; in a convolution positions are drawn
+    The moments of a layer with the same inputs in every sample, such as the first layer, are computed once. In a dense
+    network each row has exactly the distribution of weight sampling; in a convolution, positions are sampled
     independently, as in training.
 
     Args:
-        module: A converted network, for this alone, with ``estimator="local"``.
+        module: A converted network with ``estimator="local"``, not used elsewhere.
         likelihood: The likelihood.
-        num_samples: How many samples.
+        num_samples: The number of samples.
     """
     module.eval()
     if module.layers:
@@ -51,12 +51,12 @@ def local_predictor(module: VariationalModule, likelihood: Likelihood, num_sampl
 
 
 def predict_to(standard_error: float, most: int | None, predict: Callable[[int], Prediction]) -> Prediction:
-    """Predict with so many samples that every number is known to a standard error.
+    """Predict with as many samples as a given standard error needs.
 
     Args:
-        standard_error: Of class probabilities, or of predicted means in regression, each of them.
-        most: The most samples to draw; the prediction with so many is given where they are not enough.
-        predict: From a number of samples to the prediction.
+        standard_error: The error of every class probability or, in regression, of every mean.
+        most: The largest number of samples, which is used even if the error is still larger.
+        predict: Maps a number of samples to a prediction.
     """
     check("standard_error", Positive, standard_error)
     limit = MOST if most is None else most
@@ -66,12 +66,12 @@ def predict_to(standard_error: float, most: int | None, predict: Callable[[int],
         found = largest_error(prediction)
         if found <= standard_error or count >= limit:
             return prediction
-        # the error falls as the root of the number; a little more, for it was estimated itself
+        # the error falls with the root of the number; a little more, because it is itself an estimate
         count = min(max(math.ceil(1.1 * count * (found / standard_error) ** 2), count + 1), limit)
 
 
 def largest_error(prediction: Prediction) -> float:
-    """The largest standard error of a class probability, or of a mean in regression, over all data."""
+    """Return the largest standard error of a class probability or, in regression, of a mean."""
     draws = _draws(prediction)
     return float(draws.std(0).max()) / math.sqrt(len(draws)) if len(draws) > 1 else math.inf
 

@@ -23,35 +23,34 @@ from dubito.select.rule import SelectionRule
 
 @setting
 class Variational(Recipe):
-    r"""Train a normal posterior, factorised by default, by maximizing a bound on the evidence.
+    r"""Train a normal posterior, mean-field by default, by maximizing a bound on the evidence.
 
     $$q(w) = \prod_i \mathcal N(\mu_i, \sigma_i^2), \qquad
       \max_q\; \mathbb E_q[\log p(D \mid w)] - T\,\mathrm{KL}(q \,\|\, p)$$
 
-    (Graves 2011; Blundell et al. 2015, https://arxiv.org/abs/1505.05424). The mean starts at the model's weights, the
-    scale small. At temperature 1 a wide network tends to underfit; `posterior.diagnose()` says when, and colder
-    temperatures or fewer random weights are the remedies.
+    (Graves 2011; Blundell et al. 2015, https://arxiv.org/abs/1505.05424). The means start at the model's weights, the
+    scales at a small value. At temperature 1 a wide network tends to underfit: `posterior.diagnose()` reports it; use a
+    lower temperature or fewer random weights.
 
     Args:
         prior: One of `dubito.priors`.
         objective: ``ELBO()`` or ``Renyi(alpha)``.
         estimator: ``"local"`` reparameterization, ``"flipout"`` or ``"weight"`` sampling.
-        weights: Which weights are random. The others are held at their value, or trained if the start is fresh.
+        weights: Which weights are random. The others keep their values, or are trained if the start is fresh.
         biases: Whether biases and the gains of normalization layers are random too, or trained as points.
-        initial_scale: The standard deviation of every weight at the start.
-        start: ``"model"`` starts at the model's weights, ``"fresh"`` at newly drawn ones.
-        kl_warmup: The fraction of all steps over which the weight of the divergence rises from 0 to `temperature`; or a
-            pair, the fractions at which the rise begins and ends.
-        kl_cycles: How often it does so, in as many equal parts of the training, each with `kl_warmup` as the fraction
-            of its own steps (Fu et al. 2019, https://arxiv.org/abs/1903.10145).
-        scale_rate: A factor of the learning rate for the scales; 0.5 has them learn at half the rate of the means, as
-            sparse variational dropout wants it.
-        temperature: The weight of the divergence; below 1 makes the posterior narrower.
-        optimizer: ``"gradient"`` steps by the optimizer of the training settings on means and scales, or ``"natural"``
-            gradients (see `dubito.variational.natural`), which cost about one step of Adam; they sample weights,
+        initial_scale: The initial standard deviation of every weight.
+        start: ``"model"`` starts at the model's weights, ``"fresh"`` at newly initialized ones.
+        kl_warmup: The fraction of all steps over which the weight of the KL divergence rises from 0 to `temperature`;
+            or a pair, the fractions at which the rise begins and ends.
+        kl_cycles: The number of warm-ups, in equal parts of the training; `kl_warmup` is then a fraction of one part
+            (Fu et al. 2019, https://arxiv.org/abs/1903.10145).
+        scale_rate: A factor of the learning rate for the scales; 0.5 is recommended for sparse variational dropout.
+        temperature: The weight of the KL divergence; below 1 makes the posterior narrower.
+        optimizer: ``"gradient"``: the optimizer of the training settings moves means and scales. ``"natural"``: natural
+            gradients (see `dubito.variational.natural`), at about the cost of Adam; they always sample weights,
             whatever the estimator.
-        family: ``"mean-field"``: independent weights. ``"low-rank"`` and ``"full"`` know correlations, for small
-            selections (see `dubito.variational.correlations`); they sample weights, whatever the estimator.
+        family: ``"mean-field"``: independent weights. ``"low-rank"`` and ``"full"``: correlated weights, for small
+            selections (see `dubito.variational.correlations`); they always sample weights, whatever the estimator.
         rank: The rank of the correlations of ``"low-rank"``.
     """
 
@@ -74,38 +73,38 @@ class Variational(Recipe):
     def __post_init__(self) -> None:
         require_real(self.prior)
         if isinstance(self.kl_warmup, tuple) and not self.kl_warmup[0] < self.kl_warmup[1]:
-            raise InputError(f"`kl_warmup` must begin before it ends, got {self.kl_warmup!r}.")
+            raise InputError(f"`kl_warmup` must be a pair (begin, end) with begin < end, got {self.kl_warmup!r}.")
         if self.objective.needs_weight_samples and self.sampling != "weight":
-            raise InputError(f"{self.objective!r} needs joint draws of all weights: use estimator='weight' with it.")
+            raise InputError(f"{self.objective!r} needs joint samples of all weights: use estimator='weight'.")
         if self.kl_cycles > 1 and self._rise[1] == 0:
-            raise InputError("kl_cycles repeats the warm-up of the divergence: give kl_warmup too, such as 0.5.")
+            raise InputError("kl_cycles repeats the warm-up of the KL divergence: set kl_warmup, too, such as 0.5.")
         check_family(self.family, self.prior)
         if self.optimizer == "natural":
             self._check_natural()
         if isinstance(self.prior, GroupPrior):
             self._check_groups()
         if self.starts_fresh and _is_around_the_model(self.prior):
-            raise InputError("A prior around the model's weights needs start='model': fresh weights are no knowledge.")
+            raise InputError("start='fresh' discards the weights this prior is centred on: use start='model'.")
 
     def _check_natural(self) -> None:
         if not isinstance(self.objective, ELBO):
-            raise InputError(f"Natural gradients are those of the ELBO, not of {self.objective!r}.")
+            raise InputError(f"optimizer='natural' needs objective ELBO, got {self.objective!r}.")
         if self.family != "mean-field":
-            raise InputError(f"Natural gradients are for family='mean-field', not '{self.family}'.")
+            raise InputError(f"optimizer='natural' needs family='mean-field', got '{self.family}'.")
         if self._rise[1]:
-            raise InputError("Natural gradients need no warm-up of the divergence: drop kl_warmup.")
+            raise InputError("Natural gradients need no warm-up of the KL divergence: drop kl_warmup.")
         if self.scale_rate != 1:
-            raise InputError("Natural gradients have a step size of their own for scales: drop scale_rate.")
+            raise InputError("Natural gradients have their own step size for scales: drop scale_rate.")
         if not isinstance(self.prior, ByName):
             check_prior(self.prior)
 
     @property
     def sampling(self) -> Estimator:
-        """The estimator that is used: natural steps and correlated families sample weights."""
+        """The estimator in use: natural gradients and correlated families always sample weights."""
         return "weight" if self.optimizer == "natural" or self.family != "mean-field" else self.estimator
 
     def kl_weight(self, progress: float) -> float:
-        """The weight of the divergence after a fraction of all steps, over the temperature.
+        """Return the weight of the KL divergence after a fraction of all steps, divided by the temperature.
 
         >>> recipe = Variational(kl_warmup=0.5, kl_cycles=2)
         >>> [recipe.kl_weight(done) for done in (0.0, 0.125, 0.25, 0.375, 0.5, 1.0)]
@@ -117,12 +116,12 @@ class Variational(Recipe):
 
     @property
     def _rise(self) -> tuple[float, float]:
-        """The fractions of all steps, or of a cycle, at which the weight of the divergence begins and ends to rise."""
+        """The fractions of all steps, or of a cycle, at which the KL weight begins and ends to rise."""
         return self.kl_warmup if isinstance(self.kl_warmup, tuple) else (0.0, self.kl_warmup)
 
     def build(self, problem: Problem) -> Inference:
-        """Return the steps of training."""
-        from dubito.methods.variational.trainer import Trainer
+        """Return the training steps."""
+        from dubito.methods.variational.trainer import VariationalTrainer
 
         module = convert(
             problem.model, prior=self.prior, estimator=self.sampling, initial_scale=self.initial_scale,
@@ -133,19 +132,19 @@ class Variational(Recipe):
             from dubito.methods.variational.groups.trainer import GroupTrainer
 
             return GroupTrainer(self, problem, module).inference()
-        return Trainer(self, problem, module).inference()
+        return VariationalTrainer(self, problem, module).inference()
 
     def _check_groups(self) -> None:
-        """What a prior of groups does not go with."""
+        """Raise an error if a setting does not support a prior with groups."""
         bad = {"objective": self.objective.needs_weight_samples, "estimator": self.estimator == "flipout"}
         for name, is_bad in {**bad, "biases": self.biases == "random"}.items():
             if is_bad:
                 given = f"{name}={getattr(self, name)!r}"
-                raise InputError(f"{self.prior!r} is a prior of groups and cannot be used with {given}.")
+                raise InputError(f"{self.prior!r} has group scales and cannot be used with {given}.")
 
     @property
     def assumed_precision(self) -> float:
-        """A prior precision for rules that choose weights by their variance; 1 where the prior has no single one."""
+        """The prior precision for selection rules that use the variance; 1 if the prior has no single precision."""
         try:
             variance = self.prior.variance()
         except (UnsupportedError, InputError):

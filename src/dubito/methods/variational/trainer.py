@@ -1,4 +1,4 @@
-"""Variational inference as an `Inference`: one update is one step on the bound."""
+"""Variational inference as an `Inference`: one update is one optimizer step on the bound."""
 
 from __future__ import annotations
 
@@ -27,20 +27,20 @@ from dubito.methods.variational.posterior import Record, VariationalPosterior
 if TYPE_CHECKING:
     from dubito.methods.variational.recipe import Variational
 
-# Weight draws over which the expected log-likelihood of the data is taken after the fit.
+# The number of weight samples for the expected log-likelihood after the fit.
 EVALUATION_DRAWS = 8
-# The noise level of a regression is one number that all data move: it may go faster than a weight.
+# The learning rate factor of the noise of a regression, one number that all data inform.
 NOISE_RATE = 10.0
 
 
-class Trainer:
+class VariationalTrainer:
     """The steps of `Variational`.
 
     Args:
         recipe: The recipe.
         problem: Model, data and likelihood.
         module: The converted network.
-        before: The posterior that is the prior, where this is an update.
+        before: In an update, the posterior that is the prior.
     """
 
     def __init__(
@@ -51,19 +51,19 @@ class Trainer:
         before: VariationalPosterior | None = None,
     ) -> None:
         if recipe.objective.needs_weight_samples and distributed.is_active():
-            raise UnsupportedError(f"{recipe.objective!r} cannot be trained by several processes; use the ELBO there.")
+            raise UnsupportedError(f"{recipe.objective!r} cannot be trained by several processes: use ELBO().")
         self.recipe, self.problem, self.module, self.before = recipe, problem, module, before
         self.progress, self.weight_noise = 0.0, torch.Generator()
         self._try_one_row()
         own = {**dict(module.network.named_parameters()), **dict(module.network.named_buffers())}
-        self.plain = module.plain_network(own).eval()  # into which states are lent
+        self.plain = module.plain_network(own).eval()  # weights of a state are loaded into this copy
         self.hyper = problem.likelihood.hyper()
         if "log_noise" in self.hyper:
             self.hyper["log_noise"] = fit_log_noise(problem.model, problem)
         self.descent = self._descent()
 
     def _descent(self) -> Descent | NaturalDescent:
-        """What takes the steps."""
+        """Return the optimization."""
         recipe, problem, module = self.recipe, self.problem, self.module
         rates = {f"hyper.{name}": NOISE_RATE for name in self.hyper}
         if isinstance(recipe.objective, ELBO) and recipe.optimizer == "natural":
@@ -85,7 +85,7 @@ class Trainer:
         """Take one optimizer step."""
         self.progress = self.problem.progress_at(state["step"])
         if self.module.sampled:
-            self.weight_noise.manual_seed(draw_seed(generator))  # here, for a process without rows has no loss
+            self.weight_noise.manual_seed(draw_seed(generator))  # a process without rows never calls `_loss`
         return self.descent.update(state, batch, generator)
 
     def _loss(self, module: nn.Module, batch: Batch, hyper: Params, generator: torch.Generator) -> Tensor:
@@ -99,7 +99,7 @@ class Trainer:
 
     @torch.no_grad()
     def score(self, state: State, batch: Batch) -> Tensor:
-        """The log-probability of validation targets under the network at the means."""
+        """Return the log-probability of validation targets under the network at the means."""
         values = {**state["params"], **state["buffers"]}
         means = {n.removeprefix("network."): value for n, value in values.items() if n.startswith("network.")}
         outputs = params.functional_call(self.plain, means, batch.inputs)
@@ -107,7 +107,7 @@ class Trainer:
 
     @torch.no_grad()
     def posterior(self, state: State) -> VariationalPosterior:
-        """Return what was learned, and measure on the training data how well it explains them."""
+        """Return the posterior, and measure how well it fits the training data."""
         module, problem = self._loaded(state), self.problem
         network = self._plain_network(module)
         draws = [module.sample_weights() for _ in range(EVALUATION_DRAWS)]
@@ -147,9 +147,9 @@ class Trainer:
         )
 
     def _at_start(self) -> float | None:
-        """How well the network that was given explains the data, at the noise that suits it best."""
+        """Return the log-likelihood of the network before the fit, at the best noise for it."""
         if self.recipe.starts_fresh or self.problem.training.epochs == 0:
-            return None  # there is no such network, or it is the one at the means
+            return None  # the start is fresh, or the weights have not moved
         likelihood = self.problem.likelihood.resolved(self.hyper)
         return float(data_log_likelihood(self.problem.model.eval(), [{}], self.problem.source, likelihood)[0])
 
@@ -158,14 +158,14 @@ class Trainer:
         return self.module
 
     def _plain_network(self, module: VariationalModule) -> nn.Module:
-        """The network at the means, with the gradients that the user's own asks for."""
+        """Return the network at the means, with the requires_grad flags of the user's model."""
         network, asked = module.mean_module(), dict(self.problem.model.named_parameters())
         for name, value in network.named_parameters():
             value.requires_grad_(asked[name].requires_grad)
         return network
 
     def _try_one_row(self) -> None:
-        """Call the module once, so that layers which a pass calls several times are known before the first step."""
+        """Call the module once, to find layers that a pass calls several times before the first step."""
         inputs = batches.take(self.problem.source.first().inputs, slice(0, 1))
         with torch.no_grad():
             params.call(self.module.eval(), inputs)

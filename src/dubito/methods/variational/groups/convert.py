@@ -1,4 +1,4 @@
-"""From any network to one whose weights share random scales in groups."""
+"""Convert a network into one whose groups of weights share random scales."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from dubito.methods.variational.layer import make_stochastic
 from dubito.networks.layers import rule_for
 from dubito.networks.selection import Selection
 
-# The estimator of layers whose weight draws its scales by itself.
+# The estimator of layers that sample the scales of their weight.
 SCALED = "scaled"
 
 
@@ -29,25 +29,25 @@ def convert_groups(
     initial_scale: float | dict[str, Tensor],
     hold_rest: bool = True,
 ) -> GroupModule:
-    """Give a network, which is changed, a posterior over weights and the scales of their groups.
+    """Convert a network in place to a posterior over weights and the scales of their groups.
 
     Args:
         network: A private copy of the network.
         selection: The random weights.
-        prior: The prior of groups.
+        prior: The group prior.
         estimator: ``"local"`` or ``"weight"``.
-        initial_scale: The standard deviation at the start, of weights and of scales (which start at 1).
-        hold_rest: Whether entries that are not random stay what they are; else they are trained as points.
+        initial_scale: The initial standard deviation of weights and of scales, whose mean starts at 1.
+        hold_rest: Whether entries that are not random stay fixed; otherwise they are trained as points.
     """
     if estimator == "flipout":
-        raise InputError("A prior of groups needs estimator='local' or 'weight': flipout knows no common scales.")
+        raise InputError("A group prior needs estimator='local' or 'weight', got 'flipout'.")
     if isinstance(initial_scale, dict):
-        raise InputError("A prior of groups starts all weights and scales at one initial_scale: give a number.")
+        raise InputError("A group prior needs one number as initial_scale, not a tensor per parameter.")
     parameters = dict(network.named_parameters())
     masks = selection.masks()
     vectors = [name for name in selection.names if parameters[name].ndim < 2]
     if vectors:
-        raise InputError(f"A prior of groups is for matrices, and '{vectors[0]}' is a vector: leave biases points.")
+        raise InputError(f"A group prior is for matrices, and '{vectors[0]}' is a vector: use biases='deterministic'.")
     kinds, owned = [], {name: [] for name in selection.names}  # type: ignore[var-annotated]
     for kind in find_groups(network, list(selection.names), prior.groups):
         scales = make_scales(kind.size, prior, initial_scale, parameters[kind.members[0].parameter].detach())
@@ -65,7 +65,7 @@ def convert_groups(
 
 
 def _active(kind: Kind, masks: dict[str, Tensor]) -> Tensor:
-    """Which groups have any random weight."""
+    """Return the mask of groups with at least one random weight."""
     found = torch.zeros(kind.size, dtype=torch.bool)
     for member in kind.members:
         found |= masks[member.parameter].movedim(member.axis, 0).flatten(1).any(1)
@@ -73,7 +73,7 @@ def _active(kind: Kind, masks: dict[str, Tensor]) -> Tensor:
 
 
 def _scale_on_the_fly(network: nn.Module, posterior: dict[str, ScaledField]) -> None:
-    """Make stochastic every layer whose whole weight is its own and multiplies its inputs."""
+    """Make every layer stochastic whose weight is untied, fully random and multiplies its inputs."""
     names = {id(value): name for name, value in network.named_parameters()}
     owners = Counter(id(value) for module in network.modules() for value in module._parameters.values())
     for module in list(network.modules()):

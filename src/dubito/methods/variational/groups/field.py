@@ -1,4 +1,4 @@
-"""The posterior over one parameter whose weights share scales in groups."""
+"""The posterior over one parameter whose groups of weights share scales."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ from dubito.core.randomness import normal_like
 from dubito.methods.variational.groups.layout import Side
 from dubito.methods.variational.groups.scales import Scales
 
-Draws = dict[Scales, Tensor]  # the scales of one draw, by the kind of groups
+Draws = dict[Scales, Tensor]  # one sample of the scales, by kind of groups
 
 
 class ScaledField(nn.Module):
-    r"""$w = \tilde w \prod_k z_k$, with a scale along some axes of the parameter and a factorised normal $\tilde w$.
+    r"""$w = \tilde w \prod_k z_k$, with a scale along some axes of the parameter and a mean-field normal $\tilde w$.
 
-    The mean of $\tilde w$ is the parameter of the network itself and is given to each method; what is added here is its
-    $\log \sigma$, and the scales. All factors are independent, so that the moments of w are products:
+    The mean of $\tilde w$ is the network's own parameter and is passed to each method; this module holds $\log \sigma$
+    and the scales. All factors are independent, so the moments of w are products:
 
     $$\mathbb E w = \mu \prod_k \mathbb E z_k, \qquad \mathbb E w^2 = (\mu^2 + \sigma^2) \prod_k \mathbb E z_k^2 .$$
 
@@ -27,8 +27,8 @@ class ScaledField(nn.Module):
         mean: The parameter.
         scales: Axis, side and scales of each kind of groups that the parameter belongs to.
         mask: The random entries; None for all.
-        initial_scale: σ at the start; None where $\tilde w$ is a point.
-        hold_rest: Whether entries that are not random stay what they are; else they are trained as points.
+        initial_scale: The initial σ; None if $\tilde w$ is a point.
+        hold_rest: Whether entries that are not random stay fixed; otherwise they are trained as points.
     """
 
     mask: Tensor | None
@@ -54,14 +54,14 @@ class ScaledField(nn.Module):
         return self._kept(mean, self._scaled(mean, {part: part.mean() for part in self._parts()}))
 
     def variance(self, mean: Tensor) -> Tensor:
-        r"""Return $\mathrm{Var}\, w$, 0 where an entry is not random."""
+        r"""Return $\mathrm{Var}\, w$, 0 for entries that are not random."""
         square = mean.square() if self.log_scale is None else mean.square() + (2 * self.log_scale).exp()
         second = self._scaled(square, {part: part.second_moment() for part in self._parts()})
         first = self._scaled(mean, {part: part.mean() for part in self._parts()}).square()
         return self._kept(torch.zeros_like(mean), (second - first).clamp_min(0))
 
     def sample(self, mean: Tensor, drawn: Draws | None = None, *, generator: torch.Generator | None = None) -> Tensor:
-        """Return a draw of the whole parameter, differentiable; `drawn` holds the scales where others share them."""
+        """Return a differentiable sample of the whole parameter; `drawn` holds scales that other parameters share."""
         weight = mean
         if self.log_scale is not None:
             device = mean.device if generator is None else generator.device
@@ -72,7 +72,7 @@ class ScaledField(nn.Module):
         return self._kept(mean, self._scaled(weight, drawn))
 
     def kl(self, mean: Tensor) -> Tensor:
-        r"""Return the divergence of $\tilde w$ from its standard normal prior; that of the scales is counted apart."""
+        r"""Return the KL divergence of $\tilde w$ from its standard normal prior, without that of the scales."""
         if self.log_scale is None:
             return mean.new_zeros(())
         if self.mask is None:
@@ -85,20 +85,20 @@ class ScaledField(nn.Module):
         $$y = z^{out} \odot \big(f(\tilde x; \mu) + \sqrt{f(\tilde x^2; \sigma^2)} \odot \epsilon\big) + b, \qquad
           \tilde x = x \odot z^{in},$$
 
-        with scales of its own for every example.
+        with new scales for every example.
         """
         rule, mean, bias = layer.rule, layer._parameters["weight"], layer._parameters.get("bias")
         x = x * self._factors(layer, x, "inputs")
         y = rule.apply(layer, x, mean, None)
         if self.log_scale is not None:
             variance = rule.apply_variance(layer, x, (2 * self.log_scale).exp(), None)
-            # an output that no input reaches has no variance, and the root no slope at 0
+            # the square root has no gradient at a variance of 0
             y = y + variance.clamp_min(torch.finfo(y.dtype).tiny).sqrt() * normal_like(y)
         y = y * self._factors(layer, y, "outputs")
         return y if bias is None else y + rule.scale_channels(layer, bias, "output", y.ndim)
 
     def _factors(self, layer: Any, activation: Tensor, side: Side) -> Tensor | float:
-        """Draws of the scales on one side of a layer, for each example of an activation."""
+        """Return samples of the scales on one side of a layer, for each example of an activation."""
         lead = tuple(activation.shape[: min(1, layer.rule.channel_axis(layer, activation.ndim))])
         for (_, own), part in zip(self.axes, self._parts(), strict=True):
             if own == side:
@@ -112,7 +112,7 @@ class ScaledField(nn.Module):
         return weight
 
     def _kept(self, mean: Tensor, weight: Tensor) -> Tensor:
-        """`weight` where it is random, `mean` elsewhere."""
+        """Return `weight` at random entries and `mean` elsewhere."""
         if self.mask is None:
             return weight
         return torch.where(self.mask, weight, mean.detach() if self.hold_rest else mean)

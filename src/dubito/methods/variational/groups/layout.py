@@ -1,4 +1,4 @@
-"""Which weights share a scale: the groups of a network."""
+"""Find the groups of a network: the weights that share a scale."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ Side = Literal["inputs", "outputs"]
 
 @dataclass(frozen=True)
 class Member:
-    """One axis of one parameter along which the scales of a group lie.
+    """One axis of one parameter that the scales of a kind of groups multiply.
 
     Args:
         parameter: The name of the parameter.
@@ -30,12 +30,12 @@ class Member:
 
 @dataclass(frozen=True)
 class Kind:
-    """Groups of one kind, such as the inputs of one layer, and where their scales act.
+    """Groups of one kind, such as the inputs of one layer, and the parameters that they scale.
 
     Args:
         name: Such as ``"0.inputs"`` or ``"lstm.gates_l0"``.
-        members: The parameters that they scale.
-        size: Their number.
+        members: The parameters that the groups scale.
+        size: The number of groups.
     """
 
     name: str
@@ -66,12 +66,12 @@ def find_groups(network: nn.Module, names: list[str], groups: str) -> list[Kind]
 
 
 def _plain(path: str, module: nn.Module, attribute: str, name: str, groups: str) -> Kind:
-    """One group per input or output of a parameter; of an unknown one the rows are outputs."""
+    """Return one group per input or output of a parameter; without a layer rule, rows are outputs."""
     value = getattr(module, attribute)
     is_convolution = rule_for(module) is not None and value.ndim > 2
     side: Side = groups if groups != "auto" else "outputs" if is_convolution else "inputs"  # type: ignore[assignment]
     axes = {"inputs": weight_axis(module, "input"), "outputs": weight_axis(module, "output")}
-    if axes[side] is None:  # a grouped convolution has one axis for all outputs, or (transposed) for all inputs
+    if axes[side] is None:  # a grouped convolution has one of the two axes only
         side = "outputs" if side == "inputs" else "inputs"
     axis = axes[side]
     if axis is None:  # neither: the weight of a LayerNorm over several axes
@@ -81,7 +81,7 @@ def _plain(path: str, module: nn.Module, attribute: str, name: str, groups: str)
 
 
 def _recurrent(path: str, module: nn.RNNBase, own: dict[str, str], groups: str) -> Iterator[Kind]:
-    """Inputs, hidden units and gates of each layer and direction; a gate has its row in two matrices."""
+    """Yield inputs, hidden units and gates of each layer and direction; a gate has a row in two matrices."""
     prefix, kinds = f"{path}." if path else "", {"weight_ih": "inputs", "weight_hh": "hidden"}
     layers: dict[str, list[str]] = {}
     for attribute in own:

@@ -1,4 +1,4 @@
-"""A network whose weights share random scales in groups: a plain `nn.Module` for anyone's training loop."""
+"""A network whose groups of weights share random scales, as a plain `nn.Module` for any training loop."""
 
 from __future__ import annotations
 
@@ -20,15 +20,15 @@ from dubito.networks.selection import Selection
 
 
 class GroupModule(VariationalModule):
-    """What `dubito.variational.convert` returns under a prior of groups.
+    """The module that `dubito.variational.convert` returns for a group prior.
 
-    `network` keeps the names of the user's own parameters, which are the means of the weights before they are scaled;
-    `posterior` holds everything else. Layers whose weight can be separated from their inputs have scales of their own
-    for every example; all other weights (recurrent, embedded, tied) are sampled once for a whole call.
+    `network` keeps the user's parameter names; its parameters are the means of the weights before scaling, and
+    `posterior` holds everything else. Layers that multiply inputs by their weight sample new scales for every example;
+    other weights (of recurrent and embedding layers, tied ones) are sampled once for a whole call.
 
     Args:
-        network: A private copy of the network, its layers made stochastic already where they can be.
-        posterior: By parameter name.
+        network: A private copy of the network, with stochastic layers where possible.
+        posterior: The posteriors by parameter name.
         selection: The random weights.
         estimator: ``"local"`` or ``"weight"``.
         kinds: The groups, each with its scales and the mask of the groups that have random weights.
@@ -53,18 +53,18 @@ class GroupModule(VariationalModule):
             yield kind, scales, getattr(self, f"active_{number}")
 
     def kl(self, *, generator: torch.Generator | None = None) -> Tensor:
-        """Return the divergence of weights and scales from their priors, summed; the scales of a kind count once."""
+        """Return the total KL divergence of weights and scales from their priors; each scale counts once."""
         means = self._means()
         weights = [part.kl(means[name]) for name, part in self.fields()]
         return torch.stack([*weights, *(scales.kl(active) for _, scales, active in self.groups())]).sum()
 
     @contextmanager
     def shared_moments(self) -> Iterator[Tensor]:
-        """Yield the divergence: for a training step."""
+        """Yield the KL divergence for a training step."""
         yield self.kl()
 
     def sample_weights(self, *, generator: torch.Generator | None = None) -> Params:
-        """Draw every random parameter, by the user's names; differentiable."""
+        """Draw all random parameters, by name; differentiable."""
         means, drawn = self._means(), self._draw(generator)
         return {name: part.sample(means[name], drawn, generator=generator) for name, part in self.fields()}
 
@@ -79,11 +79,11 @@ class GroupModule(VariationalModule):
         return {name: part.variance(means[name]) for name, part in self.fields()}
 
     def log_ratio(self, weights: Params) -> Tensor:
-        """There is none: many scales give the same weights."""
-        raise UnsupportedError("Under a prior of groups the density of a weight sample has no closed form: use ELBO().")
+        """Raise an error: many scales give the same weights, so their density has no closed form."""
+        raise UnsupportedError("With a group prior the density of a weight sample has no closed form: use ELBO().")
 
     def mean_module(self) -> nn.Module:
-        """Return a plain network at the means of the scaled weights, of the user's own classes."""
+        """Return the network at the means of the scaled weights, with the user's own classes."""
         return params.load_(super().mean_module(), self.expected_weights())
 
     def scales(self) -> Tensor:
@@ -91,11 +91,11 @@ class GroupModule(VariationalModule):
         return self.selection.ravel({**self._means(), **self.variances()}).detach().sqrt()
 
     def parts(self) -> Iterator[tuple[str, Any]]:
-        """Yield the posteriors by the user's names, as `fields`."""
+        """Yield the posteriors by parameter name, as `fields` does."""
         return self.fields()
 
     def fields(self) -> Iterator[tuple[str, ScaledField]]:
-        """Yield the posteriors by the user's names, in the order of the selection."""
+        """Yield the posteriors by parameter name, in the order of the selection."""
         for name, part in zip(self.selection.names, self.posterior.values(), strict=True):
             assert isinstance(part, ScaledField)
             yield name, part
@@ -104,7 +104,7 @@ class GroupModule(VariationalModule):
         return {scales: scales.sample(generator=generator) for scales in self._scales}
 
     def _sampled_weights(self) -> AbstractContextManager[Any]:
-        """Lend a draw of the weights whose layers do not put the noise on their outputs."""
+        """Load samples of the weights whose layers do not put the noise on their outputs."""
         if not self.sampled:
             return nullcontext()
         means, parts, generator = self._means(), dict(self.fields()), self.weight_noise

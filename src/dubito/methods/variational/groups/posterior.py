@@ -1,4 +1,4 @@
-"""The posterior that `Variational` finds under a prior of groups."""
+"""The posterior of `Variational` with a group prior."""
 
 from __future__ import annotations
 
@@ -28,17 +28,17 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, eq=False)
 class Groups:
-    """The groups of one kind, such as the inputs of one layer, and how much each is needed.
+    """The groups of one kind, such as the inputs of one layer, and the relevance of each.
 
     Args:
         name: Such as ``"1.inputs"``, ``"features.0.outputs"`` or ``"lstm.gates_l0"``.
-        members: The parameters, axes and sides (``"inputs"`` or ``"outputs"`` of their layer) that the groups are of.
+        members: The parameters, axes and sides (``"inputs"`` or ``"outputs"`` of their layer) of the groups.
         mean: The mean scale of each group ``[G]``.
         log_alpha: The logarithm of the variance of each scale over its squared mean ``[G]``.
-        statistic: What `relevance` is: ``"-log_alpha"``, ``"log_mode"`` of the scale, or ``"log_snr"``.
-        relevance: How much each group is needed ``[G]``: the larger, the more.
-        threshold: The relevance below which a group is noise, by default.
-        evidence_gain: Gates only: by how many nats the evidence grows if the group is removed ``[G]``; else None.
+        statistic: The quantity in `relevance`: ``"-log_alpha"``, ``"log_mode"`` of the scale, or ``"log_snr"``.
+        relevance: The relevance of each group ``[G]``; groups with small values can be removed.
+        threshold: The default relevance below which a group is noise.
+        evidence_gain: For gates, the log evidence gained by removing each group, in nats ``[G]``; else None.
     """
 
     name: str
@@ -51,29 +51,29 @@ class Groups:
     evidence_gain: Tensor | None = None
 
     def needed(self, threshold: float | None = None) -> Tensor:
-        """Return the mask of groups to keep ``[G]``, by the given threshold of relevance or the default one."""
+        """Return the mask of groups to keep ``[G]``: those above the threshold (by default `self.threshold`)."""
         return self.relevance > (self.threshold if threshold is None else threshold)
 
     def __len__(self) -> int:
         return len(self.relevance)
 
 
-# Below these a group is noise. Two of them are where noise exceeds signal; the mode of a horseshoe has no such natural
-# level, and this one lies between the groups that are needed and those that are not on digits.
+# Below these a group is noise. For two statistics this is where noise exceeds signal. The mode of a horseshoe has no
+# natural threshold; this one separates the relevant groups from the others on the digits data.
 THRESHOLDS = {"-log_alpha": 0.0, "log_mode": -3.0, "log_snr": 0.0}
 
 
 class GroupPosterior(VariationalPosterior):
-    r"""The result of `Variational` under a prior of groups: $w = \tilde w \prod_k z_k$ with independent factors.
+    r"""The result of `Variational` with a group prior: $w = \tilde w \prod_k z_k$ with independent factors.
 
     Args:
         model: The network at the means.
         likelihood: The likelihood.
         recipe: The recipe.
-        num_data: The number of examples seen in all.
+        num_data: The number of examples of all fits together.
         selection: Which weights are random.
-        factors: The numbers of the posteriors of $\tilde w$ and z, by name, as in the state of a `GroupModule`.
-        record: What was measured on the training data.
+        factors: The parameters of the posteriors of $\tilde w$ and z, by name, as in the state of a `GroupModule`.
+        record: The measurements on the training data.
     """
 
     family = "GroupVariational"
@@ -97,35 +97,35 @@ class GroupPosterior(VariationalPosterior):
         super().__init__(model, likelihood, recipe, num_data, selection, scale, prior, record)
 
     def sample(self, num_samples: int, *, generator: torch.Generator | None = None) -> Params:
-        """Draw weights; those of a group share its scale."""
+        """Draw weights; the weights of a group share its scale."""
         generator = default_generator(generator)
         draws = params.stack([self.module.sample_weights(generator=generator) for _ in range(num_samples)])
         points = {name: value.expand(num_samples, *value.shape) for name, value in self.mean().items()}
         return {name: draws.get(name, value) for name, value in points.items()}
 
     def marginals(self) -> tuple[Params, Params]:
-        """Return means and variances; the variance is 0 where a weight is not random."""
+        """Return means and variances; the variance is 0 for weights that are not random."""
         mean = self.mean()
         return mean, {**params.zeros_like(mean), **self.module.variances()}
 
     def prior(self) -> tuple[Params, Params]:
-        """There is none: scales with heavy tails leave a weight without moments."""
+        """Raise an error: scales with heavy tails give a weight no prior variance."""
         raise UnsupportedError(
-            "Under a prior of groups a weight has no prior variance of its own; judge groups by posterior.groups()."
+            "With a group prior a single weight has no prior variance: use posterior.groups() to compare groups."
         )
 
     def groups(self) -> tuple[Groups, ...]:
-        """Return the groups of each kind and how much each group is needed, in the order of the network."""
+        """Return the groups of each kind and their relevance, in the order of the network."""
         found = []
         for kind, scales, active in self.module.groups():
             gain = scales.evidence_gain() if isinstance(scales, GateScales) else None
-            relevance = torch.where(active, scales.relevance(), torch.inf)  # a group of points is never noise
+            relevance = torch.where(active, scales.relevance(), torch.inf)  # groups without random weights stay
             values = (scales.mean().clone(), scales.log_alpha(), scales.statistic, relevance)
             found.append(Groups(kind.name, kind.members, *values, THRESHOLDS[scales.statistic], gain))
         return tuple(found)
 
     def divergences(self) -> None:
-        """There is none for a weight by itself."""
+        """Return None: the KL divergence of a single weight is not defined."""
         return
 
     def update(
@@ -136,13 +136,13 @@ class GroupPosterior(VariationalPosterior):
         generator: torch.Generator | None = None,
         progress: bool = True,
     ) -> VariationalPosterior:
-        """Learning on is for independent weights."""
+        """Raise an error: only posteriors over independent weights can be updated."""
         raise UnsupportedError(
-            "A posterior over groups cannot be the prior of new data: fit again on all of it, or compress it first."
+            "A group posterior cannot be updated with new data: fit again on all data, or compress it first."
         )
 
     def state(self) -> dict[str, Any]:
-        """Return selection, factors and record."""
+        """Return the selection, the factors and the record."""
         return {"selection": self.selection.to_state(), "factors": self.factors, "record": asdict(self.record)}
 
     @classmethod
@@ -152,13 +152,13 @@ class GroupPosterior(VariationalPosterior):
         return cls(model, likelihood, recipe, num_data, selection, state["factors"], record)
 
     def _spread(self) -> Params:
-        """The standard deviation of every weight."""
+        """Return the standard deviation of every weight."""
         spread = {name: value.sqrt() for name, value in self.module.variances().items()}
         return {**params.zeros_like(params.of(self.module.network)), **spread}
 
 
 def factors_of(module: GroupModule) -> dict[str, Tensor]:
-    """Return the numbers that make the posterior: the means of the weights before scaling, and all of `posterior`."""
+    """Return the parameters of the posterior: the means of the weights before scaling, and those in `posterior`."""
     random = {f"network.{name}" for name in module.selection.names}
     kept = {n: v for n, v in module.named_parameters() if n in random or n.startswith("posterior.")}
     return {name: value.detach().clone() for name, value in kept.items()}

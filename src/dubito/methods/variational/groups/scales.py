@@ -1,7 +1,7 @@
-r"""The posteriors of group scales $z$: one class for each prior of groups.
+r"""The posteriors of group scales $z$: one class for each group prior.
 
-Each is a module that starts at $\mathbb E z \approx 1$, so that a trained network stays what it is. Numbers that have
-to travel far (logarithms of scales) are stored divided by `STRIDE`: an optimizer such as Adam moves every number by
+Each is a module that starts at $\mathbb E z \approx 1$, so that it does not change a trained network. Logarithms of
+scales, which change a lot in training, are stored divided by `STRIDE`: an optimizer such as Adam moves every number by
 about the learning rate, and the weights need a small one.
 """
 
@@ -29,7 +29,7 @@ class Scales(nn.Module, ABC):
     """
 
     statistic: ClassVar[str]
-    """What `relevance` measures."""
+    """The quantity that `relevance` returns."""
 
     def __init__(self, size: int, prior: Any) -> None:
         super().__init__()
@@ -49,14 +49,14 @@ class Scales(nn.Module, ABC):
 
     @abstractmethod
     def kl(self, active: Tensor | None = None) -> Tensor:
-        """Return the divergence from the prior, summed over the groups in the mask `active` (by default all)."""
+        """Return the KL divergence from the prior, summed over the groups in the mask `active` (by default all)."""
 
     @abstractmethod
     def relevance(self) -> Tensor:
-        """Return how much each group is needed: the larger, the more."""
+        """Return the relevance of each group; groups with small values can be removed."""
 
     def log_alpha(self) -> Tensor:
-        r"""Return $\log \alpha_g = \log \mathrm{Var}\, z_g - \log (\mathbb E z_g)^2$: noise over signal."""
+        r"""Return $\log \alpha_g = \log \mathrm{Var}\, z_g - \log (\mathbb E z_g)^2$, noise over signal."""
         square = self.mean().square()
         tiny = torch.finfo(square.dtype).tiny
         return (self.second_moment() - square).clamp_min(tiny).log() - square.clamp_min(tiny).log()
@@ -74,7 +74,7 @@ class NormalScales(Scales):
 
     @property
     def scale(self) -> Tensor:
-        """The standard deviations."""
+        """Return the standard deviations."""
         return (STRIDE * self.log_scale).exp()
 
     def sample(self, lead: tuple[int, ...] = (), *, generator: torch.Generator | None = None) -> Tensor:
@@ -90,7 +90,7 @@ class NormalScales(Scales):
         return self.loc.square() + self.scale.square()
 
     def kl(self, active: Tensor | None = None) -> Tensor:
-        """Return the divergence, up to the constant of the improper prior."""
+        """Return the KL divergence, up to the constant of the improper prior."""
         return _total(self.prior.scale_kl(self.loc, self.scale), active)
 
     def relevance(self) -> Tensor:
@@ -101,8 +101,8 @@ class NormalScales(Scales):
 class HorseshoeScales(Scales):
     r"""$z_g = \sqrt{a\, b\, a_g b_g}$ with log-normal posteriors: a, b of the whole layer, $a_g, b_g$ of each group.
 
-    The four factors start where their divergence is smallest, but for b, which makes up for the small τ: so $z = 1$
-    costs the layer some nats once, not every group.
+    The four factors start where their KL divergence is smallest, except b, which compensates for the small τ: so
+    $z = 1$ costs some nats once per layer, not per group.
     """
 
     statistic = "log_mode"
@@ -118,17 +118,17 @@ class HorseshoeScales(Scales):
             self.register_parameter(f"{name}_log_scale", nn.Parameter(log_scale))
 
     def moments(self, name: str) -> tuple[Tensor, Tensor]:
-        """Mean and variance of the logarithm of one of ``"a"``, ``"b"``, ``"a_group"``, ``"b_group"``."""
+        """Return mean and variance of the logarithm of ``"a"``, ``"b"``, ``"a_group"``, ``"b_group"``."""
         loc, log_scale = getattr(self, f"{name}_loc"), getattr(self, f"{name}_log_scale")
         return STRIDE * loc, (2 * STRIDE * log_scale).exp()
 
     def log_moments(self) -> tuple[Tensor, Tensor]:
-        r"""Mean and variance of $\log z_g$."""
+        r"""Return mean and variance of $\log z_g$."""
         means, variances = zip(*(self.moments(name) for name in ("a", "b", "a_group", "b_group")), strict=True)
         return sum(means) / 2, sum(variances) / 4
 
     def sample(self, lead: tuple[int, ...] = (), *, generator: torch.Generator | None = None) -> Tensor:
-        """Draw scales; those of one layer share its a and b."""
+        """Draw scales; the scales of one layer share its a and b."""
         mean, _ = self.log_moments()
         shared = self.moments("a")[1] + self.moments("b")[1]
         own = self.moments("a_group")[1] + self.moments("b_group")[1]
@@ -146,7 +146,7 @@ class HorseshoeScales(Scales):
         return (2 * mean + 2 * variance).exp()
 
     def kl(self, active: Tensor | None = None) -> Tensor:
-        """Return the exact divergence of all four factors."""
+        """Return the exact KL divergence of all four factors."""
         (a, b), (a_group, b_group) = (map(self.moments, names) for names in (("a", "b"), ("a_group", "b_group")))
         layer = log_normal_kl_gamma(*a, self.prior.scale) + log_normal_kl_inverse_gamma(*b)
         own = log_normal_kl_gamma(*a_group) + log_normal_kl_inverse_gamma(*b_group)
@@ -159,9 +159,9 @@ class HorseshoeScales(Scales):
 
 
 class GateScales(Scales):
-    r"""$\log z_g \sim \mathcal N(m_g, s_g^2)$ cut to $[a, b]$, with $m_g = b - |r_g|$ so that it stays below b.
+    r"""$\log z_g \sim \mathcal N(m_g, s_g^2)$ truncated to $[a, b]$, with $m_g = b - |r_g|$ so that it stays below b.
 
-    The closed forms are evaluated in double precision: their parts are large where a gate is certain.
+    The closed forms are evaluated in double precision, because their terms are large if a gate is almost certain.
     """
 
     statistic = "log_snr"
@@ -172,12 +172,12 @@ class GateScales(Scales):
         self.log_scale = nn.Parameter(like.new_full((size,), math.log(initial_scale) / STRIDE))
 
     def moments(self) -> tuple[Tensor, Tensor]:
-        """The mean m, within the range of the gate, and the scale s of the logarithm before it is cut."""
+        """Return the mean m, clamped to the range of the gate, and the scale s of the logarithm before truncation."""
         mean = self.prior.high - (STRIDE * self.below.double()).abs()
         return mean.clamp_min(self.prior.low), (STRIDE * self.log_scale.double()).clamp(-20.0, 5.0).exp()
 
     def sample(self, lead: tuple[int, ...] = (), *, generator: torch.Generator | None = None) -> Tensor:
-        """Draw gates by the inverse of their distribution function."""
+        """Draw gates by the inverse of their cumulative distribution function."""
         device = self.below.device if generator is None else generator.device
         level = torch.rand((*lead, self.size), dtype=torch.float64, device=device, generator=generator)
         return self.prior.quantile(*self.moments(), level.to(self.below.device)).to(self.below.dtype)
@@ -191,7 +191,7 @@ class GateScales(Scales):
         return self.prior.moment(*self.moments(), 2).to(self.below.dtype)
 
     def kl(self, active: Tensor | None = None) -> Tensor:
-        """Return the exact divergence."""
+        """Return the exact KL divergence."""
         return _total(self.prior.scale_kl(*self.moments()), active).to(self.below.dtype)
 
     def log_alpha(self) -> Tensor:
@@ -204,12 +204,12 @@ class GateScales(Scales):
         return -0.5 * self.log_alpha()
 
     def evidence_gain(self, bits: int = 8) -> Tensor:
-        """Return by how many nats the evidence grows when a gate is closed; see `TruncatedLogUniform`."""
+        """Return the increase of the log evidence when a gate is closed, in nats; see `TruncatedLogUniform`."""
         return self.prior.evidence_gain(*self.moments(), bits).to(self.below.dtype)
 
 
 def make_scales(size: int, prior: GroupPrior, initial_scale: float, like: Tensor) -> Scales:
-    """Return the posterior of scales that goes with a prior, in the dtype and on the device of a tensor."""
+    """Return the posterior of scales for a prior, with the dtype and device of `like`."""
     kinds: dict[type[GroupPrior], Any] = {
         NormalJeffreys: NormalScales, Horseshoe: HorseshoeScales, TruncatedLogUniform: GateScales,
     }  # fmt: skip

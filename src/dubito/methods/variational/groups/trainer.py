@@ -1,4 +1,4 @@
-"""Training of a posterior over weights and the scales of their groups."""
+"""Train a posterior over weights and the scales of their groups."""
 
 from __future__ import annotations
 
@@ -13,15 +13,15 @@ from dubito.fitting.inference import State
 from dubito.methods.variational.groups.module import GroupModule
 from dubito.methods.variational.groups.posterior import GroupPosterior, factors_of
 from dubito.methods.variational.measure import expected_log_noise
-from dubito.methods.variational.trainer import EVALUATION_DRAWS, Trainer
+from dubito.methods.variational.trainer import EVALUATION_DRAWS, VariationalTrainer
 
 
-class GroupTrainer(Trainer):
-    """The steps of `Variational` under a prior of groups; it differs in what the network at the means is."""
+class GroupTrainer(VariationalTrainer):
+    """The steps of `Variational` with a group prior, whose network at the means has scaled weights."""
 
     @torch.no_grad()
     def score(self, state: State, batch: Batch) -> Tensor:
-        """The log-probability of validation targets under the network at the means."""
+        """Return the log-probability of validation targets under the network at the means."""
         module = cast(GroupModule, self._loaded(state))
         values = dict(module.network.named_parameters()) | dict(module.network.named_buffers())
         outputs = params.functional_call(self.plain, {**values, **module.expected_weights()}, batch.inputs)
@@ -29,7 +29,7 @@ class GroupTrainer(Trainer):
 
     @torch.no_grad()
     def posterior(self, state: State) -> GroupPosterior:
-        """Return what was learned, and measure on the training data how well it explains them."""
+        """Return the posterior, and measure how well it fits the training data."""
         module, problem = cast(GroupModule, self._loaded(state)), self.problem
         network = self._plain_network(module)
         draws = [module.sample_weights() for _ in range(EVALUATION_DRAWS)]
