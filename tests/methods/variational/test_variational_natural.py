@@ -89,7 +89,9 @@ class TestOneStep:
     def test_precisions_stay_positive_whatever_comes(self) -> None:
         weights, state = one_layer()
         for seed in range(50):
-            weights.move(fixed_normal(2, 3, seed=seed), NaturalStep(0.1, 0.01, 1e3, 1.0), fixed_normal(2, 3, seed=seed + 1))
+            weights.move(
+                fixed_normal(2, 3, seed=seed), NaturalStep(0.1, 0.01, 1e3, 1.0), fixed_normal(2, 3, seed=seed + 1)
+            )
             assert float(state["precision"].min()) > 0
 
     def test_a_precision_that_has_fallen_far_does_not_throw_its_mean_away(self) -> None:
