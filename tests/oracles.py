@@ -5,12 +5,16 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
 
-from dubito import Posterior
+from dubito import Laplace, Posterior
+from dubito.beliefs.likelihoods import Gaussian, Likelihood
+from dubito.core import params
+from dubito.methods.laplace import LaplacePosterior
+from dubito.networks.selection import Selection
 
 
 def design(inputs: Tensor, num_outputs: int = 1, bias: bool = True) -> Tensor:
@@ -135,3 +139,55 @@ def seeded_layers(*layers: Callable[[], nn.Module], dtype: torch.dtype = torch.f
 def close(actual: Tensor, expected: Tensor, tolerance: float = 1e-10) -> None:
     """Compare by one tolerance, relative and absolute."""
     torch.testing.assert_close(actual, expected, rtol=tolerance, atol=tolerance)
+
+
+class Case(NamedTuple):
+    """A small network and its data."""
+
+    model: nn.Module
+    inputs: Tensor
+    targets: Tensor
+    likelihood: Likelihood
+
+    @property
+    def data(self) -> tuple[Tensor, Tensor]:
+        return self.inputs, self.targets
+
+    def weights(self) -> Selection:
+        return Selection.all_of(self.model)
+
+    def fit(self, **settings: Any) -> LaplacePosterior:
+        return Laplace(**settings).fit(self.model, self.data, likelihood=self.likelihood)
+
+
+def jacobian(case: Case, inputs: Tensor | None = None, selection: Selection | None = None) -> Tensor:
+    """``[B, *positions, C, D]`` of the canonical outputs by the weights, by `torch.func`."""
+    inputs = case.inputs if inputs is None else inputs
+    weights, base = case.weights() if selection is None else selection, params.of(case.model)
+    if any(isinstance(module, nn.RNNBase) for module in case.model.modules()):
+        return _jacobian_by_loop(case, inputs, weights)
+
+    def outputs(flat: Tensor) -> Tensor:
+        return case.likelihood.canonical(params.functional_call(case.model, weights.merge(base, flat), inputs))
+
+    return torch.func.jacrev(outputs)(weights.ravel(base))
+
+
+def _jacobian_by_loop(case: Case, inputs: Tensor, weights: Selection) -> Tensor:
+    """For recurrent kernels, which cannot be vmapped."""
+    outputs = case.likelihood.canonical(case.model(inputs))
+    own = dict(case.model.named_parameters())
+    rows = []
+    for entry in outputs.flatten():
+        gradients = torch.autograd.grad(entry, list(own.values()), retain_graph=True)
+        rows.append(weights.ravel(dict(zip(own, gradients, strict=True))))
+    return torch.stack(rows).reshape(*outputs.shape, -1)
+
+
+def curvature(case: Case, selection: Selection | None = None) -> Tensor:
+    """The Gauss-Newton matrix ``[D, D]``, at the noise that the residuals have where it is unknown."""
+    outputs, likelihood = case.model(case.inputs).detach(), case.likelihood
+    if isinstance(likelihood, Gaussian) and isinstance(likelihood.noise, str):
+        likelihood = Gaussian(noise=float((outputs - case.targets).square().mean().sqrt()))
+    rows = jacobian(case, selection=selection)
+    return torch.einsum("...cd,...ce,...ef->df", rows, likelihood.hessian(outputs, case.targets), rows)

@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple
-
 import torch
-from dubito.likelihoods import Bernoulli, Categorical, Gaussian, HeteroscedasticGaussian, Likelihood
+from dubito.likelihoods import Bernoulli, Categorical, Gaussian, HeteroscedasticGaussian
 from torch import Tensor, nn
 
-from dubito.core import params
-from dubito.networks.selection import Selection
+from oracles import Case
 
 
 class Tied(nn.Module):
@@ -42,20 +39,6 @@ class Recurrent(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         return self.head(self.body(x)[0][:, -1])
-
-
-class Case(NamedTuple):
-    model: nn.Module
-    inputs: Tensor
-    targets: Tensor
-    likelihood: Likelihood
-
-    @property
-    def data(self) -> tuple[Tensor, Tensor]:
-        return self.inputs, self.targets
-
-    def weights(self) -> Selection:
-        return Selection.all_of(self.model)
 
 
 def mlp(outputs: int) -> nn.Sequential:
@@ -109,39 +92,6 @@ CASES = (
     "categorical", "many classes", "bernoulli", "gaussian", "line", "gaussian, noise unknown", "heteroscedastic",
     "sequence", "image", "grouped", "tied", "tokens", "recurrent",
 )  # fmt: skip
-
-
-def jacobian(one: Case, inputs: Tensor | None = None) -> Tensor:
-    """The Jacobian of the canonical outputs, ``[B, *positions, C, D]``."""
-    inputs, weights, base = one.inputs if inputs is None else inputs, one.weights(), params.of(one.model)
-
-    def outputs(flat: Tensor) -> Tensor:
-        return one.likelihood.canonical(params.functional_call(one.model, weights.merge(base, flat), inputs))
-
-    if any(isinstance(module, nn.RNNBase) for module in one.model.modules()):
-        return _by_loop(one, inputs)
-    return torch.func.jacrev(outputs)(weights.ravel(base))
-
-
-def _by_loop(one: Case, inputs: Tensor) -> Tensor:
-    """For recurrent kernels, which cannot be vmapped."""
-    outputs = one.likelihood.canonical(one.model(inputs))
-    own = dict(one.model.named_parameters())
-    rows = []
-    for entry in outputs.flatten():
-        gradients = torch.autograd.grad(entry, list(own.values()), retain_graph=True)
-        rows.append(one.weights().ravel(dict(zip(own, gradients, strict=True))))
-    return torch.stack(rows).reshape(*outputs.shape, -1)
-
-
-def curvature(one: Case) -> Tensor:
-    """The Gauss-Newton matrix ``[D, D]``, at the noise that the residuals have where it is unknown."""
-    outputs = one.model(one.inputs).detach()
-    likelihood = one.likelihood
-    if isinstance(likelihood, Gaussian) and isinstance(likelihood.noise, str):
-        likelihood = Gaussian(noise=float((outputs - one.targets).square().mean().sqrt()))
-    gradients = jacobian(one)
-    return torch.einsum("...cd,...ce,...ef->df", gradients, likelihood.hessian(outputs, one.targets), gradients)
 
 
 def centred(one: Case, gradients: Tensor, targets: Tensor | None = None) -> Tensor:

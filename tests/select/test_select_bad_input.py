@@ -7,10 +7,11 @@ import warnings
 import pytest
 import torch
 from dubito.errors import InputError
-from subnetwork_cases import brute_greedy, case, centred, curvature, jacobian
+from subnetwork_cases import brute_greedy, case, centred
 from torch import nn
 
 from dubito import select
+from oracles import curvature, jacobian
 
 PRIOR = 0.7
 

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import pytest
 import torch
-from subnetwork_cases import Case, brute_greedy, captured, case, centred, curvature, jacobian
+from subnetwork_cases import brute_greedy, captured, case, centred
 
 from dubito import select
 from dubito.core import limits
 from dubito.select import greedy
+from oracles import Case, curvature, jacobian
 
 PRIOR = 0.7
 

@@ -12,7 +12,7 @@ import torch
 from dubito.errors import InputError
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from subnetwork_cases import Case, case, centred, curvature, jacobian
+from subnetwork_cases import case, centred
 from torch import Tensor
 
 from dubito import Laplace, select
@@ -21,6 +21,7 @@ from dubito.curvature import FallbackWarning
 from dubito.methods.laplace import LaplacePosterior
 from dubito.networks.selection import Selection
 from dubito.select.rule import SelectionRule
+from oracles import Case, curvature, jacobian
 from two_processes import started
 
 PRIOR = 0.7

@@ -7,7 +7,7 @@ import math
 import pytest
 import torch
 from dubito.likelihoods import Bernoulli, Categorical, HeteroscedasticGaussian, Likelihood
-from subnetwork_cases import Case, case, centred, curvature, jacobian
+from subnetwork_cases import case, centred
 from torch import Tensor
 
 from dubito.core import limits
@@ -15,6 +15,7 @@ from dubito.core.batches import Source
 from dubito.select.directions import direction_columns
 from dubito.select.quadratic_scores import Forms
 from dubito.select.scores import Scores, measure
+from oracles import Case, curvature, jacobian
 
 
 def both(likelihood: Likelihood, outputs: Tensor, targets: Tensor, gradients: Tensor) -> Tensor:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 from dubito.errors import InputError, UnsupportedError
-from subnetwork_cases import Case, captured, case, centred, curvature, jacobian
+from subnetwork_cases import captured, case, centred
 from torch import Tensor
 
 from dubito import select
@@ -13,6 +13,7 @@ from dubito.networks.selection import Selection
 from dubito.select import report as reporting
 from dubito.select.report import SubnetworkReport
 from dubito.select.rule import SelectionRule
+from oracles import Case, curvature, jacobian
 
 PRIOR = 0.7
 

@@ -7,7 +7,7 @@ import warnings
 import pytest
 import torch
 from dubito.errors import InputError, NonFiniteError
-from subnetwork_cases import CASES, Case, case, centred, curvature, jacobian
+from subnetwork_cases import CASES, case, centred
 from torch import nn
 
 from dubito.core import limits
@@ -15,6 +15,7 @@ from dubito.core.batches import Source
 from dubito.curvature import FallbackWarning
 from dubito.select import scores
 from dubito.select.scores import Scores, measure
+from oracles import Case, curvature, jacobian
 
 
 def scored(one: Case, **options) -> Scores:

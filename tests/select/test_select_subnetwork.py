@@ -9,7 +9,7 @@ import pytest
 import torch
 from dubito.errors import InputError
 from dubito.likelihoods import Categorical
-from subnetwork_cases import Case, Tied, case, centred, curvature, jacobian
+from subnetwork_cases import Tied, case, centred
 from torch import Tensor, nn
 
 import dubito
@@ -18,6 +18,7 @@ from dubito.core.batches import Source
 from dubito.core.settings import Setting
 from dubito.networks.selection import Selection
 from dubito.select.budgets import make_budget
+from oracles import Case, curvature, jacobian
 
 PRIOR = 0.7
 

@@ -2,31 +2,14 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple
-
 import torch
 from dubito.likelihoods import Bernoulli, Categorical, Gaussian, HeteroscedasticGaussian, Likelihood
 from torch import Tensor, nn
 
-from dubito import Laplace, select
-from dubito.core import params
+from dubito import select
 from dubito.methods.laplace import LaplacePosterior
-from dubito.networks.selection import Selection
 from dubito.select.rule import SelectionRule
-
-
-class Case(NamedTuple):
-    model: nn.Module
-    inputs: Tensor
-    targets: Tensor
-    likelihood: Likelihood
-
-    @property
-    def data(self) -> tuple[Tensor, Tensor]:
-        return self.inputs, self.targets
-
-    def fit(self, **settings) -> LaplacePosterior:
-        return Laplace(**settings).fit(self.model, self.data, likelihood=self.likelihood)
+from oracles import Case
 
 
 class Squeeze(nn.Module):
@@ -99,25 +82,6 @@ SELECTIONS: dict[str, SelectionRule] = {
     "random": select.random(9),
     "union": select.last_layer() | select.largest_magnitude(0.3),
 }
-
-
-def jacobian(case: Case, selection: Selection, inputs: Tensor) -> Tensor:
-    """``[B, *positions, C, D]``, by `torch.func`, example by example."""
-    base = params.of(case.model)
-
-    def outputs(flat: Tensor, row: Tensor) -> Tensor:
-        return case.likelihood.canonical(params.functional_call(case.model, selection.merge(base, flat), row))[0]
-
-    return torch.stack(
-        [torch.func.jacrev(outputs)(selection.ravel(base), inputs[n : n + 1]) for n in range(len(inputs))]
-    )
-
-
-def curvature(case: Case, selection: Selection) -> Tensor:
-    """The Gauss-Newton matrix of the negative log-likelihood, ``[D, D]``."""
-    rows = jacobian(case, selection, case.inputs)
-    hessian = case.likelihood.hessian(case.model(case.inputs).detach(), case.targets)
-    return torch.einsum("...ci,...cd,...dj->ij", rows, hessian, rows)
 
 
 def dense(posterior: LaplacePosterior) -> Tensor:

@@ -8,12 +8,12 @@ import pytest
 import torch
 from dubito.errors import UnsupportedError
 from dubito.likelihoods import Gaussian
-from laplace_cases import STRUCTURES, Case, case, dense, dense_curvature
+from laplace_cases import STRUCTURES, case, dense, dense_curvature
 from torch import nn
 
 import dubito
 from dubito import Laplace, Training, select
-from oracles import LinearRegression, regression_data
+from oracles import Case, LinearRegression, regression_data
 
 EXACT = {"rtol": 1e-10, "atol": 1e-10}
 

@@ -9,7 +9,7 @@ import pytest
 import torch
 from dubito.errors import InputError, NonFiniteError
 from dubito.likelihoods import Bernoulli, Categorical, Gaussian
-from laplace_cases import STRUCTURES, Case, case, dense
+from laplace_cases import STRUCTURES, case, dense
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, Dataset, TensorDataset
 
@@ -18,6 +18,7 @@ from dubito import Laplace, Training, select
 from dubito.curvature.engine import Tape
 from dubito.methods.laplace import tuning
 from dubito.networks.selection import Selection
+from oracles import Case
 
 # ---------------------------------------------------------------------- validation
 

@@ -7,10 +7,11 @@ import math
 import pytest
 import torch
 from dubito.likelihoods import Gaussian
-from laplace_cases import CASES, SELECTIONS, STRUCTURES, Case, case, curvature, dense, dense_curvature, jacobian
+from laplace_cases import CASES, SELECTIONS, STRUCTURES, case, dense, dense_curvature
 from torch import nn
 
 from dubito import MAP, Laplace, select
+from oracles import Case, curvature, jacobian
 
 CLOSE = {"rtol": 1e-9, "atol": 1e-10}
 
@@ -31,7 +32,7 @@ def test_all_quantities_agree_with_the_dense_covariance(structure: str, name: st
     assert not any(bool(diagonal[name][~mask].any()) for name, mask in posterior.selection.masks().items())
 
     inputs = 1.5 * problem.inputs[:3]
-    rows = jacobian(problem, posterior.selection, inputs).flatten(1, -2)
+    rows = jacobian(problem, inputs, posterior.selection).flatten(1, -2)
     expected = rows @ covariance @ rows.mT
     mean, found = posterior.functional(inputs)
     torch.testing.assert_close(found, expected, **CLOSE)
@@ -155,7 +156,7 @@ def test_fisher_curvatures(structure: str, kind: str) -> None:
     """The empirical Fisher is the sum of outer products of gradients; the sampled one converges to Gauss-Newton."""
     problem = case("categorical")
     posterior = problem.fit(structure=structure, curvature=kind, fisher_samples=2000, rank=200)
-    rows = jacobian(problem, posterior.selection, problem.inputs)
+    rows = jacobian(problem, problem.inputs, posterior.selection)
     if kind == "fisher-empirical":
         grads = torch.einsum(
             "nc,ncd->nd", problem.likelihood.gradient(problem.model(problem.inputs).detach(), problem.targets), rows
