@@ -1,4 +1,4 @@
-r"""How much of the full posterior a selection keeps, in weight space and in function space, for every size at once.
+r"""Measure how much of the full posterior a selection keeps, in weight and in function space, for every size.
 
 In weight space the squared 2-Wasserstein distance between the posterior of all weights, $N(\hat w, \Sigma)$, and that
 of a subnetwork with the rest at its trained value (Daxberger et al. 2021, https://arxiv.org/abs/2010.14689) is
@@ -42,7 +42,7 @@ if TYPE_CHECKING:
 
 # Networks up to this many weights are compared with the exact posterior over all of them.
 MOST_EXACT = 3000
-# The recommended size captures this share of what the largest one does.
+# The recommended size captures this share of the variance that the largest one captures.
 ENOUGH = 0.95
 NO_SWEEP = "There is no sweep over sizes and no recommended size, because"
 NO_ORDER = (
@@ -89,7 +89,7 @@ class SubnetworkReport:
 
     @property
     def recommended(self) -> int:
-        """The smallest size that captures 95 % of what the largest one does."""
+        """The smallest size that captures 95 % of the variance that the largest one captures."""
         self._require_sweep()
         return self.sizes[int((self.captured >= ENOUGH * self.captured[-1]).nonzero()[0])]
 
@@ -190,7 +190,7 @@ def report(
 
 
 def _captured(posterior: LocalGaussian, ranking: Ranking, inputs: Any) -> Tensor:
-    """The predictive variance that the first 1, 2, … weights capture, summed over the inputs."""
+    """Return the predictive variance that the first 1, 2, … weights capture, summed over the inputs."""
     selection, size = posterior.selection, len(ranking.order)
     where = torch.searchsorted(ranking.order.sort().values, ranking.order)  # of the ranked weights in the selection
     factor = torch.linalg.cholesky(posterior.precision().cpu()[where][:, where])
@@ -203,14 +203,14 @@ def _captured(posterior: LocalGaussian, ranking: Ranking, inputs: Any) -> Tensor
 
 
 def _distance(scores: Scores, ranking: Ranking, prior_precision: float) -> Tensor:
-    """The sum of the variances of all weights but the first 1, 2, … ones."""
+    """Return the sum of the variances of all weights but the first 1, 2, … ones."""
     variance = scores.variance(prior_precision)
     chosen = ranking.candidates.ravel(scores.weights.fill(variance))[ranking.order]
     return variance.sum() - chosen.cumsum(0)
 
 
 def _exact_distance(part: LocalGaussian, whole: LocalGaussian) -> float:
-    """The squared Wasserstein distance between the two Gaussians, the smaller one padded with zeros."""
+    """Return the squared Wasserstein distance between the two Gaussians, the smaller one padded with zeros."""
     full, small = (p.covariance.solve(torch.eye(p.selection.num_weights).double()) for p in (whole, part))
     inside = whole.selection.ravel({n: m.double() for n, m in part.selection.masks().items()}).bool()
     values, vectors = torch.linalg.eigh(small)
@@ -220,5 +220,5 @@ def _exact_distance(part: LocalGaussian, whole: LocalGaussian) -> float:
 
 
 def _some_sizes(smallest: int, largest: int, count: int = 8) -> list[int]:
-    """A few sizes from the smallest to the largest, each a factor apart."""
+    """Return a few sizes from the smallest to the largest, evenly spaced on a logarithmic scale."""
     return sorted({round(smallest * (largest / smallest) ** (i / (count - 1))) for i in range(count)})

@@ -31,13 +31,13 @@ from dubito.select.sums import Sums
 
 # Columns that go through one product; with more outputs than this, curvature takes a product of its own.
 MOST_COLUMNS = 32
-# Context inputs that are worked on at a time.
+# The number of context inputs that are processed at a time.
 BATCH_SIZE = 256
 
 
 @dataclass(frozen=True)
 class Scores:
-    """What a pass over the data says about each weight.
+    """The curvature and the influence on the outputs of each weight, from one pass over the data.
 
     Args:
         weights: The weights, in whose order the numbers are.
@@ -52,11 +52,11 @@ class Scores:
     likelihood: Likelihood
 
     def variance(self, prior_precision: float) -> Tensor:
-        """The variance of each weight on its own, ``1 / (h_d + λ)``."""
+        """Return the variance of each weight given all others, ``1 / (h_d + λ)``."""
         return 1 / (self.curvature + prior_precision)
 
     def of(self, candidates: Selection) -> Scores:
-        """The numbers of some of the weights."""
+        """Return the scores of some of the weights."""
         both = self.curvature, self.squared_derivatives
         curvature, squared = (candidates.ravel(self.weights.fill(each)) for each in both)
         return Scores(candidates, curvature, squared, self.likelihood)
@@ -122,7 +122,7 @@ def context_tapes(engine: Engine, context: Any, extra: int = 0) -> Iterator[Tape
 
 
 def check_inputs(model: nn.Module, inputs: Any, which: str) -> None:
-    """Raise unless the network can be called on inputs without targets."""
+    """Raise an error unless the network can be called on the inputs."""
     if batches.num_rows(inputs) == 0:
         raise InputError(f"There is nothing in {which} inputs: give at least one, or leave them out.")
     if not batches.is_finite(inputs):
@@ -139,7 +139,7 @@ def check_inputs(model: nn.Module, inputs: Any, which: str) -> None:
 
 
 class _Pass:
-    """Sums over batches."""
+    """One pass over the data, which sums the scores over batches."""
 
     def __init__(
         self,
@@ -185,7 +185,7 @@ class _Pass:
         return self.sums.total[0]
 
     def _forms(self, outputs: Tensor, targets: Tensor) -> Forms | None:
-        """Both numbers as forms of the same columns, if there are such and few enough."""
+        """Return both scores as quadratic forms of the same columns, if these exist and are few."""
         if self.samples or num_directions(self.likelihood, outputs) > MOST_COLUMNS:
             return None
         return Forms.of(self.likelihood, outputs, targets)
