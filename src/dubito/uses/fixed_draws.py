@@ -98,7 +98,7 @@ def check_posterior(posterior: Any) -> None:
 def check_fraction(name: str, value: float) -> None:
     """Raise unless a setting lies strictly between 0 and 1."""
     if not accepts(OpenProbability, value):
-        raise InputError(f"{name} must lie strictly between 0 and 1, got {value!r}.")
+        raise InputError(f"`{name}` must lie strictly between 0 and 1, got {value!r}.")
 
 
 def check_scores(scores: Tensor, what: str) -> Tensor:

@@ -177,11 +177,11 @@ class TestResult:
 @pytest.mark.parametrize(
     ("model", "recipes", "words"),
     [
-        (3, {"map": MAP()}, "model must be a network or a function"),
-        (nn.Linear, {"map": MAP()}, "model must be a network or a function"),
+        (3, {"map": MAP()}, "`model` must be a network or a function"),
+        (nn.Linear, {"map": MAP()}, "`model` must be a network or a function"),
         (lambda seed: None, {"map": MAP()}, "must return a network"),
-        (network, {}, "recipes must be a dict"),
-        (network, [MAP()], "recipes must be a dict"),
+        (network, {}, "`recipes` must be a dict"),
+        (network, [MAP()], "`recipes` must be a dict"),
         (network, {"map": MAP}, "must map names to recipes"),
         (network, {1: MAP()}, "must map names to recipes"),
     ],

@@ -124,9 +124,9 @@ def test_conformal_faults() -> None:
         ConformalSets(classes, data, coverage=0.99)
     with pytest.raises(InputError, match=r"coverage of 0.99 needs at least 99"):
         ConformalIntervals(numbers, line(20, 1), coverage=0.99)
-    with pytest.raises(InputError, match="method must be 'thr' or 'aps'"):
+    with pytest.raises(InputError, match="`method` must be 'thr' or 'aps'"):
         ConformalSets(classes, data, method="raps")  # type: ignore[arg-type]
-    with pytest.raises(InputError, match="method must be 'stddev' or 'quantile'"):
+    with pytest.raises(InputError, match="`method` must be 'stddev' or 'quantile'"):
         ConformalIntervals(numbers, line(20, 1), method="thr")  # type: ignore[arg-type]
     with pytest.raises(InputError, match="strictly between 0 and 1"):
         ConformalSets(classes, data, coverage=1.0)

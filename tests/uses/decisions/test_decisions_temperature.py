@@ -114,7 +114,7 @@ def test_ignored_positions_do_not_count() -> None:
 
 
 def test_temperature_faults() -> None:
-    with pytest.raises(InputError, match="A temperature must be a positive number"):
+    with pytest.raises(InputError, match="`temperature` must be a positive number"):
         tempered(ClassPrediction.from_logits(LOGITS[0]), 0.0)
     x, y = blobs(20, 1)
     with pytest.raises(InputError, match="calibration data is empty"):

@@ -167,9 +167,9 @@ def test_a_rejected_batch_leaves_no_trace() -> None:
 
 
 def test_different_settings_do_not_merge() -> None:
-    with pytest.raises(InputError, match="Only equal settings merge"):
+    with pytest.raises(InputError, match="different settings cannot be merged"):
         ClassificationMetrics(10).merge(ClassificationMetrics(15))
-    with pytest.raises(InputError, match="Only equal settings merge"):
+    with pytest.raises(InputError, match="different settings cannot be merged"):
         RegressionMetrics().merge(ClassificationMetrics())
     with pytest.raises(InputError, match="has 47 numbers"):
         ClassificationMetrics.from_state(torch.zeros(32, dtype=torch.float64))

@@ -78,9 +78,9 @@ def test_calibration_settings() -> None:
     ("scores", "labels", "message"),
     [
         ([0.1, math.nan], [0, 1], "scores contains NaN"),
-        ([0.1, 0.2], [0, 2], "labels must be 0 or 1"),
-        ([0.1, 0.2], [1, 1], "only one group"),
-        ([0.1, 0.2], [0, 0], "only one group"),
+        ([0.1, 0.2], [0, 2], "`labels` must be 0 or 1"),
+        ([0.1, 0.2], [1, 1], "only one value"),
+        ([0.1, 0.2], [0, 0], "only one value"),
         ([0.1, 0.2], [0, 1, 1], "same shape"),
         ([], [], "scores is empty"),
     ],
@@ -109,7 +109,7 @@ def test_gaussian_metrics_refuse(metric: Callable[..., object]) -> None:
         metric(zeros, torch.ones(4, 1), zeros)
     with pytest.raises(InputError, match="targets is empty"):
         metric(zeros[:0], ones[:0], zeros[:0])
-    with pytest.raises(InputError, match="stddev must be positive, but -1"):
+    with pytest.raises(InputError, match="`stddev` must be positive, got -1"):
         metric(zeros, -ones, zeros)
     with pytest.raises(InputError, match="stddev contains NaN"):
         metric(zeros, ones * math.nan, zeros)
@@ -124,12 +124,12 @@ def test_gaussian_metrics_refuse(metric: Callable[..., object]) -> None:
 
 
 def test_a_density_needs_a_positive_scale() -> None:
-    with pytest.raises(InputError, match="stddev must be positive, but 0"):
+    with pytest.raises(InputError, match="`stddev` must be positive, got 0"):
         metrics.gaussian_nll(torch.zeros(1), torch.zeros(1), torch.zeros(1))
 
 
 def test_intervals_and_quantiles_refuse() -> None:
-    with pytest.raises(InputError, match="lower exceeds upper"):
+    with pytest.raises(InputError, match="`lower` exceeds `upper`"):
         metrics.interval_width(torch.ones(2), torch.zeros(2))
     with pytest.raises(InputError, match="same shape"):
         metrics.interval_coverage(torch.zeros(2), torch.ones(2), torch.zeros(2, 1))

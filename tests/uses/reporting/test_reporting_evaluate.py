@@ -446,7 +446,7 @@ def test_faults_of_the_network_itself_are_not_hidden() -> None:
 
 
 def test_wrong_settings() -> None:
-    with pytest.raises(InputError, match="target_scale is for regression"):
+    with pytest.raises(InputError, match="`target_scale` is for regression"):
         evaluate(classifier(), class_data(), target_scale=(0.0, 1.0))
     with pytest.raises(InputError, match="severities, which are numbers"):
         evaluate(classifier(), class_data(), shifts={"fog": {"strong": class_data()}})

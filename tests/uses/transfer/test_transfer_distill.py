@@ -212,11 +212,11 @@ def test_distillation_faults() -> None:
         dubito.distill(regressor(), linear(3, 2), x)
     with pytest.raises(InputError, match="cannot be called on a batch of inputs"):
         dubito.distill(teacher, linear(5, 3), x)
-    with pytest.raises(InputError, match=r"must be a torch\.nn\.Module, not a str"):
+    with pytest.raises(InputError, match=r"must be a torch\.nn\.Module, got a str"):
         dubito.distill(teacher, "student", x)  # type: ignore[arg-type]
     with pytest.raises(InputError, match="A Sequential is not a posterior"):
         dubito.distill(linear(3, 3), linear(3, 3), x)  # type: ignore[arg-type]
-    with pytest.raises(InputError, match="keep must be 'mean' or 'distribution'"):
+    with pytest.raises(InputError, match="`keep` must be 'mean' or 'distribution'"):
         dubito.distill(teacher, linear(3, 3), x, "all")  # type: ignore[arg-type]
     with pytest.raises(InputError, match="empty"):
         dubito.distill(teacher, linear(3, 3), x[:0])
@@ -240,7 +240,7 @@ def test_the_weight_of_the_concentration() -> None:
         with pytest.raises(InputError, match="must be a positive number"):
             dubito.distill(teacher, linear(3, 3), x, "distribution", concentration_weight=wrong)  # type: ignore[arg-type]
     for case in ((teacher, linear(3, 3), x, "mean"), (regressor(), linear(3, 3), x, "distribution")):
-        with pytest.raises(InputError, match="concentration_weight is for the classes of keep='distribution'"):
+        with pytest.raises(InputError, match="`concentration_weight` is for classes with keep='distribution'"):
             dubito.distill(*case, concentration_weight=0.1)  # type: ignore[arg-type]
 
 

@@ -115,12 +115,12 @@ def _outcomes(
 
 def _check(model: Any, recipes: Any) -> None:
     if isinstance(model, type) or not (isinstance(model, nn.Module) or callable(model)):
-        raise InputError(f"model must be a network or a function from a seed to a network, not {model!r}.")
+        raise InputError(f"`model` must be a network or a function from a seed to a network, got {model!r}.")
     if not isinstance(recipes, Mapping) or not recipes:
-        raise InputError(f"recipes must be a dict such as {{'MAP': MAP(), 'Laplace': Laplace()}}, not {recipes!r}.")
+        raise InputError(f"`recipes` must be a dict such as {{'MAP': MAP(), 'Laplace': Laplace()}}, got {recipes!r}.")
     for name, recipe in recipes.items():
         if not isinstance(name, str) or not isinstance(recipe, Recipe):
-            raise InputError(f"recipes must map names to recipes such as Laplace(), but {name!r} maps to {recipe!r}.")
+            raise InputError(f"`recipes` must map names to recipes such as Laplace(), but {name!r} maps to {recipe!r}.")
 
 
 def _seeds(seeds: Any) -> list[int]:

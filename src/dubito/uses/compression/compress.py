@@ -32,7 +32,7 @@ from dubito.uses.compression.units_by_fx import UnitGroup, trace
 from dubito.uses.compression.units_by_torch_pruning import depend
 from dubito.uses.compression.verify import require_same, varied
 from dubito.uses.compression.weight_statistics import default_rule, prunable, statistics_of
-from dubito.uses.transfer.distillation import lessons_from
+from dubito.uses.transfer.distillation import loss_and_data
 
 # Rows of the data on which smaller and masked networks are compared and latencies measured.
 EXAMPLE_ROWS = 128
@@ -101,10 +101,10 @@ def compress(
         if finetune is not None:
             how = training or Training(epochs=3, lr=1e-4, schedule="linear")
             held = _columns(plan, model, example) if plan.units else plan.keep
-            lesson: tuple[Likelihood, Any, int | None] = (posterior.likelihood, finetune, None)
+            taught: tuple[Likelihood, Any, int | None] = (posterior.likelihood, finetune, None)
             if teacher is not None:
-                lesson = lessons_from(teacher, finetune, how, temperature, generator, posterior.likelihood)
-            likelihood, examples, num_data = lesson
+                taught = loss_and_data(teacher, finetune, how, temperature, generator, posterior.likelihood)
+            likelihood, examples, num_data = taught
             model = train_on(model, held, examples, likelihood, how, num_data=num_data, generator=generator)
             plan = replace(plan, inputs=live_features(model, example))
         elif by_default and data is not None:

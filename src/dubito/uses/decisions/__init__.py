@@ -1,6 +1,6 @@
-"""What a posterior is for: to detect, to abstain, to promise coverage, and to ask for the right labels.
+"""Act on predictions: detect, abstain, guarantee coverage, calibrate, and choose which inputs to label.
 
-Everything here works on any posterior, and fits its one number on data that was held out from training.
+Everything here works on any posterior; thresholds and temperatures are fitted on data held out from training.
 """
 
 from __future__ import annotations

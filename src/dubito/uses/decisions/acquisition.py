@@ -1,4 +1,4 @@
-"""Which inputs are worth a label: active learning."""
+"""Choose the inputs to label next: active learning."""
 
 from __future__ import annotations
 
@@ -22,8 +22,8 @@ from dubito.uses.fixed_draws import inputs_of
 
 Method = Literal["bald", "batchbald", "variance", "entropy", "random"]
 
-# What needs weights that disagree.
-DOUBTS = ("bald", "variance")
+# Methods that measure epistemic uncertainty, which a single network does not have.
+EPISTEMIC = ("bald", "variance")
 
 _SCORES: dict[str, Score] = {"bald": "mutual-information", "variance": "variance", "entropy": "entropy"}
 
@@ -37,13 +37,13 @@ def acquire(
     num_samples: int | None = None,
     generator: torch.Generator | None = None,
 ) -> Tensor:
-    r"""Return the rows of `pool` whose labels would teach the posterior most, the best first ``[num]``.
+    r"""Return the rows of `pool` whose labels would inform the posterior most, the best first ``[num]``.
 
     - ``"bald"``: the mutual information of label and weights (Houlsby et al. 2011, https://arxiv.org/abs/1112.5745);
-    - ``"batchbald"``: that of all `num` labels together, chosen greedily, so that no two ask the same question
+    - ``"batchbald"``: that of all `num` labels together, chosen greedily, so that shared information counts once
       (Kirsch et al. 2019, https://arxiv.org/abs/1906.08158);
     - ``"variance"``: the variance of the class probabilities, or of the function;
-    - ``"entropy"``: the entropy of the prediction, which also asks for labels that nobody can predict;
+    - ``"entropy"``: the entropy of the prediction, which also prefers inputs with noisy labels;
     - ``"random"``: the baseline.
 
     Args:
@@ -55,7 +55,7 @@ def acquire(
         generator: The source of randomness; by default the same call gives the same numbers.
     """
     if method not in get_args(Method):
-        raise InputError(f"There is no method {method!r}: use one of {', '.join(get_args(Method))}.")
+        raise InputError(f"`method` must be one of {', '.join(get_args(Method))}, got {method!r}.")
     inputs = batches.as_tensors(inputs_of(posterior, pool, "pool"))
     size = batches.num_rows(inputs)
     allowed = f"a whole number from 1 to {size}, the number of inputs in the pool"
@@ -68,10 +68,10 @@ def acquire(
         return greedy_batch(prediction, num, generator=generator).cpu()
     prediction = posterior.predict(inputs, num_samples=num_samples, generator=generator)
     scores = score_prediction(prediction, _SCORES[method])
-    if method in DOUBTS and not bool(scores.any()):
+    if method in EPISTEMIC and not bool(scores.any()):
         raise InputError(
-            f"For '{method}' all inputs of the pool are worth nothing, because this posterior (a single network?) has "
-            "no doubt about its weights: use 'entropy' or 'random', or another posterior."
+            f"The score '{method}' is 0 for every input of the pool, because this posterior (a single network?) has no "
+            "epistemic uncertainty: use 'entropy' or 'random', or another posterior."
         )
     return _best(scores, num, generator)
 
@@ -94,7 +94,7 @@ def _predict_jointly(
         if not all(member.draws_functions for member in getattr(posterior, "members", ())):
             raise UnsupportedError("'batchbald' cannot draw functions of an ensemble of Laplaces: use 'bald'.")
         return posterior.predict(inputs, num_samples=num_samples, generator=generator)
-    # A linearized predictive draws outputs by their own marginals: here its functions are drawn instead.
+    # A linearized predictive draws each output from its own marginal; here whole functions are drawn instead.
     draws = params.unstack(posterior.sample(num_samples or posterior.default_samples, generator=generator))
     parts = []
     for start in range(0, batches.num_rows(inputs), 1024):
@@ -114,8 +114,8 @@ def _linear_outputs(posterior: Posterior, draws: list[Params], inputs: Any) -> T
     with posterior.working_copy() as own, torch.enable_grad():
         outputs = params.functional_call(own.model, mean, inputs)
         u = torch.zeros_like(outputs, requires_grad=True)
-        slopes = torch.autograd.grad(outputs, list(mean.values()), u, create_graph=True, allow_unused=True)
-    used = {name: slope for name, slope in zip(mean, slopes, strict=True) if slope is not None}
+        gradients = torch.autograd.grad(outputs, list(mean.values()), u, create_graph=True, allow_unused=True)
+    used = {name: grad for name, grad in zip(mean, gradients, strict=True) if grad is not None}
     moved = []
     for draw in draws:
         steps = [draw[name] - mean[name].detach() for name in used]

@@ -1,6 +1,6 @@
-r"""What a posterior would learn from the labels of several inputs together, $I[y_1, \dots, y_n; w]$.
+r"""Choose batches of inputs by the joint information of their labels about the weights, $I[y_1, \dots, y_n; w]$.
 
-Two inputs that ask the same question are worth one: the joint information is at most the sum of the single ones, and
+Information that two inputs share counts once, so the joint information is at most the sum of the single ones, and
 greedy maximization is within $1 - 1/e$ of the best batch (Kirsch et al. 2019, BatchBALD, https://arxiv.org/abs/1906.08158).
 """
 
@@ -15,7 +15,7 @@ from dubito.beliefs.prediction import ClassPrediction, Prediction, RegressionPre
 from dubito.core.arguments import checked_arguments
 from dubito.core.errors import InputError, UnsupportedError
 
-# Joint labellings that are enumerated; beyond, so many are drawn. And how many candidates are looked at together.
+# The most joint labellings that are enumerated; if there are more, this many are drawn. Candidates per matrix product.
 MOST_LABELLINGS = 1000
 ROWS = 128
 
@@ -50,7 +50,7 @@ def joint_information(probs: Tensor) -> Tensor:
     True
     """
     if probs.ndim != 3 or not probs.is_floating_point() or not probs.numel():
-        raise InputError(f"probs must be [S, n, C] and floating, but it is {probs.dtype} of {tuple(probs.shape)}.")
+        raise InputError(f"`probs` must be a floating tensor [S, n, C], got {probs.dtype} {tuple(probs.shape)}.")
     joint = probs.new_ones(1, len(probs))
     for n in range(probs.shape[1]):
         joint = _extended(joint, probs[:, n])
@@ -58,7 +58,7 @@ def joint_information(probs: Tensor) -> Tensor:
 
 
 def _greedy_classes(probs: Tensor, num: int, generator: torch.Generator) -> Tensor:
-    r"""Greedy maximization for class probabilities ``[S, N, C]``.
+    r"""Choose inputs greedily for class probabilities ``[S, N, C]``.
 
     Labellings y of the batch so far are rows of `joint` $p(y \mid w_s)$ with weights ω: 1 if all are there, and
     $1 / (M \bar p(y))$ if M were drawn from $\bar p$. The entropy of the batch with a candidate is then
@@ -90,17 +90,17 @@ def _greedy_classes(probs: Tensor, num: int, generator: torch.Generator) -> Tens
 
 
 def _conditional(probs: Tensor) -> Tensor:
-    """The mean entropy of the samples at each input ``[N]``."""
+    """Return the mean entropy of the samples at each input ``[N]``."""
     return torch.special.entr(probs).sum(dim=-1).mean(dim=0)
 
 
 def _extended(joint: Tensor, probs: Tensor) -> Tensor:
-    """Labellings ``[M, S]`` with one more label ``[S, C]``: ``[M·C, S]``."""
+    """Extend labellings ``[M, S]`` by one more label ``[S, C]``, to ``[M·C, S]``."""
     return torch.einsum("ms,sc->mcs", joint, probs).flatten(0, 1)
 
 
 def _joint_entropies(probs: Tensor, joint: Tensor, weights: Tensor) -> Tensor:
-    """The entropy of the batch with each candidate ``[S, n, C]``."""
+    """Return the entropy of the batch together with each candidate ``[S, n, C]``."""
     together = joint @ probs.flatten(1) / len(probs)  # [M, n·C]
     return (weights @ torch.special.entr(together)).unflatten(0, probs.shape[1:]).sum(dim=-1)
 
@@ -119,7 +119,7 @@ def _drawn(probs: Tensor, generator: torch.Generator) -> tuple[Tensor, Tensor]:
 
 
 def _greedy_numbers(functions: Tensor, noise: Tensor, num: int) -> Tensor:
-    r"""Greedy maximization of $\tfrac12 \log\det(I + K / \sigma^2)$ for functions ``[S, N]``, as a pivoted Cholesky."""
+    r"""Maximize greedily $\tfrac12 \log\det(I + K / \sigma^2)$ for functions ``[S, N]``, as a pivoted Cholesky."""
     centred = (functions - functions.mean(dim=0)) / math.sqrt(len(functions))
     variance, columns = centred.square().sum(dim=0), functions.new_zeros(0, functions.shape[1])
     chosen: list[int] = []

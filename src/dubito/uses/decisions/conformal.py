@@ -1,6 +1,6 @@
-r"""Split-conformal prediction: sets and intervals that hold the truth with a stated probability, for any posterior.
+r"""Split-conformal prediction: sets and intervals that contain the truth with a stated probability, for any posterior.
 
-With n calibration data and the rank $k = \lceil (n + 1)\,\ell \rceil$ of the asked coverage $\ell$, the chance that a
+With n calibration data and the rank $k = \lceil (n + 1)\,\ell \rceil$ of the wanted coverage $\ell$, the chance that a
 new datum of the same distribution is covered is exactly $k / (n + 1)$ where scores do not tie, and at least that where
 they do; given the calibration data it is $\mathrm{Beta}(k, n + 1 - k)$ distributed. No assumption is made on the
 posterior: a bad one gives large sets (Vovk et al. 2005; Angelopoulos & Bates 2021, https://arxiv.org/abs/2107.07511).
@@ -22,12 +22,12 @@ from dubito.uses.fixed_draws import FixedDraws, check_fraction, check_scores, on
 
 
 class ConformalSets:
-    r"""Sets of classes that hold the true one with probability `coverage`.
+    r"""Sets of classes that contain the true one with probability `coverage`.
 
     The nonconformity of class y is $1 - \bar p_y$ for ``"thr"`` (the smallest sets on average; Sadinle et al. 2019,
     https://arxiv.org/abs/1609.00451) and $\sum_{c: \bar p_c > \bar p_y} \bar p_c + u\,\bar p_y$ for ``"aps"`` (sets
-    that grow with the doubt about an input; Romano et al. 2020, https://arxiv.org/abs/2006.02544), with a uniform u if
-    `randomized` and else u = 1 (larger sets, and more coverage than asked for). A set holds every class whose
+    that grow with the uncertainty; Romano et al. 2020, https://arxiv.org/abs/2006.02544), with a uniform u if
+    `randomized` and else u = 1 (larger sets, and more coverage than `coverage`). A set holds every class whose
     nonconformity is at most the k-th smallest of the calibration data; it may be empty, where no class conforms.
 
     Args:
@@ -56,7 +56,7 @@ class ConformalSets:
     ) -> None:
         check_fraction("coverage", coverage)
         if method not in ("thr", "aps"):
-            raise InputError(f"method must be 'thr' or 'aps', not {method!r}.")
+            raise InputError(f"`method` must be 'thr' or 'aps', got {method!r}.")
         self.posterior, self.coverage, self.method, self.randomized = posterior, coverage, method, randomized
         self._draws = FixedDraws(posterior, num_samples, generator)
         self._generator = torch.Generator().manual_seed(draw_seed(default_generator(generator)))
@@ -89,7 +89,7 @@ class ConformalSets:
 
 
 class ConformalIntervals:
-    r"""Intervals that hold the true number with probability `coverage`, for each output by itself.
+    r"""Intervals that contain the true number with probability `coverage`, for each output by itself.
 
     The nonconformity of a target y is $|y - m| / s$ for ``"stddev"``, with the predicted mean and standard deviation
     (the interval is $m \pm q s$), and $\max(l - y,\ y - h)$ for ``"quantile"``, with the ends of the posterior's own
@@ -119,7 +119,7 @@ class ConformalIntervals:
     ) -> None:
         check_fraction("coverage", coverage)
         if method not in ("stddev", "quantile"):
-            raise InputError(f"method must be 'stddev' or 'quantile', not {method!r}.")
+            raise InputError(f"`method` must be 'stddev' or 'quantile', got {method!r}.")
         self.posterior, self.coverage, self.method = posterior, coverage, method
         self._draws = FixedDraws(posterior, num_samples, generator)
         found, targets = self._draws.labelled(calibration)

@@ -1,4 +1,4 @@
-"""Is this input like those the network knows? A threshold on a score, at a stated rate of false alarms."""
+"""Detect out-of-distribution inputs by a threshold on a score, at a stated false-positive rate."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from dubito.uses.fixed_draws import FixedDraws, check_fraction, inputs_of, rank_
 
 
 class Detector:
-    r"""Flag inputs that are less sure than almost all of the calibration data.
+    r"""Flag inputs whose predictions are less certain than those of almost all calibration data.
 
     With n calibration scores the threshold is the $\lceil (n + 1)(1 - \alpha) \rceil$-th smallest, so that a new input
     of the same distribution is flagged with probability at most $\alpha$, whatever the posterior and the score.
@@ -24,7 +24,7 @@ class Detector:
         posterior: Any posterior.
         calibration: Inputs of the known distribution that were not trained on, as a tensor or as data whose targets are
             ignored.
-        score: How doubt is measured; see `dubito.decisions.scores`.
+        score: The measure of uncertainty; see `dubito.decisions.scores`.
         false_positive_rate: $\alpha$, the largest share of known inputs that may be flagged.
         num_samples: How many samples a prediction draws.
         generator: The source of randomness; by default the same call gives the same numbers.
@@ -52,8 +52,8 @@ class Detector:
         ordered = known.sort().values
         if ordered[0] == ordered[-1]:
             raise InputError(
-                f"The {score} is {float(ordered[0]):.4g} for all {len(known)} calibration data, so it tells nothing "
-                "apart: choose another score, or a posterior that is not a single point."
+                f"The {score} is {float(ordered[0]):.4g} for all {len(known)} calibration data, so it cannot "
+                "separate inputs: choose another score, or a posterior that is not a single point."
             )
         self.threshold = float(ordered[rank - 1])
 

@@ -1,4 +1,4 @@
-"""Answer where the network is sure, and leave the rest to somebody else, at a stated risk."""
+"""Answer only where the network is certain enough for a stated risk, and reject the other inputs."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 Loss = Callable[[Prediction, Tensor], Tensor]
 
-# How many coverages are tested where a guarantee is asked for: 5 %, 10 %, ..., 100 %.
+# The number of coverages that are tested for a guarantee: 5 %, 10 %, ..., 100 %.
 NUM_TESTS = 20
 
 
@@ -33,7 +33,7 @@ class Decision(NamedTuple):
 
     Attributes:
         prediction: The prediction for every input.
-        accepted: Whether the answer is given ``[B]``; the others are for somebody else.
+        accepted: Whether to use the prediction ``[B]``; the other inputs are rejected.
     """
 
     prediction: Prediction
@@ -46,7 +46,7 @@ class Rejector:
     Without `confidence` the threshold is the largest at which the mean loss of the answered calibration data is at most
     `risk`. That is an estimate: the true risk is above it about as often as below.
 
-    With `confidence` $1 - \delta$ the true error rate of what is answered is at most `risk` with that probability over
+    With `confidence` $1 - \delta$ the true error rate of answered inputs is at most `risk` with that probability over
     the calibration data. Twenty thresholds at fixed ranks are tested; the errors k among the m calibration data below
     one are binomial, and it passes if $P(\mathrm{Bin}(m, \text{risk}) \le k) \le \delta / 20$ (Geifman & El-Yaniv 2017,
     https://arxiv.org/abs/1705.08500, with fixed ranks in place of their search).
@@ -54,10 +54,10 @@ class Rejector:
     Args:
         posterior: Any posterior.
         calibration: Labelled data that was not trained on.
-        risk: The error rate (classification) or mean squared error (regression) of what is answered, at most.
-        score: How doubt is measured: one of `dubito.decisions.scores` but the energy; by default ``"max-probability"``
+        risk: The largest error rate (classification) or mean squared error (regression) of answered inputs.
+        score: The uncertainty: one of `dubito.decisions.scores` but the energy; by default ``"max-probability"``
             for classes and ``"entropy"`` for numbers.
-        confidence: None, or the probability with which the risk is to hold.
+        confidence: None, or the probability with which the risk must hold.
         loss: From a prediction and its targets to one loss per datum ``[B]``; with `confidence` it must be 0 or 1.
         num_samples: How many samples a prediction draws.
         generator: The source of randomness; by default the same call gives the same numbers.
@@ -119,7 +119,7 @@ class Rejector:
 def _default_loss(prediction: Prediction, targets: Tensor) -> Tensor:
     if isinstance(prediction, ClassPrediction):
         if prediction.log_probs.ndim != 2:
-            raise UnsupportedError("A Rejector decides on whole inputs: for many labels per input give a `loss`.")
+            raise UnsupportedError("A Rejector accepts whole inputs: give a `loss` if inputs have several labels.")
         prediction.log_prob(targets)  # says where a label is out of range
         return prediction.mode != prediction.checked_targets(targets)
     assert isinstance(prediction, RegressionPrediction)
@@ -128,7 +128,7 @@ def _default_loss(prediction: Prediction, targets: Tensor) -> Tensor:
 
 def _checked_losses(losses: Tensor, num_data: int) -> Tensor:
     if losses.shape != (num_data,):
-        raise InputError(f"The loss must give one number per datum, [{num_data}], not shape {tuple(losses.shape)}.")
+        raise InputError(f"`loss` must return one number per datum, [{num_data}], got shape {tuple(losses.shape)}.")
     return losses.double()
 
 
@@ -157,7 +157,7 @@ def _guaranteed_threshold(scores: Tensor, losses: Tensor, risk: float, confidenc
     if num_data < needed:
         raise InputError(
             f"A risk of {risk:g} with confidence {confidence:g} needs at least {needed} calibration data even without "
-            f"an error, but there are {num_data}: give more, or ask for less."
+            f"an error, but there are {num_data}: give more data, or a higher risk."
         )
     ordered = scores.sort().values
     for test in range(NUM_TESTS, 0, -1):

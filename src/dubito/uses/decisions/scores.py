@@ -1,4 +1,4 @@
-r"""How unsure a posterior is about an input, as one number: higher is less sure.
+r"""Measure the uncertainty of a prediction as one number per input: higher is less certain.
 
 | name | classes | numbers |
 |---|---|---|
@@ -9,7 +9,8 @@ r"""How unsure a posterior is about an input, as one number: higher is less sure
 | ``"energy"`` | $-\log \sum_c e^{f_c(x)}$ | |
 
 Positions are averaged, outputs of a regression too. The energy (Liu et al. 2020, https://arxiv.org/abs/2010.03759) is
-one of raw logits, which a mixture of predictions does not have: it is that of the network at the posterior's centre.
+a function of raw logits, which a mixture of predictions does not have: that of the network at the posterior's mean
+is used.
 """
 
 from __future__ import annotations
@@ -37,11 +38,11 @@ Score = Literal["max-probability", "entropy", "mutual-information", "variance", 
 def check_score(name: str) -> None:
     """Raise unless there is a score of that name."""
     if not isinstance(name, str) or name not in get_args(Score):
-        raise InputError(f"There is no score {name!r}: use one of {', '.join(get_args(Score))}.")
+        raise InputError(f"`score` must be one of {', '.join(get_args(Score))}, got {name!r}.")
 
 
 def score_prediction(prediction: Prediction, score: Score) -> Tensor:
-    """Return how unsure a prediction is about each datum ``[B]``, float64; all scores but the energy.
+    """Return the uncertainty of a prediction for each datum ``[B]``, float64, by any score but the energy.
 
     >>> prediction = ClassPrediction.from_logit_samples(torch.tensor([[[40.0, 0.0]], [[0.0, 40.0]]]))
     >>> [round(score_prediction(prediction, name).item(), 4) for name in ("max-probability", "variance")]
@@ -51,7 +52,7 @@ def score_prediction(prediction: Prediction, score: Score) -> Tensor:
     table = _CLASSES if isinstance(prediction, ClassPrediction) else _NUMBERS
     if score not in table:
         kind = "a prediction of classes" if isinstance(prediction, ClassPrediction) else "a regression"
-        raise UnsupportedError(f"The score '{score}' cannot be told from {kind}: use one of {', '.join(table)}.")
+        raise UnsupportedError(f"The score '{score}' is not defined for {kind}: use one of {', '.join(table)}.")
     values = check_scores(table[score](prediction), score)
     return values.flatten(1).mean(dim=1) if values.ndim > 1 else values
 
@@ -62,7 +63,7 @@ def sample_variance(prediction: ClassPrediction) -> Tensor:
         if bool((prediction.epistemic == 0).all()):
             return torch.zeros_like(prediction.epistemic)
         raise UnsupportedError(
-            "The score 'variance' needs the samples, which are too many here to be kept: lower num_samples, or use "
+            "The score 'variance' needs the samples, which were too many to keep: lower num_samples, or use "
             "'mutual-information'."
         )
     return prediction.samples.double().exp().var(dim=0, correction=0).sum(dim=-1)
@@ -72,7 +73,7 @@ def sample_variance(prediction: ClassPrediction) -> Tensor:
 def energy(posterior: Posterior, x: Any) -> Tensor:
     """Return the energy ``[B]`` of the network at the posterior's centre; `x` is what `posterior.predict` takes."""
     if not isinstance(posterior.likelihood, Categorical):
-        raise UnsupportedError(f"An energy needs the logits of a categorical likelihood, not {posterior.likelihood!r}.")
+        raise UnsupportedError(f"The energy needs a categorical likelihood, got {posterior.likelihood!r}.")
     centre = PointPosterior(_Energy(posterior), Gaussian(noise=1.0), MAP(train=False), posterior.num_data)
     prediction = centre.predict(x)
     assert isinstance(prediction, RegressionPrediction)
@@ -80,7 +81,7 @@ def energy(posterior: Posterior, x: Any) -> Tensor:
 
 
 class _Energy(nn.Module):
-    """The energy of a network's logits as a network of its own, so that the one predict door serves it too."""
+    """A network that returns the energy of another network's logits, so that `predict` can batch it."""
 
     def __init__(self, posterior: Posterior) -> None:
         super().__init__()

@@ -1,8 +1,8 @@
-r"""Temperature scaling of any posterior: one number, fitted on held-out data, makes it as sure as it is right.
+r"""Calibrate any posterior by temperature scaling: one number, fitted on held-out data.
 
 Classes are tempered after the samples were pooled, $\bar p_c^{1/T} / \sum_k \bar p_k^{1/T}$ (Guo et al. 2017,
 https://arxiv.org/abs/1706.04599; pooled first: Rahaman & Thiery 2021, https://arxiv.org/abs/2007.08792), so the order
-of the classes stays. Of numbers the spread around the mean is multiplied by T.
+of the classes stays. For numbers the standard deviation around the mean is multiplied by T.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ def temper(
     """Return the posterior at the temperature that maximizes the likelihood of labelled calibration data.
 
     For classes a standard normal prior on log T keeps it finite where no calibration datum is answered wrongly; a few
-    errors outweigh it. Of a `MAP` posterior this finds the same temperature as ``MAP(temperature="validation")``.
+    errors outweigh it. For a `MAP` posterior this finds the same temperature as ``MAP(temperature="validation")``.
 
     Args:
         posterior: Any posterior; it stays as it is.
@@ -47,7 +47,7 @@ def temper(
     """
     prediction, targets = FixedDraws(posterior, num_samples, generator).labelled(calibration)
     wide = prediction.to(torch.float64)
-    doubt = 0.5 if isinstance(wide, ClassPrediction) else 0.0
+    prior_weight = 0.5 if isinstance(wide, ClassPrediction) else 0.0
     ignored = getattr(posterior.likelihood, "ignore_index", None)
 
     def loss(log_temperature: float) -> float:
@@ -56,19 +56,19 @@ def temper(
             log_prob = replace(wide, log_probs=log_probs).log_prob(targets, ignore_index=ignored)
         else:
             log_prob = tempered(wide, math.exp(log_temperature)).log_prob(targets)
-        return -float(log_prob.sum()) + doubt * log_temperature**2
+        return -float(log_prob.sum()) + prior_weight * log_temperature**2
 
     return TemperedPosterior(posterior, math.exp(minimize_scalar(loss, math.log(1e-2), math.log(1e2))))
 
 
 def tempered(prediction: Prediction, temperature: float) -> Prediction:
-    """Return a prediction that is less sure (temperature above 1) or surer, with the same mode or mean.
+    """Return a less certain (temperature above 1) or more certain prediction, with the same mode or mean.
 
     >>> tempered(ClassPrediction.from_logits(torch.tensor([[2.0, 0.0]])), 2.0).log_probs.diff().item()
     -1.0
     """
     if not 0 < temperature < math.inf:
-        raise InputError(f"A temperature must be a positive number, got {temperature}.")
+        raise InputError(f"`temperature` must be a positive number, got {temperature}.")
     if isinstance(prediction, RegressionPrediction):
         mean, square = prediction.mean, temperature**2
         covariance = None if prediction.covariance is None else prediction.covariance * square
@@ -100,7 +100,7 @@ class TemperedPosterior(Posterior):
 
     @property
     def default_samples(self) -> int:
-        """As many as the posterior inside."""
+        """The default of the posterior inside."""
         return self.posterior.default_samples
 
     def sample(self, num_samples: int, *, generator: torch.Generator | None = None) -> Params:
@@ -137,7 +137,7 @@ class TemperedPosterior(Posterior):
         return lambda inputs: tempered(predict(inputs), self.temperature)
 
     def update(self, data: Data, **options: Any) -> Posterior:
-        """Raise: a temperature is of no use for other weights than those it was fitted for."""
+        """Raise an error: the temperature was fitted for the present weights."""
         raise UnsupportedError("A temperature belongs to one posterior: update `.posterior`, then temper the result.")
 
     def state(self) -> dict[str, Any]:
@@ -146,6 +146,6 @@ class TemperedPosterior(Posterior):
 
     @classmethod
     def from_state(cls, model: nn.Module, likelihood: Likelihood, recipe: Any, num_data: int, state: Any) -> Self:
-        """Make both posteriors again."""
+        """Undo `state`."""
         inside = Posterior._families[state["family"]]
         return cls(inside.from_state(model, likelihood, recipe, num_data, state["inside"]), state["temperature"])

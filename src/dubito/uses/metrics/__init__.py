@@ -1,4 +1,4 @@
-"""How good a predictive distribution is: pure functions of tensors, and two accumulators that merge exactly.
+"""Scores of predictive distributions: pure functions of tensors, and two accumulators that merge exactly.
 
 Predictions come first, targets second. Classes are the last axis: `probs` [N, C] (or `log_probs`, where the name says
 so) with integer `targets` [N]; further position axes, [N, T, C] with [N, T], are flattened. Means of Gaussians are

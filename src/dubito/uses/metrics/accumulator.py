@@ -37,16 +37,16 @@ class _Sums:
         if state.shape != restored._sums.shape:
             raise InputError(
                 f"A state of {cls.__name__} with these settings has {len(restored._sums)} numbers, but the one given "
-                f"has shape {tuple(state.shape)}; give the settings it was made with."
+                f"has shape {tuple(state.shape)}: give the settings it was made with."
             )
         restored._sums = state.detach().to("cpu", torch.float64, copy=True)
         return restored
 
     def merge(self, other: Self) -> Self:
-        """Return what one pass over the data of both would have given; neither is changed."""
+        """Return the metrics of the data of both; neither is changed."""
         if type(other) is not type(self) or other._settings != self._settings:
             raise InputError(
-                f"Only equal settings merge, but these differ: {type(self).__name__} {self._settings} and "
+                f"Metrics with different settings cannot be merged: {type(self).__name__} {self._settings} and "
                 f"{type(other).__name__} {getattr(other, '_settings', '')}."
             )
         return self.from_state(self._sums + other._sums, **self._settings)
@@ -56,7 +56,7 @@ class _Sums:
 
     def _check_seen(self, count: Tensor) -> None:
         if not bool(count > 0):
-            raise InputError(f"{type(self).__name__} has seen no data; call update first.")
+            raise InputError(f"{type(self).__name__} has seen no data: call update first.")
 
 
 class ClassificationMetrics(_Sums):
@@ -116,7 +116,7 @@ class RegressionMetrics(_Sums):
     def __init__(self, levels: Sequence[float] = (0.5, 0.9, 0.95)) -> None:
         self.levels = tuple(levels)
         if not all(0 < level < 1 for level in self.levels):
-            raise InputError(f"levels must lie strictly between 0 and 1, but they are {self.levels}.")
+            raise InputError(f"`levels` must lie strictly between 0 and 1, got {self.levels}.")
         super().__init__(1 + len(NUMBER_SUMS) + 2 * len(self.levels), levels=self.levels)
 
     def update(self, mean: Tensor, stddev: Tensor, targets: Tensor, *, weights: Tensor | None = None) -> None:

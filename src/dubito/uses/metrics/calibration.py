@@ -1,7 +1,7 @@
-"""Does a confidence of 80 % come true 80 % of the time? Binned calibration errors and the bins of a diagram.
+"""Calibration errors and reliability diagrams: is a confidence of 80 % right 80 % of the time?
 
 Bins are half-open, [lower, upper), and the last one includes its upper edge, so that a saturated confidence of exactly
-1 shares the last bin (torchmetrics counts it in a bin of its own, one more than was asked for).
+1 shares the last bin (torchmetrics counts it in a bin of its own, one more than requested).
 """
 
 from __future__ import annotations
@@ -143,7 +143,7 @@ def classwise_ece(
     rows, labels = class_rows("probs", probs, targets, ignore_index)
     check_confidence("probs", rows.amax(dim=-1), rows.shape[-1])
     if float(rows.min()) < 0:
-        raise InputError(f"probs contains the negative value {float(rows.min()):.4g}; apply softmax.")
+        raise InputError(f"`probs` has the negative value {float(rows.min()):.4g}: apply softmax first.")
     per_class = [
         bin_rows(
             rows[:, c].clamp(max=1), labels == c, num_bins, binning
@@ -154,7 +154,7 @@ def classwise_ece(
 
 
 def bin_rows(confidence: Tensor, correct: Tensor, num_bins: int, binning: Binning = "equal-width") -> ReliabilityBins:
-    """Sum rows per bin, from checked confidences in [0, 1] and whether each came true."""
+    """Sum rows per bin, from checked confidences in [0, 1] and whether each was right."""
     check_num_bins(num_bins)
     if binning == "equal-width":
         edges = torch.linspace(0, 1, num_bins + 1, dtype=confidence.dtype, device=confidence.device)
@@ -163,7 +163,7 @@ def bin_rows(confidence: Tensor, correct: Tensor, num_bins: int, binning: Binnin
         edges = _equal_mass_edges(confidence, num_bins)
         index = torch.bucketize(confidence, edges[1:-1].contiguous(), right=True)
     else:
-        raise InputError(f'binning must be "equal-width" or "equal-mass", but it is {binning!r}.')
+        raise InputError(f'`binning` must be "equal-width" or "equal-mass", got {binning!r}.')
     return ReliabilityBins(
         edges=edges,
         counts=torch.bincount(index, minlength=num_bins).double(),

@@ -69,9 +69,9 @@ def _threshold_counts(scores: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
     positive = (labels == 1).flatten()
     num_positive = int(positive.sum())
     if num_positive + int((labels == 0).sum()) != labels.numel():
-        raise InputError("labels must be 0 or 1 (1 for what is to be detected), but other values were found.")
+        raise InputError("`labels` must be 0 or 1 (1 for inputs to detect), but it has other values.")
     if num_positive in (0, labels.numel()):
-        raise InputError("labels holds only one group; detection needs at least one positive and one negative.")
+        raise InputError("`labels` has only one value: detection needs at least one positive and one negative.")
     ordered, order = scores.detach().flatten().sort(descending=True)
     last_of_ties = torch.cat([(ordered[1:] != ordered[:-1]).nonzero()[:, 0], order.new_tensor([len(order) - 1])])
     true_positives = positive[order].cumsum(0)[last_of_ties]

@@ -168,10 +168,10 @@ def as_mixture(
     check_same_shape(targets=targets)
     check_same_shape(mean=mean, stddev=stddev)
     if not all(bool(values.isfinite().all()) for values in (mean, stddev, targets)):
-        raise InputError("mean, stddev and targets must be finite, but an infinite value was found.")
+        raise InputError("`mean`, `stddev` and `targets` must be finite, but an infinite value was found.")
     smallest = float(stddev.min())
     if smallest < 0 or (smallest == 0 and not allow_zero):
-        raise InputError(f"stddev must be positive, but {smallest:.4g} was found.")
+        raise InputError(f"`stddev` must be positive, got {smallest:.4g}.")
     return Mixture(mean.detach().double(), stddev.detach().double(), _shares(weights, mean))
 
 
@@ -187,11 +187,11 @@ def _shares(weights: Tensor | None, mean: Tensor) -> Tensor:
     shares = weights.detach().double().reshape(weights.shape + (1,) * (mean.ndim - weights.ndim))
     total = shares.sum(0)
     if not bool((shares >= 0).all() and ((total - 1).abs() < 1e-4).all()):  # written so that NaN fails too
-        raise InputError("weights must be at least 0 and sum to 1 over the components.")
+        raise InputError("`weights` must be at least 0 and sum to 1 over the components.")
     return shares / total
 
 
 def _check_interval(lower: Tensor, upper: Tensor) -> None:
     check_same_shape(lower=lower, upper=upper)
     if bool((lower > upper).any()):
-        raise InputError("lower exceeds upper for some intervals; swap them.")
+        raise InputError("`lower` exceeds `upper` for some intervals: swap them.")

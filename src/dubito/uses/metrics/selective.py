@@ -1,4 +1,4 @@
-"""What remains wrong when the most uncertain inputs are left to somebody else: risk against coverage."""
+"""Risk against coverage: the mean loss when only the most certain inputs are answered."""
 
 from __future__ import annotations
 
@@ -29,8 +29,8 @@ class RiskCoverage(NamedTuple):
 def risk_coverage(uncertainty: Tensor, losses: Tensor) -> RiskCoverage:
     r"""Return the mean loss $\frac1n \sum_{i \le n} \ell_{(i)}$ of the n least uncertain inputs, for every n.
 
-    Inputs of equal uncertainty have no order of their own: the risk is its expectation over all their orders, so the
-    order of the rows is irrelevant (El-Yaniv & Wiener 2010; Geifman & El-Yaniv 2017, https://arxiv.org/abs/1705.08500).
+    For inputs of equal uncertainty the risk is its expectation over all their orders, so the order of the rows is
+    irrelevant (El-Yaniv & Wiener 2010; Geifman & El-Yaniv 2017, https://arxiv.org/abs/1705.08500).
 
     Args:
         uncertainty: One number per input; higher is answered later.

@@ -1,4 +1,4 @@
-"""What is known of a posterior's predictions: `evaluate` measures, `plots` draws, `report` lays out one HTML page."""
+"""Evaluate the predictions of posteriors, draw the results, and write them as one HTML page."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""One pass over one data set: sums for the scores, and one number per datum for the curves. No prediction is kept."""
+"""Predict one data set batch by batch; keep sums for the scores and one number per datum for the curves."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ Vectors = dict[str, Tensor]
 
 BAND_LEVEL = 0.95
 
-# All vectors that a pass can leave behind; a process without rows must take part in gathering them all the same.
+# All vectors that a pass can return: a process without rows must take part in gathering them too.
 _VECTORS = ("max-probability", "entropy", "stddev", "epistemic", "loss", "pit", "x", "mean", "low", "high", "target")
 
 
@@ -43,7 +43,7 @@ class RescaledDraws:
             wide = prediction.to("cpu", torch.float64)
             return wide if self.target_scale is None else wide.rescale(*self.target_scale)
         if self.target_scale is not None:
-            raise InputError("target_scale is for regression, but this posterior predicts classes: leave it out.")
+            raise InputError("`target_scale` is for regression, but this posterior predicts classes: leave it out.")
         assert isinstance(prediction, ClassPrediction)
         return dataclasses.replace(prediction, samples=None).cpu()
 
@@ -57,10 +57,10 @@ class RescaledDraws:
 
 @dataclasses.dataclass(frozen=True)
 class Pass:
-    """What one pass over a data set leaves behind, summed and gathered over processes.
+    """The result of one pass over a data set, summed and gathered over processes.
 
     Attributes:
-        metrics: The accumulated scores; None where targets were not asked for.
+        metrics: The accumulated scores; None if targets were not scored.
         vectors: One number per scored datum: those of `UNCERTAINTIES`, ``loss`` (0/1 or squared error) and for
             regression ``pit`` (one per output), and ``x, mean, low, high, target`` where the input is a single number.
         seconds: The time spent in predicting.
@@ -84,7 +84,7 @@ def collect(
         predictor: How to predict.
         data: What to predict; without `labelled` its targets are ignored and may be missing.
         what: The data's name, with which an error begins.
-        like: The pass over the data that these are an outlying or shifted version of.
+        like: The pass over the original data, if this is shifted or out-of-distribution data.
         labelled: Whether to score the targets.
     """
     kept: dict[str, list[Tensor]] = {}
@@ -132,7 +132,7 @@ def _is_endless(sized: Any) -> bool:
 
 
 def _predict(predictor: RescaledDraws, inputs: Any, what: str, like: Pass | None) -> Prediction:
-    """Predict; where the network fails on inputs of another shape than those it was made for, say so."""
+    """Predict; if the network fails on inputs of another shape than the evaluated data, raise an error that says so."""
     try:
         return predictor.predict(inputs)
     except NonFiniteError as error:

@@ -1,4 +1,4 @@
-"""`Evaluation`: all that was measured of one posterior, some kilobytes of numbers that print and travel as JSON."""
+"""The result of `evaluate`: some kilobytes of numbers that can be printed and stored as JSON."""
 
 from __future__ import annotations
 
@@ -37,11 +37,11 @@ class Reliability:
 
 @dataclass(frozen=True)
 class RiskCoverage:
-    """The mean loss of the answers that are kept when only the surest fraction is answered.
+    """The mean loss when only the most certain fraction of inputs is answered.
 
     Attributes:
         coverage: The fraction answered.
-        risk: The error rate (classification) or mean squared error (regression) of what is answered.
+        risk: The error rate (classification) or mean squared error (regression) of the answered inputs.
     """
 
     coverage: Numbers
@@ -50,7 +50,7 @@ class RiskCoverage:
 
 @dataclass(frozen=True)
 class Histogram:
-    """How one uncertainty score is spread, inside and outside of the distribution, over shared bins.
+    """Histograms of one uncertainty in and out of distribution, over shared bins.
 
     Attributes:
         edges: The edges of the bins; the last bin also holds everything above it.
@@ -175,7 +175,7 @@ class Evaluation:
                 seconds_per_1000=float(value["seconds_per_1000"]),
             )
         except (KeyError, TypeError, AttributeError, ValueError) as error:
-            raise FileFormatError("This JSON was meant to hold an evaluation, but it was altered or cut.") from error
+            raise FileFormatError("This JSON does not hold an evaluation any more: it was altered or cut.") from error
 
     def shift_rows(self) -> Iterator[tuple[str, float | None, Scores]]:
         """Yield the kind, the severity (None where there is none) and the scores of every shift."""
@@ -211,7 +211,7 @@ class Evaluation:
 
 
 def has_severities(value: Mapping[Any, Any]) -> bool:
-    """Whether the keys are severities (numbers) and not names of scores."""
+    """Return whether the keys are severities (numbers) and not names of scores."""
     return bool(value) and all(isinstance(key, int | float) for key in value)
 
 

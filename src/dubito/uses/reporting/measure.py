@@ -1,4 +1,4 @@
-"""`evaluate`: how good a posterior's predictions are, on its own data, under shift and out of distribution."""
+"""Measure how good a posterior's predictions are on its own data, under shift and out of distribution."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ def evaluate(
     error, ordered by the standard deviation). Positions and outputs are scored one by one, each as a datum of its own;
     positions without a target (`ignore_index`) are left out.
 
-    Out-of-distribution sets are told from the data by each uncertainty: one minus the largest probability, the entropy
+    Out-of-distribution sets are detected by each uncertainty: one minus the largest probability, the entropy
     and its epistemic part; for regression the standard deviation and its epistemic part.
 
     Where `torch.distributed` is active every process predicts its own rows; sums and the numbers per datum are put
@@ -91,7 +91,7 @@ def evaluate(
         for key, inputs in (ood or {}).items()
     }
     shifted = {kind: _shift(predictor, kind, value, main) for kind, value in (shifts or {}).items()}
-    draw_seed(generator)  # moves it on, so that a second evaluation with it is another one
+    draw_seed(generator)  # advances it, so that a second evaluation draws other samples
     assert main.metrics is not None
     return Evaluation(
         name=repr(posterior.recipe) if name is None else name,

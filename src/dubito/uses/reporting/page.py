@@ -1,4 +1,4 @@
-"""`report`: one HTML page that needs nothing else. It only lays out what `sections` chose."""
+"""Write the sections of a report as one self-contained HTML page."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ def report(
 
 def _checked(results: Mapping[str, Evaluation | Sequence[Evaluation]]) -> dict[str, tuple[Evaluation, ...]]:
     if not isinstance(results, Mapping) or not results:
-        raise InputError("There is nothing to report: give evaluations by name, such as {'map': evaluate(...)}.")
+        raise InputError("`results` is empty or no dict: give evaluations by name, such as {'map': evaluate(...)}.")
     methods: dict[str, tuple[Evaluation, ...]] = {}
     for name, value in results.items():
         runs = tuple(value) if isinstance(value, list | tuple) else (value,)

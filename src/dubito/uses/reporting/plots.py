@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 PALETTE = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#8c8c8c")
 DASHES: tuple[tuple[float, ...], ...] = ((), (6, 1.5), (2.5, 1), (6, 1.2, 1, 1.2))
 INK, MUTED, GRID = "#1f2328", "#59636e", "#d1d9e0"
-_FEW = 10  # predictions in a bin, below which its accuracy says little
+_FEW = 10  # predictions in a bin, below which its accuracy is unreliable
 
 _STYLE = {
     "font.family": "DejaVu Sans",
@@ -115,7 +115,7 @@ def risk_coverage(
     loss: str = "Error rate",
     legend: bool = True,
 ) -> Figure:
-    """Draw the risk of answering only the surest fraction of inputs, one line a method."""
+    """Draw the risk of answering only the most certain fraction of inputs, one line a method."""
     with style():
         figure, axes = _panel("Fraction answered, surest first", f"{loss} of the answered")
         drawn = {}
@@ -189,7 +189,7 @@ def histogram(
             share = np.asarray(counts) / sum(counts)
             line = Look(INK, DASHES[i % len(DASHES)])
             drawn[name] = axes.stairs(share, edges, color=INK, linestyle=line.linestyle, linewidth=1.3)
-        # Most data is sure, and the tail is what matters: on a linear axis one would see a single spike.
+        # Most predictions are certain: on a linear axis one would see a single spike and not the tail.
         fewest = min(1 / sum(counts) for counts in (curve.inside, *curve.outside.values()))
         axes.set(xlim=(0, edges[-1] if right is None else right), yscale="log", ylim=(fewest / 2, 1.5))
         axes.yaxis.set_major_formatter("{x:g}")
@@ -246,7 +246,7 @@ def band(
 
 
 def trace(curve: Trace, *, look_of: Sequence[Look] | None = None) -> Figure:
-    """Draw one quantity along the samples of every chain, and below it how long each chain remembers.
+    """Draw one quantity along the samples of every chain, and below it the autocorrelation of each chain.
 
     Args:
         curve: The quantity.

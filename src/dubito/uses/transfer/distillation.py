@@ -23,8 +23,8 @@ from dubito.methods.map.recipe import MAP
 from dubito.uses.fixed_draws import FixedDraws, inputs_of
 from dubito.uses.transfer.distillation_losses import (
     Concentration,
+    DistillationLoss,
     GaussianWithUncertaintyMoments,
-    Lesson,
     Means,
     Moments,
     SoftBernoulli,
@@ -82,52 +82,52 @@ def distill(
         A posterior like any other, a single point whose ``.model`` is the plain network.
     """
     if keep not in ("mean", "distribution"):
-        raise InputError(f"keep must be 'mean' or 'distribution', not {keep!r}.")
+        raise InputError(f"`keep` must be 'mean' or 'distribution', got {keep!r}.")
     if not isinstance(student, nn.Module):
-        raise InputError(f"The student must be a torch.nn.Module, not a {type(student).__name__}.")
+        raise InputError(f"`student` must be a torch.nn.Module, got a {type(student).__name__}.")
     teacher = _teacher(posterior, num_samples, generator)
-    lesson, likelihood = _lesson(posterior, _first_answer(teacher, data), keep, temperature)
+    loss, likelihood = _loss(posterior, _first_answer(teacher, data), keep, temperature)
     if concentration_weight is not None:
-        if not isinstance(lesson, Concentration):
-            raise InputError("concentration_weight is for the classes of keep='distribution': leave it out.")
-        lesson = Concentration(weight=concentration_weight)
+        if not isinstance(loss, Concentration):
+            raise InputError("`concentration_weight` is for classes with keep='distribution': leave it out.")
+        loss = Concentration(weight=concentration_weight)
 
     def answer(inputs: Any) -> Tensor:
-        return lesson.answers(teacher.predict(inputs))
+        return loss.answers(teacher.predict(inputs))
 
     training = training or Training()
     taught, num_data = _taught(data, answer, training)
     held_out = None if validation is None else _in_memory(inputs_of(posterior, validation, "validation data"), answer)
     point = MAP().fit(
-        student, taught, likelihood=lesson, validation=held_out, training=training, num_data=num_data,
+        student, taught, likelihood=loss, validation=held_out, training=training, num_data=num_data,
         generator=generator, progress=progress,
     )  # fmt: skip
-    if isinstance(lesson, Means):
+    if isinstance(loss, Means):
         likelihood = Gaussian(noise=_total_noise(point, teacher, data))
     return PointPosterior(point.model, likelihood, MAP(train=False), point.num_data)
 
 
-def lessons_from(
+def loss_and_data(
     posterior: Posterior,
     data: Data | Tensor,
     training: Training,
     temperature: float,
     generator: torch.Generator | None,
     wanted: Likelihood,
-) -> tuple[Lesson, Any, int | None]:
+) -> tuple[DistillationLoss, Any, int | None]:
     """Return the likelihood of a teacher's mean predictive, data with its answers, and the number of data if unknown.
 
     Training a network on these distills the teacher into it. The network has the likelihood `wanted`, which must be for
     the same kind of targets as the teacher's.
     """
     teacher = _teacher(posterior, None, generator)
-    lesson, likelihood = _lesson(posterior, _first_answer(teacher, data), "mean", temperature)
+    loss, likelihood = _loss(posterior, _first_answer(teacher, data), "mean", temperature)
     if not isinstance(wanted, type(likelihood)):
         raise InputError(
             f"The teacher predicts {type(likelihood).__name__} targets, the network {type(wanted).__name__} targets: "
             "use a teacher of the same task."
         )
-    return lesson, *_taught(data, lambda inputs: lesson.answers(teacher.predict(inputs)), training)
+    return loss, *_taught(data, lambda inputs: loss.answers(teacher.predict(inputs)), training)
 
 
 def _teacher(posterior: Posterior, num_samples: int | None, generator: torch.Generator | None) -> FixedDraws:
@@ -137,7 +137,9 @@ def _teacher(posterior: Posterior, num_samples: int | None, generator: torch.Gen
     return FixedDraws(posterior, num_samples, generator)
 
 
-def _lesson(posterior: Posterior, prediction: Prediction, keep: Keep, temperature: float) -> tuple[Lesson, Likelihood]:
+def _loss(
+    posterior: Posterior, prediction: Prediction, keep: Keep, temperature: float
+) -> tuple[DistillationLoss, Likelihood]:
     """Return what the student is taught, and the likelihood it has afterwards."""
     own = posterior.likelihood
     classes = isinstance(prediction, ClassPrediction) and not isinstance(own, Bernoulli)
@@ -178,7 +180,7 @@ def _taught(data: Any, answer: Callable[[Any], Tensor], training: Training) -> t
         return _in_memory(source.pair[0], answer), None
     if isinstance(data, Dataset):
         data = DataLoader(data, batch_size=training.batch_size, shuffle=training.shuffle)
-    return _Lessons(data, answer), source.num_data
+    return _TaughtBatches(data, answer), source.num_data
 
 
 def _in_memory(inputs: Any, answer: Callable[[Any], Tensor]) -> tuple[Any, Tensor]:
@@ -186,8 +188,8 @@ def _in_memory(inputs: Any, answer: Callable[[Any], Tensor]) -> tuple[Any, Tenso
     return inputs, torch.cat([answer(batches.take(inputs, slice(start, start + ROWS))).cpu() for start in starts])
 
 
-class _Lessons:
-    """Batches of a loader, with the teacher's answers in place of their targets."""
+class _TaughtBatches:
+    """Batches of a loader, with the teacher's predictions in place of their targets."""
 
     def __init__(self, loader: Any, answer: Callable[[Any], Tensor]) -> None:
         self.loader, self.answer = loader, answer

@@ -27,7 +27,7 @@ CONCENTRATION_WEIGHT = 0.02
 MIN_FUNCTION_VARIANCE = 1e-4
 
 
-class Lesson(Likelihood, ABC):
+class DistillationLoss(Likelihood, ABC):
     """A likelihood over a teacher's answers."""
 
     @abstractmethod
@@ -60,7 +60,7 @@ class Lesson(Likelihood, ABC):
 
 
 @setting
-class SoftLabels(Lesson, Categorical):
+class SoftLabels(DistillationLoss, Categorical):
     r"""The teacher's class probabilities (Hinton et al. 2015, https://arxiv.org/abs/1503.02531).
 
     $$T^2 \sum_c \bar p_c \log p_c , \qquad \bar p \propto \bar p_\text{teacher}^{1/T} , \quad
@@ -93,7 +93,7 @@ class SoftLabels(Lesson, Categorical):
 
 
 @setting
-class SoftBernoulli(Lesson, Bernoulli):
+class SoftBernoulli(DistillationLoss, Bernoulli):
     """The teacher's probabilities of yes."""
 
     setting_name = "transfer.SoftBernoulli"
@@ -115,7 +115,7 @@ class SoftBernoulli(Lesson, Bernoulli):
 
 
 @setting
-class Means(Lesson, Gaussian):
+class Means(DistillationLoss, Gaussian):
     """The teacher's means, by squared error."""
 
     setting_name = "transfer.Means"
@@ -131,7 +131,7 @@ class Means(Lesson, Gaussian):
 
 
 @setting
-class Moments(Lesson, HeteroscedasticGaussian):
+class Moments(DistillationLoss, HeteroscedasticGaussian):
     r"""The teacher's mean μ and variance v: $\mathbb E \log \mathcal N(y; m, e^s)$ under $\mathcal N(\mu, v)$."""
 
     setting_name = "transfer.Moments"
@@ -152,7 +152,7 @@ class Moments(Lesson, HeteroscedasticGaussian):
 
 
 @setting
-class Concentration(Lesson, Dirichlet):
+class Concentration(DistillationLoss, Dirichlet):
     r"""The Dirichlet $\alpha^*$ with the teacher's mean and mutual information.
 
     $$\sum_c \bar p_c \log p_c - \tfrac\lambda2 (\log \alpha_0 - \log \alpha_0^*)^2$$
@@ -193,7 +193,7 @@ class Concentration(Lesson, Dirichlet):
 
 
 @setting
-class GaussianWithUncertaintyMoments(Lesson, GaussianWithUncertainty):
+class GaussianWithUncertaintyMoments(DistillationLoss, GaussianWithUncertainty):
     """The teacher's mean, noise variance and function variance, each Gaussian matched by its expected log-density."""
 
     setting_name = "transfer.GaussianWithUncertaintyMoments"
