@@ -243,7 +243,7 @@ def test_one_task_per_report(classes: Evaluation, numbers: Evaluation, tmp_path:
 
 def test_what_is_no_result(classes: Evaluation, tmp_path: Path) -> None:
     for wrong in ({}, classes, [classes]):
-        with pytest.raises(InputError, match="nothing to report"):
+        with pytest.raises(InputError, match="`results` is empty or no dict"):
             dubito.report(wrong, tmp_path / "report.html")
     for wrong in ([], None, 0.5, [classes, None]):
         with pytest.raises(InputError, match=r"'map' must be what dubito\.evaluate returned"):
