@@ -5,8 +5,6 @@ from __future__ import annotations
 import inspect
 from typing import Any
 
-import pytest
-
 import dubito
 from dubito import likelihoods, objectives, priors, rules, select, variational
 from dubito.fitting import posterior
@@ -35,18 +33,18 @@ CALLS: list[tuple[Any, tuple[str, ...]]] = [
 ]
 
 
-@pytest.mark.parametrize("name", RECIPES)
-def test_recipes_fit_alike(name: str) -> None:
-    given = inspect.signature(getattr(dubito, name).fit).parameters
-    assert list(given)[:3] == ["self", "model", "data"]
-    assert all(given[each].kind is inspect.Parameter.KEYWORD_ONLY for each in FIT)
-    assert (given["likelihood"].default, given["progress"].default) == ("categorical", True)
+def test_recipes_fit_alike() -> None:
+    for name in RECIPES:
+        given = inspect.signature(getattr(dubito, name).fit).parameters
+        assert list(given)[:3] == ["self", "model", "data"], name
+        assert {given[each].kind for each in FIT} == {inspect.Parameter.KEYWORD_ONLY}, name
+        assert (given["likelihood"].default, given["progress"].default) == ("categorical", True), name
 
 
-@pytest.mark.parametrize(("call", "names"), CALLS, ids=lambda each: getattr(each, "__name__", ""))
-def test_arguments_are_in_order(call: Any, names: tuple[str, ...]) -> None:
-    given = [name for name in inspect.signature(call).parameters if name in names]
-    assert tuple(given) == names
+def test_arguments_are_in_order() -> None:
+    for call, names in CALLS:
+        given = [name for name in inspect.signature(call).parameters if name in names]
+        assert tuple(given) == names, call
 
 
 def test_everything_else_is_there() -> None:
