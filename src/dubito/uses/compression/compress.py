@@ -218,7 +218,7 @@ def _check(posterior: Any, structure: str, rule: Any) -> None:
             f"compress takes a posterior, not a {type(posterior).__name__}: give a network's own weights as "
             "MAP(train=False).fit(model, data), or find a posterior around them, as by Laplace().fit(model, data)."
         )
-    if structure not in ("weights", "units"):
+    if not isinstance(structure, str) or structure not in ("weights", "units"):
         raise InputError(f"`structure` must be 'weights' or 'units', got {structure!r}.")
     if rule is not None and not isinstance(rule, Rule):
         raise InputError(f"`rule` must be one of dubito.rules, such as rules.LogAlpha(3), got {rule!r}.")

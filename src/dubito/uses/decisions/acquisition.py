@@ -54,7 +54,7 @@ def acquire(
         num_samples: How many samples a prediction draws; the posterior's own default if not given.
         generator: The source of randomness; by default the same call gives the same numbers.
     """
-    if method not in get_args(Method):
+    if not isinstance(method, str) or method not in get_args(Method):
         raise InputError(f"`method` must be one of {', '.join(get_args(Method))}, got {method!r}.")
     inputs = batches.as_tensors(inputs_of(posterior, pool, "pool"))
     size = batches.num_rows(inputs)

@@ -55,7 +55,7 @@ class ConformalSets:
         generator: torch.Generator | None = None,
     ) -> None:
         check_fraction("coverage", coverage)
-        if method not in ("thr", "aps"):
+        if not isinstance(method, str) or method not in ("thr", "aps"):
             raise InputError(f"`method` must be 'thr' or 'aps', got {method!r}.")
         self.posterior, self.coverage, self.method, self.randomized = posterior, coverage, method, randomized
         self._draws = FixedDraws(posterior, num_samples, generator)
@@ -118,7 +118,7 @@ class ConformalIntervals:
         generator: torch.Generator | None = None,
     ) -> None:
         check_fraction("coverage", coverage)
-        if method not in ("stddev", "quantile"):
+        if not isinstance(method, str) or method not in ("stddev", "quantile"):
             raise InputError(f"`method` must be 'stddev' or 'quantile', got {method!r}.")
         self.posterior, self.coverage, self.method = posterior, coverage, method
         self._draws = FixedDraws(posterior, num_samples, generator)

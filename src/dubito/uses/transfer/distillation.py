@@ -81,7 +81,7 @@ def distill(
     Returns:
         A posterior like any other, a single point whose ``.model`` is the plain network.
     """
-    if keep not in ("mean", "distribution"):
+    if not isinstance(keep, str) or keep not in ("mean", "distribution"):
         raise InputError(f"`keep` must be 'mean' or 'distribution', got {keep!r}.")
     if not isinstance(student, nn.Module):
         raise InputError(f"`student` must be a torch.nn.Module, got a {type(student).__name__}.")
