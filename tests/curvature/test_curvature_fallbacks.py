@@ -421,3 +421,20 @@ def test_an_error_of_the_model_is_not_swallowed() -> None:
     with pytest.raises(RuntimeError, match="cannot be multiplied"):
         Engine(case.model, ["0.weight"]).run(normal(BATCH, 5))
     assert outputs_of(case).shape == (BATCH, 4)
+
+
+@pytest.mark.filterwarnings("ignore:.*torch.jit.script")
+@pytest.mark.parametrize("name", ["first.weight", "inner.weight"])
+def test_a_scripted_layer_keeps_the_gradients_of_the_others(name: str) -> None:
+    def use(net: Any, x: Tensor) -> Tensor:
+        return net.inner(torch.tanh(net.first(x)))
+
+    inner = nn.Linear(4, 3)
+    plain = classes(Net(use, first=nn.Linear(3, 4), inner=inner), normal(BATCH, 3))
+    scripted = Net(use, first=plain.model.first, inner=torch.jit.script(plain.model.inner))
+    selection = Selection.all_of(plain.model, [name])
+    with warnings.catch_warnings(action="ignore", category=FallbackWarning):
+        tape = Engine(scripted, [name]).run(plain.inputs)
+        columns = next(output_columns.identity(plain.likelihood, tape.outputs, 3))
+        close(jacobian(tape.pull(columns), selection), jacobian_matrix(plain, selection))
+    assert all(value.requires_grad for value in scripted.parameters())

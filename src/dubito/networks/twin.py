@@ -29,7 +29,13 @@ def twin(model: nn.Module, memo: dict[int, Any] | None = None) -> nn.Module:
     for value in model.parameters():
         if type(value) is nn.Parameter and id(value) not in memo:  # other kinds know themselves how to be copied
             memo[id(value)] = nn.Parameter(value.detach(), requires_grad=value.requires_grad)
-    return copy.deepcopy(model, memo)
+    with torch.no_grad():  # else the weights of a `torch.jit.ScriptModule` would be functions of the ones copied
+        copied = copy.deepcopy(model, memo)
+    own = dict(model.named_parameters(remove_duplicate=False))
+    for name, value in copied.named_parameters():
+        if value.requires_grad != own[name].requires_grad:
+            value.requires_grad_(own[name].requires_grad)
+    return copied
 
 
 class Buffers:
