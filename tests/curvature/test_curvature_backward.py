@@ -151,25 +151,31 @@ def test_parts_of_a_batch_share_memory_without_mixing() -> None:
     engine = Engine(model, ["0.weight"])
     whole = engine.run(x).pull(torch.ones(1, 8, 2, dtype=torch.float64))["0.weight"].per_sample()
     with limits.using(gradients=3 * 2 * engine._size_of_one * 8):
-        found = [
-            tape.pull(torch.ones(1, len(tape.outputs), 2, dtype=torch.float64))["0.weight"].per_sample()
-            for _, tape in engine.chunks(x, 1)
-        ]
-        assert [each.shape[1] for each in found] == [3, 3, 2]
+        found = []
         for _, tape in engine.chunks(x, 1):
             for _ in range(3):  # as with many outputs: memory is that of one pull
-                tape.pull(torch.ones(1, len(tape.outputs), 2, dtype=torch.float64))
-    assert len(engine._kept.kept) == 3  # one for each pool and for the linear layer
+                with tape.lend() as memory:
+                    factors = tape.pull(torch.ones(1, len(tape.outputs), 2, dtype=torch.float64), memory)
+                    each = factors["0.weight"].per_sample()
+            found.append(each)
+            assert factors["0.weight"].per_sample().isnan().all()  # the block is over
+        assert [each.shape[1] for each in found] == [3, 3, 2]
+    assert len(engine.workspace.kept) == 3  # one for each pool and for the linear layer
     torch.testing.assert_close(torch.cat(found, dim=1), whole, **TOLERANCE)
 
 
 def test_a_workspace_gives_the_same_memory_again() -> None:
     workspace, like = Workspace(), torch.empty(0)
-    first, second = workspace.empty(like, 2, 3), workspace.empty(like, 4)
-    assert first.data_ptr() != second.data_ptr()
-    workspace.rewind()
-    again = workspace.empty(like, 3)
-    assert again.data_ptr() == first.data_ptr()
+    with workspace.lend() as memory:
+        first, second = memory.empty(like, 2, 3).zero_(), memory.empty(like, 4)
+        with memory.lend():  # a block inside another takes nothing from it
+            inner = memory.empty(like, 5).zero_()
+        assert len({each.data_ptr() for each in (first, second, inner)}) == 3
+        assert inner.isnan().all()
+        assert not first.any()
+    assert first.isnan().all()  # used after its block
+    with workspace.lend():
+        assert workspace.empty(like, 3).data_ptr() == first.data_ptr()
     assert workspace.empty(like.double(), 5).dtype == torch.float64
     rows, matrix = torch.randn(2, 3, 4), torch.randn(4, 5)
     torch.testing.assert_close(workspace.times(rows, matrix), rows @ matrix)

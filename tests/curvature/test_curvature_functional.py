@@ -76,8 +76,9 @@ def test_parts_of_a_batch_may_share_memory(name: str, structure: str) -> None:
         for rows, tape in engine.chunks(case.inputs, 1000):
             for columns in output_columns.identity(case.likelihood, tape.outputs, 2):
                 start = parts % len(expected)
-                terms = FunctionalTerms(matrix, selection, tape.pull(columns), tape.workspace)
-                close(terms.variance(covariance), expected[start : start + len(columns), rows], 1e-8)
+                with tape.lend() as memory:
+                    terms = FunctionalTerms(matrix, selection, tape.pull(columns, memory), memory)
+                    close(terms.variance(covariance), expected[start : start + len(columns), rows], 1e-8)
                 parts += len(columns)
     assert parts > len(expected)
 

@@ -11,6 +11,7 @@ The gradient edges of the layers' outputs are taken in a forward hook: they surv
 from __future__ import annotations
 
 from collections.abc import Iterator
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -72,18 +73,24 @@ class Tape:
     inputs: Any
     outputs: Tensor
     calls: list[_Call] = field(default_factory=list)
-    workspace: Workspace | None = None  # where what is pulled lies until the next pull; else in fresh memory
+
+    def lend(self) -> AbstractContextManager[Workspace]:
+        """Lend the engine's memory for what is pulled inside a ``with`` block."""
+        return self.engine.workspace.lend()
 
     @torch.inference_mode(False)
-    def pull(self, columns: Tensor) -> dict[str, Factor]:
-        """Pull the output columns ``[V, *outputs]`` back to every selected parameter, in factored form."""
+    def pull(self, columns: Tensor, workspace: Workspace | None = None) -> dict[str, Factor]:
+        """Pull the output columns ``[V, *outputs]`` back to every selected parameter, in factored form.
+
+        Args:
+            columns: The columns.
+            workspace: Lent memory (`lend`), with whose block the factors end; by default they are in fresh memory.
+        """
         engine = self.engine
-        if self.workspace is not None:
-            self.workspace.rewind()
         found: dict[str, list[CallGradient]] = {name: [] for name in engine.names}
         explicit: dict[str, Tensor] = {}
         if self.outputs.requires_grad:  # else no selected parameter is used
-            for call, grad in zip(self.calls, self._gradients(columns), strict=True):
+            for call, grad in zip(self.calls, self._gradients(columns, workspace), strict=True):
                 if grad is None:
                     continue
                 for role, name in engine.roles[call.layer].items():
@@ -100,16 +107,16 @@ class Tape:
                 factors[name] = make_factor(*about, calls)
         return factors
 
-    def _gradients(self, columns: Tensor) -> list[Tensor | None]:
+    def _gradients(self, columns: Tensor, workspace: Workspace | None) -> list[Tensor | None]:
         """The gradients of the columns at the output of each call, ``[V, *output]``; None where they do not arrive."""
         top = get_gradient_edge(self.outputs)
         edges = [call.edge for call in self.calls if call.edge != top]
-        below = iter(self._pull(edges, columns.contiguous()) if edges else [])
+        below = iter(self._pull(edges, columns.contiguous(), workspace) if edges else [])
         # the layer that gives the outputs gets the columns as they are: one set for all examples stays one set
         return [columns if call.edge == top else next(below) for call in self.calls]
 
-    def _pull(self, edges: list[GradientEdge], columns: Tensor) -> list[Tensor | None]:
-        found = backward.pull(self.outputs, edges, columns, self.workspace) if self.engine.walks else None
+    def _pull(self, edges: list[GradientEdge], columns: Tensor, workspace: Workspace | None) -> list[Tensor | None]:
+        found = backward.pull(self.outputs, edges, columns, workspace) if self.engine.walks else None
         return self.engine.vector_jacobian(self.outputs, edges, columns) if found is None else found
 
 
@@ -135,7 +142,7 @@ class Engine:
         for name, value in parameters.items():
             value.requires_grad_(name in self.shapes)
         self.parameters = {name: parameters[name] for name in names}
-        self._kept = Workspace()  # where gradients lie while a batch goes through part by part
+        self.workspace = Workspace()  # where gradients lie while a batch goes through part by part
         self.walks = self.batched = True  # the fast ways to pull columns back, until one fails
         self.roles: Roles = {}
         self.fallback: list[str] = []
@@ -239,8 +246,7 @@ class Engine:
     def chunks(self, inputs: Any, num_columns: int, extra: int = 0) -> Iterator[tuple[slice, Tape]]:
         """Run the model on parts of a batch that are small enough for `num_columns` columns (or all outputs) at a time.
 
-        `extra` is the number of further entries per example and column that the caller will build. What is pulled is
-        gone with the next pull, from this tape or another.
+        `extra` is the number of further entries per example and column that the caller will build.
         """
         size = batches.num_rows(inputs)
         if not size:
@@ -257,9 +263,7 @@ class Engine:
         step = -(-size // parts)
         for start in range(0, size, step):
             rows = slice(start, min(start + step, size))
-            tape = self.run(batches.take(inputs, rows))
-            tape.workspace = self._kept
-            yield rows, tape
+            yield rows, self.run(batches.take(inputs, rows))
 
     @torch.inference_mode(False)
     def _try_out(self, inputs: Any) -> None:

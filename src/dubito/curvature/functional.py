@@ -102,7 +102,7 @@ class FunctionalTerms:
         matrix: The curvature.
         selection: Which weights are random.
         factors: The gradients of `V` output columns, by parameter.
-        workspace: That of the tape that they are from; then all of this is gone with its next pull.
+        workspace: Lent memory for what is prepared, which ends with its block; by default it is in fresh memory.
     """
 
     def __init__(

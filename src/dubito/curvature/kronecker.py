@@ -51,9 +51,10 @@ class KroneckerAccumulator(Accumulator):
         """Add ``aᵀa`` once and ``GᵀG`` for every column."""
         shared = shared_biases(self.engine.roles)
         for turn, some in enumerate(columns):
-            for name, factor in tape.pull(some).items():
-                if name not in shared:
-                    self._add_factor(name, sums[name], factor, first=turn == 0)
+            with tape.lend() as memory:
+                for name, factor in tape.pull(some, memory).items():
+                    if name not in shared:
+                        self._add_factor(name, sums[name], factor, first=turn == 0)
 
     def _add_factor(self, name: str, sums: Sums, factor: Factor, first: bool) -> None:
         calls = factor.calls if isinstance(factor, CallsFactor) else None

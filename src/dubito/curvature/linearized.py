@@ -17,9 +17,11 @@ from dubito.core import batches, params
 from dubito.curvature import matrices as linalg
 from dubito.curvature import output_columns
 from dubito.curvature.engine import Engine, Tape
+from dubito.curvature.factors import Factor
 from dubito.curvature.functional import FunctionalTerms, joint_covariance
 from dubito.curvature.output_layer import is_direct
 from dubito.curvature.structures import jacobian_width
+from dubito.curvature.workspace import Workspace
 from dubito.networks.selection import Selection
 
 # Columns that go through one vector-Jacobian product; more outputs than this are worked on in turns.
@@ -56,10 +58,10 @@ class Linearized:
             columns: list[list[Tensor]] = [[] for _ in covariances]
             at_once = tape.outputs[0].numel() if direct else MOST_COLUMNS
             for some in output_columns.identity(self.likelihood, tape.outputs, at_once, centred=centred):
-                pulled = tape.pull(some[:-1] if closing else some)
-                terms = FunctionalTerms(self.matrix, self.selection, pulled, tape.workspace)
-                for each, covariance in zip(columns, covariances, strict=True):
-                    each.append(terms.variance(covariance, closing=closing))
+                with tape.lend() as memory:
+                    terms = self._terms(tape.pull(some[:-1] if closing else some, memory), memory)
+                    for each, covariance in zip(columns, covariances, strict=True):
+                        each.append(terms.variance(covariance, closing=closing))
             for variances, each in zip(found, columns, strict=True):
                 variances.append(torch.cat(each).mT.reshape(layout))
             outputs.append(tape.outputs.detach())
@@ -76,10 +78,10 @@ class Linearized:
         outputs, found = [], []
         for tape in self._tapes(inputs, self.likelihood.num_outputs(self._first(inputs).outputs)):
             layout = self.likelihood.canonical(tape.outputs).shape
-            blocks = [
-                FunctionalTerms(self.matrix, self.selection, tape.pull(columns), tape.workspace).gram(covariance)
-                for columns in output_columns.identity(self.likelihood, tape.outputs, layout[-1])
-            ]
+            blocks = []
+            for columns in output_columns.identity(self.likelihood, tape.outputs, layout[-1]):
+                with tape.lend() as memory:
+                    blocks.append(self._terms(tape.pull(columns, memory), memory).gram(covariance))
             outputs.append(tape.outputs.detach())
             found.append(torch.stack(blocks, dim=1).reshape(*layout, layout[-1]))
         return torch.cat(outputs), torch.cat(found)
@@ -96,7 +98,7 @@ class Linearized:
             if joint:
                 found.append(joint_covariance(covariance, self.selection, factors).to(outputs[-1].dtype))
             else:
-                found.append(FunctionalTerms(self.matrix, self.selection, factors).gram(covariance))
+                found.append(self._terms(factors).gram(covariance))
         return torch.cat(outputs), torch.cat(found)
 
     def differentiable(self, inputs: Any, covariance: linalg.Covariance, *, centred: bool) -> tuple[Tensor, Tensor]:
@@ -131,6 +133,9 @@ class Linearized:
         """Run the model on parts of the inputs that are small enough for so many columns (or all outputs) at a time."""
         extra = jacobian_width(self.engine, self.selection) if isinstance(self.matrix, linalg.Dense) else 0
         yield from (tape for _, tape in self.engine.chunks(inputs, num_columns, extra))
+
+    def _terms(self, factors: dict[str, Factor], memory: Workspace | None = None) -> FunctionalTerms:
+        return FunctionalTerms(self.matrix, self.selection, factors, memory)
 
     def _first(self, inputs: Any) -> Tape:
         return self.engine.run(batches.take(inputs, slice(0, 1)))

@@ -48,11 +48,12 @@ class DiagonalAccumulator(Accumulator):
     def add(self, sums: Sums, tape: Tape, columns: Iterable[Tensor], targets: Tensor | None = None) -> None:
         """Add squares."""
         for some in columns:
-            for each in group(tape.pull(some), self.selection):
-                chosen = self.selection.indices[each.names[0]]
-                squares = each.factor.square_sum() if chosen is None else each.factor.square_sum_at(chosen)
-                for name, values in each.split(squares).items():
-                    sums["diagonal"][self.selection.slices[name]] += values.double().cpu()
+            with tape.lend() as memory:
+                for each in group(tape.pull(some, memory), self.selection):
+                    chosen = self.selection.indices[each.names[0]]
+                    squares = each.factor.square_sum() if chosen is None else each.factor.square_sum_at(chosen)
+                    for name, values in each.split(squares).items():
+                        sums["diagonal"][self.selection.slices[name]] += values.double().cpu()
 
     def matrix(self, sums: Sums) -> linalg.Matrix:
         """Return a diagonal matrix."""
@@ -84,11 +85,12 @@ class FullAccumulator(Accumulator):
     def add(self, sums: Sums, tape: Tape, columns: Iterable[Tensor], targets: Tensor | None = None) -> None:
         """Add ``JᵀJ``."""
         for some in columns:
-            factors = tape.pull(some)
-            if (layer := one_layer(factors, self.selection)) is not None:
-                layer.add_curvature(sums["full"])
-            else:
-                add_gram(sums["full"], jacobian(factors, self.selection).flatten(0, 1))
+            with tape.lend() as memory:
+                factors = tape.pull(some, memory)
+                if (layer := one_layer(factors, self.selection)) is not None:
+                    layer.add_curvature(sums["full"])
+                else:
+                    add_gram(sums["full"], jacobian(factors, self.selection).flatten(0, 1))
 
     def matrix(self, sums: Sums) -> linalg.Matrix:
         """Return a dense matrix; of an exact Hessian the part without its negative directions."""
@@ -168,11 +170,12 @@ class LowRankAccumulator(Accumulator):
         selection = self.selection
         directions = selection.fill(sums["basis"].mT.to(tape.outputs).contiguous())
         for some in columns:
-            factors = tape.pull(some)
-            along = torch.stack([factors[name].dot(directions[name]) for name in selection.names]).sum(0)
-            back = {name: factor.backward_dot(along) for name, factor in factors.items()}
-            shaped = {name: value.reshape(-1, *selection.shapes[name]) for name, value in back.items()}
-            sums["product"] += selection.ravel(shaped).mT.double().cpu()
+            with tape.lend() as memory:
+                factors = tape.pull(some, memory)
+                along = torch.stack([factors[name].dot(directions[name]) for name in selection.names]).sum(0)
+                back = {name: factor.backward_dot(along) for name, factor in factors.items()}
+                shaped = {name: value.reshape(-1, *selection.shapes[name]) for name, value in back.items()}
+                sums["product"] += selection.ravel(shaped).mT.double().cpu()
 
     def next_pass(self, sums: Sums) -> None:
         """Take the span of the products as the new directions."""

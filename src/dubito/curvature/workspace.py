@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import ClassVar
 
 import torch
 from torch import Tensor
@@ -12,18 +15,29 @@ ALIGNED = 16
 
 
 class Workspace:
-    """Arrays that are taken in turn, and again from the first after `rewind`.
+    """Arrays that are lent for the length of a block, and lent again in the next one.
 
     The system zeroes fresh memory page by page, which costs more than all that is done with it.
     """
+
+    overwrites: ClassVar[bool] = False
+    """Whether arrays are filled with NaN at the end of their block, so that tests see it when one is used after it."""
 
     def __init__(self) -> None:
         self.kept: list[Tensor] = []
         self.taken = 0
 
-    def rewind(self) -> None:
-        """Give all arrays back: who took them is done with them."""
-        self.taken = 0
+    @contextmanager
+    def lend(self) -> Iterator[Workspace]:
+        """Lend arrays until the end of the block; a block inside it gets others."""
+        start = self.taken
+        try:
+            yield self
+        finally:
+            if self.overwrites:
+                for array in self.kept[start : self.taken]:
+                    array.fill_(math.nan)
+            self.taken = start
 
     def empty(self, like: Tensor, *shape: int) -> Tensor:
         """Return the next array, with anything in it."""

@@ -139,12 +139,16 @@ class Chooser:
         def curvature() -> Iterator[Tensor]:
             for tape, targets in tapes(engine, self.source, unit, few.num_weights):
                 for columns in output_columns.columns("ggn", unit, tape.outputs.detach(), targets, most=MOST_COLUMNS):
-                    yield jacobian(tape.pull(columns), few).flatten(0, 1)
+                    with tape.lend() as memory:
+                        rows = jacobian(tape.pull(columns, memory), few).flatten(0, 1)
+                    yield rows
 
         def directions() -> Iterator[Tensor]:
             for tape, targets in self._looked_at(engine, unit, few.num_weights):
                 for columns in direction_columns(unit, tape.outputs.detach(), targets, MOST_COLUMNS):
-                    yield jacobian(tape.pull(columns), few).flatten(0, 1)
+                    with tape.lend() as memory:
+                        rows = jacobian(tape.pull(columns, memory), few).flatten(0, 1)
+                    yield rows
 
         chosen = greedy(
             Rows(curvature, len(near), shared=True, scale=scale), Rows(directions, len(near), shared=context is None),

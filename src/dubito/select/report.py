@@ -197,7 +197,8 @@ def _captured(posterior: LocalGaussian, ranking: Ranking, inputs: Any) -> Tensor
     total = torch.zeros(size, dtype=torch.float64)
     for tape in context_tapes(posterior.engine, inputs, selection.num_weights):
         for columns in direction_columns(posterior.likelihood, tape.outputs.detach(), None, MOST_COLUMNS):
-            rows = jacobian(tape.pull(columns), selection).flatten(0, 1)[:, where].double().cpu()
+            with tape.lend() as memory:
+                rows = jacobian(tape.pull(columns, memory), selection).flatten(0, 1)[:, where].double().cpu()
             total += torch.linalg.solve_triangular(factor, rows.mT, upper=False).square().sum(1)
     return total.cumsum(0)
 

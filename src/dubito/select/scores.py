@@ -191,8 +191,9 @@ class _Pass:
         return Forms.of(self.likelihood, outputs, targets)
 
     def _add_both(self, tape: Tape, forms: Forms) -> None:
-        for each in group(tape.pull(forms.columns), self.weights):
-            self.sums.add(each, forms)
+        with tape.lend() as memory:
+            for each in group(tape.pull(forms.columns, memory), self.weights):
+                self.sums.add(each, forms)
 
     def _add_derivatives(self, tape: Tape, targets: Tensor | None) -> None:
         about = (self.likelihood, tape.outputs.detach(), targets)
@@ -212,5 +213,6 @@ class _Pass:
             self._add_squares(1, tape, some)
 
     def _add_squares(self, which: int, tape: Tape, columns: Tensor) -> None:
-        for each in group(tape.pull(columns), self.weights):
-            self.sums.add_squares(which, each)
+        with tape.lend() as memory:
+            for each in group(tape.pull(columns, memory), self.weights):
+                self.sums.add_squares(which, each)
