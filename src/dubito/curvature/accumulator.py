@@ -1,4 +1,4 @@
-"""The contract of summing curvature over batches."""
+"""The interface for summing curvature over batches."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ Sums = dict[str, Any]
 
 
 def most_full() -> int:
-    """Return the most weights over which a full float64 matrix is built."""
+    """Return the largest number of weights with a full float64 matrix."""
     return math.isqrt(limits.current().full_matrix // 8)
 
 
@@ -32,26 +32,26 @@ class Accumulator(ABC):
         selection: Which weights.
     """
 
-    passes = 1  # how often the data must be seen
+    passes = 1  # the number of passes over the data
 
     def __init__(self, engine: Engine, selection: Selection) -> None:
         self.engine, self.selection = engine, selection
 
     @property
     def extra(self) -> int:
-        """Numbers per example and column that `add` builds beyond the layers' own gradients."""
+        """The number of entries per example and column that `add` allocates besides the layers' gradients."""
         return 0
 
     @abstractmethod
     def zeros(self) -> Sums:
-        """The sums over no data."""
+        """Return the sums before the first batch."""
 
     @abstractmethod
     def add(self, sums: Sums, tape: Tape, columns: Iterable[Tensor], targets: Tensor | None = None) -> None:
-        """Add one batch to `sums`, in place; only the exact Hessian looks at the targets."""
+        """Add one batch to `sums`, in place; only the exact Hessian uses the targets."""
 
     def next_pass(self, sums: Sums) -> None:  # noqa: B027 - most structures see the data once
-        """Prepare `sums`, in place, for the next pass over the data, where there is one."""
+        """Prepare `sums`, in place, for the next pass over the data, if there is one."""
 
     @abstractmethod
     def matrix(self, sums: Sums) -> linalg.Matrix:

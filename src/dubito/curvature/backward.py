@@ -1,8 +1,9 @@
-r"""Vector-Jacobian products of many columns in one walk over autograd's graph.
+r"""Vector-Jacobian products of many columns in one traversal of autograd's graph.
 
-Autograd can batch columns itself, but takes convolutions and poolings one column after the other, and pulls each column
-of ``max_pool(relu(x))`` through four arrays of the size of `x`. Here each node of the graph is asked what it saved, and
-pulls all columns ``[V, *output]`` back at once. A graph with a node that has no rule here is left to autograd.
+Autograd can batch columns, but computes convolutions and poolings one column after the other, and needs four arrays of
+the size of `x` per column of ``max_pool(relu(x))``. Here each node pulls all columns ``[V, *output]`` back at once,
+from the values that it saved (the private ``_saved_*`` fields of autograd's nodes, tested with torch 2.6 to 2.15). A
+graph with a node that has no rule here is left to autograd.
 """
 
 from __future__ import annotations
@@ -19,8 +20,8 @@ from torch.autograd.graph import GradientEdge
 
 from dubito.curvature.workspace import Workspace
 
-Node = Any  # a torch.autograd.graph.Node, whose saved values its type does not declare
-# From a node and the columns at its output to those at its inputs, by number; an input that is left out has no rule.
+Node = Any  # a torch.autograd.graph.Node; its type does not declare the saved values
+# Maps a node and the columns at its output to the columns at its inputs, by index; an omitted input has no rule.
 NodeRule = Callable[[Node, Tensor], dict[int, Tensor]]
 
 RELU, MAX_POOL = "ReluBackward0", "MaxPool2DWithIndicesBackward0"
@@ -32,7 +33,7 @@ def pull(
 ) -> list[Tensor | None] | None:
     """Pull `columns` ``[V, *outputs]`` back to `edges`; None where something on the way has no rule.
 
-    What is found may lie in the `workspace`.
+    The results may be in the memory of `workspace`.
 
     >>> x = torch.tensor([1.0, -1.0], requires_grad=True)
     >>> top = x.view(1, 2).relu()
@@ -53,7 +54,7 @@ def pull(
     found: dict[Node, Tensor] = {outputs.grad_fn: columns}
     for node in order:
         grad = found[node] if node in wanted else found.pop(node)
-        masked = node.name() == RELU and users.get(node) == {MAX_POOL}  # whose rule did it already
+        masked = node.name() == RELU and users.get(node) == {MAX_POOL}  # the rule of MAX_POOL has applied it
         pulled = {0: grad} if masked else rules[node.name()](node, grad)
         for number, (below, output) in enumerate(node.next_functions):
             if below not in needed:
@@ -65,8 +66,8 @@ def pull(
 
 
 def _order(top: Node, wanted: set[Node]) -> list[Node]:
-    """The nodes between `top` and those that are wanted, each after all that use it."""
-    leads: dict[Node, bool] = {}  # whether a wanted node is below
+    """Return the nodes between `top` and the wanted ones, each after all nodes that use it."""
+    leads: dict[Node, bool] = {}  # whether a path leads to a wanted node
     order, stack = [], [(top, False)]
     while stack:
         node, seen = stack.pop()
@@ -90,9 +91,9 @@ def _relu(workspace: Workspace, node: Node, grad: Tensor) -> dict[int, Tensor]:
 
 
 def _max_pool(workspace: Workspace, node: Node, grad: Tensor) -> dict[int, Tensor]:
-    """Each gradient goes to where its maximum was; if a ReLU is below, only where that passes (the fewer numbers).
+    """Scatter each gradient to its maximum; if a ReLU is below, apply its mask first, to fewer numbers.
 
-    The work is done with channels last, as convolutions like it, and as rows of gradients have it.
+    The layout is channels last, which is fast for convolutions and is the layout of rows of gradients.
     """
     below, inputs = node.next_functions[0][0], node._saved_self
     if inputs.ndim != 4:
@@ -109,7 +110,7 @@ def _max_pool(workspace: Workspace, node: Node, grad: Tensor) -> dict[int, Tenso
 
 
 def _convolution(node: Node, grad: Tensor) -> dict[int, Tensor]:
-    """All columns as one batch; of the inputs only the size matters."""
+    """Pull all columns back as one batch; only the shape of the inputs is needed."""
     size, weight, batch = node._saved_input.shape, node._saved_weight, grad.flatten(0, 1)
     if weight.ndim == 4:  # a third faster
         batch, weight = (each.contiguous(memory_format=torch.channels_last) for each in (batch, weight))
@@ -123,7 +124,7 @@ def _convolution(node: Node, grad: Tensor) -> dict[int, Tensor]:
 
 
 def _addmm(workspace: Workspace, node: Node, grad: Tensor) -> dict[int, Tensor]:
-    """``b + x W``: the gradient of `x`."""
+    """Return the gradient of `x` in ``b + x W``."""
     return {1: workspace.times(grad, node._saved_mat2.mT)} if node._saved_alpha == 1 else {}
 
 
@@ -132,7 +133,7 @@ def _view(node: Node, grad: Tensor) -> dict[int, Tensor]:
 
 
 def _add(node: Node, grad: Tensor) -> dict[int, Tensor]:
-    """``x + y`` without broadcasting."""
+    """Return the gradients of ``x + y`` without broadcasting."""
     pulled = {}
     for number, (below, output) in enumerate(node.next_functions):
         if below is not None and tuple(below._input_metadata[output].shape) == grad.shape[1:]:
@@ -141,7 +142,7 @@ def _add(node: Node, grad: Tensor) -> dict[int, Tensor]:
 
 
 def _batch_norm(node: Node, grad: Tensor) -> dict[int, Tensor]:
-    """With running statistics it is a scale per channel."""
+    """Scale each channel, as batch normalization with running statistics does."""
     if node._saved_training or node._saved_running_var is None:
         return {}
     scale = (node._saved_running_var + node._saved_eps).rsqrt()
@@ -151,7 +152,7 @@ def _batch_norm(node: Node, grad: Tensor) -> dict[int, Tensor]:
 
 
 def _mean(node: Node, grad: Tensor) -> dict[int, Tensor]:
-    """Over some axes that are kept."""
+    """Return the gradient of a mean over axes that are kept."""
     size = node._saved_self_sym_sizes
     if not node._saved_keepdim:
         return {}

@@ -1,4 +1,4 @@
-"""The gradient that one call of a layer gives to one of its parameters, as rows of inputs and of output gradients."""
+"""The gradient of one parameter through one call of its layer, as rows of inputs and of output gradients."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ class CallGradient:
     layer: nn.Module
     rows: Rows | None  # the layer's input as rows; None for a bias
     grad: Tensor  # [V, *output]
-    later: Tensor | None = None  # [O, O], a basis into which the matrices are rotated after the sum over positions
+    later: Tensor | None = None  # [O, O], a basis to which the matrices are rotated after the sum over positions
 
     def take(self, rows: slice, columns: slice = slice(None)) -> CallGradient:
         """Return the gradient of some examples and columns."""
@@ -47,17 +47,17 @@ class CallGradient:
         return len(shape) == 2 and self.rule.to_matrix(self.layer, weight).stride() == weight.stride()
 
     def to_matrix(self, weight: Tensor) -> Tensor:
-        """Return numbers in the shape of the parameter, flat in the order of the matrix ``[O, I]``."""
+        """Flatten values in the shape of the parameter to the order of the matrix ``[O, I]``."""
         stored = weight.reshape(self.layer.get_parameter("weight").shape)
         return self.rule.to_matrix(self.layer, stored).flatten()
 
     def from_matrix(self, flat: Tensor) -> Tensor:
-        """Undo `to_matrix`: return the numbers flat in the order of the parameter."""
+        """Undo `to_matrix`: return the values flat in the order of the parameter."""
         matrix = self.rule.to_matrix(self.layer, self.layer.get_parameter("weight"))
         return self.rule.from_matrix(self.layer, flat.reshape(matrix.shape)).flatten()
 
     def in_matrix(self, positions: Tensor) -> Tensor:
-        """Return where flat positions of the stored weight are in the flat matrix ``[O, I]``."""
+        """Map flat positions of the stored weight to flat positions of the matrix ``[O, I]``."""
         weight = self.layer.get_parameter("weight")
         if self.rule.to_matrix(self.layer, weight).is_contiguous():
             return positions
@@ -82,7 +82,7 @@ class CallGradient:
     def rotated(self, left: Tensor | None, right: Tensor | None, workspace: Workspace | None = None) -> RotatedGradient:
         """Return ``leftᵀ M right``.
 
-        Where a layer has more positions than inputs, its few matrices are rotated `later`, not its many gradients.
+        If a layer has more positions than inputs, its few matrices are rotated `later`, not its many gradients.
         """
         if self.rows is None:
             grads = self.bias_grads()[:, :, None]
@@ -99,22 +99,22 @@ class CallGradient:
 
 @dataclass
 class RotatedGradient(CallGradient):
-    """A gradient whose `grad` holds rows already, in another basis or with another input; its matrix is its weight."""
+    """A gradient whose `grad` is already in rows, in another basis or with another input, in the matrix's order."""
 
     def is_its_matrix(self, shape: tuple[int, ...]) -> bool:
         """Return whether there is one matrix, not one per group."""
         return isinstance(self.rows, DenseRows)
 
     def to_matrix(self, weight: Tensor) -> Tensor:
-        """Return the numbers as they are: they are in the order of the matrix."""
+        """Return the values unchanged: they are in the order of the matrix."""
         return weight.flatten()
 
     def from_matrix(self, flat: Tensor) -> Tensor:
-        """Return the numbers as they are."""
+        """Return the values unchanged."""
         return flat
 
     def grads_as_rows(self) -> Tensor:
-        """Return the rows as they are."""
+        """Return the rows unchanged."""
         return self.grad
 
     def bias_grads(self) -> Tensor:

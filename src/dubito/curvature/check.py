@@ -1,4 +1,4 @@
-"""Does the engine's gradient equal autograd's? Asked once, on the first few examples, before anything is believed."""
+"""Check, once and on the first few examples, that the engine's gradients equal autograd's."""
 
 from __future__ import annotations
 
@@ -15,15 +15,15 @@ from dubito.networks.layers.rows import IndexRows
 if TYPE_CHECKING:
     from dubito.curvature.engine import Tape
 
-# Relative differences that count as rounding.
+# The relative differences that are attributed to rounding.
 _TOLERANCE = {torch.float64: 1e-8, torch.float32: 1e-3}
 
 
 def misfits(tape: Tape, names: list[str]) -> list[tuple[list[str], str]]:
-    """Return which parameters cannot be trusted to their layer rules, with the reason.
+    """Return the parameters whose layer rules give wrong gradients, with the reason.
 
-    For a random column of the first and of the last example, the gradient of that example and the sum over all must
-    both be autograd's: a layer whose first axis is not the batch fails one of them.
+    For a random column of the first and of the last example, the gradient of that example and the sum over all examples
+    must both equal autograd's: a layer whose first axis is not the batch fails one of them.
     """
     if not names or not tape.outputs.requires_grad:
         return []
@@ -50,15 +50,15 @@ def misfits(tape: Tape, names: list[str]) -> list[tuple[list[str], str]]:
 
 
 def is_independent(tape: Tape) -> bool:
-    """Whether the first example alone gives the same outputs as in its batch."""
+    """Return whether the first example alone gives the same outputs as in its batch."""
     alone = batches.map_leaves(torch.clone, batches.take(tape.inputs, slice(0, 1)))
-    with torch.enable_grad():  # as in the batch: some modules take another path without gradients
+    with torch.enable_grad():  # as in the batch: some modules use other code without gradients
         outputs = params.call(tape.engine.model, alone)
     return _close(outputs[0], tape.outputs[0], 0.0)
 
 
 def _single_examples(outputs: Tensor) -> tuple[Tensor, list[int]]:
-    """Columns ``[V, *outputs]`` that are random for one example each and zero for all others."""
+    """Return columns ``[V, *outputs]`` that are random for one example each and zero for all others."""
     examples = sorted({0, len(outputs) - 1})
     noise = torch.randn(outputs[0].shape, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
     columns = outputs.new_zeros(len(examples), *outputs.shape)
@@ -68,7 +68,7 @@ def _single_examples(outputs: Tensor) -> tuple[Tensor, list[int]]:
 
 
 def _fits(factor: Factor, examples: list[int], truth: list[Tensor | None]) -> bool:
-    """Whether the gradients of columns that concern one example each are the true ones, for it alone and in total."""
+    """Return whether the gradients of single-example columns are correct, for the example and in total."""
     bound = _bound(factor)
     try:
         for v, (n, total) in enumerate(zip(examples, factor.summed(), strict=True)):
@@ -76,13 +76,13 @@ def _fits(factor: Factor, examples: list[int], truth: list[Tensor | None]) -> bo
             true = torch.zeros_like(total) if truth[v] is None else truth[v].to_dense()  # type: ignore[union-attr]
             if not (_close(alone, true, bound) and _close(total, true, bound)):
                 return False
-    except RuntimeError:  # shapes that do not meet
+    except RuntimeError:  # shapes that do not match
         return False
     return True
 
 
 def _bound(factor: Factor) -> float:
-    """The largest norm that the sums over rows can have; where they cancel, what is left is rounding at this scale."""
+    """Return a bound on the norm of the sums over rows: if they cancel, rounding errors have this scale."""
     assert isinstance(factor, CallsFactor)
     bound = 0.0
     for call in factor.calls:

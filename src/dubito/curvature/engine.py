@@ -1,11 +1,11 @@
-r"""One forward pass, one batched vector-Jacobian product, and every gradient in factored form.
+r"""The engine: one forward pass, one batched vector-Jacobian product, all gradients in factored form.
 
 For a batch the model runs once. A vector-Jacobian product with `V` columns goes from the outputs to the *outputs of the
 selected layers* only; with the layers' inputs as rows `a [B, T, I]` and these gradients as rows `G [V, B, T, O]` the
 gradient of column `v` and example `n` is :math:`\sum_t G_{vnt} a_{nt}^\top`, and stays in that form (`Factor`) until
 something contracts it. No `B × V × D` Jacobian is built.
 
-The gradient edges of the layers' outputs are taken in a forward hook: they survive activations that work in place.
+A forward hook records the gradient edges of the layers' outputs, which stay valid after in-place activations.
 """
 
 from __future__ import annotations
@@ -43,12 +43,12 @@ TRIED = 4
 
 
 class FallbackWarning(UserWarning):
-    """Something is done by a slower general method."""
+    """A slower general method is used."""
 
 
 @dataclass
 class _Call:
-    """One call of a layer: its input, and where the gradient of its output will arrive."""
+    """One call of a layer: its input, and the gradient edge of its output."""
 
     layer: nn.Module
     rule: LayerRule[Any]
@@ -67,7 +67,7 @@ class _Call:
 
 @dataclass
 class Tape:
-    """What one forward pass left behind: outputs, and the calls of the selected layers."""
+    """The record of one forward pass: its outputs and the calls of the selected layers."""
 
     engine: Engine
     inputs: Any
@@ -121,7 +121,7 @@ class Tape:
 
 
 class Engine:
-    """Gradients of a network's outputs with respect to some of its parameters.
+    """The engine for gradients of a network's outputs with respect to some of its parameters.
 
     Args:
         model: The network; the engine works on its own copy, so no hook or flag is left on this one.
@@ -157,7 +157,7 @@ class Engine:
         self._largest = 1  # numbers per example in the largest activation
         self._find_roles()
         for layer in self.roles:
-            # in front of the user's own hooks, which may return something other than the layer's output
+            # before the user's hooks, which may replace the layer's output
             layer.register_forward_hook(self._record, with_kwargs=True, prepend=True)
 
     def _find_roles(self) -> None:
@@ -199,7 +199,7 @@ class Engine:
 
     @torch.inference_mode(False)
     def run(self, inputs: Any) -> Tape:
-        """Run the model on one batch and keep what the products need."""
+        """Run the model on one batch and record what the products need."""
         self._try_out(inputs)
         return self._forward(inputs)
 
@@ -220,12 +220,12 @@ class Engine:
             )
         self._overwrites = self._overwrites or before != [leaf._version for leaf in batches.leaves(given)]
         if any(call.inputs._version != call.version for call in calls):
-            self._copy_inputs = True  # a later layer overwrote an input in place: run again, keeping copies
+            self._copy_inputs = True  # a later layer overwrote an input in place: run again with copies
             return self._forward(inputs)
         return Tape(self, inputs, outputs, calls)
 
     def _own(self, tensor: Tensor) -> Tensor:
-        """A tensor that the model may write into, and that autograd may keep."""
+        """Return a tensor that the model may overwrite and autograd may save."""
         return tensor.clone() if self._overwrites is not False or tensor.is_inference() else tensor
 
     def vector_jacobian(self, outputs: Tensor, inputs: list[Any], columns: Tensor) -> list[Tensor | None]:
@@ -259,7 +259,7 @@ class Engine:
         passing = max(FEW, limit.activation // (self._largest * width))
         most = max(1, min(MANY, passing, limit.gradients // bytes_of_one))
         cached = max(FEW, limit.cached_gradients // bytes_of_one)
-        parts = max(-(-size // most), round(size / cached))  # equal ones, none left over
+        parts = max(-(-size // most), round(size / cached))  # of nearly equal size
         step = -(-size // parts)
         for start in range(0, size, step):
             rows = slice(start, min(start + step, size))
@@ -267,7 +267,7 @@ class Engine:
 
     @torch.inference_mode(False)
     def _try_out(self, inputs: Any) -> None:
-        """Measure and verify the engine on the first few examples; one alone does not show how a batch is laid out."""
+        """Measure and verify the engine on the first few examples; one alone does not show the batch axis."""
         if self._tried > 1 or self._tried == min(batches.num_rows(inputs), 2):
             return
         with drawing_aside():
@@ -286,15 +286,15 @@ class Engine:
         self._largest = max(1, max(sizes) // size)
         ruled = [name for name in self.names if name not in self.fallback]
         wrong = misfits(tape, ruled)
-        if wrong and self.walks:  # as where a hook changes gradients on their way
+        if wrong and self.walks:  # for example, if a hook changes gradients
             self.walks = False
             wrong = misfits(tape, ruled)
         for names, why in wrong:
             self._fall_back(names, why)
         if self.fallback and not is_independent(tape):
             raise UnsupportedError(
-                "The network's outputs for one example depend on the other examples of the batch, so they have no "
-                "gradients of their own: make it treat examples one by one."
+                "The network's outputs for one example depend on the other examples of the batch, so gradients per "
+                "example do not exist: make the network treat examples independently."
             )
         explicit = sum(self.parameters[name].numel() for name in self.fallback)
         total = sum(call.output_size for call in tape.calls) + tape.outputs.numel()
