@@ -70,7 +70,9 @@ class TestBombs:
         rows = {"values": torch.ones(1), "columns": torch.zeros(1).byte(), "starts": torch.zeros(2).byte()}
         for shape in ([10**5, 10**5], [1, 10**10], [-1, -(10**10)], [3, "4"], 5, [3, 4]):
             io.save(tmp_path / "file", storage.KIND, {"weight": {**rows, "shape": shape}})
-            self.refused(tmp_path / "file", (tmp_path / "file").read_bytes(), "another network|cannot be|do not fit")
+            self.refused(
+                tmp_path / "file", (tmp_path / "file").read_bytes(), "another network|cannot be|do not fit|invalid"
+            )
 
     def test_a_selection_of_a_larger_network(self, tmp_path: Path) -> None:
         file = FILES / "Laplace-classification.safetensors"

@@ -187,7 +187,7 @@ class TestBuild:
             ("lenet6", (1, 28, 28), None, "There is no model 'lenet6'; did you mean 'lenet5'?"),
             ("zzz", (1, 28, 28), None, "There is no model 'zzz'; known are mlp, lenet_300_100"),
             ("mlp(width=3)", (4,), None, "has no option 'width'; its options are: hidden, activation"),
-            ("mlp(hidden=[0])", (4,), None, "at least 1"),
+            ("mlp(hidden=[0])", (4,), None, "whole number of units"),
             ("mlp(hidden=wide)", (4,), None, "whole number of units"),
             ("mlp(activation=swish)", (4,), None, "There is no activation 'swish'"),
             ("mlp(", (4,), None, "write a name, or name(argument=value"),

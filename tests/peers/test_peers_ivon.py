@@ -8,7 +8,7 @@ from torch.nn import functional as F
 
 from dubito import Training, Variational, likelihoods, priors
 from dubito.methods.variational import convert
-from dubito.methods.variational.natural import MOMENTUM, Step, Weights
+from dubito.methods.variational.natural import MOMENTUM, NaturalStep, Weights
 from extras import needs
 from oracles import fixed_normal
 
@@ -33,7 +33,7 @@ def test_the_same_steps() -> None:
         theirs.state |= {"avg_grad": gradient.flatten(), "avg_nxg": (noise * gradient).flatten()}
         theirs._update()
         # its rate is over the first curvature plus decay, which is P₀ / N
-        step = Step(rate=0.05, turnover=1 - 0.99, num_data=ess, debias=1 - MOMENTUM ** (t + 1))
+        step = NaturalStep(rate=0.05, turnover=1 - 0.99, num_data=ess, debias=1 - MOMENTUM ** (t + 1))
         ours.move(gradient, step, noise * gradient)
     group = theirs.param_groups[0]
     precision = ess * (group["hess"] + decay)

@@ -76,7 +76,7 @@ def test_a_warm_up_comes_once() -> None:
 
 @pytest.mark.parametrize("cycles", [0, -1, 2.5, True])
 def test_a_number_of_cycles_that_is_none(cycles: Any) -> None:
-    with pytest.raises(InputError, match="whole number of cycles, at least 1"):
+    with pytest.raises(InputError, match="`cycles` must be a whole number of at least 1"):
         Snapshot(cycles)
 
 

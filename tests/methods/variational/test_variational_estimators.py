@@ -14,7 +14,8 @@ from variational_cases import LAYERS, NORMS, mlp
 
 from dubito import priors
 from dubito.core import params
-from dubito.methods.variational import convert
+from dubito.methods.variational import convert, fused
+from dubito.methods.variational import layer as layer_module
 from dubito.methods.variational.layer import StochasticLayer
 from oracles import fixed_normal, seeded
 
@@ -69,7 +70,8 @@ def test_means_and_variances(name: str, estimator: str) -> None:
 def test_local_moments_are_exact(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """With the noise fixed to one the output is mean plus standard deviation, to the last digits."""
     layer, module, x = converted(name, "local")
-    monkeypatch.setattr(torch, "randn_like", torch.ones_like)
+    for module_with_noise in (layer_module, fused):
+        monkeypatch.setattr(module_with_noise, "normal_like", torch.ones_like)
     expected = layer(x) + true_covariance(layer, module, x).diagonal().sqrt().reshape(layer(x).shape)
     torch.testing.assert_close(module(x), expected, rtol=1e-10, atol=1e-12)
 

@@ -249,7 +249,7 @@ def test_half_precision_and_sizes() -> None:
         (
             "diag",
             {"finetune": table(), "teacher": fit("point"), "temperature": "2"},
-            "`temperature` must be a positive",
+            "`temperature` must be a number",
         ),
     ],
 )
