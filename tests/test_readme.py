@@ -16,6 +16,8 @@ from dubito import models
 from dubito.cli.app import app
 from dubito.fitting.recipe import Recipe
 
+pytestmark = pytest.mark.slow
+
 ROOT = Path(__file__).parent.parent
 README, CONTRIBUTING = (ROOT / name for name in ("README.md", "CONTRIBUTING.md"))
 

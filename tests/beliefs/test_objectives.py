@@ -16,6 +16,8 @@ from dubito.core import params
 from dubito.methods.variational import convert
 from oracles import LinearRegression, regression_data
 
+pytestmark = pytest.mark.slow
+
 NOISE, PRECISION = 0.3, 2.0
 ORDERS = (-math.inf, -2.0, 0.0, 0.5, 1.0, 2.0, math.inf)
 

@@ -20,6 +20,8 @@ from dubito.cli.methods import METHODS
 from dubito.fitting.recipe import Recipe
 from dubito.uses.comparison.fits import FitsOfSeed
 
+pytestmark = pytest.mark.slow
+
 FEW = ["--method", "map()", "--method", "laplace()", "--method", "variational()"]
 TINY = ["--data", "digits", "--limit", "60", "--epochs", "1", "--seeds", "1"]
 

@@ -21,6 +21,8 @@ from dubito import compression
 from dubito.core import io
 from dubito.uses.compression import coding, storage
 
+pytestmark = pytest.mark.slow
+
 
 @pytest.mark.parametrize("file", sorted(FILES.iterdir()), ids=lambda file: file.stem)
 def test_a_few_forgeries_of_every_file(file: Path, tmp_path: Path) -> None:

@@ -17,6 +17,8 @@ from test_posterior_contract import RECIPES, TASKS, problem, quantities
 import dubito
 from dubito import compression
 
+pytestmark = pytest.mark.slow
+
 
 @pytest.fixture(autouse=True)
 def one_thread() -> Iterator[None]:

@@ -41,6 +41,8 @@ from dubito.beliefs.prediction import ClassPrediction, RegressionPrediction
 from dubito.core.settings import Setting
 from dubito.fitting.recipe import Recipe
 
+pytestmark = pytest.mark.slow
+
 RECIPES: list[Recipe] = [
     MAP(),
     MAP(prior_precision=1.0, temperature="validation"),

@@ -21,6 +21,8 @@ import dubito
 from dubito import MAP, SGMCMC, BatchEnsemble, Laplace, Posterior, Rank1, Training, Variational, select
 from dubito.fitting.recipe import Recipe
 
+pytestmark = pytest.mark.slow
+
 THREADS = 8
 
 

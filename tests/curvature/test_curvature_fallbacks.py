@@ -36,6 +36,8 @@ from dubito.networks.layers import registry
 from dubito.networks.selection import Selection
 from oracles import close, normal
 
+pytestmark = pytest.mark.slow
+
 
 class Awkward(NamedTuple):
     case: Case

@@ -24,6 +24,8 @@ from dubito.curvature.structures import make_accumulator
 from dubito.networks.selection import Selection
 from oracles import close, normal
 
+pytestmark = pytest.mark.slow
+
 
 def fingerprint(model: nn.Module) -> Any:
     """All that a method could leave behind on a module."""

@@ -26,6 +26,8 @@ from dubito.curvature.structures import FullAccumulator, make_accumulator
 from dubito.networks.selection import Selection
 from oracles import close
 
+pytestmark = pytest.mark.slow
+
 every_case = pytest.mark.parametrize("name", CASES)
 every_selection = pytest.mark.parametrize("chosen", ["all", "some", "half", "few"])
 

@@ -11,6 +11,8 @@ from bytes_cases import BATCHES, DIRECTIONS, FACTORS, WEIGHTS
 from dubito.core import distributed
 from two_processes import run
 
+pytestmark = pytest.mark.slow
+
 FLAG = 8 * distributed.BLOCK  # the message with which each exchange begins
 
 

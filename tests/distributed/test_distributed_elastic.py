@@ -7,9 +7,12 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
 import torch
 
 from dubito.core import io
+
+pytestmark = pytest.mark.slow
 
 
 def test_killed_processes_go_on_from_the_checkpoint(tmp_path: Path) -> None:

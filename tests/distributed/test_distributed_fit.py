@@ -11,6 +11,8 @@ from distributed_cases import ROWS, everything
 
 from two_processes import started
 
+pytestmark = pytest.mark.slow
+
 
 @pytest.fixture(scope="module")
 def results(tmp_path_factory: pytest.TempPathFactory) -> tuple[Any, Any, Any]:

@@ -12,7 +12,11 @@ import textwrap
 import time
 from pathlib import Path
 
+import pytest
+
 from dubito.core import io
+
+pytestmark = pytest.mark.slow
 
 SCRIPT = """
     import sys, time, torch

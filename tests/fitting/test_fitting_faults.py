@@ -22,6 +22,8 @@ from dubito.core import io
 from interrupting import at_update
 from oracles import weights_of
 
+pytestmark = pytest.mark.slow
+
 
 def fit(checkpoint: Path | None = None, **settings: Any) -> Posterior:
     training = Training(epochs=3, batch_size=16, checkpoint=None if checkpoint is None else str(checkpoint), **settings)

@@ -18,6 +18,8 @@ from dubito import MAP, Ensemble, Laplace, Posterior, Snapshot, Training
 from interrupting import interrupt_at
 from oracles import weights_of
 
+pytestmark = pytest.mark.slow
+
 
 class Plain(Dataset[Any]):
     """Examples that only a pass over them tells from others."""

@@ -25,6 +25,8 @@ from dubito.fitting.gradient_training import Descent
 from interrupting import before_updates, interrupt_at
 from oracles import weights_of
 
+pytestmark = pytest.mark.slow
+
 
 class Augmented(Dataset[Any]):
     """Every example is drawn anew, from every global generator there is."""

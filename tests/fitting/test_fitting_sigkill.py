@@ -10,12 +10,15 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pytest
 import torch
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, Dataset
 
 from dubito import MAP, Training
 from dubito.core import io, params
+
+pytestmark = pytest.mark.slow
 
 BATCHES = 43  # in one epoch
 

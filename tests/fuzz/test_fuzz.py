@@ -9,6 +9,8 @@ import pytest
 from fuzz.engine import corpus, judge, seeded
 from fuzz.targets import TARGETS
 
+pytestmark = pytest.mark.slow
+
 CASES = {"grammar": 300, "api": 60, "arguments": 100, "command_line": 36, "files": 60, "tables": 60}
 
 

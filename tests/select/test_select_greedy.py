@@ -11,6 +11,8 @@ from dubito.core import limits
 from dubito.select import greedy
 from oracles import Case, curvature, jacobian
 
+pytestmark = pytest.mark.slow
+
 PRIOR = 0.7
 
 

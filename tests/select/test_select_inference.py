@@ -24,6 +24,8 @@ from dubito.select.rule import SelectionRule
 from oracles import Case, curvature, jacobian
 from two_processes import started
 
+pytestmark = pytest.mark.slow
+
 PRIOR = 0.7
 STRUCTURES = ("full", "diag", "kron", "low-rank")
 

@@ -17,6 +17,8 @@ from dubito.select import scores
 from dubito.select.scores import Scores, measure
 from oracles import Case, curvature, jacobian
 
+pytestmark = pytest.mark.slow
+
 
 def scored(one: Case, **options) -> Scores:
     with warnings.catch_warnings():

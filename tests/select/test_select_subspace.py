@@ -18,6 +18,8 @@ from dubito.core.randomness import Stream
 from dubito.curvature.engine import FallbackWarning
 from dubito.select.subspace import Subspace
 
+pytestmark = pytest.mark.slow
+
 
 def problem() -> tuple[nn.Module, tuple[Tensor, Tensor]]:
     generator = torch.Generator().manual_seed(0)

@@ -12,6 +12,8 @@ from dubito.errors import InputError
 from dubito.likelihoods import Bernoulli, Categorical, Gaussian, HeteroscedasticGaussian, Likelihood
 from torch import Tensor
 
+pytestmark = pytest.mark.slow
+
 LEARNED = {"log_noise": torch.tensor(math.log(0.3), dtype=torch.float64)}
 
 

@@ -20,6 +20,8 @@ from dubito.core import params
 from dubito.core.settings import Setting
 from dubito.uses.compression.sharing import Codes, share_weights, shared_network
 
+pytestmark = pytest.mark.slow
+
 
 def known() -> Mixture:
     """A mixture of three with numbers of its own: shares 0.5, 0.375 and 0.125."""

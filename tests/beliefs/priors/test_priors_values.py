@@ -15,6 +15,8 @@ from torch import Tensor, distributions
 
 from dubito import priors
 
+pytestmark = pytest.mark.slow
+
 MIXTURE = priors.ScaleMixture((1.5, 0.1), (0.3, 0.7), 0.2)
 
 

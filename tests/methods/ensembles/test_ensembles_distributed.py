@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+import pytest
 import torch
 from ensemble_cases import TRAINING, classes, dense, normalized
 from torch.utils.data import DataLoader, TensorDataset
@@ -12,6 +13,8 @@ from torch.utils.data import DataLoader, TensorDataset
 from dubito import SWAG, Ensemble, Laplace, MCDropout, Snapshot
 from dubito.core import distributed
 from two_processes import started
+
+pytestmark = pytest.mark.slow
 
 
 def results(checkpoint: str | None = None) -> dict[str, Any]:

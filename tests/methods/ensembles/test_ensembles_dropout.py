@@ -20,6 +20,8 @@ from dubito.fitting.monte_carlo import weight_predictor
 from dubito.methods.ensembles.masks import bernoulli, channel_axis, concrete, dropping, inner_layers
 from oracles import seeded_layers, weights_of
 
+pytestmark = pytest.mark.slow
+
 EXACT = {"rtol": 1e-12, "atol": 1e-12}
 
 

@@ -20,6 +20,8 @@ from dubito.methods.ensembles.mixture import mixture
 from dubito.methods.ensembles.resample import drawn_rows, resampled
 from oracles import seeded_layers, weights_of
 
+pytestmark = pytest.mark.slow
+
 
 def fit(recipe: Any, data: Any = None, model: nn.Module | None = None, **options: Any) -> Any:
     options = {"training": TRAINING, "generator": torch.Generator().manual_seed(3), **options}

@@ -14,6 +14,8 @@ from torch.utils.data import DataLoader, TensorDataset
 from dubito import MAP, SWAG, Ensemble, Laplace, MCDropout, Snapshot, Training
 from interrupting import before_updates, interrupt_at
 
+pytestmark = pytest.mark.slow
+
 
 def loader() -> DataLoader[Any]:
     own = torch.Generator().manual_seed(3)

@@ -13,6 +13,8 @@ from torch import Tensor, nn
 import dubito
 from dubito import MAP, SGMCMC, SWAG, BatchEnsemble, Ensemble, MCDropout, Rank1, Training
 
+pytestmark = pytest.mark.slow
+
 TRAINING = Training(epochs=2, batch_size=32)
 
 

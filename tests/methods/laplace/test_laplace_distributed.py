@@ -4,11 +4,14 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import pytest
 import torch
 from laplace_cases import STRUCTURES, case
 
 from dubito import Laplace, Training
 from two_processes import started
+
+pytestmark = pytest.mark.slow
 
 
 def results() -> list[torch.Tensor]:

@@ -18,6 +18,8 @@ import dubito
 from dubito import MAP, Laplace, Training
 from oracles import LinearRegression
 
+pytestmark = pytest.mark.slow
+
 
 def centred_data() -> tuple[Tensor, Tensor]:
     """Inputs of mean zero, so that weight and bias do not interact and Kronecker blocks are exact."""

@@ -15,6 +15,8 @@ from torch import Tensor, nn
 from dubito.core import params
 from oracles import Case, jacobian
 
+pytestmark = pytest.mark.slow
+
 CLOSE = {"rtol": 1e-9, "atol": 1e-10}
 
 

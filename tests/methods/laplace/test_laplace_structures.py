@@ -13,6 +13,8 @@ from torch import nn
 from dubito import MAP, Laplace, select
 from oracles import Case, curvature, jacobian
 
+pytestmark = pytest.mark.slow
+
 CLOSE = {"rtol": 1e-9, "atol": 1e-10}
 
 

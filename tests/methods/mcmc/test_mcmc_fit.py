@@ -21,6 +21,8 @@ from dubito.methods.mcmc.history import function_traces, weight_name, weight_tra
 from dubito.methods.mcmc.plots import plot_autocorrelations, plot_traces
 from two_processes import started
 
+pytestmark = pytest.mark.slow
+
 SHORT = {"burn_in": 10, "thinning": 2, "num_samples": 12}
 BATCHES = Training(batch_size=20)
 

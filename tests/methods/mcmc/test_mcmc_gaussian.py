@@ -17,6 +17,8 @@ from dubito.methods.mcmc.kernels import PSGLD, KernelStep, make_kernel
 from dubito.methods.mcmc.svgd import stein_direction
 from oracles import LinearRegression, design, regression_data
 
+pytestmark = pytest.mark.slow
+
 KERNELS = ("sgld", "psgld", "sghmc", "sgnht")
 COPIES = 3000  # independent chains side by side in one vector: kernels work element by element
 EPSILON = 0.2

@@ -4,10 +4,13 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import pytest
 import rank1_processes
 import torch
 
 from two_processes import started
+
+pytestmark = pytest.mark.slow
 
 
 def test_two_processes_find_what_one_finds(tmp_path: Path) -> None:

@@ -19,6 +19,8 @@ from dubito.core import params
 from dubito.core.settings import Absent, Setting
 from dubito.methods.rank1.trainer import expected_log_prob
 
+pytestmark = pytest.mark.slow
+
 TRAINING = Training(epochs=4, lr=1e-2, batch_size=16)
 
 

@@ -18,6 +18,8 @@ from dubito.core import params
 from dubito.methods.variational.groups import GroupPosterior
 from dubito.networks.models.sequence import lstm
 
+pytestmark = pytest.mark.slow
+
 PRIORS = [priors.NormalJeffreys(), priors.Horseshoe(scale=1e-5), priors.TruncatedLogUniform()]
 each_prior = pytest.mark.parametrize("prior", PRIORS, ids=lambda prior: prior.setting_name)
 TRAINING = Training(epochs=60, lr=1e-2, batch_size=100)

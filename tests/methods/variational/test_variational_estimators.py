@@ -19,6 +19,8 @@ from dubito.methods.variational import layer as layer_module
 from dubito.methods.variational.layer import StochasticLayer
 from oracles import fixed_normal, seeded
 
+pytestmark = pytest.mark.slow
+
 DRAWS = 500
 # Of a normal variable's estimated mean and variance: six standard errors.
 MEAN_ERROR, VARIANCE_ERROR = 6 / math.sqrt(DRAWS), 6 * math.sqrt(2 / DRAWS)

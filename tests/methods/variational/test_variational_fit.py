@@ -20,6 +20,8 @@ from dubito.core import limits, params
 from dubito.methods.variational import convert
 from oracles import LinearRegression, fixed_normal, regression_data, seeded
 
+pytestmark = pytest.mark.slow
+
 NOISE, PRECISION = 0.3, 2.0
 PRIOR = priors.Normal(0.0, PRECISION**-0.5)
 LIKELIHOOD = likelihoods.Gaussian(NOISE)

@@ -22,6 +22,8 @@ from dubito.methods.variational.correlations import Correlations
 from dubito.methods.variational.joint import JointModule
 from oracles import LinearRegression, fixed_normal, regression_data, seeded
 
+pytestmark = pytest.mark.slow
+
 FAMILIES = ("full", "low-rank")
 LONG = Training(epochs=400, lr=0.05, batch_size=1000)
 SHORT = Training(epochs=2, lr=1e-2, batch_size=16)

@@ -18,6 +18,8 @@ from dubito.methods.variational import convert
 from dubito.methods.variational.layer import StochasticLayer
 from oracles import fixed_normal, seeded
 
+pytestmark = pytest.mark.slow
+
 ESTIMATORS = ("local", "flipout", "weight")
 each_network = pytest.mark.parametrize("name", NETWORKS)
 each_estimator = pytest.mark.parametrize("estimator", ESTIMATORS)

@@ -20,6 +20,8 @@ from dubito.methods.variational.natural import NaturalStep, Weights
 from dubito.methods.variational.trainer import VariationalTrainer
 from oracles import LinearRegression, fixed_normal, regression_data, seeded
 
+pytestmark = pytest.mark.slow
+
 LONG = Training(epochs=1000, lr=1e-2, batch_size=1000)
 SHORT = Training(epochs=2, lr=1e-3, batch_size=16)
 SOME = select.random(0.4) & select.layers("*.weight")

@@ -22,7 +22,10 @@ from dubito.networks.layers import (
     weight_axis,
 )
 
-pytestmark = pytest.mark.filterwarnings("ignore:Using padding='same' with even kernel")  # torch's own, for forward
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.filterwarnings("ignore:Using padding='same' with even kernel"),  # torch's own, for forward
+]
 every_family = pytest.mark.parametrize("family", FAMILIES)
 FIXED_WIDTH = ("layer_norm", "rms_norm")
 every_shrinkable_family = pytest.mark.parametrize("family", [f for f in FAMILIES if f not in FIXED_WIDTH])

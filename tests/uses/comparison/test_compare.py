@@ -18,6 +18,8 @@ from dubito.fitting.recipe import Recipe
 from dubito.uses.comparison import Comparison, Failure, Run
 from dubito.uses.comparison.fits import FitsOfSeed
 
+pytestmark = pytest.mark.slow
+
 DIGITS = data.load("digits", limit=60)
 
 

@@ -23,6 +23,8 @@ from dubito.uses.compression.search import score_of
 from dubito.uses.compression.weight_statistics import default_rule, prunable
 from extras import needs
 
+pytestmark = pytest.mark.slow
+
 HELD_OUT = table(1)
 
 

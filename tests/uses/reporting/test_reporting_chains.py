@@ -21,6 +21,8 @@ from dubito import HMC, MAP, SGMCMC, SVGD, Training, likelihoods, select
 from dubito.uses.reporting import Evaluation, evaluate
 from dubito.uses.reporting.sections import Section, sections
 
+pytestmark = pytest.mark.slow
+
 SHORT = {"burn_in": 10, "thinning": 2, "num_samples": 12}
 
 

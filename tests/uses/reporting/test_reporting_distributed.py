@@ -11,6 +11,8 @@ from reporting_cases import class_data, classifier, number_data, regressor
 from dubito.uses.reporting import Evaluation, evaluate
 from two_processes import started
 
+pytestmark = pytest.mark.slow
+
 
 def evaluations() -> list[Evaluation]:
     """Also with a last batch, and a whole set, of a single row, of which the second process has nothing."""

@@ -18,6 +18,8 @@ from dubito.uses.reporting import sections as sections_module
 from dubito.uses.reporting.evaluation import Histogram
 from dubito.uses.reporting.sections import Section, sections
 
+pytestmark = pytest.mark.slow
+
 ATTACK = "<script>alert('x')</script>"
 VOID = {"meta", "br", "img", "input", "link", "hr", "source", "base"}
 

@@ -21,6 +21,8 @@ from dubito.beliefs.prediction import ClassPrediction, RegressionPrediction
 from dubito.methods.map.posterior import PointPosterior
 from oracles import seeded_layers
 
+pytestmark = pytest.mark.slow
+
 LONG = Training(epochs=150, lr=3e-2, batch_size=32)
 SHORT = Training(epochs=2, lr=1e-2, batch_size=16, shuffle=False)
 
