@@ -7,6 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch.optim.adam import adam
+from torch.optim.adamw import adamw
 from torch.optim.sgd import sgd
 
 from dubito.fitting.training import Training
@@ -58,10 +59,10 @@ class Optimizer:
 
     def _adam(self, values: list[Tensor], gradients: list[Tensor], moments: Any, lr: float, decay: float) -> None:
         first, second, steps = moments
-        adam(
+        step = adamw if self.training.optimizer == "adamw" else adam
+        step(
             values, gradients, first, second, [], steps,
             fused=_can_fuse(values),
-            decoupled_weight_decay=self.training.optimizer == "adamw",
             amsgrad=False, beta1=0.9, beta2=0.999, lr=lr, weight_decay=decay, eps=1e-8, maximize=False,
         )  # fmt: skip
 
