@@ -198,6 +198,12 @@ def answer(posterior: Posterior, method: str, *args: Any, **options: Any) -> Any
     return None
 
 
+@pytest.mark.parametrize("count", [-1, 0, 2.5, 10**30])
+def test_samples_are_counted_from_one(case: Case, count: Any) -> None:
+    with pytest.raises(InputError, match="num_samples"):
+        case.posterior.sample(count)
+
+
 class TestPredict:
     def test_the_kind_and_the_size(self, case: Case) -> None:
         x, y = case.data

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import functools
 import json
 import os
 from abc import ABC, abstractmethod
@@ -70,7 +71,7 @@ class Posterior(HasWorkingCopies, ABC):
     def __init_subclass__(cls, **kwargs: Any) -> None:
         super().__init_subclass__(**kwargs)
         if "sample" in cls.__dict__:
-            setattr(cls, "sample", checked_arguments(cls.sample))  # noqa: B010  (mypy forbids the plain assignment)
+            setattr(cls, "sample", _with_a_count(checked_arguments(cls.sample)))  # noqa: B010  (mypy forbids the plain assignment)
         if cls.family:
             Posterior._families[cls.family] = cls
 
@@ -307,6 +308,17 @@ class Posterior(HasWorkingCopies, ABC):
             shapes = " and ".join(f"{tuple(leaf.shape)} {leaf.dtype}" for leaf in batches.leaves(inputs))
             why = next(iter(str(error).strip().splitlines()), type(error).__name__)
             raise InputError(f"The network cannot be called on inputs of shape {shapes}: {why}") from error
+
+
+def _with_a_count(sample: Callable[..., Params]) -> Callable[..., Params]:
+    """Return a family's `sample` with a check that `num_samples` is at least 1."""
+
+    @functools.wraps(sample)
+    def checked(self: Posterior, num_samples: int, *args: Any, **options: Any) -> Params:
+        check("num_samples", Count, num_samples)
+        return sample(self, num_samples, *args, **options)
+
+    return checked
 
 
 @checked_arguments
