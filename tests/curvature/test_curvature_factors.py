@@ -12,7 +12,7 @@ from curvature.curvature_cases import CASES, build, engine_of
 from dubito.core import limits, params
 from dubito.curvature import Factor
 from dubito.curvature.factors import CallsFactor, ConvolutionFactor
-from dubito.curvature.groups import group
+from dubito.curvature.layer_factors import layer_factors
 from dubito.curvature.one_layer import one_layer
 from dubito.networks.layers.rows import ElementwiseRows
 from dubito.networks.selection import Selection
@@ -130,7 +130,7 @@ def test_groups_put_a_weight_and_its_bias_together(name: str) -> None:
     case = build(name)
     found = pulled(name, shared=False)
     selection = Selection.all_of(case.model)
-    groups = group(found, selection)
+    groups = layer_factors(found, selection)
     assert sorted(n for one in groups for n in one.names) == sorted(found)
     for one in groups:
         values = {n: found[n].square_sum() for n in one.names}
@@ -142,7 +142,7 @@ def test_groups_put_a_weight_and_its_bias_together(name: str) -> None:
 
 
 def test_pairs_are_found_where_they_can_be() -> None:
-    found = {one.names for one in group(pulled("mlp", shared=False), Selection.all_of(build("mlp").model))}
+    found = {one.names for one in layer_factors(pulled("mlp", shared=False), Selection.all_of(build("mlp").model))}
     assert found == {("0.weight", "0.bias"), ("2.weight", "2.bias")}
 
 

@@ -21,7 +21,7 @@ from dubito import MAP, Training
 from dubito.core import params
 from dubito.core.batches import Batch
 from dubito.core.settings import setting
-from dubito.fitting.gradient_training import Descent
+from dubito.fitting.gradient_training import GradientDescent
 from dubito.fitting.inference import Inference, NonFinite, Problem, State
 from dubito.fitting.model_copies import reset_parameters
 from dubito.fitting.optimizers import Optimizer
@@ -35,13 +35,13 @@ QUICK = Training(epochs=2, lr=1e-2, batch_size=16)
 def updates(monkeypatch: pytest.MonkeyPatch) -> list[Batch]:
     """The batches of every training step that is taken."""
     seen: list[Batch] = []
-    original = Descent.update
+    original = GradientDescent.update
 
-    def update(self: Descent, state: State, batch: Batch, generator: torch.Generator) -> Any:
+    def update(self: GradientDescent, state: State, batch: Batch, generator: torch.Generator) -> Any:
         seen.append(batch)
         return original(self, state, batch, generator)
 
-    monkeypatch.setattr(Descent, "update", update)
+    monkeypatch.setattr(GradientDescent, "update", update)
     return seen
 
 

@@ -147,14 +147,14 @@ class TestSigterm:
             import os, signal, sys
             from fitting_cases import *
             from dubito import MAP, Training
-            from dubito.fitting.gradient_training import Descent
+            from dubito.fitting.gradient_training import GradientDescent
             signal.signal(signal.SIGTERM, lambda *_: sys.exit(7))
-            update = Descent.update
+            update = GradientDescent.update
             def killed(self, state, *rest):
                 if state["step"] == 5:
                     os.kill(os.getpid(), signal.SIGTERM)
                 return update(self, state, *rest)
-            Descent.update = killed
+            GradientDescent.update = killed
             training = Training(epochs=3, batch_size=16, checkpoint="run", checkpoint_every=1e9)
             MAP().fit(network(0.3), classification(), training=training)
         """

@@ -21,7 +21,7 @@ from torch.utils.data import DataLoader, Dataset
 from dubito import MAP, Posterior, Training
 from dubito.core import io
 from dubito.fitting import loop
-from dubito.fitting.gradient_training import Descent
+from dubito.fitting.gradient_training import GradientDescent
 from interrupting import before_updates, interrupt_at
 from oracles import weights_of
 
@@ -149,14 +149,14 @@ def test_the_handler_of_the_user_is_called_and_kept(monkeypatch: pytest.MonkeyPa
 def test_the_first_loss_that_was_seen_is_seen_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Not only the end is the same: every step is."""
     losses: list[float] = []
-    original = Descent.update
+    original = GradientDescent.update
 
-    def update(self: Descent, *args: Any) -> Any:
+    def update(self: GradientDescent, *args: Any) -> Any:
         state, info = original(self, *args)
         losses.append(float(info["loss"]))
         return state, info
 
-    monkeypatch.setattr(Descent, "update", update)
+    monkeypatch.setattr(GradientDescent, "update", update)
     start("loader")
     whole, losses[:] = list(losses), []
     with monkeypatch.context() as patch:

@@ -13,14 +13,14 @@ from torch import Tensor
 from dubito.core import limits
 from dubito.core.batches import Source
 from dubito.select.directions import direction_columns
-from dubito.select.quadratic_scores import Forms
+from dubito.select.quadratic_scores import ScoreForms
 from dubito.select.scores import Scores, measure
 from oracles import Case, curvature, jacobian
 
 
 def both(likelihood: Likelihood, outputs: Tensor, targets: Tensor, gradients: Tensor) -> Tensor:
     """Both forms ``[B, 2, X]`` of the Jacobian ``[B, T·C, X]`` of outputs in the canonical layout."""
-    forms = Forms.of(likelihood, outputs, targets)
+    forms = ScoreForms.of(likelihood, outputs, targets)
     assert forms is not None
     columns = forms.columns.flatten(2).transpose(0, 1)  # [B, V, T·C]
     return forms(columns @ gradients)
@@ -93,7 +93,7 @@ def scored(one: Case) -> Scores:
 
 def test_outputs_that_interact_take_a_product_for_each_number() -> None:
     one = case("heteroscedastic")._replace(likelihood=Coupled())
-    assert Forms.of(one.likelihood, one.model(one.inputs).detach(), one.targets) is None
+    assert ScoreForms.of(one.likelihood, one.model(one.inputs).detach(), one.targets) is None
     found = scored(one)
     torch.testing.assert_close(found.curvature, curvature(one).diagonal(), atol=1e-12, rtol=1e-10)
     torch.testing.assert_close(

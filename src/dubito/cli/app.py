@@ -8,13 +8,13 @@ from typing import Annotated
 import typer
 
 from dubito.cli import manual
-from dubito.cli.failures import FAILURE, Group
+from dubito.cli.failures import FAILURE, CommandGroup
 from dubito.cli.methods import METHODS
 
 _STYLE = {"help_option_names": ["-h", "--help"], "max_content_width": 110}
 
 app = typer.Typer(
-    cls=Group,
+    cls=CommandGroup,
     help=manual.MAIN,
     context_settings=_STYLE,
     rich_markup_mode=None,
@@ -42,7 +42,7 @@ def root(
     ] = False,
     debug: Annotated[bool, typer.Option("--debug", help="Show the traceback of an error.")] = False,
 ) -> None:
-    """Show the help if no command is given; `Group` has already handled ``--debug``."""
+    """Show the help if no command is given; `CommandGroup` has already handled ``--debug``."""
     _help_if_alone(context)
 
 

@@ -18,7 +18,7 @@ FAILURE, BAD_INPUT, MISSING_DATA, INTERRUPTED = 1, 2, 3, 130
 _UsageError: Any = typer.BadParameter.__bases__[0]
 
 
-class Group(TyperGroup):
+class CommandGroup(TyperGroup):
     """A group of commands that prints errors in one line; ``--debug``, at any position, shows tracebacks."""
 
     def main(

@@ -59,7 +59,7 @@ class Traffic:
 
 
 @dataclass
-class _Talk:
+class _ExchangeState:
     """The state of the exchanges between the processes."""
 
     unfinished: bool = False  # an exchange was interrupted: the process group cannot be used for another
@@ -67,7 +67,7 @@ class _Talk:
 
 
 traffic = Traffic()
-_talk = _Talk()
+_exchange_state = _ExchangeState()
 
 
 def is_active() -> bool:
@@ -95,12 +95,12 @@ def together() -> Iterator[None]:
         yield
         return
     token = _inside.set(True)
-    _talk.unfinished = _talk.told = False
+    _exchange_state.unfinished = _exchange_state.told = False
     try:
         yield
         _announce("end")
     except BaseException as error:
-        if not (_talk.told or _talk.unfinished):
+        if not (_exchange_state.told or _exchange_state.unfinished):
             with suppress(RuntimeError):  # the others may be gone
                 _tell(error)
         raise
@@ -262,10 +262,10 @@ def _announce(what: str, head: Tensor | None = None) -> Tensor:
         failed, keys, squares = (int(number) for number in block[:3].tolist())
         said = _texts("") if failed else []
     if failed:
-        _talk.told = True
+        _exchange_state.told = True
         raise _error_of(said)
     if squares * world_size() != keys * keys:  # by the Cauchy-Schwarz inequality: not all keys are equal
-        _talk.told = True
+        _exchange_state.told = True
         raise errors.InputError(
             f"The processes do different work (this one: {what[:60]}): call the same functions in the same order, on "
             "networks of the same shape, in every process."
@@ -282,7 +282,7 @@ def _tell(error: BaseException) -> None:
     with _exchange():
         _all_reduce(_on_wire(block))
         _texts(json.dumps(content, default=str))
-    _talk.told = True
+    _exchange_state.told = True
 
 
 def _error_of(said: list[str]) -> BaseException:
@@ -321,9 +321,9 @@ def _texts(own: str) -> list[str]:
 @contextmanager
 def _exchange() -> Iterator[None]:
     """Mark the exchange as unfinished until the block ends without an error."""
-    _talk.unfinished, _talk.told = True, False
+    _exchange_state.unfinished, _exchange_state.told = True, False
     yield
-    _talk.unfinished = False
+    _exchange_state.unfinished = False
 
 
 # ---------------------------------------------------------------------- messages

@@ -27,7 +27,7 @@ from dubito.curvature.workspace import Workspace
 from dubito.networks.layers.rows import DenseRows, IndexRows
 
 
-class Forms(Protocol):
+class QuadraticForms(Protocol):
     """Two quadratic forms of the gradients of each weight in all columns."""
 
     def __call__(self, grads: Tensor, examples: Any = slice(None)) -> Tensor:
@@ -84,7 +84,7 @@ class Factor(ABC):
             return self.square_sum()[positions]
         return self.gather(positions).square().sum((0, 1))
 
-    def form_sum(self, forms: Forms) -> Tensor:
+    def form_sum(self, forms: QuadraticForms) -> Tensor:
         """Return two quadratic forms of every weight, added up over examples: ``[2, size]``."""
         total, cached = self.like.new_zeros(2, math.prod(self.shape)), numbers(limits.current().cached_products)
         for examples in slices(self.size, cached // max(self.columns * math.prod(self.shape), 1)):
@@ -195,7 +195,7 @@ class BiasFactor(CallsFactor):
     def square_sum(self) -> Tensor:
         return self.grads.square().sum((0, 1)).flatten()
 
-    def form_sum(self, forms: Forms) -> Tensor:
+    def form_sum(self, forms: QuadraticForms) -> Tensor:
         return forms(self.grads.transpose(0, 1)).sum(0)
 
     def weighted_square(self, weight: Tensor, *, closing: bool = False) -> Tensor:
@@ -261,7 +261,7 @@ class ConvolutionFactor(CallsFactor):
             total[entries] += squares.new_ones(len(squares)) @ squares
         return self.calls[0].from_matrix(total)
 
-    def form_sum(self, forms: Forms) -> Tensor:
+    def form_sum(self, forms: QuadraticForms) -> Tensor:
         total = self.like.new_zeros(2, math.prod(self.shape))
         for examples, entries, grads in self.products():
             total[:, entries] += forms.added_up(grads, examples)
@@ -309,7 +309,7 @@ class EmbeddingFactor(CallsFactor):
         _, token, grads = self._rows
         return self.like.new_zeros(self.shape).index_add(0, token, grads.square().sum(0)).flatten()
 
-    def form_sum(self, forms: Forms) -> Tensor:
+    def form_sum(self, forms: QuadraticForms) -> Tensor:
         example, token, grads = self._rows
         each = forms(grads.transpose(0, 1), example).transpose(0, 1)
         return self.like.new_zeros(2, *self.shape).index_add(1, token, each).flatten(1)

@@ -15,7 +15,7 @@ from torch import Tensor
 from dubito.core.errors import UnsupportedError
 from dubito.curvature import matrices as linalg
 from dubito.curvature.factors import CallsFactor, ExplicitFactor, Factor
-from dubito.curvature.groups import Group, group, pairs, with_ones
+from dubito.curvature.layer_factors import LayerFactor, layer_factors, paired_names, with_ones
 from dubito.curvature.one_layer import OneLayer, one_layer
 from dubito.curvature.products import closed
 from dubito.curvature.structures import jacobian
@@ -118,7 +118,7 @@ class FunctionalTerms:
         self.layer: OneLayer | None = None
         self.rows: Tensor | None = None
         self.shared: dict[tuple[int, str], tuple[Tensor, ...]] = {}  # what covariances with one basis have in common
-        self.groups: list[Group] = []
+        self.groups: list[LayerFactor] = []
         self.gathered: dict[int, Tensor] = {}  # by the position of the block: columns of a partly selected parameter
         match matrix:
             case linalg.Dense():
@@ -126,7 +126,7 @@ class FunctionalTerms:
             case linalg.Kronecker():
                 self._turn(matrix)
             case _:
-                self.groups = group(self.factors, selection)
+                self.groups = layer_factors(self.factors, selection)
 
     def _turn(self, matrix: linalg.Kronecker) -> None:
         """Turn every factor into the eigenbasis of its block."""
@@ -135,14 +135,14 @@ class FunctionalTerms:
             if isinstance(block, linalg.Block):
                 blocks[name] = block
             elif isinstance(block, linalg.Diagonal) and self.selection.is_whole(name):
-                self.groups.append(Group(self.factors[name], (name,)))
+                self.groups.append(LayerFactor(self.factors[name], (name,)))
             else:
                 self.gathered[position] = self.factors[name].gather(self.selection.indices[name])
-        for names in pairs({name: self.factors[name] for name in blocks}, self.selection):
+        for names in paired_names({name: self.factors[name] for name in blocks}, self.selection):
             if len(names) == 2 and blocks[names[1]].left is blocks[names[0]].left:
-                self.groups.append(Group(with_ones(self._turned(names[0], blocks[names[0]])), names))
+                self.groups.append(LayerFactor(with_ones(self._turned(names[0], blocks[names[0]])), names))
             else:  # a bias may have a basis of its own
-                self.groups += [Group(self._turned(name, blocks[name]), (name,)) for name in names]
+                self.groups += [LayerFactor(self._turned(name, blocks[name]), (name,)) for name in names]
 
     def _turned(self, name: str, block: linalg.Block) -> Factor:
         factor = self.factors[name]
@@ -211,7 +211,7 @@ class FunctionalTerms:
                 terms.append(product.of_rows(columns * part.values.sqrt().to(self.dtype)))
         return _total(terms)
 
-    def _weights(self, each: Group, covariance: linalg.KroneckerCovariance) -> Tensor:
+    def _weights(self, each: LayerFactor, covariance: linalg.KroneckerCovariance) -> Tensor:
         """The variances of a group in its basis; the same for every batch."""
         key = (self.dtype, *each.names)
         if key not in covariance.memory:

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from dubito.curvature import matrices as linalg
 from dubito.curvature.factors import Factor, OuterFactor
-from dubito.curvature.groups import group
+from dubito.curvature.layer_factors import layer_factors
 from dubito.curvature.products import gram
 from dubito.networks.selection import Selection
 
@@ -102,7 +102,7 @@ class OneLayer:
 
 def one_layer(factors: dict[str, Factor], selection: Selection) -> OneLayer | None:
     """Recognize the case of `OneLayer`; None where it is another."""
-    groups = group({name: factors[name] for name in selection.names}, selection)
+    groups = layer_factors({name: factors[name] for name in selection.names}, selection)
     if len(groups) != 1 or groups[0].names != tuple(selection.names) or not selection.is_whole(selection.names[0]):
         return None
     if not isinstance(factor := groups[0].factor, OuterFactor):

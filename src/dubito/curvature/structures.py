@@ -15,8 +15,8 @@ from dubito.curvature import matrices as linalg
 from dubito.curvature.accumulator import Accumulator, Sums, most_full
 from dubito.curvature.engine import Engine, Tape
 from dubito.curvature.factors import Factor
-from dubito.curvature.groups import group
 from dubito.curvature.kronecker import KroneckerAccumulator, kronecker_matrix
+from dubito.curvature.layer_factors import layer_factors
 from dubito.curvature.one_layer import one_layer
 from dubito.networks.selection import Selection
 
@@ -49,7 +49,7 @@ class DiagonalAccumulator(Accumulator):
         """Add squares."""
         for some in columns:
             with tape.lend() as memory:
-                for each in group(tape.pull(some, memory), self.selection):
+                for each in layer_factors(tape.pull(some, memory), self.selection):
                     chosen = self.selection.indices[each.names[0]]
                     squares = each.factor.square_sum() if chosen is None else each.factor.square_sum_at(chosen)
                     for name, values in each.split(squares).items():

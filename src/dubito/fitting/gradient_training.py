@@ -21,7 +21,7 @@ from dubito.fitting.optimizers import Optimizer
 Loss = Callable[[nn.Module, Batch, Params, torch.Generator], Tensor]
 
 
-class Descent:
+class GradientDescent:
     """Gradient descent on the weights of one module and on a few hyper-parameters.
 
     The state refers to the module's own tensors, so a step copies nothing; a checkpoint is restored in place.

@@ -17,7 +17,7 @@ from typing import Any, Generic, Self, TypeVar, overload
 from torch import nn
 
 from dubito.core.locks import ProcessLock
-from dubito.networks.twin import Buffers, twin
+from dubito.networks.twin import BufferVersions, twin
 
 T = TypeVar("T")
 # Attributes that belong to one object and are not copied with it.
@@ -38,7 +38,7 @@ class HasWorkingCopies:
             own = idle.pop()
         except IndexError:
             own = self._copy({})
-            vars(own)[_BUFFERS] = Buffers(list(_networks(own)))
+            vars(own)[_BUFFERS] = BufferVersions(list(_networks(own)))
         yield own
         if vars(own)[_BUFFERS].unchanged():
             idle.append(own)

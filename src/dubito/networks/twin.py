@@ -38,7 +38,7 @@ def twin(model: nn.Module, memo: dict[int, Any] | None = None) -> nn.Module:
     return copied
 
 
-class Buffers:
+class BufferVersions:
     """The buffers of some networks, as they are now; `unchanged` says whether anything has written to them since."""
 
     def __init__(self, models: list[nn.Module]) -> None:

@@ -47,7 +47,7 @@ def _weights_only(model: nn.Module, names: list[str]) -> list[str]:
 
 
 @dataclass(frozen=True)
-class Budget:
+class SelectionBudget:
     """The number of candidates to choose, in total and at most from each group.
 
     Args:
@@ -55,7 +55,7 @@ class Budget:
         group: The group of each candidate, ``[n]``; −1 for a candidate without a limit.
         limits: The limit of each group.
 
-    >>> two_of_each = Budget(3, torch.tensor([0, 0, 0, 1]), [2, 2])
+    >>> two_of_each = SelectionBudget(3, torch.tensor([0, 0, 0, 1]), [2, 2])
     >>> two_of_each.best(torch.tensor([5.0, 9.0, 7.0, 1.0])).tolist()
     [1, 2, 3]
     """
@@ -77,29 +77,29 @@ class Budget:
         chosen = torch.cat([(left > least).nonzero().squeeze(1), ties]).sort().values
         return where[chosen[torch.argsort(left[chosen], descending=True, stable=True)]]
 
-    def widened(self, count: int) -> Budget:
+    def widened(self, count: int) -> SelectionBudget:
         """Return a larger budget whose limits grow in proportion, so that this budget can be met from its choice."""
         factor = math.ceil(count / self.count)
         limits = [factor * limit for limit in self.limits]
-        return Budget(min(count, _available(self.group, limits)), self.group, limits)
+        return SelectionBudget(min(count, _available(self.group, limits)), self.group, limits)
 
-    def of(self, chosen: Tensor) -> Budget:
+    def of(self, chosen: Tensor) -> SelectionBudget:
         """Return the same budget for some of the candidates."""
-        return Budget(self.count, self.group[chosen], self.limits)
+        return SelectionBudget(self.count, self.group[chosen], self.limits)
 
 
-def make_budget(candidates: Selection, size: float, per_layer: str | Mapping[str, float] | None) -> Budget:
+def make_budget(candidates: Selection, size: float, per_layer: str | Mapping[str, float] | None) -> SelectionBudget:
     """Return the budget of these candidates for `size` and `per_layer`."""
     total = candidates.num_weights
     count = count_of(size, total)
     group = torch.full((total,), -1)
     if per_layer is None:
-        return Budget(count, group)
+        return SelectionBudget(count, group)
     if isinstance(per_layer, str):
         limits = _proportional(count, [span.stop - span.start for span in candidates.slices.values()])
         for index, span in enumerate(candidates.slices.values()):
             group[span] = index
-        return Budget(count, group, limits)
+        return SelectionBudget(count, group, limits)
     keys = list(per_layer)
     for name, span in candidates.slices.items():
         fitting = [key for key in keys if f".{key}." in f".{name}."]
@@ -109,7 +109,7 @@ def make_budget(candidates: Selection, size: float, per_layer: str | Mapping[str
     available = _available(group, limits)
     if available < count:
         raise InputError(f"`per_layer` allows only {available:,} weights in total, but `size` is {count:,}: raise it.")
-    return Budget(count, group, limits)
+    return SelectionBudget(count, group, limits)
 
 
 def _limit(key: str, size: float, members: int) -> int:

@@ -16,9 +16,9 @@ from dubito.core.batches import Source
 from dubito.core.errors import InputError
 from dubito.curvature import Engine, Tape, jacobian, output_columns
 from dubito.networks.selection import Selection
-from dubito.select.budgets import Budget
+from dubito.select.budgets import SelectionBudget
 from dubito.select.directions import direction_columns
-from dubito.select.greedy import Rows, greedy
+from dubito.select.greedy import JacobianRows, greedy
 from dubito.select.local_gaussian import fit_gaussian
 from dubito.select.scores import MOST_COLUMNS, Scores, context_tapes, measure, tapes
 
@@ -80,7 +80,7 @@ class Chooser:
     prior: float
     generator: torch.Generator
 
-    def choose(self, candidates: Selection, budget: Budget) -> Ranking:
+    def choose(self, candidates: Selection, budget: SelectionBudget) -> Ranking:
         """Choose and rank candidates within the budget."""
         rule = self.rule
         by_weights = rule.rule == "weight-variance"
@@ -126,7 +126,7 @@ class Chooser:
             )  # fmt: skip
         return measured.weights.ravel(of.marginals()[1]).double().cpu()
 
-    def _greedy(self, measured: Scores, scores: Tensor, budget: Budget) -> Tensor:
+    def _greedy(self, measured: Scores, scores: Tensor, budget: SelectionBudget) -> Tensor:
         """Choose greedily among the candidates with the largest scores."""
         near = budget.widened(max(budget.count, min(len(scores), self.rule.prefilter))).best(scores)
         few = Ranking(measured.weights, near).selection
@@ -151,7 +151,8 @@ class Chooser:
                     yield rows
 
         chosen = greedy(
-            Rows(curvature, len(near), shared=True, scale=scale), Rows(directions, len(near), shared=context is None),
+            JacobianRows(curvature, len(near), shared=True, scale=scale),
+            JacobianRows(directions, len(near), shared=context is None),
             measured.curvature[near], measured.squared_derivatives[near], self.prior, budget.of(near),
         )  # fmt: skip
         return near[chosen]
@@ -180,7 +181,7 @@ class _Replayed:
         return ((batch.inputs, batch.targets) for batch in self.source.replay())
 
 
-def _warn_of_dead(dead: Tensor, budget: Budget) -> None:
+def _warn_of_dead(dead: Tensor, budget: SelectionBudget) -> None:
     if bool(dead.any()) and len(budget.group) > budget.count:
         warnings.warn(
             f"{int(dead.sum()):,} of the {len(dead):,} chosen weights cannot change an output (dead units, or constant "

@@ -19,13 +19,13 @@ from torch import Tensor
 
 from dubito.core import distributed, limits
 from dubito.core.limits import numbers
-from dubito.select.budgets import Budget
+from dubito.select.budgets import SelectionBudget
 
 # The number of columns of the Gram matrices that one pass over the rows computes.
 BLOCK = 128
 
 
-class Rows:
+class JacobianRows:
     """Rows of a Jacobian over the candidates, of whose Gram matrix single columns can be computed.
 
     Args:
@@ -66,7 +66,7 @@ class Rows:
 class _Columns:
     """The columns of several Gram matrices, computed in blocks of the most promising weights."""
 
-    def __init__(self, *streams: Rows) -> None:
+    def __init__(self, *streams: JacobianRows) -> None:
         self.streams = streams
         self.known: dict[int, tuple[Tensor, ...]] = {}
 
@@ -83,7 +83,14 @@ class _Columns:
         return self.known.pop(index)
 
 
-def greedy(curvature: Rows, jacobian: Rows, diagonal: Tensor, squares: Tensor, prior: float, budget: Budget) -> Tensor:
+def greedy(
+    curvature: JacobianRows,
+    jacobian: JacobianRows,
+    diagonal: Tensor,
+    squares: Tensor,
+    prior: float,
+    budget: SelectionBudget,
+) -> Tensor:
     """Return the chosen candidates in the order in which they were chosen.
 
     Args:

@@ -26,7 +26,7 @@ from dubito.select.directions import at_each_position, direction_columns
 
 
 @dataclass(frozen=True)
-class Forms:
+class ScoreForms:
     """Squared derivatives and curvature as forms of the gradients of `columns`, K of them at each of T positions.
 
     Args:
@@ -40,7 +40,7 @@ class Forms:
     sums: Tensor | None = None
 
     @classmethod
-    def of(cls, likelihood: Likelihood, outputs: Tensor, targets: Tensor) -> Forms | None:
+    def of(cls, likelihood: Likelihood, outputs: Tensor, targets: Tensor) -> ScoreForms | None:
         """The forms of a softmax, or of outputs that do not interact; None for others."""
         if isinstance(likelihood, Categorical):
             return cls._of_softmax(likelihood, outputs, targets)
@@ -53,7 +53,7 @@ class Forms:
         return cls(columns, torch.stack([torch.ones_like(each), each], 1))
 
     @classmethod
-    def _of_softmax(cls, likelihood: Categorical, outputs: Tensor, targets: Tensor) -> Forms:
+    def _of_softmax(cls, likelihood: Categorical, outputs: Tensor, targets: Tensor) -> ScoreForms:
         logits, kept = likelihood.canonical(outputs), likelihood.observed(targets).unsqueeze(-1)
         width = logits.shape[-1]
         probs = torch.where(kept, logits, 0.0).softmax(-1).reshape(len(logits), -1, width)

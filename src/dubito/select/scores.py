@@ -23,10 +23,10 @@ from dubito.core import batches, distributed, params
 from dubito.core.batches import Source
 from dubito.core.errors import InputError, NonFiniteError
 from dubito.curvature import Engine, Tape, output_columns
-from dubito.curvature.groups import group
+from dubito.curvature.layer_factors import layer_factors
 from dubito.networks.selection import Selection
 from dubito.select.directions import direction_columns, num_directions, random_columns
-from dubito.select.quadratic_scores import Forms
+from dubito.select.quadratic_scores import ScoreForms
 from dubito.select.sums import Sums
 
 # Columns that go through one product; with more outputs than this, curvature takes a product of its own.
@@ -184,15 +184,15 @@ class _Pass:
             self._add_derivatives(tape, None)
         return self.sums.total[0]
 
-    def _forms(self, outputs: Tensor, targets: Tensor) -> Forms | None:
+    def _forms(self, outputs: Tensor, targets: Tensor) -> ScoreForms | None:
         """Return both scores as quadratic forms of the same columns, if these exist and are few."""
         if self.samples or num_directions(self.likelihood, outputs) > MOST_COLUMNS:
             return None
-        return Forms.of(self.likelihood, outputs, targets)
+        return ScoreForms.of(self.likelihood, outputs, targets)
 
-    def _add_both(self, tape: Tape, forms: Forms) -> None:
+    def _add_both(self, tape: Tape, forms: ScoreForms) -> None:
         with tape.lend() as memory:
-            for each in group(tape.pull(forms.columns, memory), self.weights):
+            for each in layer_factors(tape.pull(forms.columns, memory), self.weights):
                 self.sums.add(each, forms)
 
     def _add_derivatives(self, tape: Tape, targets: Tensor | None) -> None:
@@ -214,5 +214,5 @@ class _Pass:
 
     def _add_squares(self, which: int, tape: Tape, columns: Tensor) -> None:
         with tape.lend() as memory:
-            for each in group(tape.pull(columns, memory), self.weights):
+            for each in layer_factors(tape.pull(columns, memory), self.weights):
                 self.sums.add_squares(which, each)

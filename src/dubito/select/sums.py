@@ -8,9 +8,9 @@ from torch import Tensor
 from dubito.core import limits
 from dubito.core.limits import numbers
 from dubito.curvature.factors import OuterFactor
-from dubito.curvature.groups import Group
+from dubito.curvature.layer_factors import LayerFactor
 from dubito.networks.selection import Selection
-from dubito.select.quadratic_scores import Forms
+from dubito.select.quadratic_scores import ScoreForms
 
 
 class Sums:
@@ -35,14 +35,14 @@ class Sums:
         self._multiply()
         return self._total
 
-    def add(self, each: Group, forms: Forms) -> None:
+    def add(self, each: LayerFactor, forms: ScoreForms) -> None:
         """Add the values of both quadratic forms."""
         if isinstance(factor := each.factor, OuterFactor):
             self._wait(0, each.names, forms(factor.grads.transpose(0, 1)), factor.inputs)
         else:
             self._add(0, each.names, factor.form_sum(forms).reshape(2, *factor.shape))
 
-    def add_squares(self, which: int, each: Group) -> None:
+    def add_squares(self, which: int, each: LayerFactor) -> None:
         """Add the squares of gradients to one of the two sums."""
         if isinstance(factor := each.factor, OuterFactor):
             self._wait(which, each.names, factor.grads.square().sum(0).unsqueeze(1), factor.inputs)

@@ -11,7 +11,7 @@ from dubito.errors import InputError, NonFiniteError
 from ensemble_cases import TRAINING, classes, dense, normalized
 
 from dubito import MAP, SWAG, Ensemble, MCDropout, Snapshot
-from dubito.fitting.gradient_training import Descent
+from dubito.fitting.gradient_training import GradientDescent
 from oracles import weights_of
 
 RECIPES = [
@@ -63,7 +63,7 @@ def test_every_member_stops_early_by_itself() -> None:
 def test_what_is_wrong_for_every_member_is_said_before_any_work(
     together: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(Descent, "update", None)
+    monkeypatch.setattr(GradientDescent, "update", None)
     with pytest.raises(InputError, match="needs validation data"):
         Ensemble(recipe=MAP(temperature="validation"), together=together).fit(dense(), classes())
     prior: Any = {"prior_precision": 1.0}

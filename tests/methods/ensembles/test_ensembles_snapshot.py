@@ -12,7 +12,7 @@ from dubito.errors import InputError
 from ensemble_cases import TRAINING, classes, dense, normalized, numbers
 
 from dubito import MAP, Snapshot, Training
-from dubito.fitting.gradient_training import Descent
+from dubito.fitting.gradient_training import GradientDescent
 from oracles import weights_of
 
 
@@ -28,16 +28,16 @@ def test_members_are_the_network_at_the_end_of_each_cycle(
 ) -> None:
     path: list[torch.Tensor] = []
     rates: list[float] = []
-    original = Descent.update
+    original = GradientDescent.update
 
-    def update(self: Descent, *args: Any) -> Any:
+    def update(self: GradientDescent, *args: Any) -> Any:
         state, info = original(self, *args)
         tensors = (*state["params"].values(), *state["buffers"].values())
         path.append(torch.cat([tensor.detach().flatten().double() for tensor in tensors]))
         rates.append(float(info["lr"]))
         return state, info
 
-    monkeypatch.setattr(Descent, "update", update)
+    monkeypatch.setattr(GradientDescent, "update", update)
     found = fit(Snapshot(cycles))
     assert len(found.members) == cycles
     for member, end in zip(found.members, ends, strict=True):

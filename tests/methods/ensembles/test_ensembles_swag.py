@@ -16,7 +16,7 @@ import dubito
 from dubito import MAP, SWAG, Laplace, Training, select
 from dubito.core import params
 from dubito.core.batches import Source
-from dubito.fitting.gradient_training import Descent
+from dubito.fitting.gradient_training import GradientDescent
 from dubito.networks.normalization import recalibrate
 
 
@@ -29,15 +29,15 @@ def recorded(monkeypatch: pytest.MonkeyPatch) -> tuple[list[dict[str, Tensor]], 
     """Write down the weights and the learning rate after every step of a fit."""
     path: list[dict[str, Tensor]] = []
     rates: list[float] = []
-    original = Descent.update
+    original = GradientDescent.update
 
-    def update(self: Descent, *args: Any) -> Any:
+    def update(self: GradientDescent, *args: Any) -> Any:
         state, info = original(self, *args)
         path.append({name: value.detach().clone() for name, value in state["params"].items()})
         rates.append(float(info["lr"]))
         return state, info
 
-    monkeypatch.setattr(Descent, "update", update)
+    monkeypatch.setattr(GradientDescent, "update", update)
     return path, rates
 
 

@@ -1,4 +1,4 @@
-"""The pieces: potentials, tails of networks, schedules, priors, diagnostics."""
+"""The pieces: potentials, heads of networks, schedules, priors, diagnostics."""
 
 from __future__ import annotations
 
@@ -61,14 +61,14 @@ class TestPotential:
         torch.testing.assert_close(there, (loss - expected).detach(), rtol=1e-9, atol=1e-9)
         assert torch.equal(params.of(model)["4.weight"], before)
 
-    def test_through_the_tail_it_is_the_same(self) -> None:
+    def test_the_head_alone_has_the_same_potential(self) -> None:
         model, data = network(), classes()
         given = dataclasses.replace(problem(model, data), selection=select.last_layer().resolve(model))
         setup = Setup(SGMCMC(weights=select.last_layer()), given)
-        assert setup.tail is not None
-        features = setup.tail.features(data[0])
+        assert setup.head is not None
+        features = setup.head.features(data[0])
         assert features.shape == (60, 5)
-        alone = setup.target(setup.tail).potential(whole((features, data[1])))(setup.start)
+        alone = setup.target(setup.head).potential(whole((features, data[1])))(setup.start)
         together = setup.target().potential(whole(data))(setup.start)
         torch.testing.assert_close(alone, together, rtol=1e-12, atol=1e-12)
 
@@ -115,17 +115,17 @@ class TestTail:
         ).eval()  # fmt: skip
         x = torch.randn(7, 1, 4, 4)
         for names, kinds in ((["4.bias"], 1), (["2.weight", "4.bias"], 3)):
-            tail = split(model, names, x)
-            assert tail is not None
-            assert len(tail.chain) == kinds
-            assert torch.equal(tail(tail.features(x)), model(x))
+            head = split(model, names, x)
+            assert head is not None
+            assert len(head.chain) == kinds
+            assert torch.equal(head(head.features(x)), model(x))
         assert split(model, ["0.0.weight"], x) is None  # nothing comes before
 
     def test_of_a_module_that_ends_with_its_head(self) -> None:
         model, x = Head().eval(), torch.randn(5, 4)
-        tail = split(model, ["fc.weight"], x)
-        assert tail is not None
-        assert torch.equal(tail(tail.features(x)), model(x))
+        head = split(model, ["fc.weight"], x)
+        assert head is not None
+        assert torch.equal(head(head.features(x)), model(x))
         assert split(model, ["body.weight"], x) is None
 
     def test_none_where_something_goes_around_or_comes_twice(self) -> None:
@@ -136,17 +136,17 @@ class TestTail:
     def test_features_take_the_place_of_inputs(self) -> None:
         model, data = network(), classes()
         given = problem(model, data)
-        tail = split(model.eval(), ["4.weight"], data[0])
-        assert tail is not None
-        cached = cached_features(tail, given.source)
+        head = split(model.eval(), ["4.weight"], data[0])
+        assert head is not None
+        cached = cached_features(head, given.source)
         assert cached is not None
         batches = list(cached.epoch())
-        torch.testing.assert_close(batches[1].inputs, tail.features(data[0])[20:40])
+        torch.testing.assert_close(batches[1].inputs, head.features(data[0])[20:40])
         assert torch.equal(batches[1].targets, data[1][20:40])
         assert data[0].shape == (60, 4)  # the user's own stays
         assert torch.equal(next(iter(given.source.epoch())).inputs, data[0][:20])  # and so does the problem
         listed = problem(model, [(data[0], data[1])])
-        assert cached_features(tail, listed.source) is None
+        assert cached_features(head, listed.source) is None
 
 
 class TestSchedule:

@@ -19,7 +19,7 @@ from dubito.curvature.matrices.base import (
     eigh,
     singular,
 )
-from dubito.curvature.matrices.packed_triangle import Half, inverse_factor, times_symmetric
+from dubito.curvature.matrices.packed_triangle import PackedTriangle, inverse_factor, times_symmetric
 
 # Columns of a root that are looked at at a time.
 AT_ONCE = 128
@@ -106,7 +106,9 @@ class DenseCovariance(Covariance):
         is_triangular: Whether the root is upper triangular, as the inverse of a Cholesky factor is.
     """
 
-    def __init__(self, basis: Tensor | Half, scales: Tensor | None = None, *, is_triangular: bool = False) -> None:
+    def __init__(
+        self, basis: Tensor | PackedTriangle, scales: Tensor | None = None, *, is_triangular: bool = False
+    ) -> None:
         self.basis, self.scales, self.is_triangular = basis, scales, is_triangular
         self.memory: dict[str, Tensor] = {}  # what a contraction keeps between batches
 
@@ -116,7 +118,7 @@ class DenseCovariance(Covariance):
         return self._root()
 
     def _root(self) -> Tensor:
-        if isinstance(self.basis, Half):
+        if isinstance(self.basis, PackedTriangle):
             return self.basis.whole().mT
         return self.basis if self.scales is None else self.basis * self.scales
 
@@ -124,7 +126,7 @@ class DenseCovariance(Covariance):
         """Yield some columns of the root at a time, without the rows below that are all zero."""
         for start in range(0, len(self.basis), AT_ONCE):
             block = slice(start, min(start + AT_ONCE, len(self.basis)))
-            if isinstance(self.basis, Half):
+            if isinstance(self.basis, PackedTriangle):
                 yield self.basis.rows(block).mT
             else:
                 yield self.root[: block.stop if self.is_triangular else None, block]

@@ -16,7 +16,7 @@ BLOCK = 256
 
 
 @dataclass
-class Half:
+class PackedTriangle:
     """A lower triangular matrix `X`, strictly below the diagonal of another one.
 
     Args:
@@ -73,13 +73,13 @@ def times_symmetric(vectors: Tensor, matrix: Tensor) -> Tensor:
     return found
 
 
-def inverse_factor(matrix: Tensor, prior: Tensor, scale: Tensor) -> Half | None:
+def inverse_factor(matrix: Tensor, prior: Tensor, scale: Tensor) -> PackedTriangle | None:
     r"""Write $L^{-1}$, where $L L^\top = s\,H + \mathrm{diag}(\lambda)$, below the diagonal of `matrix`.
 
     `H` is read from the diagonal and above, which stay as they are. None where it is not positive definite.
     """
     size = len(matrix)
-    half = Half(matrix, torch.empty(size, dtype=matrix.dtype, device=matrix.device))
+    half = PackedTriangle(matrix, torch.empty(size, dtype=matrix.dtype, device=matrix.device))
     blocks = _blocks(size)
     for block in blocks:
         if not _factorize(half, block, prior[block], scale):
@@ -89,7 +89,7 @@ def inverse_factor(matrix: Tensor, prior: Tensor, scale: Tensor) -> Half | None:
     return half
 
 
-def _factorize(half: Half, block: slice, prior: Tensor, scale: Tensor) -> bool:
+def _factorize(half: PackedTriangle, block: slice, prior: Tensor, scale: Tensor) -> bool:
     """Put the columns `block` of the factor in place, given those to their left."""
     matrix, left = half.matrix, half.matrix[block, : block.start]
     corner = matrix[block, block].triu()
@@ -103,7 +103,7 @@ def _factorize(half: Half, block: slice, prior: Tensor, scale: Tensor) -> bool:
     return not bool(failed)
 
 
-def _invert(half: Half, block: slice, blocks: list[slice]) -> None:
+def _invert(half: PackedTriangle, block: slice, blocks: list[slice]) -> None:
     """Turn the columns `block` of the factor into those of its inverse, given those to their right."""
     corner = half.corner(block)
     inverse = torch.linalg.solve_triangular(corner, torch.eye(len(corner)).to(corner), upper=False)

@@ -20,7 +20,7 @@ from dubito.core.batches import Batch, Source
 from dubito.core.params import Params
 from dubito.core.randomness import Stream, derive_seed
 from dubito.core.settings import setting
-from dubito.fitting.gradient_training import Descent
+from dubito.fitting.gradient_training import GradientDescent
 from dubito.fitting.inference import Inference, Info, Problem, State
 from dubito.fitting.posterior import Posterior
 from dubito.fitting.recipe import Recipe
@@ -161,7 +161,7 @@ class _Joint:
         self.orders: tuple[int, list[Tensor]] = (-1, [])
         joint = stacked(self.models)
         decay = problem.training.weight_decay + self.recipe.prior_precision / problem.num_data
-        self.descent = Descent(
+        self.descent = GradientDescent(
             problem, joint, self._loss,
             hyper={name: torch.stack([value] * self.count) for name, value in problem.likelihood.hyper().items()},
             weight_decay={name: decay for name, _ in joint.named_parameters()},

@@ -15,7 +15,7 @@ from dubito.core.constraints import Count, NonNegative, OpenProbability, Start
 from dubito.core.errors import InputError
 from dubito.core.params import Params
 from dubito.core.settings import setting
-from dubito.fitting.gradient_training import Descent, validation_score
+from dubito.fitting.gradient_training import GradientDescent, validation_score
 from dubito.fitting.inference import Inference, Problem, State
 from dubito.fitting.output_noise import fit_log_noise
 from dubito.fitting.recipe import Recipe
@@ -45,7 +45,7 @@ class MCDropout(Recipe):
         rate: The probability to drop; or one for each place, by the name of the layer; None keeps the rates of the
             network's own dropout layers, and is 0.1 at others.
         filterwise: Whether whole channels (features of a sequence) are dropped, else single activations.
-        learn: Whether the rates are learned, each from `rate` on, by a concrete relaxation and the divergence from
+        learn: Whether the rates are learned, each from `rate` on, by a concrete relaxation and the KL divergence from
             the prior (Gal et al. 2017, https://arxiv.org/abs/1705.07832). Only at the inputs of layers.
         where: ``"dropout"``: in the place of the network's own dropout layers; ``"layers"``: at the inputs of layers,
             the network's own are off; ``"auto"``: at its own where it has any and the rate is not learned.
@@ -114,7 +114,7 @@ class _Trainer:
             problem.model.get_submodule(name).p = 0.0  # type: ignore[assignment]  # `dropping` drops in their place
         self.epochs = problem.training.epochs if recipe.train else 0
         learned = {_key(name): torch.tensor(rate).logit() for name, rate in self.rates.items()} if recipe.learn else {}
-        self.descent = Descent(
+        self.descent = GradientDescent(
             problem, problem.model, self._loss,
             hyper={**problem.likelihood.hyper(), **learned},
             weight_decay=self._decay(),
@@ -142,10 +142,10 @@ class _Trainer:
         explained = self.problem.likelihood.log_prob(outputs, targets, hyper).sum()
         loss = -explained / (self.recipe.repeats * batch.size)
         if learned:
-            loss = loss + self._divergence(module, learned) * (batch.num_rows / batch.size)
+            loss = loss + self._kl_divergence(module, learned) * (batch.num_rows / batch.size)
         return loss
 
-    def _divergence(self, module: nn.Module, logits: dict[str, Tensor]) -> Tensor:
+    def _kl_divergence(self, module: nn.Module, logits: dict[str, Tensor]) -> Tensor:
         r"""Return $\frac1N \sum_l \frac{\lambda \lVert W_l \rVert^2}{2(1-p_l)} - I_l H(p_l)$, with $I_l$ inputs."""
         total = torch.zeros((), dtype=next(iter(logits.values())).dtype, device=self.problem.source.device)
         for name, logit in logits.items():

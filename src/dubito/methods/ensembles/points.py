@@ -9,7 +9,7 @@ from torch import nn
 from dubito.core import params
 from dubito.core.errors import InputError
 from dubito.core.params import Params
-from dubito.fitting.gradient_training import Descent, negative_log_likelihood
+from dubito.fitting.gradient_training import GradientDescent, negative_log_likelihood
 from dubito.fitting.inference import Problem
 from dubito.fitting.posterior import Posterior
 from dubito.fitting.training import Training
@@ -31,10 +31,10 @@ def prior_decay(training: Training, prior_precision: float, num_data: int) -> fl
     return prior_precision / num_data
 
 
-def plain_descent(problem: Problem, training: Training, prior_precision: float) -> Descent:
+def plain_descent(problem: Problem, training: Training, prior_precision: float) -> GradientDescent:
     """Return the steps of training the network to its most probable weights, at the learning rates of `training`."""
     decay = training.weight_decay + prior_decay(training, prior_precision, problem.num_data)
-    return Descent(
+    return GradientDescent(
         dataclasses.replace(problem, training=training),
         problem.model,
         negative_log_likelihood(problem),

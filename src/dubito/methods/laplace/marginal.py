@@ -21,7 +21,7 @@ from dubito.core import params
 from dubito.core.batches import Batch
 from dubito.core.errors import InputError
 from dubito.core.params import Buffers, Params
-from dubito.fitting.gradient_training import Descent
+from dubito.fitting.gradient_training import GradientDescent
 from dubito.fitting.inference import Info, Problem, State
 from dubito.methods.laplace.collect import Collector
 from dubito.methods.laplace.recipe import Laplace
@@ -30,7 +30,7 @@ from dubito.networks.selection import Selection
 RECIPE = Laplace(structure="kron", prior_precision="evidence", prior_groups="layer")
 
 
-class EvidenceDescent(Descent):
+class EvidenceDescent(GradientDescent):
     """Gradient training of the weights under a prior that is chosen again every `training.evidence_every` epochs.
 
     Args:

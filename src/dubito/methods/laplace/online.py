@@ -20,7 +20,7 @@ from dubito.core.batches import Batch, Data, Source
 from dubito.core.params import Params
 from dubito.core.settings import setting
 from dubito.curvature import matrices as linalg
-from dubito.fitting.gradient_training import Descent, negative_log_likelihood
+from dubito.fitting.gradient_training import GradientDescent, negative_log_likelihood
 from dubito.fitting.inference import Inference, Problem, State
 from dubito.fitting.posterior import Posterior
 from dubito.fitting.recipe import Recipe
@@ -144,7 +144,7 @@ class PenalizedTraining(Recipe):
             penalty = surrogate - 0.5 * surrogate.detach()  # has the value ½ δᵀPδ and the gradient Pδ
             return plain(module, batch, hyper, generator) / old.recipe.temperature + penalty
 
-        descent = Descent(problem, module, loss)
+        descent = GradientDescent(problem, module, loss)
 
         def posterior(state: State) -> Posterior:
             from dubito.methods.map.posterior import PointPosterior

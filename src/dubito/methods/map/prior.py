@@ -13,7 +13,7 @@ from dubito.core import params
 from dubito.core.batches import Batch
 from dubito.core.errors import InputError, UnsupportedError
 from dubito.core.params import Params
-from dubito.fitting.gradient_training import Descent, negative_log_likelihood
+from dubito.fitting.gradient_training import GradientDescent, negative_log_likelihood
 from dubito.fitting.inference import Problem, State
 
 # Factors of the learning rate for the fields of a mixture, which all weights share: smaller for the means, larger
@@ -22,7 +22,7 @@ RATES = {"means": 0.2, "log_scales": 6.0, "logits": 6.0}
 LEARNED = "prior_"
 
 
-class PriorDescent(Descent):
+class PriorDescent(GradientDescent):
     r"""Gradient steps on $-\frac1B \sum_n \log p(y_n \mid x_n, w) - \frac\tau N \log p(w)$.
 
     Args:

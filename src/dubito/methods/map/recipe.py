@@ -9,7 +9,7 @@ from dubito.beliefs.priors import Prior
 from dubito.core.constraints import NonNegative, Positive, Start
 from dubito.core.errors import InputError
 from dubito.core.settings import setting
-from dubito.fitting.gradient_training import Descent, negative_log_likelihood, validation_score
+from dubito.fitting.gradient_training import GradientDescent, negative_log_likelihood, validation_score
 from dubito.fitting.inference import Inference, Problem, State
 from dubito.fitting.output_noise import fit_log_noise, tune_temperature
 from dubito.fitting.recipe import Recipe
@@ -82,7 +82,7 @@ class MAP(Recipe):
         score = validation_score(problem, descent.load)
         return Inference(descent.init, descent.update, posterior, epochs=epochs, score=score)
 
-    def _descent(self, problem: Problem, epochs: int, by_evidence: bool) -> Descent:
+    def _descent(self, problem: Problem, epochs: int, by_evidence: bool) -> GradientDescent:
         if by_evidence:
             from dubito.methods.laplace.marginal import EvidenceDescent
 
@@ -90,7 +90,7 @@ class MAP(Recipe):
         if self.prior is not None and epochs:
             return PriorDescent(problem, self.prior, self.prior_weight, epochs)
         decay = problem.training.weight_decay + self.prior_precision / problem.num_data
-        return Descent(
+        return GradientDescent(
             problem,
             problem.model,
             negative_log_likelihood(problem),

@@ -21,7 +21,7 @@ class _RecordedCall(NamedTuple):
     returned: Any
 
 
-class Tail(nn.Module):
+class RandomHead(nn.Module):
     """The last modules of a network, called one after the other, which hold all of its random weights.
 
     Args:
@@ -47,10 +47,10 @@ class Tail(nn.Module):
 
 
 @torch.no_grad()
-def split(model: nn.Module, names: list[str], inputs: Any) -> Tail | None:
+def split(model: nn.Module, names: list[str], inputs: Any) -> RandomHead | None:
     """Split off the part of a network that starts at its first random layer; None if it cannot be run by itself.
 
-    One forward pass is recorded. The tail is the longest chain of calls that ends with the network's output, each call
+    One forward pass is recorded. The head is the longest chain of calls that ends with the network's output, each call
     taking exactly what the one before returned. It is used only if it holds all of `names`, is not the whole network,
     is called once, and gives the same outputs when it is run by itself.
 
@@ -79,24 +79,24 @@ def split(model: nn.Module, names: list[str], inputs: Any) -> Tail | None:
     complete = owners <= {call.name for call in kept} and all(called.count(call.name) == 1 for call in kept)
     if not complete or len(features) != batches.num_rows(inputs) or kept[0].name == called[0]:
         return None
-    tail = Tail(model, [call.module for call in kept])
-    tail.train(model.training)
-    return tail if torch.equal(tail(tail.features(inputs)), outputs) else None
+    head = RandomHead(model, [call.module for call in kept])
+    head.train(model.training)
+    return head if torch.equal(head(head.features(inputs)), outputs) else None
 
 
-def cached_features(tail: Tail, source: Source) -> Source | None:
-    """Return the data with its inputs replaced by the tail's features; None if they do not fit into memory.
+def cached_features(head: RandomHead, source: Source) -> Source | None:
+    """Return the data with its inputs replaced by the head's features; None if they do not fit into memory.
 
     Only data in memory is replaced, because a loader may augment each example anew.
     """
     if source.pair is None:
         return None
     inputs, targets = source.pair
-    one = tail.features(source.place(batches.take(inputs, slice(0, 1))))
+    one = head.features(source.place(batches.take(inputs, slice(0, 1))))
     if one.numel() * one.element_size() * source.num_data > limits.current().cached_features:
         return None
     rows = range(0, batches.num_rows(inputs), 1024)
-    parts = [tail.features(source.place(batches.take(inputs, slice(row, row + 1024)))) for row in rows]
+    parts = [head.features(source.place(batches.take(inputs, slice(row, row + 1024)))) for row in rows]
     pair = (torch.cat(parts), targets)
     return source.changed(pair=pair, in_memory=[pair])
 

@@ -15,7 +15,7 @@ from dubito.core.randomness import default_generator
 from dubito.fitting.history import History
 from dubito.fitting.posterior import Posterior, Predictor
 from dubito.fitting.working_copies import shared_property
-from dubito.methods.mcmc.cached_head import Tail, split
+from dubito.methods.mcmc.cached_head import RandomHead, split
 from dubito.networks.selection import Selection
 
 if TYPE_CHECKING:
@@ -127,25 +127,25 @@ class ParticlePosterior(Posterior):
         """Return the mixture over the particles with the given indices."""
         members = [self.member(index) for index in chosen]
         hyper = {"log_noise": self.flat[chosen, -1].to(self.device)} if self.samples_noise else None
-        tails: list[Tail | None] = []  # found with the first batch
+        heads: list[RandomHead | None] = []  # found with the first batch
 
         def predict(inputs: Any) -> Any:
-            if not tails:
-                tails.append(None if self.buffers else split(self.model, self.selection.names, inputs))
-            if tails[0] is None:
+            if not heads:
+                heads.append(None if self.buffers else split(self.model, self.selection.names, inputs))
+            if heads[0] is None:
                 outputs = [params.functional_call(self.model, member, inputs) for member in members]
             else:
-                outputs = self._through(tails[0], members, inputs)
+                outputs = self._through(heads[0], members, inputs)
             return self._open_likelihood.predict_samples(torch.stack(outputs), hyper)
 
         return predict
 
-    def _through(self, tail: Tail, members: list[Params], inputs: Any) -> list[Tensor]:
+    def _through(self, head: RandomHead, members: list[Params], inputs: Any) -> list[Tensor]:
         """Run the layers before the first random one once, and the others for every member."""
-        features, outputs = tail.features(inputs), []
+        features, outputs = head.features(inputs), []
         for member in members:
             with params.swapped(self.model, member):
-                outputs.append(tail(features))
+                outputs.append(head(features))
         return outputs
 
     def spaced(self, count: int) -> list[int]:

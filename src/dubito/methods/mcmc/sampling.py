@@ -14,7 +14,7 @@ from dubito.core.params import Params
 from dubito.fitting.inference import Problem
 from dubito.fitting.model_copies import reset_parameters
 from dubito.fitting.output_noise import fit_log_noise
-from dubito.methods.mcmc.cached_head import Tail, split
+from dubito.methods.mcmc.cached_head import RandomHead, split
 from dubito.methods.mcmc.posterior import ParticlePosterior, function_values, mean_and_variance
 from dubito.methods.mcmc.prior_energy import PriorDensity, from_particles, make_prior_density
 from dubito.methods.mcmc.target import Target, start_of
@@ -42,7 +42,7 @@ class Setup:
         self.density = self._density(len(hyper))
         self.model = copy.deepcopy(problem.model)  # positions are loaded into this copy
         self.probes = self._probe_inputs()
-        self.tail: Tail | None = split(self.model.eval(), self.selection.names, self.probes)
+        self.head: RandomHead | None = split(self.model.eval(), self.selection.names, self.probes)
 
     def _density(self, num_hyper: int) -> PriorDensity:
         if self.before is not None:
@@ -52,9 +52,9 @@ class Setup:
     def _probe_inputs(self) -> Any:
         return batches.take(self.problem.source.first().inputs, slice(0, PROBES))
 
-    def target(self, tail: Tail | None = None) -> Target:
-        """Return the potential; with a tail, its inputs are features."""
-        return Target(self.model, self.problem.likelihood, self.selection, self.density, tail)
+    def target(self, head: RandomHead | None = None) -> Target:
+        """Return the potential; with a head, its inputs are features."""
+        return Target(self.model, self.problem.likelihood, self.selection, self.density, head)
 
     def starts(self, num: int) -> Tensor:
         """Return initial positions ``[K, D]``: the network, newly initialized ones, or the last samples."""

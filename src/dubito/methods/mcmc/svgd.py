@@ -103,10 +103,10 @@ class _Particles:
             )
         self.recipe, self.before = recipe, before
         self.setup = Setup(recipe, problem, before)
-        tail = self.setup.tail
-        features = None if tail is None else cached_features(tail, problem.source)
+        head = self.setup.head
+        features = None if head is None else cached_features(head, problem.source)
         self.problem = dataclasses.replace(problem, source=features or problem.source)
-        self.target = self.setup.target(None if features is None else tail)
+        self.target = self.setup.target(None if features is None else head)
         self.optimizer = Optimizer(problem.training, ["particles"], weight_decay={"particles": 0.0})
 
     def inference(self) -> Inference:

@@ -13,7 +13,7 @@ from dubito.core import params
 from dubito.core.batches import Batch
 from dubito.core.params import Params
 from dubito.fitting.inference import Problem
-from dubito.methods.mcmc.cached_head import Tail
+from dubito.methods.mcmc.cached_head import RandomHead
 from dubito.methods.mcmc.prior_energy import PriorDensity
 from dubito.networks.selection import Selection
 
@@ -33,7 +33,7 @@ class Target:
         likelihood: The distribution of targets given outputs.
         selection: Which weights are random.
         density: The prior of the vector.
-        tail: The last part of the network, which is run instead of all of it; inputs are then features.
+        head: The last part of the network, which is run instead of all of it; inputs are then features.
     """
 
     def __init__(
@@ -42,11 +42,11 @@ class Target:
         likelihood: Likelihood,
         selection: Selection,
         density: PriorDensity,
-        tail: Tail | None = None,
+        head: RandomHead | None = None,
     ) -> None:
         self.model, self.likelihood, self.selection, self.density = model.eval(), likelihood, selection, density
-        self.tail = tail
-        self.module: nn.Module = model if tail is None else tail
+        self.head = head
+        self.module: nn.Module = model if head is None else head
         self.hyper_names = list(likelihood.hyper())
         parameters = dict(model.named_parameters())
         for value in parameters.values():

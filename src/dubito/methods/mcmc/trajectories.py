@@ -48,7 +48,7 @@ class Trajectories:
         self.schedule = Schedule("constant", recipe.burn_in, recipe.thinning, recipe.num_samples, 1)
         self.setup = Setup(recipe, problem, before)
         self.problem = dataclasses.replace(problem, source=problem.source.kept_whole("HMC"))
-        self.target = self.setup.target(self.setup.tail)
+        self.target = self.setup.target(self.setup.head)
         self.step, self.masses, self.windows = StepSize(recipe.acceptance), Masses(), windows(recipe.burn_in)
         size = len(self.setup.start)
         self.chains = Chains(recipe.chains, recipe.num_samples, size, recipe.memory, problem.training.checkpoint)
@@ -80,7 +80,7 @@ class Trajectories:
         """Make one transition of every chain of this process."""
         self.chains.place(state)
         if self.whole is None:
-            features = batch.inputs if self.setup.tail is None else self.setup.tail.features(batch.inputs)
+            features = batch.inputs if self.setup.head is None else self.setup.head.features(batch.inputs)
             self.whole = batch._replace(inputs=features)
         potential = self.target.potential(self.whole, self.recipe.temperature)
         info: Info = {}

@@ -46,11 +46,11 @@ class Transitions:
         self.setup = Setup(recipe, problem, before)
         source = problem.source.kept_whole("SGMCMC")
         self.norms = running_norms(self.setup.model) if recipe.starts_fresh and before is None else {}
-        tail = None if self.norms else self.setup.tail
-        features = None if tail is None else cached_features(tail, source)
+        head = None if self.norms else self.setup.head
+        features = None if head is None else cached_features(head, source)
         self.problem = dataclasses.replace(problem, source=features or source)
-        self.target = self.setup.target(None if features is None else tail)
-        self.probes = self.setup.probes if self.target.tail is None else self.target.tail.features(self.setup.probes)
+        self.target = self.setup.target(None if features is None else head)
+        self.probes = self.setup.probes if self.target.head is None else self.target.head.features(self.setup.probes)
         for norm in self.norms.values():
             norm.train()
         self.kernel = make_kernel(recipe.kernel, recipe.friction)

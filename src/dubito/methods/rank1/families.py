@@ -1,13 +1,13 @@
-r"""The shapes that one component's posterior over a factor can have, and their divergences from a prior.
+r"""The shapes that one component's posterior over a factor can have, and their KL divergences from a prior.
 
-| family | a draw | divergence in closed form from |
+| family | a draw | KL divergence in closed form from |
 |---|---|---|
 | ``"normal"`` | $\mu + \sigma \epsilon$ | `Normal`, `Laplace`, `LogUniform`, `ARD` |
 | ``"cauchy"`` | $\mu + \gamma \tan \pi (u - \frac12)$ | `Cauchy` |
 | ``"log-normal"`` | $e^{\mu + \sigma \epsilon}$ | `LogNormal` |
 | ``"delta"`` | $\mu$ | any: $-\log p(\mu)$, the density of a point estimate |
 
-Any other pair with a finite divergence is estimated without bias from one draw, with the exact entropy of the
+Any other pair with a finite KL divergence is estimated without bias from one draw, with the exact entropy of the
 posterior.
 """
 
@@ -28,7 +28,7 @@ CLIP = 10.0  # a factor from a heavy tail is cut here: one draw of 1,000 would u
 
 
 def check_pair(family: str, prior: Prior | None) -> None:
-    """Raise where a prior and a posterior have no finite divergence, in one sentence."""
+    """Raise where a prior and a posterior have no finite KL divergence, in one sentence."""
     if prior is None:
         if family != "delta":
             raise InputError(f"A {family} posterior needs a prior; only family='delta' can do without one.")
@@ -43,7 +43,7 @@ def check_pair(family: str, prior: Prior | None) -> None:
     heavy = (Cauchy, StudentT, LogUniform)
     if family == "cauchy" and not isinstance(prior, heavy):
         raise InputError(
-            f"The divergence of a Cauchy posterior from {prior!r} is infinite, because its tails are heavier: use "
+            f"The KL divergence of a Cauchy posterior from {prior!r} is infinite, because its tails are heavier: use "
             "priors.Cauchy(1.0, 0.1) or priors.StudentT."
         )
     if family == "delta" and isinstance(prior, ARD | LogUniform):
@@ -110,7 +110,7 @@ def moments(family: str, loc: Tensor, scale: Tensor | None) -> tuple[Tensor, Ten
     return mean, mean.square() * square.expm1()
 
 
-def divergence(
+def kl_divergence(
     family: str,
     prior: Prior | None,
     loc: Tensor,
@@ -120,7 +120,7 @@ def divergence(
 ) -> Tensor:
     r"""$\mathrm{KL}(q \| p)$ summed over all factors, differentiable in location and scale.
 
-    >>> divergence("cauchy", Cauchy(1.0, 0.1), torch.ones(3), torch.full((3,), 0.1).log()).item()
+    >>> kl_divergence("cauchy", Cauchy(1.0, 0.1), torch.ones(3), torch.full((3,), 0.1).log()).item()
     0.0
     """
     if prior is None:

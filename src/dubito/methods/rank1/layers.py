@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from dubito.core.errors import UnsupportedError
 from dubito.methods.rank1.fused import BlockDense
-from dubito.methods.rank1.sites import Pieces
+from dubito.methods.rank1.sites import SiteValues
 from dubito.networks.layers import LayerRule, Side
 from dubito.networks.layers.linear import LinearRule
 from dubito.networks.swapping import Swapped, swap_class
@@ -32,12 +32,12 @@ class Factored(Swapped):
     """
 
     prefix = "Factored"
-    pieces: Pieces | None
+    pieces: SiteValues | None
     examples: int | None
     perturbation: Perturbation
     label: str
 
-    def current(self) -> Pieces:
+    def current(self) -> SiteValues:
         """The factors and biases of this pass."""
         assert self.pieces is not None, "a factored layer is called only by its Rank1Module"
         return self.pieces

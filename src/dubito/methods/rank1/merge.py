@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from dubito.core.params import Params
-from dubito.methods.rank1.sites import Layout, Map
+from dubito.methods.rank1.sites import Layout, LinearMap
 from dubito.networks.layers import class_rule, weight_axis
 
 
@@ -42,7 +42,7 @@ def merge(network: nn.Module, layout: Layout, values: Mapping[str, Tensor], fact
     return merged
 
 
-def _scaled(module: nn.Module, weight: Tensor, map_: Map, s: Tensor | None, r: Tensor | None) -> Tensor:
+def _scaled(module: nn.Module, weight: Tensor, map_: LinearMap, s: Tensor | None, r: Tensor | None) -> Tensor:
     rule = class_rule(module)
     if rule is not None:
         s = None if s is None else rule.weight_factors(module, s, "input")

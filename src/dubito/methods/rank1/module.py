@@ -107,7 +107,7 @@ class Rank1Module(nn.Module):
         return self.run_with(inputs, blocks, self._draw(index, blocks), biases, once=once)
 
     def run_with(self, inputs: Any, blocks: Blocks, factors: Tensor, biases: Tensor, *, once: bool = False) -> Tensor:
-        """Return the outputs at given factors and biases; see `Pieces` for their shapes."""
+        """Return the outputs at given factors and biases; see `SiteValues` for their shapes."""
         examples = None if factors.ndim == 1 else sum(rows for _, rows in blocks)
         for norm in self.norms.values():
             norm.blocks = blocks
@@ -146,13 +146,13 @@ class Rank1Module(nn.Module):
         return families.draw(family, loc.unsqueeze(1), (scale * signs).unsqueeze(1), shape=shape).flatten(0, 1)
 
     def kl(self, *, generator: torch.Generator | None = None) -> Tensor:
-        r"""Return the divergence of the mixture from the prior: a bound, exact for one component.
+        r"""Return the KL divergence of the mixture from the prior: a bound, exact for one component.
 
-        The divergence is convex: $\mathrm{KL}(\frac1K \sum_k q_k \| p) \le \frac1K \sum_k \mathrm{KL}(q_k \| p)$. With
+        It is convex: $\mathrm{KL}(\frac1K \sum_k q_k \| p) \le \frac1K \sum_k \mathrm{KL}(q_k \| p)$. With
         ``mixture_kl="sum"`` it is K times that.
         """
         recipe = self.recipe
-        total = families.divergence(recipe.family, recipe.prior, self.loc, self.log_scale, generator=generator)
+        total = families.kl_divergence(recipe.family, recipe.prior, self.loc, self.log_scale, generator=generator)
         return total if recipe.mixture_kl == "sum" else total / recipe.components
 
 

@@ -40,14 +40,14 @@ class Rank1(Recipe):
         factors: ``"both"`` s and r, or only those of the ``"input"`` or the ``"output"`` side.
         bound: ``"average"`` of the components' log-likelihoods, or the log-likelihood of the ``"mixture"``, which is at
             least as large and needs ``batch="repeat"``.
-        mixture_kl: ``"mean"`` over components, a bound on the mixture's divergence, or their ``"sum"``, K times it,
+        mixture_kl: ``"mean"`` over components, a bound on the mixture's KL divergence, or their ``"sum"``, K times it,
             which is what the authors' code trains with.
         initial: Where factors start when the start is fresh: random signs ±1 (``"sign"``), or around 1 (``"normal"``).
         batch: ``"repeat"`` shows every example to every component, at K times the cost; ``"split"`` shows each
             component a part of the batch, at the cost of one network.
         sample: Draw factors for each ``"example"``, or once for a component and a ``"batch"``.
         perturbation: ``"multiplicative"`` factors, or ``"additive"`` ones, $y = (x + s - 1) W + r - 1 + b$.
-        kl_warmup: The fraction of all steps over which the weight of the divergence rises from 0 to 1.
+        kl_warmup: The fraction of all steps over which the weight of the KL divergence rises from 0 to 1.
         weight_decay: λ of an L2 penalty $\frac\lambda2 \|W\|^2$ in the mean loss, on weights and biases, not factors
             (decoupled under ``Training(optimizer="adamw")``). ``Training(weight_decay=...)`` is added to it.
         start: ``"model"`` starts at the model's weights with factors near 1, ``"fresh"`` at newly drawn weights; a MAP,

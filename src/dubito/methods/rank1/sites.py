@@ -1,6 +1,6 @@
 """Where rank-1 factors go: the weight matrices of a network, and the places of their factors in one vector.
 
-A `Map` is one weight matrix seen as a linear map whose input and output channels can be scaled. Linear layers,
+A `LinearMap` is one weight matrix seen as a linear map whose input and output channels can be scaled. Linear layers,
 convolutions and embeddings have one, attention has four (query, key, value, output), an LSTM two or three for each
 layer and direction. A `Site` is a module with its maps and biases, and a `Layout` says which part of one long vector
 of factors belongs to which map: one draw of that vector is one draw of the whole network.
@@ -26,7 +26,7 @@ Kind = Literal["layer", "attention", "lstm"]
 
 
 @dataclass(frozen=True)
-class Map:
+class LinearMap:
     """One weight matrix.
 
     Args:
@@ -48,12 +48,12 @@ class Site:
 
     name: str
     kind: Kind
-    maps: tuple[Map, ...]
+    maps: tuple[LinearMap, ...]
     biases: tuple[tuple[str, int], ...]
 
 
 @dataclass(frozen=True)
-class Pieces:
+class SiteValues:
     """What one site gets of the long vectors: a pair of input and output factors for each map, and its biases.
 
     A tensor is ``[C]``, shared by all examples; ``[N, C]`` with a row for each; or ``[M, C]`` with a row for each of M
@@ -86,7 +86,7 @@ class Layout:
         """The parameters in the vector of biases."""
         return [name for site in self.sites for name, _ in site.biases]
 
-    def cut(self, factors: Tensor, biases: Tensor, *, once: bool = False) -> Iterator[tuple[Site, Pieces]]:
+    def cut(self, factors: Tensor, biases: Tensor, *, once: bool = False) -> Iterator[tuple[Site, SiteValues]]:
         """Cut vectors ``[..., D]`` of factors and ``[..., E]`` of biases into what each site gets."""
         of_factors = iter(factors.split(self.factor_sizes, dim=-1))
         of_biases = iter(biases.split(self.bias_sizes, dim=-1) if self.bias_sizes else ())
@@ -95,7 +95,7 @@ class Layout:
                 (next(of_factors) if map_.inputs else None, next(of_factors) if map_.outputs else None)
                 for map_ in site.maps
             )
-            yield site, Pieces(pairs, tuple(next(of_biases) for _ in site.biases), once)
+            yield site, SiteValues(pairs, tuple(next(of_biases) for _ in site.biases), once)
 
     def biases_of(self, model: nn.Module) -> Tensor:
         """The model's own biases as one vector ``[E]``."""
@@ -148,7 +148,7 @@ def _site(name: str, module: nn.Module, names: dict[int, str], sides: Sides) -> 
 
     biases = [(parameter(bias), bias.numel()) for bias in _biases(kind, module)]
     kept = tuple(
-        Map(parameter(weight), rows, inputs if sides != "output" else 0, outputs if sides != "input" else 0)
+        LinearMap(parameter(weight), rows, inputs if sides != "output" else 0, outputs if sides != "input" else 0)
         for weight, rows, inputs, outputs in maps
     )
     return Site(name, kind, kept, tuple(biases))

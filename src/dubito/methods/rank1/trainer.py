@@ -15,7 +15,7 @@ from dubito.core.batches import Batch
 from dubito.core.errors import InputError
 from dubito.core.params import Params
 from dubito.core.settings import Absent
-from dubito.fitting.gradient_training import Descent
+from dubito.fitting.gradient_training import GradientDescent
 from dubito.fitting.inference import Inference, Info, Problem, State
 from dubito.fitting.output_noise import fit_log_noise
 from dubito.fitting.posterior import Posterior
@@ -102,7 +102,7 @@ class Rank1Trainer:
         found.likelihood = self.problem.likelihood.resolved(hyper)
         return found
 
-    def _descent(self) -> Descent:
+    def _descent(self) -> GradientDescent:
         problem, rank1 = self.problem, self.rank1
         hyper = problem.likelihood.hyper()
         if "log_noise" in hyper:
@@ -111,7 +111,7 @@ class Rank1Trainer:
         decay = dict.fromkeys(dict(self.module.named_parameters()), problem.training.weight_decay + rank1.weight_decay)
         rates = {**dict.fromkeys(factors, rank1.factor_rate), **{f"hyper.{name}": NOISE_RATE for name in hyper}}
         decay |= dict.fromkeys(factors, 0.0)  # which have a prior of their own
-        return Descent(problem, self.module, self._loss, hyper=hyper, weight_decay=decay, rates=rates)
+        return GradientDescent(problem, self.module, self._loss, hyper=hyper, weight_decay=decay, rates=rates)
 
     def _loss(self, module: nn.Module, batch: Batch, hyper: Params, generator: torch.Generator) -> Tensor:
         rank1, likelihood = self.rank1, self.problem.likelihood

@@ -141,7 +141,7 @@ class Weights:
             self.state["mean"].copy_(self.part.placed(mean, self.state["mean"]))
 
 
-class NaturalDescent:
+class NaturalGradientDescent:
     """Natural gradient steps on the random weights, and an ordinary optimizer for points and hyper-parameters.
 
     `load` writes the precisions into the module's scales. During training its parameters hold the samples.

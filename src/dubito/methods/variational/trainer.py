@@ -15,13 +15,13 @@ from dubito.core.batches import Batch
 from dubito.core.errors import UnsupportedError
 from dubito.core.params import Params
 from dubito.core.randomness import draw_seed
-from dubito.fitting.gradient_training import Descent, negative_log_likelihood
+from dubito.fitting.gradient_training import GradientDescent, negative_log_likelihood
 from dubito.fitting.inference import Inference, Info, Problem, State
 from dubito.fitting.output_noise import fit_log_noise
 from dubito.methods.variational.joint import JointModule
 from dubito.methods.variational.measure import data_log_likelihood, expected_log_noise, gradient_noise, moving_scales
 from dubito.methods.variational.module import VariationalModule
-from dubito.methods.variational.natural import NaturalDescent
+from dubito.methods.variational.natural import NaturalGradientDescent
 from dubito.methods.variational.posterior import Record, VariationalPosterior
 
 if TYPE_CHECKING:
@@ -62,19 +62,19 @@ class VariationalTrainer:
             self.hyper["log_noise"] = fit_log_noise(problem.model, problem)
         self.descent = self._descent()
 
-    def _descent(self) -> Descent | NaturalDescent:
+    def _descent(self) -> GradientDescent | NaturalGradientDescent:
         """Return the optimization."""
         recipe, problem, module = self.recipe, self.problem, self.module
         rates = {f"hyper.{name}": NOISE_RATE for name in self.hyper}
         if isinstance(recipe.objective, ELBO) and recipe.optimizer == "natural":
-            return NaturalDescent(
+            return NaturalGradientDescent(
                 problem, module, negative_log_likelihood(problem), temperature=recipe.temperature,
                 num_samples=recipe.objective.num_samples, hyper=self.hyper, rates=rates,
             )  # fmt: skip
         scales = [name for name, _ in module.named_parameters() if not name.startswith("network.")]
         rates |= dict.fromkeys(scales, recipe.scale_rate)
         no_decay = dict.fromkeys([*scales, *(f"network.{name}" for name in module.selection.names)], 0.0)
-        return Descent(problem, module, self._loss, hyper=self.hyper, weight_decay=no_decay, rates=rates)
+        return GradientDescent(problem, module, self._loss, hyper=self.hyper, weight_decay=no_decay, rates=rates)
 
     def inference(self) -> Inference:
         """Return the steps for the fit loop."""

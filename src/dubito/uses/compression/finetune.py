@@ -16,7 +16,7 @@ from dubito.core.constraints import Count, OpenProbability, Probability, Start
 from dubito.core.errors import InputError
 from dubito.core.params import Params
 from dubito.core.settings import setting
-from dubito.fitting.gradient_training import Descent, validation_score
+from dubito.fitting.gradient_training import GradientDescent, validation_score
 from dubito.fitting.inference import Inference, Info, Problem, State
 from dubito.fitting.recipe import Recipe
 from dubito.fitting.training import Training
@@ -119,7 +119,7 @@ def _masked_training(problem: Problem, masks: Masks, choose: Callable[[State], M
         outputs = params.functional_call(module, masked, batch.inputs)
         return -problem.likelihood.log_prob(outputs, batch.targets, hyper).sum() / batch.size
 
-    descent = Descent(problem, problem.model, loss, hyper=problem.likelihood.hyper())
+    descent = GradientDescent(problem, problem.model, loss, hyper=problem.likelihood.hyper())
 
     def init(initial: Params, buffers: Any, generator: torch.Generator) -> State:
         return {**descent.init(initial, buffers, generator), "masks": masks, "settled": False}

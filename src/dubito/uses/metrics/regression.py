@@ -20,7 +20,7 @@ from dubito.core.errors import InputError
 from dubito.core.tensor_checks import check_same_shape
 
 
-class Mixture(NamedTuple):
+class CheckedMixture(NamedTuple):
     """A checked mixture in float64: means and stddevs [K, ...], and weights that multiply them."""
 
     means: Tensor
@@ -156,7 +156,7 @@ def quantile_calibration_error(pit: Tensor, levels: Sequence[float] | Tensor | N
 
 def as_mixture(
     mean: Tensor, stddev: Tensor, targets: Tensor, weights: Tensor | None, *, allow_zero: bool = False
-) -> Mixture:
+) -> CheckedMixture:
     """Check a Gaussian or mixture prediction and give it the component axis; no gradient, float64."""
     if weights is None and mean.shape == targets.shape:
         mean, stddev = mean[None], stddev[None]
@@ -172,7 +172,7 @@ def as_mixture(
     smallest = float(stddev.min())
     if smallest < 0 or (smallest == 0 and not allow_zero):
         raise InputError(f"`stddev` must be positive, got {smallest:.4g}.")
-    return Mixture(mean.detach().double(), stddev.detach().double(), _shares(weights, mean))
+    return CheckedMixture(mean.detach().double(), stddev.detach().double(), _shares(weights, mean))
 
 
 def _shares(weights: Tensor | None, mean: Tensor) -> Tensor:

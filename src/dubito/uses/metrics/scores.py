@@ -18,7 +18,7 @@ from torch import Tensor
 from dubito.beliefs.prediction import gaussian_mixture
 from dubito.uses.metrics.detection import aupr, auroc, fpr95
 from dubito.uses.metrics.proper import brier_sum, nll_per_row
-from dubito.uses.metrics.regression import Mixture, quantile_calibration_error
+from dubito.uses.metrics.regression import CheckedMixture, quantile_calibration_error
 from dubito.uses.metrics.selective import aurc
 
 DETECTION = ("scores", "labels")
@@ -45,7 +45,7 @@ class Score:
     function: Callable[..., Tensor] | None = None
     vectors: tuple[str, ...] = ()
     class_sum: Callable[[Tensor, Tensor, Tensor], Tensor] | None = None
-    number_sum: Callable[[Mixture, Tensor], Tensor] | None = None
+    number_sum: Callable[[CheckedMixture, Tensor], Tensor] | None = None
     power: float = 1.0
 
 

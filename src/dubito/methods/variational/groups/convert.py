@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from dubito.beliefs.priors import GroupPrior
 from dubito.core.errors import InputError
 from dubito.methods.variational.groups.field import ScaledField
-from dubito.methods.variational.groups.layout import Kind, find_groups
+from dubito.methods.variational.groups.layout import AxisGroups, find_groups
 from dubito.methods.variational.groups.module import GroupModule
 from dubito.methods.variational.groups.scales import make_scales
 from dubito.methods.variational.layer import make_stochastic
@@ -64,7 +64,7 @@ def convert_groups(
     return GroupModule(network, posterior, selection, estimator, kinds)
 
 
-def _active(kind: Kind, masks: dict[str, Tensor]) -> Tensor:
+def _active(kind: AxisGroups, masks: dict[str, Tensor]) -> Tensor:
     """Return the mask of groups with at least one random weight."""
     found = torch.zeros(kind.size, dtype=torch.bool)
     for member in kind.members:

@@ -14,7 +14,7 @@ Side = Literal["inputs", "outputs"]
 
 
 @dataclass(frozen=True)
-class Member:
+class GroupedAxis:
     """One axis of one parameter that the scales of a kind of groups multiply.
 
     Args:
@@ -29,7 +29,7 @@ class Member:
 
 
 @dataclass(frozen=True)
-class Kind:
+class AxisGroups:
     """Groups of one kind, such as the inputs of one layer, and the parameters that they scale.
 
     Args:
@@ -39,11 +39,11 @@ class Kind:
     """
 
     name: str
-    members: tuple[Member, ...]
+    members: tuple[GroupedAxis, ...]
     size: int
 
 
-def find_groups(network: nn.Module, names: list[str], groups: str) -> list[Kind]:
+def find_groups(network: nn.Module, names: list[str], groups: str) -> list[AxisGroups]:
     """Return the groups of the named parameters.
 
     Args:
@@ -52,7 +52,7 @@ def find_groups(network: nn.Module, names: list[str], groups: str) -> list[Kind]
         groups: ``"auto"``, ``"inputs"`` or ``"outputs"``; see `dubito.priors.GroupPrior`.
     """
     first_names = {id(value): name for name, value in network.named_parameters()}
-    found: list[Kind] = []
+    found: list[AxisGroups] = []
     seen: set[str] = set()
     for path, module in network.named_modules():
         own = {n: first_names[id(v)] for n, v in module.named_parameters(recurse=False)}
@@ -65,7 +65,7 @@ def find_groups(network: nn.Module, names: list[str], groups: str) -> list[Kind]
     return found
 
 
-def _plain(path: str, module: nn.Module, attribute: str, name: str, groups: str) -> Kind:
+def _plain(path: str, module: nn.Module, attribute: str, name: str, groups: str) -> AxisGroups:
     """Return one group per input or output of a parameter; without a layer rule, rows are outputs."""
     value = getattr(module, attribute)
     is_convolution = rule_for(module) is not None and value.ndim > 2
@@ -77,10 +77,10 @@ def _plain(path: str, module: nn.Module, attribute: str, name: str, groups: str)
     if axis is None:  # neither: the weight of a LayerNorm over several axes
         axis = 0 if side == "outputs" else 1
     label = side if attribute == "weight" else f"{attribute}.{side}"
-    return Kind(".".join(filter(None, (path, label))), (Member(name, axis, side),), value.shape[axis])
+    return AxisGroups(".".join(filter(None, (path, label))), (GroupedAxis(name, axis, side),), value.shape[axis])
 
 
-def _recurrent(path: str, module: nn.RNNBase, own: dict[str, str], groups: str) -> Iterator[Kind]:
+def _recurrent(path: str, module: nn.RNNBase, own: dict[str, str], groups: str) -> Iterator[AxisGroups]:
     """Yield inputs, hidden units and gates of each layer and direction; a gate has a row in two matrices."""
     prefix, kinds = f"{path}." if path else "", {"weight_ih": "inputs", "weight_hh": "hidden"}
     layers: dict[str, list[str]] = {}
@@ -91,8 +91,8 @@ def _recurrent(path: str, module: nn.RNNBase, own: dict[str, str], groups: str) 
             yield _plain(path, module, attribute, own[attribute], groups)
     for suffix, pair in layers.items():
         for attribute in pair if groups != "outputs" else ():
-            member, size = Member(own[attribute], 1, "inputs"), getattr(module, attribute).shape[1]
-            yield Kind(f"{prefix}{kinds[attribute[:9]]}{suffix}", (member,), size)
+            member, size = GroupedAxis(own[attribute], 1, "inputs"), getattr(module, attribute).shape[1]
+            yield AxisGroups(f"{prefix}{kinds[attribute[:9]]}{suffix}", (member,), size)
         if groups != "inputs":
-            rows = tuple(Member(own[attribute], 0, "outputs") for attribute in pair)
-            yield Kind(f"{prefix}gates{suffix}", rows, getattr(module, pair[0]).shape[0])
+            rows = tuple(GroupedAxis(own[attribute], 0, "outputs") for attribute in pair)
+            yield AxisGroups(f"{prefix}gates{suffix}", rows, getattr(module, pair[0]).shape[0])

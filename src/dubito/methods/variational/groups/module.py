@@ -13,7 +13,7 @@ from dubito.core import params
 from dubito.core.errors import UnsupportedError
 from dubito.core.params import Params
 from dubito.methods.variational.groups.field import Draws, ScaledField
-from dubito.methods.variational.groups.layout import Kind
+from dubito.methods.variational.groups.layout import AxisGroups
 from dubito.methods.variational.groups.scales import Scales
 from dubito.methods.variational.module import VariationalModule
 from dubito.networks.selection import Selection
@@ -40,14 +40,14 @@ class GroupModule(VariationalModule):
         posterior: dict[str, ScaledField],
         selection: Selection,
         estimator: str,
-        kinds: list[tuple[Kind, Scales, Tensor]],
+        kinds: list[tuple[AxisGroups, Scales, Tensor]],
     ) -> None:
         super().__init__(network, posterior, selection, estimator)  # type: ignore[arg-type]
         self.kinds, self._scales = [kind for kind, _, _ in kinds], [scales for _, scales, _ in kinds]
         for number, (_, _, active) in enumerate(kinds):
             self.register_buffer(f"active_{number}", active)
 
-    def groups(self) -> Iterator[tuple[Kind, Scales, Tensor]]:
+    def groups(self) -> Iterator[tuple[AxisGroups, Scales, Tensor]]:
         """Yield the groups, their scales and the mask of those that have random weights."""
         for number, (kind, scales) in enumerate(zip(self.kinds, self._scales, strict=True)):
             yield kind, scales, getattr(self, f"active_{number}")

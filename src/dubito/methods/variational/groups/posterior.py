@@ -15,7 +15,7 @@ from dubito.core.errors import UnsupportedError
 from dubito.core.params import Params
 from dubito.core.randomness import default_generator
 from dubito.methods.variational.groups.convert import convert_groups
-from dubito.methods.variational.groups.layout import Member
+from dubito.methods.variational.groups.layout import GroupedAxis
 from dubito.methods.variational.groups.module import GroupModule
 from dubito.methods.variational.groups.scales import GateScales
 from dubito.methods.variational.posterior import Record, VariationalPosterior
@@ -42,7 +42,7 @@ class Groups:
     """
 
     name: str
-    members: tuple[Member, ...]
+    members: tuple[GroupedAxis, ...]
     mean: Tensor
     log_alpha: Tensor
     statistic: str

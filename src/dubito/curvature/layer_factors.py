@@ -17,7 +17,7 @@ from dubito.networks.selection import Selection
 
 
 @dataclass
-class Group:
+class LayerFactor:
     """One factor that stands for one parameter, or for a weight and its bias."""
 
     factor: Factor
@@ -38,7 +38,7 @@ class Group:
         return {self.names[0]: matrix[:, :-1].flatten(), self.names[1]: matrix[:, -1]}
 
 
-def pairs(factors: dict[str, Factor], selection: Selection) -> list[tuple[str, ...]]:
+def paired_names(factors: dict[str, Factor], selection: Selection) -> list[tuple[str, ...]]:
     """Pair each whole weight with the whole bias of the same layer where they share rows; the rest stay alone."""
     whole = {name: factor for name, factor in factors.items() if selection.is_whole(name)}
     biases = {f.calls[0].layer: name for name, f in whole.items() if isinstance(f, BiasFactor)}
@@ -52,11 +52,11 @@ def pairs(factors: dict[str, Factor], selection: Selection) -> list[tuple[str, .
     return found + [(name,) for name in factors if name not in taken]
 
 
-def group(factors: dict[str, Factor], selection: Selection) -> list[Group]:
-    """Return every factor, those of `pairs` as one."""
+def layer_factors(factors: dict[str, Factor], selection: Selection) -> list[LayerFactor]:
+    """Return every factor, those of `paired_names` as one."""
     return [
-        Group(with_ones(factors[names[0]]) if len(names) == 2 else factors[names[0]], names)
-        for names in pairs(factors, selection)
+        LayerFactor(with_ones(factors[names[0]]) if len(names) == 2 else factors[names[0]], names)
+        for names in paired_names(factors, selection)
     ]
 
 
