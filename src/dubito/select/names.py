@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import fnmatch
 from collections.abc import Mapping
 from typing import Any
@@ -14,8 +13,8 @@ from dubito.core import batches
 from dubito.core.batches import Source
 from dubito.core.errors import InputError
 from dubito.core.settings import setting
+from dubito.networks.output_layer import output_layer, registered_last
 from dubito.networks.selection import Selection
-from dubito.networks.watching import call_order
 from dubito.select.rule import SelectionRule
 
 
@@ -35,23 +34,25 @@ class all(SelectionRule):
 
 @setting
 class last_layer(SelectionRule):
-    """The output layer: the last layer with trainable weights that a forward pass calls.
+    """The output layer: the last linear map with trainable weights before the outputs.
 
-    Without data, it is the last such layer that the model registers.
+    It is found in the graph of a forward pass (`dubito.networks.output_layer`), also where its matrix is computed from
+    other tensors, as by weight normalization. Without data, it is the last linear layer that the model registers.
     """
 
     setting_name = "select.last_layer"
 
     def resolve(self, model: nn.Module, data: Any = None, *args: Any, **kwargs: Any) -> Selection:
         """Select the trainable parameters of that layer."""
-        order = list(dict(model.named_modules())) if data is None else _called(model, data)
-        modules = dict(model.named_modules())
-        for name in reversed(order):
-            own = modules[name].named_parameters(prefix=name, recurse=False)
-            trainable = [full for full, value in own if value.requires_grad]
-            if trainable:
-                return Selection.all_of(model, _canonical(model, trainable))
-        raise InputError("The model has no layer with trainable parameters: set requires_grad=True on some.")
+        if not any(value.requires_grad for value in model.parameters()):
+            raise InputError("The model has no trainable parameters: set requires_grad=True on some.")
+        chosen = registered_last(model) if data is None else output_layer(model, _example(model, data))
+        if not chosen:
+            raise InputError(
+                "The model has no linear layer with trainable weights from which its outputs are computed, so "
+                "select.last_layer() cannot choose one: name layers, as in select.layers('head')."
+            )
+        return Selection.all_of(model, _canonical(model, chosen))
 
 
 @setting
@@ -115,10 +116,8 @@ def _canonical(model: nn.Module, names: list[str]) -> list[str]:
     return list(dict.fromkeys(by_id[id(everything[name])] for name in names))
 
 
-def _called(model: nn.Module, data: Any) -> list[str]:
-    """Return the names of the modules that a forward pass calls, in the order in which they return."""
-    copied = copy.deepcopy(model).eval()
-    weight = next(copied.parameters())
+def _example(model: nn.Module, data: Any) -> Any:
+    """Return the inputs of the first few examples, on the model's device and in its dtype."""
+    weight = next(model.parameters())
     source = data if isinstance(data, Source) else Source(data, must_count=False)
-    example = batches.take(source.first().inputs, slice(0, 1))
-    return call_order(copied, dict(copied.named_modules()), batches.place(example, weight.device, weight.dtype))
+    return batches.place(batches.take(source.first().inputs, slice(0, 4)), weight.device, weight.dtype)
