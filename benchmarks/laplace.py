@@ -73,7 +73,7 @@ def _factorize(posterior: Any) -> None:
 
 
 def _tune(posterior: Any) -> None:
-    from dubito.methods.laplace.evidence import maximize
+    from dubito.curvature.evidence import maximize
 
     maximize(posterior.evidence, posterior.selection, "all", posterior.noise, False)
 

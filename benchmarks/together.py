@@ -22,10 +22,10 @@ from dubito.beliefs.prediction import ClassPrediction
 from dubito.core.batches import Source
 from dubito.curvature import Engine, links
 from dubito.curvature import output_columns as seeds
+from dubito.curvature.evidence import DataFit
 from dubito.curvature.factors import Factor
 from dubito.curvature.functional import FunctionalTerms
 from dubito.curvature.structures import make_accumulator
-from dubito.methods.laplace.evidence import DataFit
 from dubito.methods.laplace.posterior import LaplacePosterior
 from dubito.methods.laplace.tuning import tune
 from dubito.networks.selection import Selection

@@ -12,15 +12,15 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from dubito.beliefs.likelihoods import Categorical, Gaussian, Likelihood
-from dubito.core import batches, distributed, io
+from dubito.beliefs.likelihoods import Categorical, Likelihood
+from dubito.core import distributed, io
 from dubito.core.batches import Source
-from dubito.curvature import Engine, output_columns
+from dubito.curvature import Engine
 from dubito.curvature import matrices as linalg
-from dubito.curvature.linearized import MOST_COLUMNS, Linearized
-from dubito.curvature.structures import Accumulator, Sums, make_accumulator
+from dubito.curvature.curvature_pass import CurvaturePass
+from dubito.curvature.evidence import known_noise
+from dubito.curvature.linearized import Linearized
 from dubito.networks.selection import Selection
-from dubito.select.scores import tapes
 
 
 @dataclass(frozen=True)
@@ -44,8 +44,7 @@ class LocalGaussian:
     @property
     def scale(self) -> Tensor:
         """The factor of the curvature: ``1/σ²`` for a Gaussian likelihood, 1 for others."""
-        noise = float(self.likelihood.noise) if isinstance(self.likelihood, Gaussian) else 1.0
-        return 1 / torch.tensor(noise, dtype=torch.float64).square()
+        return 1 / known_noise(self.likelihood).square()
 
     @property
     def covariance(self) -> linalg.Covariance:
@@ -81,24 +80,10 @@ def fit_gaussian(
         likelihood: The likelihood; the noise of a Gaussian one is a number.
         prior: The prior precision.
     """
-    engine = Engine(model, selection.names)
-    accumulator = make_accumulator(structure, engine, selection)
-    unit = Gaussian(noise=1.0) if isinstance(likelihood, Gaussian) else likelihood
-    sums = accumulator.zeros()
-    if structure == "kron":  # one example shows which factors there are, so that all processes have the same ones
-        first = source.first()
-        (_, tape), *_ = engine.chunks(batches.take(first.inputs, slice(0, 1)), MOST_COLUMNS, accumulator.extra)
-        _add(accumulator, sums, tape, unit, first.targets[:1])
-        for tensor in io.tensors(sums):
-            tensor.zero_()
-    for tape, targets in tapes(engine, source, unit, accumulator.extra):
-        _add(accumulator, sums, tape, unit, targets)
+    work = CurvaturePass(structure, model, selection, likelihood)
+    sums = work.zeros(source)
+    for batch in source.replay():
+        work.add(sums, batch)
     distributed.sum_(list(io.tensors(sums)))
-    device = next(model.parameters()).device
-    one = torch.tensor(prior, dtype=torch.float64, device=device)
-    return LocalGaussian(engine, selection, likelihood, accumulator.matrix(sums), one)
-
-
-def _add(accumulator: Accumulator, sums: Sums, tape: Any, likelihood: Likelihood, targets: Tensor) -> None:
-    columns = output_columns.columns("ggn", likelihood, tape.outputs.detach(), targets, most=MOST_COLUMNS)
-    accumulator.add(sums, tape, columns, targets)
+    one = torch.tensor(prior, dtype=torch.float64, device=next(model.parameters()).device)
+    return LocalGaussian(work.engine, selection, likelihood, work.accumulator.matrix(sums), one)

@@ -10,8 +10,8 @@ from dubito.likelihoods import Bernoulli, Categorical, Gaussian, Heteroscedastic
 from torch import Tensor, nn
 
 from dubito import Laplace, select
+from dubito.curvature.curvature_pass import CurvaturePass
 from dubito.curvature.engine import Tape
-from dubito.methods.laplace.collect import Collector
 
 OUTPUTS = 40
 LIKELIHOODS: list[Likelihood] = [
@@ -56,7 +56,7 @@ def test_the_short_form_is_exact(
     short = recipe.fit(model, data, likelihood=likelihood)
     assert max(pulled) <= 2 or structure == "kron"
     pulled.clear()
-    monkeypatch.setattr(Collector, "_needs_few_columns", lambda *_: False)
+    monkeypatch.setattr(CurvaturePass, "_needs_few_columns", lambda *_: False)
     whole = recipe.fit(model, data, likelihood=likelihood)
     assert sum(pulled) >= OUTPUTS
     identity = torch.eye(whole.selection.num_weights, dtype=torch.float64)

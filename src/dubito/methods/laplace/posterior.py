@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Literal, Self
 import torch
 from torch import Tensor, nn
 
-from dubito.beliefs.likelihoods import Gaussian, Likelihood
+from dubito.beliefs.likelihoods import Likelihood
 from dubito.beliefs.prediction import Prediction
 from dubito.core import batches, io, limits, params
 from dubito.core.errors import InputError, UnsupportedError
@@ -19,13 +19,13 @@ from dubito.core.randomness import default_generator
 from dubito.curvature import links
 from dubito.curvature import matrices as linalg
 from dubito.curvature.engine import Engine
+from dubito.curvature.evidence import DataFit, Evidence, as_precision, known_noise
 from dubito.curvature.linearized import Linearized
 from dubito.curvature.structures import matrix_from_sums
 from dubito.fitting.monte_carlo import weight_predictor
 from dubito.fitting.posterior import Posterior, Predictor
 from dubito.fitting.working_copies import shared_property
 from dubito.methods.laplace.conditional_mean import conditional_mean
-from dubito.methods.laplace.evidence import DataFit, Evidence, as_precision
 from dubito.networks.selection import Selection
 
 if TYPE_CHECKING:
@@ -115,8 +115,7 @@ class LaplacePosterior(Posterior):
     @property
     def noise(self) -> Tensor:
         """The noise of a Gaussian likelihood; 1 for others."""
-        known = isinstance(self.likelihood, Gaussian) and not isinstance(self.likelihood.noise, str)
-        return torch.tensor(self.likelihood.noise if known else 1.0, dtype=torch.float64)  # type: ignore[attr-defined]
+        return known_noise(self.likelihood)
 
     @shared_property
     def evidence(self) -> Evidence:

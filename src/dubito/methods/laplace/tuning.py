@@ -13,7 +13,7 @@ from dubito.core import distributed
 from dubito.core.batches import Source
 from dubito.core.errors import InputError
 from dubito.curvature import links
-from dubito.methods.laplace.evidence import as_precision, maximize
+from dubito.curvature.evidence import as_precision, maximize
 from dubito.methods.laplace.posterior import LaplacePosterior
 from dubito.networks.selection import Selection
 
@@ -43,9 +43,7 @@ def tune(posterior: LaplacePosterior, recipe: Laplace, validation: Source | None
     prior = prior if prior is None else prior.to(posterior.device)
     noise_is_free = isinstance(posterior.likelihood, Gaussian) and isinstance(posterior.likelihood.noise, str)
     if noise_is_free:
-        fit = posterior.fit
-        noise = torch.tensor((fit.squared_error or 0.0) / max(fit.num_residuals, 1), dtype=torch.float64)
-        noise = noise.clamp_min(1e-12).sqrt()
+        noise = posterior.fit.residual_noise
     chosen_by = recipe.prior_precision
     if chosen_by == "auto":
         chosen_by = "validation" if validation is not None and recipe.prior_groups == "all" else "evidence"

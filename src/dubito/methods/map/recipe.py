@@ -84,7 +84,7 @@ class MAP(Recipe):
 
     def _descent(self, problem: Problem, epochs: int, by_evidence: bool) -> GradientDescent:
         if by_evidence:
-            from dubito.methods.laplace.marginal import EvidenceDescent
+            from dubito.methods.map.evidence import EvidenceDescent
 
             return EvidenceDescent(problem, self.prior_precision, epochs)
         if self.prior is not None and epochs:

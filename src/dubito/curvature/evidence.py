@@ -18,6 +18,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from dubito.beliefs.likelihoods import Gaussian, Likelihood
 from dubito.core.errors import InputError
 from dubito.core.numeric import minimize_scalar
 from dubito.curvature.matrices import Matrix
@@ -46,12 +47,24 @@ class DataFit:
         total = self.log_likelihood + other.log_likelihood
         return DataFit(total, squared, self.num_residuals + other.num_residuals)
 
+    @property
+    def residual_noise(self) -> Tensor:
+        """The root mean square of the residuals of a Gaussian."""
+        mean = torch.tensor((self.squared_error or 0.0) / max(self.num_residuals, 1), dtype=torch.float64)
+        return mean.clamp_min(1e-12).sqrt()
+
     def at(self, noise: Tensor) -> Tensor:
         """Return the log-likelihood of the data at this noise."""
         if self.squared_error is None:
             return torch.tensor(self.log_likelihood, dtype=torch.float64)
         constant = 0.5 * self.num_residuals * math.log(2 * math.pi)
         return -0.5 * self.squared_error / noise.square() - self.num_residuals * noise.log() - constant
+
+
+def known_noise(likelihood: Likelihood) -> Tensor:
+    """Return the noise of a Gaussian likelihood if it is a number; 1 for all others."""
+    known = isinstance(likelihood, Gaussian) and not isinstance(likelihood.noise, str)
+    return torch.tensor(likelihood.noise if known else 1.0, dtype=torch.float64)  # type: ignore[attr-defined]
 
 
 @dataclass(frozen=True)

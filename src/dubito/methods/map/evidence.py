@@ -11,23 +11,19 @@ For a linear model the fixed points maximize the exact evidence, because its gra
 
 from __future__ import annotations
 
-import dataclasses
-
 import torch
 from torch import Tensor, nn
 
-from dubito.beliefs.likelihoods import Gaussian
-from dubito.core import params
+from dubito.core import distributed, io, params
 from dubito.core.batches import Batch
 from dubito.core.errors import InputError
 from dubito.core.params import Buffers, Params
+from dubito.curvature.curvature_pass import CurvaturePass
+from dubito.curvature.evidence import Evidence, known_noise, maximize
+from dubito.curvature.structures import matrix_from_sums
 from dubito.fitting.gradient_training import GradientDescent
 from dubito.fitting.inference import Info, Problem, State
-from dubito.methods.laplace.collect import Collector
-from dubito.methods.laplace.recipe import Laplace
 from dubito.networks.selection import Selection
-
-RECIPE = Laplace(structure="kron", prior_precision="evidence", prior_groups="layer")
 
 
 class EvidenceDescent(GradientDescent):
@@ -85,19 +81,23 @@ class EvidenceDescent(GradientDescent):
         done = step // per_epoch - training.evidence_burn_in
         return step % per_epoch == 0 and done > 0 and done % (training.evidence_every or 1) == 0
 
+    @torch.no_grad()
     def _choose(self) -> float:
         """Maximize the evidence at the current weights, and write the result into the tensors of the state."""
-        problem = dataclasses.replace(
-            self.problem, model=self.module, validation=None, generator=torch.Generator().manual_seed(0)
-        )
-        collector = Collector(RECIPE, problem, Selection.all_of(self.module, list(self.precision)))
-        state = collector.init({}, {}, problem.generator)
-        for batch in problem.source.replay():
-            state, _ = collector.update(state, batch, problem.generator)
-        posterior = collector.posterior(state)
-        for name, span in posterior.selection.slices.items():
-            self.precision[name].copy_(posterior.prior_precision[span.start])
+        likelihood, source = self.problem.likelihood, self.problem.source
+        selection = Selection.all_of(self.module, list(self.precision))
+        work = CurvaturePass("kron", self.module, selection, likelihood)
+        sums, total = work.zeros(source), torch.zeros(2, dtype=torch.float64)
+        for batch in source.replay():
+            total += work.add(sums, batch)
+        distributed.sum_([*io.tensors(sums), total])
+        fit, mean = work.data_fit(total), selection.ravel(params.of(self.module)).double()
+        matrix = matrix_from_sums("kron", io.clone(sums, mean.device), selection, self.module)
+        evidence = Evidence(matrix, mean.square(), fit, temperature=1.0)
+        noise = fit.residual_noise if self.chosen else known_noise(likelihood)
+        prior, noise = maximize(evidence, selection, "layer", noise, bool(self.chosen))
+        for name, span in selection.slices.items():
+            self.precision[name].copy_(prior[span.start])
         if self.chosen:
-            assert isinstance(posterior.likelihood, Gaussian)
-            self.chosen["log_noise"].copy_(posterior.noise.log())
-        return float(posterior.log_evidence())
+            self.chosen["log_noise"].copy_(noise.log())
+        return float(evidence.log(prior, noise))

@@ -1,0 +1,125 @@
+"""One pass over the data: sum the curvature of the loss, and how well the network fits the targets."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+
+from dubito.beliefs.likelihoods import Gaussian, Likelihood
+from dubito.core import batches, io
+from dubito.core.batches import Batch, Source
+from dubito.core.errors import NonFiniteError
+from dubito.curvature import output_columns
+from dubito.curvature.engine import Engine
+from dubito.curvature.evidence import DataFit
+from dubito.curvature.linearized import MOST_COLUMNS
+from dubito.curvature.output_layer import few_columns, is_one_linear
+from dubito.curvature.structures import KroneckerAccumulator, Sums, make_accumulator
+from dubito.networks.selection import Selection
+
+
+class CurvaturePass:
+    """The sum of the curvature of one structure over batches, at the model's weights and at unit noise.
+
+    Args:
+        structure: ``"diag"``, ``"full"``, ``"kron"`` or ``"low-rank"``.
+        model: The network.
+        selection: Which weights are random.
+        likelihood: The likelihood.
+        curvature: ``"ggn"``, ``"fisher-mc"``, ``"fisher-empirical"`` or ``"hessian"``.
+        num_samples: Sampled targets per example for ``"fisher-mc"``.
+        mode: How ``"kron"`` treats weights shared over positions.
+        rank: The number of eigenpairs of ``"low-rank"``.
+        generator: The source of randomness of the first subspace of ``"low-rank"``.
+    """
+
+    def __init__(
+        self,
+        structure: str,
+        model: nn.Module,
+        selection: Selection,
+        likelihood: Likelihood,
+        *,
+        curvature: output_columns.Kind = "ggn",
+        num_samples: int = 1,
+        mode: str = "expand",
+        rank: int = 50,
+        generator: torch.Generator | None = None,
+    ) -> None:
+        self.structure, self.curvature, self.num_samples = structure, curvature, num_samples
+        # the noise of a Gaussian only scales the curvature
+        self.likelihood = Gaussian(noise=1.0) if isinstance(likelihood, Gaussian) else likelihood
+        self.engine = Engine(model, selection.names)
+        self.accumulator = make_accumulator(
+            structure, self.engine, selection, mode=mode, rank=rank, generator=generator,
+            hessian_of=self.likelihood if curvature == "hessian" else None,
+        )  # fmt: skip
+
+    def zeros(self, source: Source) -> Sums:
+        """Return the sums before the first batch; all processes have the same ones."""
+        sums = self.accumulator.zeros()
+        if isinstance(self.accumulator, KroneckerAccumulator):  # one example shows which factors exist
+            first = source.first()
+            one = Batch(batches.take(first.inputs, slice(0, 1)), first.targets[:1], 1)
+            self.add(sums, one, torch.Generator().manual_seed(0))
+            for tensor in io.tensors(sums):
+                tensor.zero_()
+        return sums
+
+    def add(self, sums: Sums, batch: Batch, generator: torch.Generator | None = None) -> Tensor:
+        """Add a batch to `sums`, in place, and return its fit ``[2]``; see `data_fit`.
+
+        Args:
+            sums: The sums.
+            batch: The batch.
+            generator: The source of randomness of sampled targets.
+        """
+        fit = torch.zeros(2, dtype=torch.float64)
+        if not batch.num_rows:
+            return fit
+        few = self._needs_few_columns(batch)
+        for rows, tape in self.engine.chunks(batch.inputs, 1 if few else self._num_columns, self.accumulator.extra):
+            targets, outputs = batch.targets[rows], tape.outputs.detach()
+            fit += self._fit(outputs, targets)
+            columns = output_columns.columns(
+                self.curvature, self.likelihood, outputs, targets,
+                num_samples=self.num_samples, most=MOST_COLUMNS, generator=generator,
+            )  # fmt: skip
+            merged = [few_columns(self.structure, self.likelihood, outputs, targets)] if few else columns
+            self.accumulator.add(sums, tape, merged, targets)
+        return fit
+
+    def data_fit(self, fit: Tensor) -> DataFit:
+        """Return the fit that numbers ``[2]`` of `add`, summed over batches, stand for."""
+        total, count = fit.tolist()
+        if isinstance(self.likelihood, Gaussian):
+            return DataFit(squared_error=total, num_residuals=int(count))
+        return DataFit(log_likelihood=total)
+
+    def _needs_few_columns(self, batch: Batch) -> bool:
+        """Return whether only a last layer with many outputs is random, whose curvature needs few columns."""
+        few_outputs = 0 < self.engine.num_outputs <= MOST_COLUMNS
+        if few_outputs or self.curvature != "ggn" or self.structure not in ("diag", "kron"):
+            return False
+        first = self.engine.run(batches.take(batch.inputs, slice(0, 2)))
+        return first.outputs[0].numel() > MOST_COLUMNS and is_one_linear(first)
+
+    def _fit(self, outputs: Tensor, targets: Tensor) -> Tensor:
+        """Return the log-likelihood and the number of examples; for a Gaussian the squared error and the residuals."""
+        if isinstance(self.likelihood, Gaussian):
+            residuals = self.likelihood.gradient(outputs, targets)  # the noise is 1 here
+            total, count = residuals.double().square().sum(), residuals.numel()
+        else:
+            total, count = self.likelihood.log_prob(outputs, targets).double().sum(), len(outputs)
+        if not torch.isfinite(total):
+            raise NonFiniteError(
+                "The likelihood of some of the data is NaN or 0: check for extreme inputs, and for outputs that "
+                "are not finite."
+            )
+        return torch.tensor([float(total), float(count)], dtype=torch.float64)
+
+    @property
+    def _num_columns(self) -> int:
+        """The number of columns in one vector-Jacobian product."""
+        sampled = {"fisher-mc": self.num_samples, "fisher-empirical": 1}
+        return min(sampled.get(self.curvature, MOST_COLUMNS), MOST_COLUMNS)
