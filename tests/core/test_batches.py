@@ -214,7 +214,8 @@ class TestNests:
 
     def test_rows(self) -> None:
         assert batches.num_rows(self.nest) == 10
-        assert batches.num_rows(torch.tensor(3.0)) == 1
+        with pytest.raises(InputError, match="without axes has no rows"):
+            batches.num_rows(torch.tensor(3.0))
 
     @pytest.mark.parametrize("value", [float("nan"), float("inf"), -float("inf")])
     def test_finite(self, value: float) -> None:

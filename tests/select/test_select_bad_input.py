@@ -78,3 +78,19 @@ def test_greedy_does_not_warn_of_weights_that_matter_through_others() -> None:
         found = select.subnetwork(25, rule="greedy", context=context).rank(one.model, one.data, one.likelihood, PRIOR)
     assert found.order.tolist() == brute_greedy(rows, matrix, PRIOR, 25)
     assert float(rows[:, found.order].abs().amax(0).min()) == 0
+
+
+@pytest.mark.parametrize("rule", [select.subnetwork(3), select.subspace(1, epochs=2), select.last_layer()], ids=repr)
+def test_a_rule_leaves_the_model_as_it_is_and_explains_bad_data(rule: select.SelectionRule) -> None:
+    model = nn.Sequential(nn.Linear(4, 3), nn.BatchNorm1d(3), nn.Linear(3, 2)).train()
+    model[1].eval()  # a frozen normalization layer
+    x, y = torch.randn(8, 4), torch.arange(8) % 2
+    rule.resolve(model, (x, y), "categorical")
+    assert [module.training for module in model] == [True, False, True]
+    with pytest.raises(InputError, match="The label 5 is not one of"):
+        rule.resolve(model, (x, y + 5), "categorical")
+    with pytest.raises(InputError, match="cannot be called on a batch of inputs"):
+        rule.resolve(model, (x[:, :3], y), "categorical")
+    with pytest.raises(InputError, match="lazy layers"):
+        rule.resolve(nn.LazyLinear(2), (x, y), "categorical")
+    assert [module.training for module in model] == [True, False, True]

@@ -10,6 +10,9 @@ from torch import Tensor
 
 from dubito.core.errors import InputError
 
+# Types of whole numbers for which torch lacks most operations.
+_UNSIGNED = (torch.uint16, torch.uint32, torch.uint64)
+
 
 def as_tensor(array: np.ndarray[Any, Any]) -> Tensor:
     """Convert an array to a tensor, sharing its memory if possible."""
@@ -20,18 +23,25 @@ def as_tensor(array: np.ndarray[Any, Any]) -> Tensor:
     native = array if array.dtype.isnative else array.astype(array.dtype.newbyteorder("="))
     shareable = native.flags.writeable and min(native.strides, default=0) >= 0  # else torch warns or refuses
     try:
-        return torch.as_tensor(native if shareable else native.copy())
+        return checked(torch.as_tensor(native if shareable else native.copy()))
     except TypeError as error:  # a type that torch lacks, such as longdouble
         raise InputError(f"An array of type {array.dtype} cannot become a tensor: convert it first.") from error
 
 
 def checked(tensor: Tensor) -> Tensor:
-    """Return the tensor if it is dense and has values; raise otherwise."""
+    """Return the tensor if it is dense and has values; raise otherwise. Large unsigned numbers become signed ones."""
     if tensor.layout != torch.strided:
         raise InputError(f"A tensor of layout {tensor.layout} has no rows in memory: call .to_dense() on it.")
     if tensor.device.type == "meta":
         raise InputError("A tensor on the device 'meta' has a shape but no values: give one with values.")
-    return tensor
+    return _signed(tensor) if tensor.dtype in _UNSIGNED else tensor
+
+
+def _signed(tensor: Tensor) -> Tensor:
+    signed = tensor.to(torch.int64)
+    if bool((signed < 0).any()):
+        raise InputError("A tensor of type uint64 holds numbers of 2^63 and more: convert it to floating point first.")
+    return signed
 
 
 def to_tensor(value: Any, name: str, dtype: torch.dtype | None = None) -> Tensor:

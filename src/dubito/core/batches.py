@@ -16,6 +16,8 @@ from dubito.core import distributed, shards
 from dubito.core.constraints import LargeCount, check
 from dubito.core.data_forms import TARGET_NAMES as TARGET_NAMES  # users of batches find these helpers here, too
 from dubito.core.data_forms import as_loader, as_pair, generators_of, length_of, pair_batches
+from dubito.core.data_forms import bare_inputs as bare_inputs
+from dubito.core.data_forms import is_empty as is_empty
 from dubito.core.data_forms import split as split
 from dubito.core.errors import InputError, UnsupportedError
 from dubito.core.nests import as_tensors as as_tensors
@@ -88,6 +90,7 @@ class Source:
         dtype: torch.dtype | None = None,
     ) -> None:
         self.device, self.dtype, self.shard, self._warn_once = device, dtype, shard, WarnOnce()
+        check("batch_size", LargeCount, batch_size)
         self.pair = as_pair(data)
         self._is_the_users = isinstance(data, DataLoader | Dataset)  # whose errors are passed on unchanged
         self.in_memory = [self.pair] if self.pair is not None else data if isinstance(data, list) else None

@@ -18,7 +18,7 @@ import os
 import reprlib
 import sys
 import types
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from numbers import Integral, Real
 from typing import Annotated, Any, Literal, Union, get_args, get_origin, get_type_hints
 
@@ -84,6 +84,8 @@ class AtMost:
         return not isinstance(value, Integral) or value <= self.limit
 
 
+LARGEST = 2**63 - 1  # of the whole numbers that a tensor can hold
+
 # Types for the fields of settings and the arguments of functions. A plain `float` may be infinite, but not NaN.
 Finite = Annotated[float, Range()]
 Positive = Annotated[float, Range(0, above=True)]
@@ -112,17 +114,21 @@ def check(name: str, kind: Any, value: Any) -> None:
         kind: A type, a union, a `Literal`, or one of these `Annotated` with a `Range`, and with text that describes it.
         value: What was given.
     """
+    if accepts(kind, value):
+        return
     if (limit := _limit(kind)) is not None and not AtMost(limit).holds(value):
         raise InputError(f"`{name}` must be at most {limit:,}, got {_show(value)}.")
-    if not accepts(kind, value):
-        raise InputError(f"`{name}` must be {describe(kind)}, got {_show(value)}.{_suggestion(kind, value)}")
+    raise InputError(f"`{name}` must be {describe(kind)}, got {_show(value)}.{_suggestion(kind, value)}")
 
 
 def _limit(kind: Any) -> int | None:
-    """Return the largest number that `AtMost` allows, in an annotation or in one option of a union."""
+    """Return the largest whole number that an annotation or one option of a union allows, or None if it allows none."""
+    if kind is int:
+        return LARGEST
     options = get_args(kind) if get_origin(kind) in (Union, types.UnionType, Annotated) else ()
-    limits = (option.limit if isinstance(option, AtMost) else _limit(option) for option in options)
-    return max((limit for limit in limits if limit is not None), default=None)
+    limits = [option.limit if isinstance(option, AtMost) else _limit(option) for option in options]
+    choose = min if get_origin(kind) is Annotated else max
+    return choose((limit for limit in limits if limit is not None), default=None)
 
 
 def accepts(kind: Any, value: Any) -> bool:
@@ -144,13 +150,25 @@ def accepts(kind: Any, value: Any) -> bool:
         return isinstance(value, Mapping) and all(
             accepts(inner[0], key) and accepts(inner[1], one) for key, one in value.items()
         )
+    if isinstance(origin, type) and issubclass(origin, Sequence):
+        is_one = isinstance(value, origin) and not isinstance(value, str | bytes)
+        return is_one and all(accepts(inner[0], one) for one in value)
     if kind is float:
-        return isinstance(value, Real) and not isinstance(value, bool) and not math.isnan(value)
+        return isinstance(value, Real) and not isinstance(value, bool) and _as_float(value) is not None
     if kind is int:
-        return isinstance(value, Integral) and not isinstance(value, bool)
+        return isinstance(value, Integral) and not isinstance(value, bool) and abs(int(value)) <= LARGEST
     if kind is bool:
         return isinstance(value, bool | np.bool_)
     return isinstance(value, type(None) if kind is None else origin or kind)
+
+
+def _as_float(value: Real) -> float | None:
+    """Return a number in floating point, or None for NaN and for one that is too large, such as 10**400."""
+    try:
+        number = float(value)
+    except OverflowError:
+        return None
+    return None if math.isnan(number) else number
 
 
 def _accepts_each(kinds: tuple[Any, ...], values: tuple[Any, ...]) -> bool:
@@ -186,6 +204,8 @@ def _options(kind: Any, within: Range | None) -> Iterator[str]:
         yield f"a tuple, each entry {each}" if inner[-1] is Ellipsis else f"a tuple of {len(inner)}, each {each}"
     elif isinstance(origin, type) and issubclass(origin, Mapping):
         yield "a dict" if inner[1] is Any else f"a dict, each value {describe(inner[1])}"
+    elif isinstance(origin, type) and issubclass(origin, Sequence):
+        yield f"a {origin.__name__.lower()}, each entry {describe(inner[0])}"
     elif within is not None and kind in _NOUNS:
         yield within.describe(_NOUNS[kind])
     else:
@@ -198,6 +218,8 @@ def _show(value: Any) -> str:
         shown = value.numel() and not value.is_complex() and value.layout == torch.strided and not value.is_meta
         ends = f", values from {value.min().item():g} to {value.max().item():g}" if shown else ""
         return f"a tensor of shape {tuple(value.shape)}{ends}"
+    if isinstance(value, int) and abs(value) > 10**100:
+        return f"a number of {value.bit_length()} bits"
     return repr(value) if isinstance(value, str | Real | np.generic) else reprlib.repr(value)
 
 

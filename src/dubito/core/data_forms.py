@@ -35,6 +35,29 @@ def split(raw: Any) -> tuple[Any, Any]:
     return raw, None
 
 
+def bare_inputs(data: Any, what: str) -> Tensor | None:
+    """Return data that is a single tensor or array, which holds inputs without targets, or None for other data.
+
+    Args:
+        data: Data in any form.
+        what: A name for it, for the errors.
+    """
+    if not isinstance(data, Tensor | np.ndarray):
+        return None
+    inputs: Tensor = as_tensors(data)
+    if inputs.ndim == 0:
+        raise InputError(f"{what} is a single number: give inputs, one row each.")
+    if len(inputs) == 0:
+        raise InputError(f"{what} is empty: give at least one input.")
+    return inputs
+
+
+def is_empty(data: Any) -> bool:
+    """Return whether data, or the first part of a pair, is known to have no rows."""
+    is_pair = isinstance(data, list | tuple) and bool(data) and isinstance(data[0], Tensor | np.ndarray)
+    return length_of(data[0] if is_pair else data) == 0
+
+
 def as_pair(data: Any) -> tuple[Any, Any] | None:
     """Return data in memory as `(inputs, targets)` tensors, or None if it has another form."""
     if isinstance(data, TensorDataset) and len(data.tensors) > 1:

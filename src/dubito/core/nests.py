@@ -46,7 +46,10 @@ def as_tensors(tree: Any) -> Any:
 
 def num_rows(tree: Any) -> int:
     """Return the common length of the first axis of every tensor in a nest."""
-    sizes = {tensor.shape[0] if tensor.ndim else 1 for tensor in leaves(tree)}
+    shapes = {tensor.shape for tensor in leaves(tree)}
+    if torch.Size() in shapes:
+        raise InputError("A tensor without axes has no rows: its first axis must be the batch.")
+    sizes = {shape[0] for shape in shapes}
     if len(sizes) > 1:
         raise InputError(f"The tensors of one batch differ in their number of rows: {sorted(sizes)}.")
     if not sizes:

@@ -4,15 +4,18 @@ from __future__ import annotations
 
 import copy
 import math
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
+from dubito.beliefs.likelihoods import Likelihood
 from dubito.core import batches, distributed, params
 from dubito.core.batches import Batch, Source
-from dubito.core.errors import InputError
+from dubito.core.errors import DubitoError, InputError
 from dubito.core.randomness import Stream
 from dubito.fitting.inference import Problem
 
@@ -32,27 +35,35 @@ def check(problem: Problem) -> Template:
     if problem.training.needs_validation and problem.validation is None:
         raise InputError("Early stopping and restore_best need validation data: pass `validation=`.")
     params.check_finite(problem.model)
-    template = _check_source(problem, problem.source)
+    template = check_source(problem.model, problem.likelihood, problem.source, is_trained_on=True)
     if problem.validation is not None:
         try:
-            _check_source(problem, problem.validation)
+            check_source(problem.model, problem.likelihood, problem.validation)
         except InputError as error:
             raise InputError(f"In the validation data: {error}") from error
     return template
 
 
-def check_batch(problem: Problem, batch: Batch, template: Template) -> None:
+def check_batch(model: nn.Module, likelihood: Likelihood, batch: Batch, template: Template) -> None:
     """Check the values of one batch; the network is called only if the shape of the targets differs from before."""
     _check_finite(batch.inputs)
     if batch.num_rows == 0:
         return
     outputs = template.outputs.expand(batch.num_rows, *template.outputs.shape[1:])
     if tuple(batch.targets.shape[1:]) != template.target_shape:
-        outputs = outputs_of(problem.model, batch.inputs)
-    problem.likelihood.check(outputs, batch.targets)
+        outputs = outputs_of(model, batch.inputs)
+    likelihood.check(outputs, batch.targets)
 
 
-def _check_source(problem: Problem, source: Source) -> Template:
+def check_source(model: nn.Module, likelihood: Likelihood, source: Source, *, is_trained_on: bool = False) -> Template:
+    """Check the first batch of a source, and all of it if it is in memory.
+
+    Args:
+        model: The network.
+        likelihood: The likelihood.
+        source: The data.
+        is_trained_on: Whether the network is trained on it; batches of one row are then joined to others if needed.
+    """
     first = source.first()
     if first.targets is None:
         raise InputError("The data has inputs but no targets: give (inputs, targets) batches.")
@@ -61,17 +72,18 @@ def _check_source(problem: Problem, source: Source) -> Template:
     if source.num_batches is None:
         source.num_batches = math.ceil(source.num_data / first.size)
     _check_finite(first.inputs)
-    if source is problem.source and _needs_two_rows(problem.model, first.inputs):
+    if is_trained_on and _needs_two_rows(model, first.inputs):
         source.join_single_rows()
     rows = batches.num_rows(first.inputs)
-    outputs = outputs_of(problem.model, batches.take(first.inputs, slice(0, TRIED)))
+    outputs = outputs_of(model, batches.take(first.inputs, slice(0, TRIED)))
     if outputs.ndim and len(outputs) == min(TRIED, rows):  # otherwise `likelihood.check` explains the wrong shape
         outputs = outputs[:1].expand(rows, *outputs.shape[1:])
-    problem.likelihood.check(outputs, first.targets)
+    likelihood.check(outputs, first.targets)
     template = Template(outputs[:1], tuple(first.targets.shape[1:]))
     for raw in source.in_memory or ():
         inputs, targets = batches.split(raw)
-        check_batch(problem, Batch(source.place(inputs), source.place(targets), batches.num_rows(targets)), template)
+        batch = Batch(source.place(inputs), source.place(targets), batches.num_rows(targets))
+        check_batch(model, likelihood, batch, template)
     return template
 
 
@@ -95,6 +107,8 @@ def _check_finite(inputs: Any) -> None:
 
 def outputs_of(model: nn.Module, inputs: Any) -> Tensor:
     """Return the outputs of a network in evaluation mode; raise an `InputError` if it cannot process the inputs."""
+    if batches.num_rows(inputs) == 0:
+        raise InputError("The inputs are empty: give at least one row.")
     _check_finite(inputs)
     was_training = {module: module.training for module in model.modules()}
     try:
@@ -111,8 +125,18 @@ def outputs_of(model: nn.Module, inputs: Any) -> Tensor:
     return outputs
 
 
-def explain_shapes(source: Source, error: Exception) -> None:
-    """After an error of torch, raise one sentence where a later batch has other shapes than the first."""
+@contextmanager
+def explaining_shapes(source: Source) -> Iterator[None]:
+    """After an error of torch inside the block, explain if a later batch has other shapes than the first."""
+    try:
+        yield
+    except (RuntimeError, TypeError, ValueError, LookupError) as error:
+        if not isinstance(error, DubitoError):
+            _explain_shapes(source, error)
+        raise
+
+
+def _explain_shapes(source: Source, error: Exception) -> None:
     if distributed.is_active():  # the other processes do not come here
         return
     first: Any = None

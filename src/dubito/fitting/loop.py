@@ -19,11 +19,11 @@ from dubito.beliefs.likelihoods import Likelihood
 from dubito.core import distributed, io, params
 from dubito.core.batches import Batch, Data, Source
 from dubito.core.constraints import check as check_argument
-from dubito.core.errors import DubitoError, FileFormatError, NonFiniteError
+from dubito.core.errors import FileFormatError, NonFiniteError
 from dubito.core.randomness import Stream, default_generator, derive_seed, draw_seed
 from dubito.fitting import run_identity
 from dubito.fitting.build import build
-from dubito.fitting.checks import Template, check, check_batch, explain_shapes
+from dubito.fitting.checks import Template, check, check_batch, explaining_shapes
 from dubito.fitting.inference import Inference, NonFinite, Problem, State
 from dubito.fitting.interrupts import Interrupts, Terminated
 from dubito.fitting.model_copies import reset_parameters, shared_copy
@@ -80,19 +80,16 @@ def fit(
     start = generator.get_state()
     seed = draw_seed(generator)
     try:
-        with Stream(derive_seed(seed, "build"), weight.device).active():
-            if recipe.starts_fresh:
-                reset_parameters(private)
-            own = {} if training.checkpoint is None else run_identity.identity(recipe, problem, private, start)
-            inference = build(recipe, problem)
-        problem = replace(problem, source=inference.source or problem.source)
-        return _Loop(inference, problem, template, own, seed).run()
+        with explaining_shapes(problem.source):
+            with Stream(derive_seed(seed, "build"), weight.device).active():
+                if recipe.starts_fresh:
+                    reset_parameters(private)
+                own = {} if training.checkpoint is None else run_identity.identity(recipe, problem, private, start)
+                inference = build(recipe, problem)
+            problem = replace(problem, source=inference.source or problem.source)
+            return _Loop(inference, problem, template, own, seed).run()
     except KeyboardInterrupt:
         generator.set_state(start)  # so that the same call continues from the checkpoint
-        raise
-    except (RuntimeError, TypeError, ValueError, LookupError) as error:
-        if not isinstance(error, DubitoError):
-            explain_shapes(problem.source, error)
         raise
 
 
@@ -175,7 +172,7 @@ class _Loop:
 
     def _one_update(self, batch: Batch, bar: Any) -> None:
         if self.epoch == 0 and self.problem.source.in_memory is None:
-            check_batch(self.problem, batch, self.template)
+            check_batch(self.problem.model, self.problem.likelihood, batch, self.template)
         try:
             with self.interrupts.held(), self._stream("update", self.epoch, self.batch, distributed.rank()):
                 self.state, info = self.inference.update(self.state, batch, self.problem.generator)

@@ -10,11 +10,10 @@ from dubito.core import distributed, params
 from dubito.core.errors import InputError, UnsupportedError
 
 
-def private_copy(model: nn.Module) -> nn.Module:
-    """Return a copy of the user's network; raise an error if it cannot be used."""
+def check_model(model: nn.Module) -> None:
+    """Raise an error if the user's network cannot be used."""
     if not isinstance(model, nn.Module):
         raise InputError(f"The model must be a torch.nn.Module, not {type(model).__name__}.")
-    model = params.unwrapped(model)
     if distributed.is_sharded(model.parameters()):
         raise UnsupportedError(
             "The parameters of the model are sharded over processes (FSDP, DTensor), but Dubito needs whole ones: load "
@@ -23,12 +22,18 @@ def private_copy(model: nn.Module) -> nn.Module:
         )
     if any(isinstance(p, nn.UninitializedParameter) for p in model.parameters()):
         raise InputError("The model has lazy layers: call it once on a batch to initialize their parameters.")
+    if next(model.parameters(), None) is None:
+        raise InputError("The model has no parameters: give a network with weights.")
+
+
+def private_copy(model: nn.Module) -> nn.Module:
+    """Return a copy of the user's network; raise an error if it cannot be used."""
+    check_model(model)
+    model = params.unwrapped(model)
     try:
         private = copy.deepcopy(model)
     except (RuntimeError, TypeError) as error:
         raise InputError(f"The model cannot be copied with copy.deepcopy: {error}") from error
-    if next(private.parameters(), None) is None:
-        raise InputError("The model has no parameters: give a network with weights.")
     for value in private.parameters():
         value.grad = None
     for module in private.modules():

@@ -56,7 +56,7 @@ class Posterior(HasWorkingCopies, ABC):
     """
 
     family: ClassVar[str] = ""
-    described: ClassVar[str] = "a posterior"
+    described: ClassVar[str] = "a posterior such as Laplace().fit(model, data)"
     draws_functions: bool = True
     """Whether sample s of a prediction comes from the same weights at every input."""
     _families: ClassVar[dict[str, type[Posterior]]] = {}

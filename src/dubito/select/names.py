@@ -116,8 +116,7 @@ def _canonical(model: nn.Module, names: list[str]) -> list[str]:
     return list(dict.fromkeys(by_id[id(everything[name])] for name in names))
 
 
-def _example(model: nn.Module, data: Any) -> Any:
+def _example(model: nn.Module, data: Source) -> Any:
     """Return the inputs of the first few examples, on the model's device and in its dtype."""
     weight = next(model.parameters())
-    source = data if isinstance(data, Source) else Source(data, must_count=False)
-    return batches.place(batches.take(source.first().inputs, slice(0, 4)), weight.device, weight.dtype)
+    return batches.place(batches.take(data.first().inputs, slice(0, 4)), weight.device, weight.dtype)

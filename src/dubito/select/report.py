@@ -23,7 +23,7 @@ from torch import Tensor, nn
 from dubito.beliefs import likelihoods
 from dubito.beliefs.likelihoods import Likelihood
 from dubito.core import batches, distributed
-from dubito.core.batches import Data
+from dubito.core.batches import Data, Source
 from dubito.core.constraints import Positive, check
 from dubito.core.errors import InputError, UnsupportedError
 from dubito.core.randomness import default_generator
@@ -31,11 +31,11 @@ from dubito.curvature import jacobian
 from dubito.networks.selection import Selection
 from dubito.select.choose import Ranking
 from dubito.select.directions import direction_columns
+from dubito.select.given import given
 from dubito.select.local_gaussian import LocalGaussian, fit_gaussian
 from dubito.select.order import context_of, rank, resized
 from dubito.select.rule import SelectionRule
 from dubito.select.scores import MOST_COLUMNS, Scores, check_inputs, context_tapes, measure
-from dubito.select.subnetwork import as_source
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -163,10 +163,21 @@ def report(
     if not rule.is_set:
         raise InputError(f"{rule!r} chooses directions, not weights: there is no subnetwork to report on.")
     check("prior_precision", Positive, prior_precision)
-    generator, known = default_generator(generator), likelihoods.resolve(likelihood)
-    source = as_source(model, data)
-    assert source is not None
-    rule = rule if largest is None else resized(rule, largest)
+    with given(model, data, likelihood) as (private, source):
+        rule = rule if largest is None else resized(rule, largest)
+        return _report(rule, private, source, likelihoods.resolve(likelihood), prior_precision, inputs, generator)
+
+
+def _report(
+    rule: SelectionRule,
+    model: nn.Module,
+    source: Source,
+    known: Likelihood,
+    prior_precision: float,
+    inputs: Any,
+    generator: torch.Generator | None,
+) -> SubnetworkReport:
+    generator = default_generator(generator)
     ranking = rank(rule, model, source, known, prior_precision, generator)
     scores = measure(model, Selection.all_of(model).names, source, known, derivatives=False, generator=generator)
     selection, known = ranking.selection, scores.likelihood

@@ -9,6 +9,7 @@ from dubito.core.arguments import checked_arguments
 from dubito.core.errors import InputError
 from dubito.core.settings import Setting, setting
 from dubito.networks.selection import Selection
+from dubito.select.given import for_users
 
 if TYPE_CHECKING:
     import torch
@@ -26,6 +27,11 @@ class SelectionRule(Setting, ABC):
     described = "one of dubito.select"
     is_set: ClassVar[bool] = True
     """Whether the rule chooses single weights, so that it can be combined with others, and not directions."""
+
+    def __init_subclass__(cls, **kwargs: Any) -> None:
+        super().__init_subclass__(**kwargs)
+        for name in {"resolve", "rank"} & set(cls.__dict__):
+            setattr(cls, name, for_users(getattr(cls, name)))
 
     @abstractmethod
     def resolve(

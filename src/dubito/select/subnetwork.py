@@ -34,8 +34,6 @@ from dubito.select.weights import Size, largest_magnitude, random
 
 # The rules that use the derivatives of the outputs.
 LOOK_AT_OUTPUTS = ("output-variance", "sampled", "greedy")
-# The batch size for data that is not batched yet.
-BATCH_SIZE = 512
 # The number of candidates, those with the largest scores, among which the greedy rule chooses.
 PREFILTER = 10_000
 
@@ -123,14 +121,14 @@ class subnetwork(SelectionRule):
         """Choose and rank the weights; a smaller `size` gives the first of them."""
         check("prior_precision", Positive, prior_precision)  # scores are divided by it where the curvature is zero
         generator, known = default_generator(generator), likelihoods.resolve(likelihood or "categorical")
-        source = as_source(model, data)
-        candidates = candidates_of(self.candidates, model, source, known, prior_precision, generator)
+        assert data is None or isinstance(data, Source)  # `for_users` makes one
+        candidates = candidates_of(self.candidates, model, data, known, prior_precision, generator)
         budget = make_budget(candidates, self.size, self.per_layer)
         if self.rule in ("magnitude", "random"):
             rule = (largest_magnitude if self.rule == "magnitude" else random)(self.size)
             return Ranking(candidates, budget.best(rule.scores(candidates, model, generator).cpu()))
-        if source is not None:
-            return Chooser(self, model, source, known, prior_precision, generator).choose(candidates, budget)
+        if data is not None:
+            return Chooser(self, model, data, known, prior_precision, generator).choose(candidates, budget)
         of: Any = self.variance
         if self.rule == "weight-variance" and hasattr(of, "marginals"):
             return Ranking(candidates, budget.best(candidates.ravel(of.marginals()[1]).cpu()))
@@ -161,11 +159,3 @@ class largest_variance(SelectionRule):
     def as_subnetwork(self) -> subnetwork:
         """Return the same rule as a `select.subnetwork`."""
         return subnetwork(self.size, rule="weight-variance", variance="diag" if self.of is None else self.of)
-
-
-def as_source(model: nn.Module, data: Any) -> Source | None:
-    """Return `data` as a `Source` on the model's device and in its dtype."""
-    if data is None or isinstance(data, Source):
-        return data
-    first = next(model.parameters(), torch.empty(0))
-    return Source(data, batch_size=BATCH_SIZE, must_count=False, device=first.device, dtype=first.dtype)

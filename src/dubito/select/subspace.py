@@ -69,8 +69,8 @@ class subspace(SelectionRule):
             return Subspace(weights, offset, torch.linalg.qr(noise).Q.to(offset))
         if data is None or likelihood is None:
             raise InputError("directions='trajectory' needs training data and a likelihood: pass both.")
-        source = data if isinstance(data, Source) else Source(data)
-        visited = self._trajectory(model, weights, source, likelihoods.resolve(likelihood))
+        assert isinstance(data, Source)  # `for_users` makes one
+        visited = self._trajectory(model, weights, data, likelihoods.resolve(likelihood))
         if len(visited) <= self.rank:
             raise InputError(
                 f"A trajectory of {len(visited)} snapshots has fewer than {self.rank} directions: raise `epochs`, or "

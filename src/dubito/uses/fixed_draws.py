@@ -3,17 +3,14 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sized
 from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor
 
 from dubito.beliefs.prediction import ClassPrediction, Prediction
 from dubito.core import batches
 from dubito.core.batches import Batch, Data, Source
-from dubito.core.constraints import OpenProbability, accepts
 from dubito.core.errors import InputError
 from dubito.core.randomness import default_generator
 from dubito.fitting.posterior import Posterior
@@ -21,13 +18,9 @@ from dubito.fitting.posterior import Posterior
 
 def inputs_of(posterior: Posterior, data: Data | Tensor, what: str) -> Any:
     """Return the inputs of `data` in its order; a tensor is returned as it is, targets are left out."""
-    check_posterior(posterior)
-    if isinstance(data, Tensor | np.ndarray):
-        if data.ndim == 0:
-            raise InputError(f"The {what} is a single number: give inputs, one row each.")
-        if len(data) == 0:
-            raise InputError(f"The {what} is empty: give at least one input.")
-        return data
+    alone = batches.bare_inputs(data, f"The {what}")
+    if alone is not None:
+        return alone
     return batches.concatenate([batch.inputs for batch in _batches(posterior, data, what)])
 
 
@@ -47,7 +40,6 @@ class FixedDraws:
     def __init__(
         self, posterior: Posterior, num_samples: int | None, generator: torch.Generator | None, batch_size: int = 1024
     ) -> None:
-        check_posterior(posterior)
         self.posterior, self.num_samples, self.batch_size = posterior, num_samples, batch_size
         self._draws = default_generator(generator).clone_state()
 
@@ -88,19 +80,6 @@ def rank_for(level: float, num_data: int, what: str) -> int:
     return rank
 
 
-def check_posterior(posterior: Any) -> None:
-    """Raise unless `posterior` has a `predict` method."""
-    if not hasattr(posterior, "predict"):
-        kind = type(posterior).__name__
-        raise InputError(f"A {kind} is not a posterior: fit one first, for example with Laplace().fit(model, data).")
-
-
-def check_fraction(name: str, value: float) -> None:
-    """Raise unless a setting lies strictly between 0 and 1."""
-    if not accepts(OpenProbability, value):
-        raise InputError(f"`{name}` must lie strictly between 0 and 1, got {value!r}.")
-
-
 def check_scores(scores: Tensor, what: str) -> Tensor:
     """Return the scores in float64, or raise where one of them is not a number."""
     if bool(scores.isnan().any()):
@@ -109,9 +88,7 @@ def check_scores(scores: Tensor, what: str) -> Tensor:
 
 
 def _batches(posterior: Posterior, data: Any, what: str) -> list[Batch]:
-    pair = isinstance(data, list | tuple) and bool(data) and isinstance(data[0], Tensor) and data[0].ndim > 0
-    sized = data[0] if pair else data
-    if isinstance(sized, Sized) and len(sized) == 0:
+    if batches.is_empty(data):
         raise InputError(f"The {what} is empty: give at least one example.")
     place: dict[str, Any] = {"device": posterior.device, "dtype": posterior.dtype}
     source = Source(data, batch_size=1024, must_count=False, shard=False, **place)

@@ -128,7 +128,7 @@ def test_conformal_faults() -> None:
         ConformalSets(classes, data, method="raps")  # type: ignore[arg-type]
     with pytest.raises(InputError, match="`method` must be 'stddev' or 'quantile'"):
         ConformalIntervals(numbers, line(20, 1), method="thr")  # type: ignore[arg-type]
-    with pytest.raises(InputError, match="strictly between 0 and 1"):
+    with pytest.raises(InputError, match="above 0 and below 1"):
         ConformalSets(classes, data, coverage=1.0)
     with pytest.raises(InputError, match="is for classification with one label per input"):
         ConformalSets(numbers, line(20, 1))

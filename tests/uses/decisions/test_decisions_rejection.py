@@ -14,11 +14,13 @@ from dubito.errors import InputError, UnsupportedError
 from scipy.stats import binom
 from torch import Tensor
 
+from dubito import Posterior
 from dubito.beliefs.prediction import ClassPrediction, RegressionPrediction
 from dubito.uses.decisions.rejection import NUM_TESTS
 from dubito.uses.decisions.scores import score_prediction
 
 
+@Posterior.register
 class Fake:
     """A posterior that gives back probabilities of two classes, which are its inputs."""
 

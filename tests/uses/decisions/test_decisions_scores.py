@@ -69,7 +69,7 @@ def test_what_a_prediction_cannot_tell() -> None:
     numbers = regressor("map").predict(line(3, 1)[0])
     with pytest.raises(UnsupportedError, match="'max-probability' is not defined for a regression"):
         score_prediction(numbers, "max-probability")
-    with pytest.raises(InputError, match=r"`score` must be one of .*, got 'colour'"):
+    with pytest.raises(InputError, match=r"`score` must be .*, got 'colour'"):
         score_prediction(numbers, "colour")  # type: ignore[arg-type]
     many = ClassPrediction.from_logit_samples(LOGITS, keep_samples=False)
     with pytest.raises(UnsupportedError, match="were too many to keep"):
@@ -121,7 +121,7 @@ def test_detector_faults() -> None:
     posterior, (x, _) = classifier("laplace"), blobs(30, 3)
     with pytest.raises(InputError, match=r"rate of 0.01 needs at least 99 calibration data, but there are 30"):
         Detector(posterior, x, false_positive_rate=0.01)
-    with pytest.raises(InputError, match="strictly between 0 and 1"):
+    with pytest.raises(InputError, match="above 0 and below 1"):
         Detector(posterior, x, false_positive_rate=0.0)
     with pytest.raises(InputError, match="calibration data is empty"):
         Detector(posterior, x[:0])
@@ -131,7 +131,7 @@ def test_detector_faults() -> None:
         Detector(posterior, torch.full((30, 2), math.nan))
     with pytest.raises(InputError, match="cannot separate inputs"):
         Detector(classifier("map"), x)
-    with pytest.raises(InputError, match="`score` must be one of"):
+    with pytest.raises(InputError, match="`score` must be"):
         Detector(posterior, x, score="colour")  # type: ignore[arg-type]
 
 

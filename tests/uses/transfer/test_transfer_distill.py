@@ -214,9 +214,9 @@ def test_distillation_faults() -> None:
         dubito.distill(regressor(), linear(3, 2), x)
     with pytest.raises(InputError, match="cannot be called on a batch of inputs"):
         dubito.distill(teacher, linear(5, 3), x)
-    with pytest.raises(InputError, match=r"must be a torch\.nn\.Module, got a str"):
+    with pytest.raises(InputError, match=r"must be a torch\.nn\.Module, got 'student'"):
         dubito.distill(teacher, "student", x)  # type: ignore[arg-type]
-    with pytest.raises(InputError, match="A Sequential is not a posterior"):
+    with pytest.raises(InputError, match="`posterior` must be a posterior"):
         dubito.distill(linear(3, 3), linear(3, 3), x)  # type: ignore[arg-type]
     with pytest.raises(InputError, match="`keep` must be 'mean' or 'distribution'"):
         dubito.distill(teacher, linear(3, 3), x, "all")  # type: ignore[arg-type]

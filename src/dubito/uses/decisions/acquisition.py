@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Literal, get_args
+from typing import Annotated, Any, Literal
 
 import torch
 from torch import Tensor
 
 from dubito.beliefs.prediction import Prediction
 from dubito.core import batches, params
+from dubito.core.arguments import checked_arguments
 from dubito.core.batches import Data
-from dubito.core.constraints import Range, check
+from dubito.core.constraints import Count, Range, check
 from dubito.core.errors import InputError, UnsupportedError
 from dubito.core.params import Params
 from dubito.core.randomness import default_generator
@@ -28,13 +29,14 @@ EPISTEMIC = ("bald", "variance")
 _SCORES: dict[str, Score] = {"bald": "mutual-information", "variance": "variance", "entropy": "entropy"}
 
 
+@checked_arguments
 def acquire(
     posterior: Posterior,
     pool: Data | Tensor,
     num: int,
     method: Method = "bald",
     *,
-    num_samples: int | None = None,
+    num_samples: Count | None = None,
     generator: torch.Generator | None = None,
 ) -> Tensor:
     r"""Return the rows of `pool` whose labels would inform the posterior most, the best first ``[num]``.
@@ -54,9 +56,7 @@ def acquire(
         num_samples: How many samples a prediction draws; the posterior's own default if not given.
         generator: The source of randomness; by default the same call gives the same numbers.
     """
-    if not isinstance(method, str) or method not in get_args(Method):
-        raise InputError(f"`method` must be one of {', '.join(get_args(Method))}, got {method!r}.")
-    inputs = batches.as_tensors(inputs_of(posterior, pool, "pool"))
+    inputs = inputs_of(posterior, pool, "pool")
     size = batches.num_rows(inputs)
     allowed = f"a whole number from 1 to {size}, the number of inputs in the pool"
     check("num", Annotated[int, Range(1, size), allowed], num)

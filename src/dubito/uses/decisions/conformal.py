@@ -14,11 +14,13 @@ import torch
 from torch import Tensor
 
 from dubito.beliefs.prediction import Prediction, RegressionPrediction
+from dubito.core.arguments import checked_arguments
 from dubito.core.batches import Data
+from dubito.core.constraints import Count, OpenProbability
 from dubito.core.errors import InputError
 from dubito.core.randomness import default_generator, draw_seed
 from dubito.fitting.posterior import Posterior
-from dubito.uses.fixed_draws import FixedDraws, check_fraction, check_scores, one_label_each, rank_for
+from dubito.uses.fixed_draws import FixedDraws, check_scores, one_label_each, rank_for
 
 
 class ConformalSets:
@@ -43,20 +45,18 @@ class ConformalSets:
         threshold: The largest nonconformity of a class in the set.
     """
 
+    @checked_arguments
     def __init__(
         self,
         posterior: Posterior,
         calibration: Data,
         *,
-        coverage: float = 0.9,
+        coverage: OpenProbability = 0.9,
         method: Literal["thr", "aps"] = "thr",
         randomized: bool = False,
-        num_samples: int | None = None,
+        num_samples: Count | None = None,
         generator: torch.Generator | None = None,
     ) -> None:
-        check_fraction("coverage", coverage)
-        if not isinstance(method, str) or method not in ("thr", "aps"):
-            raise InputError(f"`method` must be 'thr' or 'aps', got {method!r}.")
         self.posterior, self.coverage, self.method, self.randomized = posterior, coverage, method, randomized
         self._draws = FixedDraws(posterior, num_samples, generator)
         self._generator = torch.Generator().manual_seed(draw_seed(default_generator(generator)))
@@ -107,19 +107,17 @@ class ConformalIntervals:
         threshold: The largest nonconformity inside of the interval, one per output ``[O]``.
     """
 
+    @checked_arguments
     def __init__(
         self,
         posterior: Posterior,
         calibration: Data,
         *,
-        coverage: float = 0.9,
+        coverage: OpenProbability = 0.9,
         method: Literal["stddev", "quantile"] = "stddev",
-        num_samples: int | None = None,
+        num_samples: Count | None = None,
         generator: torch.Generator | None = None,
     ) -> None:
-        check_fraction("coverage", coverage)
-        if not isinstance(method, str) or method not in ("stddev", "quantile"):
-            raise InputError(f"`method` must be 'stddev' or 'quantile', got {method!r}.")
         self.posterior, self.coverage, self.method = posterior, coverage, method
         self._draws = FixedDraws(posterior, num_samples, generator)
         found, targets = self._draws.labelled(calibration)

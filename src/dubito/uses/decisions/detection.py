@@ -7,11 +7,13 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from dubito.core.arguments import checked_arguments
 from dubito.core.batches import Data
+from dubito.core.constraints import Count, OpenProbability
 from dubito.core.errors import InputError
 from dubito.fitting.posterior import Posterior
-from dubito.uses.decisions.scores import Score, check_score, energy, score_prediction
-from dubito.uses.fixed_draws import FixedDraws, check_fraction, inputs_of, rank_for
+from dubito.uses.decisions.scores import Score, energy, score_prediction
+from dubito.uses.fixed_draws import FixedDraws, inputs_of, rank_for
 
 
 class Detector:
@@ -33,18 +35,17 @@ class Detector:
         threshold: Above this score an input is flagged.
     """
 
+    @checked_arguments
     def __init__(
         self,
         posterior: Posterior,
         calibration: Data | Tensor,
         *,
         score: Score = "mutual-information",
-        false_positive_rate: float = 0.05,
-        num_samples: int | None = None,
+        false_positive_rate: OpenProbability = 0.05,
+        num_samples: Count | None = None,
         generator: torch.Generator | None = None,
     ) -> None:
-        check_fraction("false_positive_rate", false_positive_rate)
-        check_score(score)
         self.posterior, self.score, self.false_positive_rate = posterior, score, false_positive_rate
         self._draws = FixedDraws(posterior, num_samples, generator)
         known = self.scores(inputs_of(posterior, calibration, "calibration data"))

@@ -4,19 +4,20 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 
 import torch
 from torch import Tensor
 
 from dubito.beliefs.prediction import ClassPrediction, Prediction, RegressionPrediction
+from dubito.core.arguments import checked_arguments
 from dubito.core.batches import Data
-from dubito.core.constraints import Positive, check
+from dubito.core.constraints import Count, OpenProbability, Positive, check
 from dubito.core.errors import InputError, UnsupportedError
 from dubito.fitting.posterior import Posterior
 from dubito.uses import metrics
-from dubito.uses.decisions.scores import Score, check_score, score_prediction
-from dubito.uses.fixed_draws import FixedDraws, check_fraction
+from dubito.uses.decisions.scores import Score, score_prediction
+from dubito.uses.fixed_draws import FixedDraws
 from dubito.uses.metrics import RiskCoverage
 
 if TYPE_CHECKING:
@@ -68,25 +69,24 @@ class Rejector:
         curve: Risk against coverage on the calibration data.
     """
 
+    @checked_arguments
     def __init__(
         self,
         posterior: Posterior,
         calibration: Data,
         *,
-        risk: float = 0.02,
+        risk: Positive = 0.02,
         score: Score | None = None,
-        confidence: float | None = None,
+        confidence: OpenProbability | None = None,
         loss: Loss | None = None,
-        num_samples: int | None = None,
+        num_samples: Count | None = None,
         generator: torch.Generator | None = None,
     ) -> None:
-        check("risk", Positive, risk)
         self.posterior, self.risk, self.confidence = posterior, risk, confidence
         self._draws = FixedDraws(posterior, num_samples, generator)
         prediction, targets = self._draws.labelled(calibration)
         usual: Score = "max-probability" if isinstance(prediction, ClassPrediction) else "entropy"
         self.score = usual if score is None else score
-        check_score(self.score)
         scores = score_prediction(prediction, self.score)
         losses = _checked_losses((loss or _default_loss)(prediction, targets), len(scores)).to(scores.device)
         self.curve = metrics.risk_coverage(scores, losses)
@@ -146,8 +146,7 @@ def _estimated_threshold(curve: RiskCoverage, risk: float) -> float:
 
 
 def _guaranteed_threshold(scores: Tensor, losses: Tensor, risk: float, confidence: float) -> float:
-    check_fraction("confidence", confidence)
-    check_fraction("With a confidence, risk", risk)
+    check("risk", Annotated[OpenProbability, "a number above 0 and below 1, as a confidence is given"], risk)
     if not bool(((losses == 0) | (losses == 1)).all()):
         raise UnsupportedError("A risk with confidence needs losses of 0 and 1: give such a `loss`, or no confidence.")
     from scipy.stats import binom

@@ -17,7 +17,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from typing import Any, Literal, get_args
+from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
@@ -26,7 +26,7 @@ from dubito.beliefs.likelihoods import Categorical, Gaussian
 from dubito.beliefs.prediction import ClassPrediction, Prediction, RegressionPrediction
 from dubito.core import params
 from dubito.core.arguments import checked_arguments
-from dubito.core.errors import InputError, UnsupportedError
+from dubito.core.errors import UnsupportedError
 from dubito.fitting.posterior import Posterior
 from dubito.methods.map.posterior import PointPosterior
 from dubito.methods.map.recipe import MAP
@@ -35,12 +35,7 @@ from dubito.uses.fixed_draws import check_scores
 Score = Literal["max-probability", "entropy", "mutual-information", "variance", "energy"]
 
 
-def check_score(name: str) -> None:
-    """Raise unless there is a score of that name."""
-    if not isinstance(name, str) or name not in get_args(Score):
-        raise InputError(f"`score` must be one of {', '.join(get_args(Score))}, got {name!r}.")
-
-
+@checked_arguments
 def score_prediction(prediction: Prediction, score: Score) -> Tensor:
     """Return the uncertainty of a prediction for each datum ``[B]``, float64, by any score but the energy.
 
@@ -48,7 +43,6 @@ def score_prediction(prediction: Prediction, score: Score) -> Tensor:
     >>> [round(score_prediction(prediction, name).item(), 4) for name in ("max-probability", "variance")]
     [0.5, 0.5]
     """
-    check_score(score)
     table = _CLASSES if isinstance(prediction, ClassPrediction) else _NUMBERS
     if score not in table:
         kind = "a prediction of classes" if isinstance(prediction, ClassPrediction) else "a regression"

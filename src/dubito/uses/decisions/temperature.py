@@ -19,7 +19,8 @@ from dubito.beliefs.likelihoods import Likelihood
 from dubito.beliefs.prediction import ClassPrediction, Prediction, RegressionPrediction
 from dubito.core.arguments import checked_arguments
 from dubito.core.batches import Data
-from dubito.core.errors import InputError, UnsupportedError
+from dubito.core.constraints import Count, Positive
+from dubito.core.errors import UnsupportedError
 from dubito.core.numeric import minimize_scalar
 from dubito.core.params import Params
 from dubito.fitting.history import History
@@ -27,11 +28,12 @@ from dubito.fitting.posterior import Posterior, Predictor
 from dubito.uses.fixed_draws import FixedDraws
 
 
+@checked_arguments
 def temper(
     posterior: Posterior,
     calibration: Data,
     *,
-    num_samples: int | None = None,
+    num_samples: Count | None = None,
     generator: torch.Generator | None = None,
 ) -> TemperedPosterior:
     """Return the posterior at the temperature that maximizes the likelihood of labelled calibration data.
@@ -61,14 +63,13 @@ def temper(
     return TemperedPosterior(posterior, math.exp(minimize_scalar(loss, math.log(1e-2), math.log(1e2))))
 
 
-def tempered(prediction: Prediction, temperature: float) -> Prediction:
+@checked_arguments
+def tempered(prediction: Prediction, temperature: Positive) -> Prediction:
     """Return a less certain (temperature above 1) or more certain prediction, with the same mode or mean.
 
     >>> tempered(ClassPrediction.from_logits(torch.tensor([[2.0, 0.0]])), 2.0).log_probs.diff().item()
     -1.0
     """
-    if not 0 < temperature < math.inf:
-        raise InputError(f"`temperature` must be a positive number, got {temperature}.")
     if isinstance(prediction, RegressionPrediction):
         mean, square = prediction.mean, temperature**2
         covariance = None if prediction.covariance is None else prediction.covariance * square
@@ -94,7 +95,7 @@ class TemperedPosterior(Posterior):
     family = "Tempered"
 
     @checked_arguments
-    def __init__(self, posterior: Posterior, temperature: float) -> None:
+    def __init__(self, posterior: Posterior, temperature: Positive) -> None:
         super().__init__(posterior.model, posterior.likelihood, posterior.recipe, posterior.num_data)
         self.posterior, self.temperature = posterior, temperature
 

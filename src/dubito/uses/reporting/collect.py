@@ -7,13 +7,11 @@ import time
 from collections.abc import Iterator
 from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor
 
 from dubito.beliefs.prediction import ClassPrediction, Prediction, RegressionPrediction
 from dubito.core import batches, distributed
-from dubito.core.arrays import to_tensor
 from dubito.core.batches import Data, Source
 from dubito.core.errors import DubitoError, InputError, NonFiniteError
 from dubito.uses import metrics
@@ -114,21 +112,13 @@ def collect(
 
 def _batches(data: Any, batch_size: int, what: str) -> Iterator[tuple[Any, Any]]:
     """Yield this process's inputs and targets; a batch of which it has no row is left out."""
-    rows = data[0] if isinstance(data, tuple) and data else data
-    if hasattr(rows, "__len__") and not _is_endless(rows) and len(rows) == 0:
+    if batches.is_empty(data):
         raise InputError(f"{what} is empty: give at least one example.")
-    if isinstance(data, Tensor | np.ndarray):  # inputs alone, as an out-of-distribution set may be
-        data = [(part,) for part in to_tensor(data, what).split(batch_size)]
+    alone = batches.bare_inputs(data, what)  # as an out-of-distribution set may be
+    if alone is not None:
+        data = [(part,) for part in alone.split(batch_size)]
     source = Source(data, batch_size=batch_size, must_count=False)
     yield from ((batch.inputs, batch.targets) for batch in source.epoch() if batches.num_rows(batch.inputs) > 0)
-
-
-def _is_endless(sized: Any) -> bool:
-    try:
-        len(sized)
-    except TypeError:  # a loader over an IterableDataset has __len__, but no length
-        return True
-    return False
 
 
 def _predict(predictor: RescaledDraws, inputs: Any, what: str, like: Pass | None) -> Prediction:

@@ -6,7 +6,6 @@ import math
 from collections.abc import Callable, Iterator
 from typing import Any, Literal
 
-import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, Dataset
@@ -14,7 +13,9 @@ from torch.utils.data import DataLoader, Dataset
 from dubito.beliefs.likelihoods import Bernoulli, Categorical, Gaussian, HeteroscedasticGaussian, Likelihood
 from dubito.beliefs.prediction import ClassPrediction, Prediction
 from dubito.core import batches, distributed
+from dubito.core.arguments import checked_arguments
 from dubito.core.batches import Data, Source
+from dubito.core.constraints import Count, Positive
 from dubito.core.errors import InputError, UnsupportedError
 from dubito.fitting.posterior import Posterior
 from dubito.fitting.training import Training
@@ -39,6 +40,7 @@ ROWS = 1024
 
 
 @distributed.together()
+@checked_arguments
 def distill(
     posterior: Posterior,
     student: nn.Module,
@@ -47,9 +49,9 @@ def distill(
     *,
     validation: Data | Tensor | None = None,
     training: Training | None = None,
-    num_samples: int | None = None,
-    temperature: float = 1.0,
-    concentration_weight: float | None = None,
+    num_samples: Count | None = None,
+    temperature: Positive = 1.0,
+    concentration_weight: Positive | None = None,
     generator: torch.Generator | None = None,
     progress: bool = True,
 ) -> PointPosterior:
@@ -81,10 +83,6 @@ def distill(
     Returns:
         A posterior like any other, a single point whose ``.model`` is the plain network.
     """
-    if not isinstance(keep, str) or keep not in ("mean", "distribution"):
-        raise InputError(f"`keep` must be 'mean' or 'distribution', got {keep!r}.")
-    if not isinstance(student, nn.Module):
-        raise InputError(f"`student` must be a torch.nn.Module, got a {type(student).__name__}.")
     teacher = _teacher(posterior, num_samples, generator)
     loss, likelihood = _loss(posterior, _first_answer(teacher, data), keep, temperature)
     if concentration_weight is not None:
@@ -163,18 +161,18 @@ def _loss(
 
 
 def _first_answer(teacher: FixedDraws, data: Any) -> Prediction:
-    if isinstance(data, Tensor | np.ndarray):
-        inputs: Any = inputs_of(teacher.posterior, data, "data")[:8]
-    else:
-        place: dict[str, Any] = {"device": teacher.posterior.device, "dtype": teacher.posterior.dtype}
-        inputs = Source(data, batch_size=8, must_count=False, **place).first().inputs
-    return teacher.predict(inputs)
+    alone = batches.bare_inputs(data, "The data")
+    if alone is not None:
+        return teacher.predict(alone[:8])
+    place: dict[str, Any] = {"device": teacher.posterior.device, "dtype": teacher.posterior.dtype}
+    return teacher.predict(Source(data, batch_size=8, must_count=False, **place).first().inputs)
 
 
 def _taught(data: Any, answer: Callable[[Any], Tensor], training: Training) -> tuple[Any, int | None]:
     """Return the data with the teacher's answers as targets, and its size where it cannot be counted."""
-    if isinstance(data, Tensor | np.ndarray):
-        return _in_memory(batches.as_tensors(data), answer), None
+    alone = batches.bare_inputs(data, "The data")
+    if alone is not None:
+        return _in_memory(alone, answer), None
     source = Source(data)
     if source.pair is not None:
         return _in_memory(source.pair[0], answer), None
