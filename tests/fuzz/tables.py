@@ -17,7 +17,7 @@ from fuzz.engine import Case, require
 CELLS = ["1", "2", "3.5", "-1e3", "", "", "NA", "nan", "inf", "-inf", "1e400", "1e308", "-1e308", "99999999999999999999999", "x", "y", "z",
          "true", "False", "2020-01-02", "2020-01-02T03:04", "0001-01-01", "9999-12-31", "2020-13-45", "12:30", "1,5", '"a,b"',
          '"', '""', '"a\nb"', "'", "\x00", "a\x00b", "\t", " 1 ", "é", "\xff\xfe", "\u00a0", "1_000", "0x10", "1j", "None", "<NA>",
-         "#", "\\", "\r", "1 2", "$5", "5%", "1e-320", "0", "00", "+1"]  # fmt: skip
+         "#", "\\", "\r", "1 2", "$5", "5%", "1e-320", "0", "00", "+1", '"376,532"', "376.532", "1.234,5", "31.12.2020", "02/03/2020"]  # fmt: skip
 NAMES = ["a", "b", "y", "c", "", "a", "Unnamed: 0", "1", "é", '"q"', "a.1", " y", "y", "\x00", "index"]
 SIZES = [0, 1, 2, 5, 12, 20, 20, 20, 40, 40]
 
@@ -43,7 +43,8 @@ class Tables:
             case["damage"] = [[rng.random(), rng.randrange(256)] for _ in range(rng.choice([0, 1, 1, 2, 5]))]
             case["cut"] = rng.choice([1.0, 1.0, 1.0, rng.random()])
             return case
-        case["content"] = self._text(rng, "\t" if case["suffix"] == ".tsv" else ",")
+        usual = "\t" if case["suffix"] == ".tsv" else ","
+        case["content"] = self._text(rng, rng.choice([usual, usual, usual, ";", "|", " "]))
         case["encoding"] = rng.choice(["utf-8"] * 12 + ["latin-1", "utf-16", "utf-8-sig"])
         if rng.random() < 0.05:
             case["huge"] = rng.choice([200_000, 2_000_000])
@@ -56,6 +57,9 @@ class Tables:
                 "task": rng.choice(["classification", "regression"]), "categorical": [rng.choice(NAMES)],
                 "ignore": [rng.choice(NAMES)], "dates": {rng.choice(NAMES): rng.choice(["%Y-%m-%d", "%d.%m.%Y", "x", ""])},
                 "validation": rng.choice([0, 0.5, 0.99]), "test": rng.choice([0.01, 0.5, 0.99]), "limit": rng.choice([1, 3]),
+                "separator": rng.choice([",", ";", "\t", "", "ab", '"', "\n", "é"]), "decimal": rng.choice([".", ",", ";", ""]),
+                "encoding": rng.choice(["utf-8", "latin-1", "utf-16", "ascii", "x", "", "hex", "idna", "\x00"]),
+                "keep": [rng.choice(NAMES)], "standardize": rng.choice([True, False]),
             }  # fmt: skip
             case["options"] = {name: options[name] for name in rng.sample(list(options), rng.choice([1, 1, 2]))}
         return case

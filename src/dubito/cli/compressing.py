@@ -1,50 +1,65 @@
-"""Fit and compress a network as `dubito compress` describes."""
+"""`dubito compress`."""
 
 from __future__ import annotations
 
-from typing import Any
+from pathlib import Path
+from typing import Annotated
 
-import torch
+import typer
 
-from dubito.cli.experiment import Experiment
-from dubito.cli.options import read_likelihood, read_methods
-from dubito.core import grammar
-from dubito.core.errors import InputError
-from dubito.data import DataSet
-from dubito.fitting.training import Training
-from dubito.uses.compression import Compression, compress
-from dubito.uses.compression.rules import Rule
+from dubito.cli import arguments as args
 
 
-def read_rule(text: str | None) -> Rule | None:
-    """Return the rule that the text describes; None stands for the posterior's default."""
-    if text is None:
-        return None
-    rule = grammar.parse(text, "rules")
-    if not isinstance(rule, Rule):
-        raise InputError(f'\'{text}\' is not a rule; write one such as "magnitude(0.9)" or "log_alpha(3)".')
-    return rule
+def compress(
+    data: Annotated[str, typer.Option("--data", metavar="NAME|TABLE", help="The name of a data set, or a table.")],
+    target: args.Target = None,
+    model: Annotated[str, typer.Option(metavar="NETWORK", help="The network, as for compare.")] = "mlp",
+    method: Annotated[
+        str, typer.Option(metavar="METHOD", help="The method that finds the posterior.")
+    ] = "variational(prior=priors.LogUniform(), kl_warmup=0.5)",
+    rule: Annotated[
+        str | None, typer.Option(metavar="RULE", help="Which weights to remove.  [default: chosen from the posterior]")
+    ] = None,
+    structure: Annotated[
+        str, typer.Option(metavar="WHAT", help="Remove single 'weights' or whole 'units'.")
+    ] = "weights",
+    finetune: Annotated[int, typer.Option(metavar="N", min=0, help="Epochs of fine-tuning after the removal.")] = 0,
+    epochs: args.Epochs = None,
+    lr: args.Rate = None,
+    batch_size: args.BatchSize = None,
+    limit: args.Limit = None,
+    seed: Annotated[int, typer.Option(metavar="N", help="The random seed.")] = 0,
+    task: args.Task = None,
+    sep: args.Sep = None,
+    encoding: args.Encoding = None,
+    decimal: args.Decimal = None,
+    ignore: args.Ignore = None,
+    keep: args.Keep = None,
+    categorical: args.Categorical = None,
+    date: args.Date = None,
+    save: Annotated[Path | None, typer.Option(metavar="FILE", help="Save the compressed network to this file.")] = None,
+    export: Annotated[Path | None, typer.Option(metavar="FILE", help="Export it to an .onnx or .pt2 file.")] = None,
+    json: args.Json = False,
+) -> None:
+    """Train a network and compress it."""
+    from dubito.cli import options
+    from dubito.cli.fit_and_compress import fit_and_compress, read_rule
+    from dubito.cli.output import print_json
 
-
-def fit_and_compress(
-    dataset: DataSet,
-    *,
-    model: str,
-    method: str,
-    rule: Rule | None,
-    structure: str,
-    training: dict[str, Any],
-    finetune: int,
-    seed: int,
-) -> Compression:
-    """Train a network, find its posterior, and compress it; amounts are judged on the validation part."""
-    (recipe,) = read_methods([method])
-    experiment = Experiment(
-        dataset, model=model, recipes=(recipe,), likelihood=read_likelihood(None, dataset), training=training
-    )
-    experiment.check()
-    posterior = experiment.posterior(recipe, seed)
-    options: dict[str, Any] = {"data": dataset.validation or dataset.test, "structure": structure}
-    if finetune:
-        options |= {"finetune": dataset.train, "training": Training(epochs=finetune, lr=1e-3, schedule="linear")}
-    return compress(posterior, rule, **options, generator=torch.Generator().manual_seed(seed))
+    for path in (save, export):
+        if path is not None:
+            options.check_writable(path)
+    chosen = options.read_training(None, epochs=epochs, lr=lr, batch_size=batch_size)
+    wanted = read_rule(rule)
+    table = args.TableOptions(target, task, sep, encoding, decimal, ignore, keep, categorical, date)
+    dataset = options.read_data(data, table, split=0, gap=False, limit=limit, limit_test=None)
+    made = fit_and_compress(
+        dataset, model=model, method=method, rule=wanted, structure=structure, training=chosen, finetune=finetune,
+        seed=seed,
+    )  # fmt: skip
+    report = made.report(dataset.test, feature_names=dataset.feature_names, target_scale=dataset.target_scale)
+    if save is not None:
+        made.save(save)
+    if export is not None:
+        made.export(export)
+    print_json(report.to_json()) if json else typer.echo(str(report))

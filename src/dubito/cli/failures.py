@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 import warnings
 from collections.abc import Sequence
+from contextvars import ContextVar
 from typing import Any
 
 import typer
@@ -14,12 +15,17 @@ from dubito.core.errors import DubitoError, MissingDataError, NonFiniteError
 
 FAILURE, BAD_INPUT, MISSING_DATA, INTERRUPTED = 1, 2, 3, 130
 
+# Whether ``--quiet`` was given: no notes and no progress bars.
+QUIET: ContextVar[bool] = ContextVar("quiet", default=False)
+# Options that may stand at any position.
+_ANYWHERE = ("--debug", "--quiet", "-q")
+
 # Newer versions of typer carry a copy of click; the base of its usage errors is reached the same way in all of them.
 _UsageError: Any = typer.BadParameter.__bases__[0]
 
 
 class CommandGroup(TyperGroup):
-    """A group of commands that prints errors in one line; ``--debug``, at any position, shows tracebacks."""
+    """A group of commands that prints errors in one line; ``--debug`` and ``--quiet`` may stand at any position."""
 
     def main(
         self,
@@ -33,7 +39,8 @@ class CommandGroup(TyperGroup):
         """Run the command and turn errors into exit codes."""
         words = list(sys.argv[1:] if args is None else args)
         debug = "--debug" in words
-        words = [word for word in words if word != "--debug"]
+        quiet = QUIET.set("--quiet" in words or "-q" in words)
+        words = [word for word in words if word not in _ANYWHERE]
         with warnings.catch_warnings():
             warnings.showwarning = _show_warning
             try:
@@ -42,6 +49,8 @@ class CommandGroup(TyperGroup):
                 if debug:
                     raise
                 code = _explain(error)
+            finally:
+                QUIET.reset(quiet)
         if standalone_mode:
             sys.exit(code or 0)
         return code

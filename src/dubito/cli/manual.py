@@ -33,7 +33,8 @@ Examples:
   dubito compress --data digits --save digits.dubito
   dubito data list
 
-Results go to stdout, progress and errors to stderr. --debug, at any position, shows the traceback of an error.
+Results go to stdout, progress and errors to stderr. At any position, --quiet leaves out notes and progress, and --debug
+shows the traceback of an error.
 
 {_EXIT_CODES}
 {_ENVIRONMENT}"""
@@ -53,8 +54,9 @@ Examples:
 
 COMPARE = f"""Fit several methods to one data set and compare them on its test part.
 
---data is a name that `dubito data list` shows, or a .csv, .tsv or .parquet table with --target. Methods, networks and
-likelihoods are written as calls, `name(option=value, ...)`; text values need no quotes.
+--data is a name that `dubito data list` shows, or a table with --target: .csv, .tsv, .parquet, .xlsx, or - for standard
+input. How a text file is written is found out; --sep, --encoding and --decimal say it where that fails. Methods,
+networks and likelihoods are written as calls, `name(option=value, ...)`; text values need no quotes.
 
 \b
 Methods:      {_LINES_OF_METHODS}
@@ -102,7 +104,7 @@ Examples:
 {_EXIT_CODES}
 {_ENVIRONMENT}"""
 
-DATA = f"""List the available data sets, and check their files.
+DATA = f"""List the available data sets, check their files, and describe tables.
 
 Digits, diabetes and the generated toys are always available. The files of all others are searched in the folders of
 DUBITO_DATA, then in the user's cache.
@@ -116,6 +118,17 @@ Examples:
   dubito data list
   DUBITO_DATA=~/data dubito data list --json
 """
+
+DATA_DESCRIBE = f"""Say what is understood of each column of a table, as `fit` and `compare` understand it.
+
+Prints the type, missing cells, levels and range of every column, and which columns would be left out and why.
+
+\b
+Examples:
+  dubito data describe houses.csv
+  dubito data describe houses.csv --target price --ignore agent --decimal ,
+
+{_EXIT_CODES}"""
 
 DATA_CHECK = f"""Read data sets completely and check them.
 

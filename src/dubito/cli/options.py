@@ -11,15 +11,16 @@ import torch
 from dubito import data
 from dubito.beliefs import likelihoods
 from dubito.beliefs.likelihoods import Bernoulli, Categorical, Likelihood
+from dubito.cli.arguments import TableOptions
 from dubito.cli.experiment import Experiment
 from dubito.cli.methods import METHODS
+from dubito.cli.output import note_description
 from dubito.core import grammar
 from dubito.core.errors import InputError
 from dubito.data import DataSet, Pair
+from dubito.data.table_files import OTHER_SUFFIXES, STANDARD_INPUT, TEXT_SUFFIXES
 from dubito.fitting.recipe import Recipe
 from dubito.fitting.training import Training
-
-_TABLE_SUFFIXES = (".csv", ".tsv", ".parquet", ".gz")
 
 
 def demo_experiment(fast: bool = False) -> Experiment:
@@ -51,20 +52,38 @@ def read_methods(texts: Sequence[str]) -> tuple[Recipe, ...]:
 
 
 def read_data(
-    name: str, target: str | None, *, split: int, gap: bool, limit: int | None, limit_test: int | None
+    name: str, table: TableOptions, *, split: int, gap: bool, limit: int | None, limit_test: int | None
 ) -> DataSet:
     """Return a data set by name, or one made of a table."""
-    if not name.endswith(_TABLE_SUFFIXES):
-        if target is not None:
-            raise InputError(f"--target is for tables (.csv, .tsv, .parquet); '{name}' is the name of a data set.")
+    if not is_table(name):
+        if table.given:
+            raise InputError(f"{table.given[0]} is for tables; '{name}' is the name of a data set.")
         return data.load(name, split=split, gap=gap, limit=limit, limit_test=limit_test)
-    if target is None:
-        columns = ", ".join(map(str, data.read_table(name).columns))
-        raise InputError(f"Give the column of '{name}' to predict as --target; its columns are: {columns}.")
     if gap or limit_test is not None:
         raise InputError(f"{'--gap' if gap else '--limit-test'} is for data sets by name, not for tables; drop it.")
-    generator = torch.Generator().manual_seed(split)
-    return data.load_table(name, target, limit=limit, generator=generator)
+    return read_table(name, table, limit=limit, generator=torch.Generator().manual_seed(split))
+
+
+def read_table(name: str, table: TableOptions, **how: Any) -> DataSet:
+    """Return the data set that a table makes, and say what was understood of its columns."""
+    if table.target is None:
+        columns = ", ".join(data.read_table(name, **table.text()).names)
+        raise InputError(f"Give the column of '{name}' to predict as --target; its columns are: {columns}.")
+    dataset = data.load_table(name, table.target, **table.text(), **table.columns(), **how)
+    assert dataset.description is not None
+    note_description(dataset.name, dataset.description)
+    return dataset
+
+
+def is_table(name: str) -> bool:
+    """Return whether text that stands for data means a file, and not a data set by name."""
+    if name in data.names():
+        return False
+    try:
+        exists = Path(name).exists()
+    except (OSError, ValueError):  # a name that is too long, or holds a NUL
+        exists = False
+    return exists or name == STANDARD_INPUT or name.lower().endswith((*TEXT_SUFFIXES, *OTHER_SUFFIXES, ".gz", ".xls"))
 
 
 def read_likelihood(text: str | None, dataset: DataSet) -> Likelihood:

@@ -11,15 +11,32 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from dubito.data import Availability, Integrity
+from dubito.cli.failures import QUIET
+from dubito.data import Availability, Integrity, TableDescription
 from dubito.uses.reporting.tables import Column
 
 _WIDE = 300  # columns: where the output is not a terminal, nothing is folded
 
 
 def note(message: str) -> None:
-    """Write one line to stderr."""
-    sys.stderr.write(f"{message}\n")
+    """Write one line to stderr, unless ``--quiet`` was given."""
+    if not QUIET.get():
+        sys.stderr.write(f"{message}\n")
+
+
+def note_description(name: str, description: TableDescription) -> None:
+    """Say on stderr what was understood of a table, unless ``--quiet`` was given."""
+    if not QUIET.get():
+        written = "" if description.dialect is None else f" ({description.dialect})"
+        note(f"{name}{written}: {description.num_rows:,} rows")
+        _console(sys.stderr).print(_description_table(description))
+
+
+def print_description(description: TableDescription) -> None:
+    """Print what was understood of a table."""
+    written = "" if description.dialect is None else f"; {description.dialect}"
+    sys.stdout.write(f"{description.num_rows:,} rows{written}\n")
+    _console().print(_description_table(description))
 
 
 def print_json(value: Any) -> None:
@@ -69,8 +86,18 @@ def print_integrity(rows: Sequence[Integrity], as_json: bool) -> None:
             sys.stdout.write(f"  {problem}\n")
 
 
-def _console() -> Console:
-    return Console(file=sys.stdout, width=None if sys.stdout.isatty() else _WIDE, highlight=False)
+def _description_table(description: TableDescription) -> Table:
+    table = _table(left=["column", "type"], right=["missing", "levels"])
+    for title in ("range", ""):
+        table.add_column(title, overflow="fold")
+    for name, *cells in description.rows():
+        table.add_row(Text(name), *map(Text, cells))
+    return table
+
+
+def _console(file: Any = None) -> Console:
+    file = sys.stdout if file is None else file
+    return Console(file=file, width=None if file.isatty() else _WIDE, highlight=False)
 
 
 def _table(left: Sequence[str], right: Sequence[str]) -> Table:

@@ -12,6 +12,7 @@ from torch import Tensor
 from dubito.core.errors import MissingDataError
 
 if TYPE_CHECKING:
+    from dubito.data.describe import TableDescription
     from dubito.data.transform import TableTransform
     from dubito.data.vocabulary import Vocabulary
 
@@ -75,6 +76,7 @@ class DataSet:
             is multiplied by `target_scale.scale`.
         class_names: Classification only, in the order of the class numbers.
         feature_names: The columns of the inputs, where they have names.
+        description: Tables only: what was understood of each column.
     """
 
     name: str
@@ -85,6 +87,7 @@ class DataSet:
     target_scale: Standardizer | None = None
     class_names: tuple[str, ...] = ()
     feature_names: tuple[str, ...] = ()
+    description: TableDescription | None = None
 
     @property
     def train(self) -> Pair:

@@ -27,21 +27,57 @@ ALWAYS_UNPACKED = 100 * 2**20
 CHUNK = 2**22
 
 
+class Unpacked(io.RawIOBase):
+    """The unpacked bytes of a gzip file, at most `max_ratio` times its size or `ALWAYS_UNPACKED`."""
+
+    def __init__(self, path: Path, max_ratio: float = MAX_RATIO) -> None:
+        self._path, self._max_ratio, self._count = path, max_ratio, 0
+        self._packed = path.open("rb")
+        self._most = max(max_ratio * path.stat().st_size, ALWAYS_UNPACKED)
+        self._stream = gzip.GzipFile(fileobj=self._packed)
+
+    def readable(self) -> bool:
+        """Return True: it can be read."""
+        return True
+
+    def readinto(self, buffer: Any) -> int:
+        """Read unpacked bytes into a buffer and return their number."""
+        try:
+            part = self._stream.read(min(len(buffer), CHUNK))
+        except (OSError, EOFError, zlib.error) as error:
+            raise FileFormatError(
+                f"The file {self._path} is not a complete gzip file ({error}): fetch it again."
+            ) from error
+        self._count += len(part)
+        if self._count > self._most:
+            raise FileFormatError(
+                f"The file {self._path} unpacks to more than {self._max_ratio:g} times its size, as files do that are "
+                "made to fill the memory: if you trust it, unpack it yourself, or raise data.read_table(..., "
+                "max_ratio=)."
+            )
+        buffer[: len(part)] = part
+        return len(part)
+
+    def tell(self) -> int:
+        """Return how many packed bytes were read."""
+        return self._packed.tell()
+
+    def close(self) -> None:
+        """Close the file."""
+        self._stream.close()
+        self._packed.close()
+        super().close()
+
+
 def read_gzip(path: Path, max_ratio: float = MAX_RATIO) -> bytes:
-    """Return the unpacked bytes of a gzip file, at most `max_ratio` times its size or `ALWAYS_UNPACKED`."""
+    """Return the unpacked bytes of a gzip file; see `Unpacked`."""
     try:
-        most, content = max(max_ratio * path.stat().st_size, ALWAYS_UNPACKED), bytearray()
-        with gzip.open(path) as stream:
-            while len(content) <= most and (part := stream.read(CHUNK)):
-                content += part
-    except (OSError, EOFError, zlib.error) as error:
+        with Unpacked(path, max_ratio) as stream:
+            return stream.read()
+    except FileFormatError:
+        raise
+    except OSError as error:
         raise FileFormatError(f"The file {path} is not a complete gzip file ({error}): fetch it again.") from error
-    if len(content) > most:
-        raise FileFormatError(
-            f"The file {path} unpacks to more than {max_ratio:g} times its size, as files do that are made to fill the "
-            "memory: if you trust it, unpack it yourself, or raise data.read_table(..., max_ratio=)."
-        )
-    return bytes(content)
 
 
 def read_idx(path: Path) -> Array:

@@ -1,124 +1,102 @@
-"""CSV and Parquet tables with a target column, as data sets."""
+"""Tables with a target column, as data sets."""
 
 from __future__ import annotations
 
-import io
 import warnings
 from collections.abc import Mapping, Sequence
 from os import PathLike
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import Any
 
+import numpy as np
 import torch
 
 from dubito.core.arguments import checked_arguments
 from dubito.core.constraints import check
-from dubito.core.errors import FileFormatError, InputError, MissingDataError, UnsupportedError
-from dubito.data.columns import without_strays
+from dubito.core.errors import InputError
 from dubito.data.dataset import DataSet, Pair, Standardizer, Task
-from dubito.data.formats import MAX_RATIO, read_gzip
+from dubito.data.describe import TableDescription, describe_table, settled
 from dubito.data.source import carve
-from dubito.data.transform import TableTransform, checked_frame, class_levels, infer_task
+from dubito.data.table import Table
+from dubito.data.table_files import read_table
+from dubito.data.targets import class_levels
+from dubito.data.transform import TableTransform, checked_table
 
-if TYPE_CHECKING:
-    import pandas as pd
-
-
-def read_table(path: str | PathLike[str], *, max_ratio: float = MAX_RATIO) -> pd.DataFrame:
-    """Read a `.csv`, `.tsv` or `.parquet` file (text may be gzipped) into a pandas frame.
-
-    A first column of text files that has no name holds row numbers, as R and pandas write them, and is left out.
-
-    Args:
-        path: The file.
-        max_ratio: How many times its own size a gzipped file may have when it is unpacked; 100 MB are always allowed.
-    """
-    path = Path(path)
-    suffix = path.with_suffix("").suffix if path.suffix == ".gz" else path.suffix
-    if suffix not in (".csv", ".tsv", ".parquet"):
-        raise InputError(f"The file {path} is not a .csv, .tsv or .parquet table: give one of these.")
-    if not path.is_file():
-        raise MissingDataError(f"There is no file {path}: check the path.")
-    try:
-        import pandas as pd
-
-        if suffix == ".parquet":
-            return pd.read_parquet(path, engine="pyarrow")
-        text = io.BytesIO(read_gzip(path, max_ratio)) if path.suffix == ".gz" else path
-        frame = pd.read_csv(text, sep="\t" if suffix == ".tsv" else ",")
-        return frame.drop(columns="Unnamed: 0") if frame.columns[0] == "Unnamed: 0" else frame
-    except ImportError as error:
-        needed = "pandas and pyarrow" if suffix == ".parquet" else "pandas"
-        raise UnsupportedError(f"Reading {path.name} needs {needed}: install them with dubito[tables].") from error
-    except FileFormatError:
-        raise
-    except Exception as error:
-        why = " ".join(str(error).split())[:200]
-        raise FileFormatError(f"The file {path} is not a readable {suffix[1:]} table ({why}).") from error
+# A table with fewer rows leaves nothing to learn from once some are held out.
+MIN_ROWS = 10
 
 
 @checked_arguments
 def load_table(
-    table: str | PathLike[str] | pd.DataFrame,
+    table: Any,
     target: str,
     *,
-    test: float | str | PathLike[str] | pd.DataFrame = 0.2,
+    test: Any = 0.2,
     validation: float = 0.1,
     limit: int | None = None,
     task: Task | None = None,
     categorical: Sequence[str] = (),
     dates: Mapping[str, str] | None = None,
     ignore: Sequence[str] = (),
+    keep: Sequence[str] = (),
+    standardize: bool = True,
+    separator: str | None = None,
+    encoding: str | None = None,
+    decimal: str | None = None,
     generator: torch.Generator | None = None,
 ) -> DataSet:
     """Make a data set from a table; its `encoder` is the `TableTransform` to apply to later tables.
 
     Rows without a target are left out, with a warning; for stray cells see `TableTransform`. The parts are drawn at
-    random; everything is learnt from the rows that remain for training.
+    random. What a column holds is decided from all rows (`describe_table`); everything else is learnt from the rows
+    that remain for training.
 
     Args:
-        table: A frame, or the path of a CSV or Parquet file.
+        table: A pandas frame, a dict of columns, a `Table`, or the path of a file that `read_table` can read.
         target: The column to predict.
         test: The fraction of rows to hold out, or a table of its own.
         validation: The fraction of the remaining rows to carve out; 0 for none.
         limit: Use at most this many rows for training and validation together.
         task: `"classification"` or `"regression"`; inferred from the target if None (see `TableTransform.fit`).
         categorical: Columns of numbers that are names of categories.
-        dates: Columns of text that are dates, with their format; ISO dates are recognised.
-        ignore: Columns to leave out, such as row numbers.
+        dates: Columns of text that are dates, with their format; usual formats are recognised.
+        ignore: Columns to leave out.
+        keep: Columns to use although they look like ids.
+        standardize: Whether numbers, dates and targets are standardised.
+        separator: What separates the cells of a text file; found from the file if None.
+        encoding: The encoding of a text file; found from the file if None.
+        decimal: The decimal mark of a text file, "." or ","; found from the file if None.
         generator: Draws the rows; by default the same ones on every call.
     """
-    for name, listed in {"categorical": categorical, "ignore": ignore}.items():
+    for name, listed in {"categorical": categorical, "ignore": ignore, "keep": keep}.items():
         check(name, tuple[str, ...], tuple(listed) if isinstance(listed, Sequence) else listed)
     check("dates", Mapping[str, str] | None, dates)
-    frame = _frame(table, target)
-    frame = without_strays(frame, keep=(target, *categorical, *(dates or ()), *ignore))
-    task = task or infer_task(frame[target])
-    class_names = class_levels(frame[target]) if task == "classification" else ()
+    text = {"separator": separator, "encoding": encoding, "decimal": decimal}
+    rows = with_target(as_table(table, **text), target)
+    if len(rows) < MIN_ROWS:
+        raise InputError(f"The table has {len(rows)} row(s) with a target; at least {MIN_ROWS} are needed.")
+    described = describe_table(rows, target, task=task, categorical=categorical, dates=dates, ignore=ignore, keep=keep)
+    rows = settled(rows, described)
+    names = class_levels(rows[target]) if described.task == "classification" else ()
+    held_out = rows
     if isinstance(test, float | int):
         if not 0 < test < 1:
             raise InputError(f"`test` must be a fraction of the rows between 0 and 1 or a table, got {test}.")
-        kept, held_out = carve(len(frame), validation=test, generator=generator)
-        frame, test_frame = frame.iloc[kept], frame.iloc[held_out]
+        kept, others = carve(len(rows), validation=test, generator=generator)
+        rows, held_out = rows.take(kept), rows.take(others)
     else:
-        test_frame = _frame(test, target)
-    train, held_out = carve(len(frame), validation=validation, limit=limit, generator=generator)
+        held_out = with_target(as_table(test, **text), target)
+    train, others = carve(len(rows), validation=validation, limit=limit, generator=generator)
+    parts = {"train": rows.take(train), "validation": rows.take(others), "test": held_out}
     transform = TableTransform.fit(
-        frame.iloc[train],
-        target,
-        task=task,
-        class_names=class_names,
-        categorical=categorical,
-        dates=dates,
-        ignore=ignore,
+        parts["train"], target, class_names=names, standardize=standardize, description=described
     )
-    frames = {"train": frame.iloc[train], "validation": frame.iloc[held_out], "test": test_frame}
-    return _as_dataset(_name(table), transform, frames)
+    return _as_dataset(_name(table), transform, parts, described)
 
 
-def _as_dataset(name: str, transform: TableTransform, frames: dict[str, pd.DataFrame]) -> DataSet:
+def _as_dataset(name: str, transform: TableTransform, tables: dict[str, Table], described: TableDescription) -> DataSet:
     parts: dict[str, Pair] = {
-        part: (transform.encode(frame), transform.encode_targets(frame)) for part, frame in frames.items() if len(frame)
+        part: (transform.encode(table), transform.encode_targets(table)) for part, table in tables.items() if len(table)
     }
     loc, scale = torch.tensor([[transform.target_loc], [transform.target_scale]], dtype=torch.float64)
     return DataSet(
@@ -130,25 +108,27 @@ def _as_dataset(name: str, transform: TableTransform, frames: dict[str, pd.DataF
         target_scale=Standardizer(loc, scale) if transform.task == "regression" else None,
         class_names=transform.class_names,
         feature_names=transform.feature_names,
+        description=described,
     )
 
 
-def _name(table: str | PathLike[str] | pd.DataFrame) -> str:
-    return Path(table).name if isinstance(table, str | PathLike) else "table"
+def as_table(table: Any, **text: Any) -> Table:
+    """Return a table that was given as a path or in memory; `text` says how a text file is written."""
+    return read_table(table, **text) if isinstance(table, str | PathLike) else Table.of(table)
 
 
-def _frame(table: str | PathLike[str] | pd.DataFrame, target: str) -> pd.DataFrame:
-    """Return the table without the rows that have no target."""
-    frame = read_table(table) if isinstance(table, str | PathLike) else table
-    if not hasattr(frame, "iloc") or not hasattr(frame, "columns"):
-        raise InputError(f"a table is a data frame or the path of a file, not a {type(frame).__name__}.")
-    frame = frame.rename(columns=str)
-    if target in frame.columns and len(frame):
-        known = frame[target].notna()
-        if not known.any():
+def with_target(table: Table, target: str) -> Table:
+    """Return the table without the rows that have no target, with a warning if there are any."""
+    if target in table and len(table):
+        missing = table[target].missing()
+        if missing.all():
             raise InputError(f"The target column {target!r} has no values: choose another target.")
-        if not known.all():
-            count = int((~known).sum())
-            warnings.warn(f"{count} of {len(frame)} rows have no {target!r} and are left out.", stacklevel=3)
-            frame = frame[known]
-    return checked_frame(frame, target)
+        if missing.any():
+            told = f"{missing.sum()} of {len(table)} rows have no {target!r} and are left out."
+            warnings.warn(told, stacklevel=3)
+            table = table.take(np.flatnonzero(~missing))
+    return checked_table(table, target)
+
+
+def _name(table: Any) -> str:
+    return Path(table).name if isinstance(table, str | PathLike) else "table"

@@ -6,23 +6,23 @@ import dataclasses
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from dubito.core.errors import FileFormatError, InputError
-from dubito.data.cells import first_stray, is_mostly, numbers_of
-from dubito.data.columns import CategoryColumn, Column, DateColumn, NumberColumn, as_label, as_numbers, fit_column
+from dubito.data.cells import Cells, check_size
+from dubito.data.columns import CategoryColumn, Column, DateColumn, NumberColumn, fit_column
 from dubito.data.dataset import Standardizer, Task
+from dubito.data.describe import MAX_LEVELS, TableDescription, describe_table
+from dubito.data.table import Table
+from dubito.data.tally import Tally
+from dubito.data.targets import class_levels
 
-if TYPE_CHECKING:
-    import pandas as pd
-
-_FORMAT = "dubito.table/1"
+_FORMAT = "dubito.table/2"
 _KINDS: dict[str, type[Column]] = {"number": NumberColumn, "category": CategoryColumn, "date": DateColumn}
-_MANY = 20
 
 
 @dataclass(frozen=True)
@@ -30,13 +30,13 @@ class TableTransform:
     """The transform of table rows into inputs and targets.
 
     - Numbers and booleans (0 and 1) are standardised; a missing one becomes the median (of booleans: the mode).
-    - Categories become one 0/1 feature per level; a missing one becomes the most frequent level; a level that the
-      training rows did not have becomes all zeros.
+    - Categories become one 0/1 feature per level; rare levels share one. A missing one becomes the most frequent level.
+      A level that the training rows did not have becomes all zeros.
     - Dates become days, year, month and weekday, each standardised; a missing one becomes the median date.
     - A column of numbers or dates but for at most one cell in ten is one of numbers or dates; the stray cells count as
       missing, with a warning that names the column, the row and the value. Name it in `categorical` to keep its levels.
     - A column that has missing values in the training rows gets one more feature that says where.
-    - Columns that never vary in the training rows are dropped.
+    - Columns that are empty, never vary in the training rows, or look like ids are left out.
 
     Attributes:
         columns: The columns in use, in order, with what was learnt of each.
@@ -57,7 +57,7 @@ class TableTransform:
     @classmethod
     def fit(
         cls,
-        frame: pd.DataFrame,
+        table: Any,
         target: str,
         *,
         task: Task | None = None,
@@ -65,77 +65,105 @@ class TableTransform:
         categorical: Sequence[str] = (),
         dates: Mapping[str, str] | None = None,
         ignore: Sequence[str] = (),
-        max_levels: int = 50,
+        keep: Sequence[str] = (),
+        max_levels: int = MAX_LEVELS,
+        standardize: bool = True,
+        description: TableDescription | None = None,
     ) -> TableTransform:
         """Fit the transform to the training rows.
 
         Args:
-            frame: The training rows.
+            table: The training rows: a `Table`, a pandas frame, or a dict of columns.
             target: The column to predict; it must have no missing values.
             task: If None, numbers with more than 20 different values or with fractions mean regression, all else
                 classification.
             class_names: The classes, if the training rows may lack some of them.
             categorical: Columns of numbers that are names of categories.
-            dates: Columns of text that are dates, with their format (`{"day": "%d.%m.%Y"}`); ISO dates are recognised.
+            dates: Columns of text that are dates, with their format (`{"day": "%d.%m.%Y"}`); usual formats are
+                recognised.
             ignore: Columns to leave out.
-            max_levels: Only the most frequent levels of a category get a feature; the others count as unseen.
+            keep: Columns to use although they look like ids.
+            max_levels: Only the most frequent levels of a category get a feature of their own.
+            standardize: Whether numbers, dates and targets are standardised.
+            description: What `describe_table` understood of a larger table that these rows are part of; it replaces
+                the arguments that say what a column holds.
         """
-        frame, dates = checked_frame(frame, target), dates or {}
-        unknown = [name for name in (*categorical, *dates, *ignore) if name not in frame.columns]
-        if unknown:
-            raise InputError(f"The table has no column {unknown[0]!r}; it has {_listed(frame)}.")
+        table = checked_table(table, target)
+        described = description or describe_table(
+            table, target, task=task, categorical=categorical, dates=dates, ignore=ignore, keep=keep
+        )
         fitted = [
-            fit_column(
-                frame[name],
-                name,
-                categorical=name in categorical,
-                date_format=dates.get(name),
-                max_levels=max_levels,
-            )
-            for name in frame.columns
-            if name != target and name not in ignore
+            fit_column(table[column.name], column, max_levels=max_levels, standardize=standardize)
+            for column in described.columns
+            if column.used
         ]
         columns = tuple(column for column in fitted if column is not None)
         if not columns:
-            raise InputError(f"The table has no column beside {target!r} that varies; there is nothing to learn from.")
-        task = task or infer_task(frame[target])
-        if task == "classification":
-            return cls(columns, target, task, tuple(class_names or class_levels(frame[target])))
-        loc, scale = Standardizer.fit(_values(frame[target], target))
-        return cls(columns, target, task, (), loc.item(), scale.item())
+            raise _nothing_left(described, target)
+        assert described.task is not None
+        if described.task == "classification":
+            return cls(columns, target, "classification", tuple(class_names or class_levels(table[target])))
+        if not standardize:
+            return cls(columns, target, "regression")
+        loc, scale = Standardizer.fit(_values(table[target]))
+        return cls(columns, target, "regression", (), loc.item(), scale.item())
 
     @property
     def feature_names(self) -> tuple[str, ...]:
         """Return the names of the input features, in order."""
         return tuple(name for column in self.columns for name in column.feature_names)
 
-    def encode(self, frame: pd.DataFrame) -> Tensor:
-        """Return float32 inputs `[N, features]`; the target and columns that were not fitted are ignored."""
-        frame = frame.rename(columns=str)
-        missing = [column.name for column in self.columns if column.name not in frame.columns]
+    @property
+    def column_names(self) -> tuple[str, ...]:
+        """Return the names of the columns in use, in order."""
+        return tuple(column.name for column in self.columns)
+
+    def spans(self) -> dict[str, slice]:
+        """Return which features each column becomes."""
+        found, start = {}, 0
+        for column in self.columns:
+            stop = start + len(column.feature_names)
+            found[column.name], start = slice(start, stop), stop
+        return found
+
+    def encode(self, table: Any, tally: Tally | None = None) -> Tensor:
+        """Return float32 inputs `[N, features]`; the target and columns that were not fitted are ignored.
+
+        Args:
+            table: A `Table`, a pandas frame, or a dict of columns.
+            tally: Counts cells that the training rows did not prepare for. With it stray cells count as missing;
+                without it more than a few of them are an error.
+        """
+        table = Table.of(table)
+        missing = [column.name for column in self.columns if column.name not in table]
         if missing:
-            raise InputError(f"The table lacks the column(s) {', '.join(map(repr, missing))}; it has {_listed(frame)}.")
-        if len(frame) == 0:
+            names = ", ".join(map(repr, missing))
+            raise InputError(f"The table lacks the column(s) {names}; it has {table.listed()}.")
+        if len(table) == 0:
             raise InputError("The table has no rows; there is nothing to transform.")
-        features = np.concatenate([column.encode(frame[column.name]) for column in self.columns], axis=1)
-        inputs = torch.from_numpy(features).float()
-        if not (finite := inputs.isfinite().all(dim=0)).all():
-            name = self.feature_names[int(finite.int().argmin())]
+        if tally is not None:
+            tally.start(len(table))
+        inputs = np.empty((len(table), len(self.feature_names)), dtype=np.float32)
+        for column, span in zip(self.columns, self.spans().values(), strict=True):
+            with np.errstate(over="ignore"):  # the sentence below says more
+                inputs[:, span] = column.encode(table[column.name], tally)
+        if not (finite := np.isfinite(inputs).all(axis=0)).all():
+            name = self.feature_names[int(finite.argmin())]
             raise InputError(
                 f"Feature {name!r} is too large for float32 here, far beyond its training rows: correct it."
             )
-        return inputs
+        return torch.from_numpy(inputs)
 
-    def encode_targets(self, frame: pd.DataFrame) -> Tensor:
+    def encode_targets(self, table: Any) -> Tensor:
         """Return the target column as int64 classes `[N]`, or as standardised float32 values `[N, 1]`."""
-        series = checked_frame(frame, self.target)[self.target]
+        cells = checked_table(table, self.target)[self.target]
         if self.task == "regression":
-            targets = ((_values(series, self.target) - self.target_loc) / self.target_scale).float()
+            targets = ((_values(cells) - self.target_loc) / self.target_scale).float()
             if not targets.isfinite().all():
                 raise InputError(f"The target {self.target!r} is too large for float32, far beyond its training rows.")
             return targets
         numbers = {name: number for number, name in enumerate(self.class_names)}
-        labels = [as_label(value) for value in series]
+        labels = [str(label) for label in cells.labels()]
         unknown = sorted(set(labels) - numbers.keys())
         if unknown:
             known = ", ".join(self.class_names)
@@ -162,58 +190,33 @@ class TableTransform:
             raise FileFormatError(f"This JSON was not written by TableTransform.to_json ({error}).") from error
 
 
-def checked_frame(frame: pd.DataFrame, target: str) -> pd.DataFrame:
-    """Return the frame with column names as text; raise if it has no rows or an incomplete target column."""
-    frame = frame.rename(columns=str)
-    if target not in frame.columns:
-        raise InputError(f"The table has no target column {target!r}; it has {_listed(frame)}.")
-    if len(frame) == 0:
+def checked_table(table: Any, target: str) -> Table:
+    """Return the table; raise if it has no rows or an incomplete target column."""
+    table = Table.of(table)
+    if target not in table:
+        numbers = all(name.replace(".", "").lstrip("-").isdecimal() for name in table.names)
+        hint = ": its first line seems to hold data in place of column names, so add a line of names" if numbers else ""
+        raise InputError(f"The table has no target column {target!r}; it has {table.listed()}{hint}.")
+    if len(table) == 0:
         raise InputError("The table has no rows; there is nothing to learn from.")
-    twice = frame.columns[frame.columns.duplicated()]
-    if len(twice):
-        raise InputError(f"The table has two columns named {twice[0]!r}: rename one.")
-    if frame[target].isna().any():
+    if table[target].missing().any():
         raise InputError(f"The target column {target!r} has missing values: leave those rows out.")
-    return frame
+    return table
 
 
-def infer_task(targets: pd.Series[Any]) -> Task:
-    """Return regression for numbers with more than 20 distinct values or with fractions, else classification."""
-    import pandas as pd
-
-    inferred = pd.api.types.infer_dtype(targets)
-    if inferred not in ("integer", "floating", "mixed-integer-float", "decimal"):
-        if is_mostly(found := numbers_of(targets)):
-            row, value = first_stray(targets, found)
-            raise InputError(
-                f"The target column {targets.name!r} holds numbers but for row {row!r}, which holds {value}: correct "
-                "it, or say task='classification'."
-            )
-        return "classification"
-    values = targets.to_numpy(dtype=np.float64)
-    many = len(np.unique(values)) > _MANY or bool((values != np.round(values)).any())
-    return "regression" if many else "classification"
+def _nothing_left(described: TableDescription, target: str) -> InputError:
+    others = [column for column in described.columns if column.name != target and column.remark]
+    words = [f"{column.name!r} ({column.remark.partition(': left out')[0]})" for column in others[:5]]
+    rest = f"; left out: {', '.join(words)}" if words else ""
+    return InputError(f"The table has no column beside {target!r} that varies; there is nothing to learn from{rest}.")
 
 
-def class_levels(targets: pd.Series[Any]) -> tuple[str, ...]:
-    """Return the classes of a target column in ascending order (numbers by value, others by name)."""
-    present = targets.unique().tolist()
-    if len(present) < 2:
-        raise InputError(f"The target has only one class, {as_label(present[0])!r}; classification needs two.")
-    try:
-        present.sort()
-    except TypeError:  # mixed types have no order of their own
-        present.sort(key=as_label)
-    return tuple(as_label(value) for value in present)
-
-
-def _values(targets: pd.Series[Any], name: str) -> Tensor:
-    return torch.tensor(as_numbers(targets, name))[:, None]
-
-
-def _listed(frame: pd.DataFrame) -> str:
-    names = [repr(name) for name in frame.columns]
-    return ", ".join(names[:10]) + (f" and {len(names) - 10} more" if len(names) > 10 else "") or "none"
+def _values(cells: Cells) -> Tensor:
+    numbers = cells.without_strays(cells.numbers(), "numbers")
+    if np.isnan(numbers).any():
+        row, value = cells.first(np.isnan(numbers))
+        raise InputError(f"The target {cells.name!r} must be a number, but row {row!r} holds {value}.")
+    return torch.tensor(check_size(numbers, cells.name))[:, None]
 
 
 def _as_tuples(content: dict[str, Any]) -> dict[str, Any]:

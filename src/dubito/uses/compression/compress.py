@@ -195,11 +195,12 @@ def _question(score: Score, dense: nn.Module, model: nn.Module, plan: Plan) -> N
     before, after = score(dense), score(model)
     classes = after >= 0  # else it is minus a root mean squared error
     if before - after > (RUINED if classes else RUINED * -before):
-        kind, sign = ("accuracy", 1) if classes else ("RMSE", -1)
+        grown = f"by {after / before - 1:.0%}" if before else "from 0"  # a share: targets may be standardised
+        cost = f"accuracy went from {before:.3g} to {after:.3g}" if classes else f"RMSE grew {grown}"
         warnings.warn(
-            f"{plan.rule!r}, the default here, removed {plan.sparsity:.0%} of the weights, and the {kind} on the data "
-            f"went from {sign * before:.3g} to {sign * after:.3g}: fine-tune the rest with finetune=, or limit what "
-            "is removed, as by rules.PosteriorDamage(0.8, kind='obs', update=True) or a rule with max_drop=0.01.",
+            f"{plan.rule!r}, the default here, removed {plan.sparsity:.0%} of the weights, and the {cost} on the data: "
+            "fine-tune the rest with finetune=, or limit what is removed, as by rules.PosteriorDamage(0.8, "
+            "kind='obs', update=True) or a rule with max_drop=0.01.",
             stacklevel=3,
         )
 

@@ -20,6 +20,7 @@ from dubito.uses.reporting import evaluate
 if TYPE_CHECKING:
     from dubito.core.batches import Data
     from dubito.uses.compression.result import Compression
+    from dubito.uses.reporting.collect import Scale
 
 BATCH_SIZES = (1, 128)
 SCORES = {"classification": ("accuracy", "nll", "ece"), "regression": ("rmse", "nll", "crps")}
@@ -103,7 +104,13 @@ class Report:
 
 
 def make_report(
-    made: Compression, data: Data | None, example: Any, names: tuple[str, ...], rounding: float, seconds: float
+    made: Compression,
+    data: Data | None,
+    example: Any,
+    names: tuple[str, ...],
+    rounding: float,
+    seconds: float,
+    target_scale: Scale | None = None,
 ) -> Report:
     """Measure a compression."""
     dense, small = made.dense, made.model
@@ -112,7 +119,7 @@ def make_report(
     scores = {}
     if data is not None:
         for name, model in {"before": dense, "after": reloaded["dense"], "coded": reloaded["coded"]}.items():
-            scores[name] = _scores(made, model, data)
+            scores[name] = _scores(made, model, data, target_scale)
     parameters = tuple(params.num_weights(params.of(model)) for model in (dense, small))
     nonzeros = sum(int((value != 0).sum()) for value in params.of(small).values())
     layers = _layers(made, rounding)
@@ -156,10 +163,10 @@ def _files(made: Compression, folder: Path, rounding: float) -> tuple[dict[str, 
     return num_bytes, reloaded
 
 
-def _scores(made: Compression, model: nn.Module, data: Data) -> dict[str, float]:
+def _scores(made: Compression, model: nn.Module, data: Data, target_scale: Scale | None) -> dict[str, float]:
     from dubito.uses.compression.search import point
 
-    found = evaluate(point(model, made.source), data)
+    found = evaluate(point(model, made.source), data, target_scale=target_scale)
     return {name: found.scores[name] for name in SCORES[found.task] if name in found.scores}
 
 

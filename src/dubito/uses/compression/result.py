@@ -27,6 +27,7 @@ from dubito.uses.compression.weight_statistics import precision_diagonal
 
 if TYPE_CHECKING:
     from dubito.uses.compression.compress import Pruner
+    from dubito.uses.reporting.collect import Scale
 
 TARGETS = (0.0, 0.2, 0.4, 0.5, 0.6, 0.7, 0.8, 0.85, 0.9, 0.93, 0.95, 0.97, 0.98, 0.99, 0.995)
 
@@ -64,6 +65,7 @@ class Compression:
         feature_names: tuple[str, ...] = (),
         rounding: float = ROUNDING,
         seconds: float = 0.2,
+        target_scale: Scale | None = None,
     ) -> Report:
         """Measure: sizes, real bytes on disk, operations, latency, and scores before and after.
 
@@ -74,9 +76,11 @@ class Compression:
             feature_names: Names of the input features of a table.
             rounding: The nats per example that rounding in the entropy-coded file may cost.
             seconds: How long each latency is measured.
+            target_scale: ``(loc, scale)`` of standardised regression targets, as for `evaluate`: scores are then in
+                original units.
         """
         data = self._data if data is None else data
-        return make_report(self, data, self._example, feature_names, rounding, seconds)
+        return make_report(self, data, self._example, feature_names, rounding, seconds, target_scale)
 
     def sweep(self, data: Data | None = None, *, targets: Sequence[float] = TARGETS) -> Sweep:
         """Measure the score against sparsity: the same rule with more and more removed, without fine-tuning."""

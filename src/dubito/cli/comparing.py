@@ -1,0 +1,107 @@
+"""`dubito compare` and `dubito demo`."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from dubito.cli import arguments as args
+from dubito.cli.methods import METHODS
+
+
+def demo(
+    out: args.Out = Path("report.html"),
+    fast: Annotated[
+        bool, typer.Option("--fast", help="One seed, few epochs, few shifts; takes about a minute.")
+    ] = False,
+    json: args.Json = False,
+) -> None:
+    """Compare every method on digits."""
+    import torch
+
+    from dubito.cli.delivery import deliver
+    from dubito.cli.options import check_writable, demo_experiment
+
+    check_writable(out)
+    torch.set_num_threads(1)  # for networks this small, threads cost more than they save
+    deliver(demo_experiment(fast), out, json)
+
+
+def compare(
+    data: Annotated[str, typer.Option("--data", metavar="NAME|TABLE", help="The name of a data set, or a table.")],
+    target: args.Target = None,
+    model: Annotated[str, typer.Option(metavar="NETWORK", help="The network; see the list above.")] = "mlp",
+    method: Annotated[
+        list[str] | None,
+        typer.Option(metavar="METHOD", help="A method; repeat for several.  [default: all methods above]"),
+    ] = None,
+    likelihood: Annotated[
+        str | None,
+        typer.Option(
+            metavar="NAME",
+            help="Noise model: categorical for classes, gaussian for numbers.  [default: chosen from the target]",
+        ),
+    ] = None,
+    seeds: Annotated[
+        int, typer.Option(metavar="N", min=1, max=100_000, help="Number of repetitions with new initial weights.")
+    ] = 3,
+    epochs: Annotated[int | None, typer.Option(metavar="N", help="Passes over the training data; see above.")] = None,
+    lr: args.Rate = None,
+    batch_size: args.BatchSize = None,
+    training: Annotated[
+        str | None,
+        typer.Option(
+            metavar="SETTINGS", help='All training settings in one: "training(optimizer=sgd, lr=0.1, epochs=50)".'
+        ),
+    ] = None,
+    split: Annotated[int, typer.Option(metavar="N", min=0, help="The number of the train/test split.")] = 0,
+    gap: Annotated[
+        bool, typer.Option("--gap", help="UCI sets: test on the middle third of the feature with number --split.")
+    ] = False,
+    limit: args.Limit = None,
+    limit_test: Annotated[
+        int | None, typer.Option(metavar="N", help="Use at most N test rows of each data set.")
+    ] = None,
+    shifts: Annotated[bool, typer.Option("--shifts", help="Images: also test on corrupted images.")] = False,
+    ood: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="NAME", help="Unfamiliar data; the report shows how well it is flagged. Repeat for several."
+        ),
+    ] = None,
+    task: args.Task = None,
+    sep: args.Sep = None,
+    encoding: args.Encoding = None,
+    decimal: args.Decimal = None,
+    ignore: args.Ignore = None,
+    keep: args.Keep = None,
+    categorical: args.Categorical = None,
+    date: args.Date = None,
+    out: args.Out = Path("report.html"),
+    json: args.Json = False,
+) -> None:
+    """Compare methods on a data set."""
+    from dubito import data as datasets
+    from dubito.cli import options
+    from dubito.cli.delivery import deliver
+    from dubito.cli.experiment import Experiment
+
+    options.check_writable(out)
+    recipes = options.read_methods(method or METHODS)
+    chosen = options.read_training(training, epochs=epochs, lr=lr, batch_size=batch_size)
+    table = args.TableOptions(target, task, sep, encoding, decimal, ignore, keep, categorical, date)
+    dataset = options.read_data(data, table, split=split, gap=gap, limit=limit, limit_test=limit_test)
+    experiment = Experiment(
+        dataset,
+        model=model,
+        recipes=recipes,
+        likelihood=options.read_likelihood(likelihood, dataset),
+        training=chosen,
+        num_seeds=seeds,
+        ood=options.foreign(ood or (), dataset, limit_test),
+        shifts=datasets.shifts(dataset) if shifts else {},
+    )
+    experiment.check()
+    deliver(experiment, out, json)

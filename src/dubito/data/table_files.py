@@ -1,0 +1,263 @@
+"""Open tables: `.csv`, `.tsv` and other text, gzipped or not, standard input, `.parquet` and `.xlsx`."""
+
+from __future__ import annotations
+
+import stat
+import sys
+import warnings
+from collections.abc import Callable, Iterator
+from functools import partial
+from importlib.util import find_spec
+from itertools import islice
+from os import PathLike
+from pathlib import Path
+from typing import Any, BinaryIO, Protocol
+
+from dubito.core.errors import DubitoError, FileFormatError, InputError, MissingDataError, UnsupportedError
+from dubito.data.cells import Cells
+from dubito.data.dialect import Dialect
+from dubito.data.formats import MAX_RATIO, Unpacked
+from dubito.data.table import Table
+from dubito.data.text_file import TextFile, unique_names
+
+STANDARD_INPUT = "-"
+TEXT_SUFFIXES = (".csv", ".tsv", ".tab", ".txt")
+OTHER_SUFFIXES = (".parquet", ".xlsx")
+_NEEDS = {".parquet": "pyarrow", ".xlsx": "openpyxl"}
+
+
+class TableFile(Protocol):
+    """A table that is read once, in pieces.
+
+    Attributes:
+        name: What messages call it.
+        header: The column names as they are in the file.
+        names: The same, with names for columns that have none, and without repetitions.
+        dialect: How it is written, if it is text.
+        num_short: How many rows had fewer cells than there are columns, so far; the rest of them is missing.
+    """
+
+    name: str
+    header: list[str]
+    names: tuple[str, ...]
+    dialect: Any
+    num_short: int
+
+    def chunks(self, num_rows: int) -> Iterator[Table]:
+        """Yield tables of at most so many rows."""
+
+
+class OpenTable:
+    """A table that is open for reading, as a context.
+
+    Args:
+        path: The file, or "-" for standard input.
+        separator: What separates the cells of a text file, or None to find it.
+        encoding: The encoding of a text file, or None to find it.
+        decimal: The decimal mark of a text file, or None to find it.
+        max_ratio: How many times its own size a gzipped file may have when it is unpacked.
+        usual: What to assume where a text file leaves something open.
+    """
+
+    def __init__(
+        self,
+        path: str | PathLike[str],
+        *,
+        separator: str | None = None,
+        encoding: str | None = None,
+        decimal: str | None = None,
+        max_ratio: float = MAX_RATIO,
+        usual: Dialect | None = None,
+    ) -> None:
+        self.path = path
+        self._text: dict[str, Any] = {
+            "separator": separator, "encoding": encoding, "decimal": decimal, "usual": usual
+        }  # fmt: skip
+        self._max_ratio = max_ratio
+        self._stream: Any = None
+        self._size = 0
+
+    def __enter__(self) -> TableFile:
+        name, path = str(self.path), Path(self.path)
+        if name == STANDARD_INPUT:
+            return self._as_text(sys.stdin.buffer, "standard input", None)
+        is_file = _check_exists(path)
+        suffix = table_suffix(path)
+        check_installed(path)
+        shown = f"The file {path}"
+        self._size = path.stat().st_size
+        if suffix in OTHER_SUFFIXES:
+            return _explained(shown, suffix, lambda: _ParquetFile(path) if suffix == ".parquet" else _Spreadsheet(path))
+        opener = partial(_opened, path, self._max_ratio)
+        self._stream = opener()
+        if suffix in (".tsv", ".tab") and self._text["separator"] is None and self._text["usual"] is None:
+            self._text["usual"] = Dialect("\t")
+        return self._as_text(self._stream, shown, opener if is_file else None)
+
+    def __exit__(self, *_: object) -> None:
+        if self._stream is not None:
+            self._stream.close()
+
+    def fraction(self) -> float | None:
+        """Return how much of the file was read, or None if that is not known."""
+        if self._stream is None or not self._size or self._stream.closed:
+            return None
+        return min(1.0, self._stream.tell() / self._size)
+
+    def _as_text(self, stream: BinaryIO, name: str, again: Callable[[], BinaryIO] | None) -> TableFile:
+        try:
+            return TextFile(stream, name, again=again, **self._text)
+        except BaseException:
+            self.__exit__()
+            raise
+
+
+def table_suffix(path: Path) -> str:
+    """Return the ending that says what kind of table a file is, without `.gz`."""
+    suffix = path.suffix.lower()
+    return path.with_suffix("").suffix.lower() if suffix == ".gz" else suffix
+
+
+def check_installed(path: str | PathLike[str]) -> None:
+    """Raise, before any work is done, if reading or writing this kind of table needs a package that is missing."""
+    suffix = table_suffix(Path(path))
+    package = _NEEDS.get(suffix)
+    if package is not None and find_spec(package) is None:
+        raise UnsupportedError(
+            f"A {suffix} table needs {package}, which is not installed: run pip install 'dubito[tables]', or save the "
+            "table as .csv."
+        )
+
+
+def read_table(
+    path: str | PathLike[str],
+    *,
+    separator: str | None = None,
+    encoding: str | None = None,
+    decimal: str | None = None,
+    max_ratio: float = MAX_RATIO,
+) -> Table:
+    """Read a table from a `.csv` or `.tsv` file (plain or gzipped), standard input, or a `.parquet` or `.xlsx` file.
+
+    The encoding, the separator and the decimal mark of a text file are found from its content.
+
+    Args:
+        path: The file, or "-" for standard input.
+        separator: What separates the cells.
+        encoding: The encoding, such as "utf-8" or "latin-1".
+        decimal: The decimal mark, "." or ",".
+        max_ratio: How many times its own size a gzipped file may have when it is unpacked; 100 MB are always allowed.
+    """
+    opened = OpenTable(path, separator=separator, encoding=encoding, decimal=decimal, max_ratio=max_ratio)
+    with opened as file:
+        parts = list(file.chunks(2**16))
+        if file.num_short:
+            warnings.warn(
+                f"{file.name} has {file.num_short} row(s) with fewer cells than columns: the rest of them is missing.",
+                stacklevel=2,
+            )
+        return Table.joined(parts) if parts else Table({name: Cells.of(name, []) for name in file.names}, file.dialect)
+
+
+def _check_exists(path: Path) -> bool:
+    """Return whether the path is a regular file; raise if there is none, or if it is a folder."""
+    try:
+        mode = path.stat().st_mode
+    except (OSError, ValueError) as error:  # ValueError: a NUL within the name
+        raise MissingDataError(f"There is no file {path}: check the path.") from error
+    if stat.S_ISDIR(mode):
+        inside = sorted(each.name for each in path.iterdir() if table_suffix(each) in (*TEXT_SUFFIXES, *OTHER_SUFFIXES))
+        hint = f"such as {path / inside[0]}" if inside else "for example a .csv file"
+        raise InputError(f"{path} is a folder, not a table: give a file, {hint}.")
+    return stat.S_ISREG(mode)
+
+
+def _opened(path: Path, max_ratio: float) -> Any:
+    try:
+        return Unpacked(path, max_ratio) if path.suffix.lower() == ".gz" else path.open("rb")
+    except OSError as error:
+        raise FileFormatError(f"The file {path} cannot be read: {error.strerror or error}.") from error
+
+
+def _explained(name: str, suffix: str, call: Callable[[], Any]) -> Any:
+    """Call a function of a package that reads files; turn what it raises into one sentence."""
+    try:
+        return call()
+    except DubitoError:
+        raise
+    except Exception as error:
+        why = " ".join(str(error).split())[:200]
+        raise FileFormatError(f"{name} is not a readable {suffix[1:]} table ({why}).") from error
+
+
+class _ParquetFile:
+    """A Parquet file, read by pyarrow."""
+
+    def __init__(self, path: Path) -> None:
+        from pyarrow import parquet
+
+        self.name, self.dialect, self.num_short = f"The file {path}", None, 0
+        self._file = parquet.ParquetFile(path)
+        schema = self._file.schema_arrow
+        index = (schema.pandas_metadata or {}).get("index_columns", [])
+        self._wanted = [name for name in schema.names if name not in index or not name.startswith("__index_level")]
+        self.header = list(self._wanted)
+        self.names = unique_names(self.header)
+
+    def chunks(self, num_rows: int) -> Iterator[Table]:
+        batches = self._file.iter_batches(batch_size=num_rows, columns=self._wanted)
+        first = 1
+        while batch := _explained(self.name, ".parquet", lambda: next(batches, None)):
+            rows = range(first, first + batch.num_rows)
+            first += batch.num_rows
+            if batch.num_rows:
+                columns = _explained(self.name, ".parquet", partial(_columns_of, batch))
+                yield Table({name: Cells.of(name, each, rows) for name, each in zip(self.names, columns, strict=True)})
+
+
+def _columns_of(batch: Any) -> list[Any]:
+    return [_arrow(column) for column in batch.columns]
+
+
+def _arrow(column: Any) -> Any:
+    import pyarrow as pa
+
+    kind = column.type
+    if pa.types.is_integer(kind) or pa.types.is_floating(kind):
+        return column.to_numpy(zero_copy_only=False)
+    if pa.types.is_timestamp(kind) and kind.tz is None:
+        return column.to_numpy(zero_copy_only=False)
+    return column.to_pylist()
+
+
+class _Spreadsheet:
+    """The first sheet of an .xlsx file, read by openpyxl."""
+
+    def __init__(self, path: Path) -> None:
+        from openpyxl import load_workbook
+
+        self.name, self.dialect, self.num_short = f"The file {path}", None, 0
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # about styles and the like, which are not read
+            book = load_workbook(path, read_only=True, data_only=True)
+        sheets = book.sheetnames
+        if len(sheets) > 1:
+            warnings.warn(f"{self.name} has {len(sheets)} sheets; the first, {sheets[0]!r}, is read.", stacklevel=4)
+        self._rows = book[sheets[0]].iter_rows(values_only=True)
+        header = next(self._rows, ())
+        while header and header[-1] is None:
+            header = header[:-1]
+        if not header:
+            raise FileFormatError(f"{self.name} is not a readable table: its first row is empty.")
+        self.header = ["" if cell is None else str(cell).strip() for cell in header]
+        self.names = unique_names(self.header)
+
+    def chunks(self, num_rows: int) -> Iterator[Table]:
+        width, first = len(self.names), 1
+        while rows := _explained(self.name, ".xlsx", lambda: list(islice(self._rows, num_rows))):
+            kept = [(*row[:width], *[None] * (width - len(row))) for row in rows if any(v is not None for v in row)]
+            if kept:
+                columns = zip(*kept, strict=True)
+                labels = range(first, first + len(kept))
+                yield Table({n: Cells.of(n, list(c), labels) for n, c in zip(self.names, columns, strict=True)})
+                first += len(kept)

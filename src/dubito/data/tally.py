@@ -1,0 +1,95 @@
+"""Count the cells of new rows that the training rows did not prepare for."""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from dubito.data.cells import Cells, Flags, Floats
+
+
+@dataclass
+class Tally:
+    """What was odd in the rows that were encoded so far; it grows from chunk to chunk.
+
+    Attributes:
+        num_rows: How many rows were encoded.
+        unseen: By column, how many cells hold a category that the training rows did not have.
+        outside: By column, how many numbers or dates lie outside of the range of the training rows.
+        missing: By column, how many cells are missing although no training row lacked them.
+        stray: By column, how many cells hold something else than the column does, such as text among numbers.
+        odd_rows: In how many rows something was odd.
+        examples: For each of these and each column, the first row and its value.
+    """
+
+    num_rows: int = 0
+    unseen: Counter[str] = field(default_factory=Counter)
+    outside: Counter[str] = field(default_factory=Counter)
+    missing: Counter[str] = field(default_factory=Counter)
+    stray: Counter[str] = field(default_factory=Counter)
+    odd_rows: int = 0
+    examples: dict[tuple[str, str], tuple[Any, str]] = field(default_factory=dict)
+    _odd: Flags | None = None
+
+    def start(self, num_rows: int) -> None:
+        """Begin a chunk of rows."""
+        self.num_rows += num_rows
+        self._odd = np.zeros(num_rows, dtype=bool)
+
+    def finish(self) -> Flags:
+        """End the chunk, and return which of its rows are odd."""
+        odd, self._odd = self._odd, None
+        assert odd is not None
+        self.odd_rows += int(odd.sum())
+        return odd
+
+    def count_numbers(
+        self, cells: Cells, values: Floats, low: float | None, high: float | None, may_be_missing: bool
+    ) -> None:
+        """Count the odd cells of a column of numbers or dates."""
+        absent = np.isnan(values)
+        if absent.any():
+            missing = cells.missing()
+            self._count("stray", cells, absent & ~missing)
+            self._count("missing", cells, missing & (not may_be_missing))
+        if low is not None and high is not None:
+            with np.errstate(invalid="ignore"):
+                self._count("outside", cells, (values < low) | (values > high))
+
+    def count_levels(self, cells: Cells, unseen: Flags, missing: Flags, may_be_missing: bool) -> None:
+        """Count the odd cells of a column of categories."""
+        self._count("unseen", cells, unseen)
+        self._count("missing", cells, missing & (not may_be_missing))
+
+    def _count(self, what: str, cells: Cells, odd: Flags) -> None:
+        if odd.any():
+            getattr(self, what)[cells.name] += int(odd.sum())
+            self.examples.setdefault((what, cells.name), cells.first(odd))
+            if self._odd is not None:
+                self._odd |= odd
+
+    def to_json(self) -> dict[str, Any]:
+        """Return plain values."""
+        kinds = ("unseen", "outside", "missing", "stray")
+        return {"rows": self.num_rows, "odd_rows": self.odd_rows, **{kind: dict(getattr(self, kind)) for kind in kinds}}
+
+    def sentences(self) -> list[str]:
+        """Return one sentence for each kind of odd cells."""
+        words = {
+            "unseen": "hold a category that the training rows did not have",
+            "outside": "lie outside of the range of the training rows",
+            "missing": "are missing, although no training row lacked them",
+            "stray": "do not hold what their column does, and count as missing",
+        }
+        found = []
+        for kind, told in words.items():
+            counts: Counter[str] = getattr(self, kind)
+            if counts:
+                columns = ", ".join(f"{name} {count:,}" for name, count in counts.most_common(5))
+                more = f" and {len(counts) - 5} more columns" if len(counts) > 5 else ""
+                row, value = self.examples[kind, counts.most_common(1)[0][0]]
+                found.append(f"{counts.total():,} cells {told} ({columns}{more}; the first is {value} in row {row}).")
+        return found
