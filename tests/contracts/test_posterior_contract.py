@@ -71,7 +71,7 @@ RECIPES: list[Recipe] = [
     SVGD(num_particles=10),
     HMC(weights=select.subspace(4, "random"), burn_in=20, num_samples=30, chains=1, temperature=0.1),
     Ensemble(members=2),
-    Ensemble(members=2, recipe=Laplace(structure="diag"), start="model", bootstrap=True),
+    Ensemble(members=2, recipe=Laplace(structure="diag", prior_precision=2.0), start="model", bootstrap=True),
     Ensemble(members=2, recipe=SWAG(rank=3, prior_precision=1.0)),
     Snapshot(cycles=2, prior_precision=1.0),
     SWAG(),

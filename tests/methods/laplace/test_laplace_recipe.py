@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import math
+from typing import Any
 
 import pytest
 import torch
@@ -15,8 +16,12 @@ from torch.utils.data import DataLoader, Dataset, TensorDataset
 
 import dubito
 from dubito import Laplace, Training, select
+from dubito.core import params
+from dubito.core.batches import Source
 from dubito.curvature.engine import Tape
+from dubito.curvature.leave_one_out import LeaveOneOut
 from dubito.methods.laplace import tuning
+from dubito.methods.laplace.posterior import Tuning
 from dubito.networks.selection import Selection
 from oracles import Case
 
@@ -25,22 +30,33 @@ from oracles import Case
 
 @pytest.mark.parametrize("structure", STRUCTURES)
 @pytest.mark.parametrize("name", ["categorical", "gaussian", "bernoulli", "sequence"])
-def test_validation_picks_the_best_precision_of_the_grid(name: str, structure: str) -> None:
+@pytest.mark.parametrize("by", ["validation", "training"])
+def test_log_scores_and_a_prior_pick_the_precision(name: str, structure: str, by: str) -> None:
     problem = case(name)
     train, held_out = ((problem.inputs[rows], problem.targets[rows]) for rows in (slice(8), slice(8, 12)))
     weights, ignored = select.last_layer(), getattr(problem.likelihood, "ignore_index", None)
+    judged = held_out if by == "validation" else train
+
+    def fit(precision: float | str) -> dubito.Posterior:
+        recipe = Laplace(structure=structure, weights=weights, prior_precision=precision)
+        return recipe.fit(problem.model, train, likelihood=problem.likelihood, validation=held_out)
+
+    found = fit(by)
+    deviation = found.selection.ravel(found.mean()).double().square()
+    centre = fit("evidence").prior_precision if name == "gaussian" else 1 / deviation.mean()
+    if name == "gaussian" and by == "training":  # residuals of training data would choose no posterior at all
+        assert found.prior_precision == pytest.approx(float(centre), rel=1e-3)
+        return
 
     def score(precision: float) -> float:
-        recipe = Laplace(structure=structure, weights=weights, prior_precision=precision)
-        prediction = recipe.fit(problem.model, train, likelihood=problem.likelihood).predict(held_out[0])
+        prediction = fit(precision).predict(judged[0])
         options = {} if ignored is None else {"ignore_index": ignored}
-        return prediction.log_prob(held_out[1], **options).sum().item()
+        far = (math.log(precision) - math.log(centre)) / tuning.PRIOR_SCALE
+        return prediction.log_prob(judged[1], **options).sum().item() - far**2 / 2
 
-    recipe = Laplace(structure=structure, weights=weights, prior_precision="validation")
-    posterior = recipe.fit(problem.model, train, likelihood=problem.likelihood, validation=held_out)
-    grid = tuning.GRID[::8].tolist()
-    assert posterior.prior_precision in tuning.GRID
-    assert score(posterior.prior_precision.item()) >= max(map(score, grid)) - 1e-9
+    best = max(score(float(value)) for value in tuning.GRID[::2])
+    assert score(float(found.prior_precision)) >= best - 0.01
+    assert found.tuning == Tuning(by, False, len(judged[1]))
 
 
 @pytest.mark.parametrize("structure", STRUCTURES)
@@ -57,7 +73,7 @@ def test_validation_computes_each_jacobian_once(structure: str, monkeypatch: pyt
     plain = count({"prior_precision": 1.0})
     tuned = count({"prior_precision": "validation"})
     monkeypatch.setattr(tuning, "GRID", tuning.GRID[:1])
-    assert tuned == count({"prior_precision": "validation"})  # 41 values cost what one does
+    assert tuned == count({"prior_precision": "validation"})  # many values cost what one does
     assert tuned - plain <= 3  # one for the batch, the others for the engine's check of itself
 
 
@@ -68,18 +84,78 @@ def test_validation_data_decides_by_default() -> None:
         return Laplace(structure="diag", **settings).fit(problem.model, problem.data, validation=validation)
 
     assert fit().prior_precision == fit(prior_precision="validation").prior_precision
-    assert fit(validation=None).prior_precision == fit(prior_precision="evidence").prior_precision
+    assert fit(validation=None).prior_precision == fit(prior_precision="training").prior_precision
     layers = fit(prior_groups="layer").prior_precision
     assert torch.equal(layers, fit(prior_groups="layer", prior_precision="evidence").prior_precision)
     assert fit().recipe == Laplace(structure="diag")  # what was typed
 
 
 def test_validation_with_noise_by_evidence() -> None:
-    problem = case("gaussian")
+    problem, likelihood = case("gaussian"), Gaussian(noise="evidence")
     recipe = Laplace(structure="full", prior_precision="validation")
-    posterior = recipe.fit(problem.model, problem.data, likelihood="gaussian", validation=problem.data)
-    evidence = Laplace(structure="full").fit(problem.model, problem.data, likelihood="gaussian")
+    posterior = recipe.fit(problem.model, problem.data, likelihood=likelihood, validation=problem.data)
+    evidence = Laplace(structure="full", prior_precision="evidence").fit(problem.model, problem.data, likelihood=likelihood)
     assert posterior.likelihood.noise == pytest.approx(evidence.likelihood.noise)
+
+
+@pytest.mark.parametrize("temperature", [1.0, 0.5])
+def test_validation_chooses_noise_and_precision_together(temperature: float) -> None:
+    """No noise at the chosen precision scores better, but for the few residuals that are assumed."""
+    torch.manual_seed(0)
+    x = torch.randn(200, 3).double()
+    y = x @ torch.tensor([[1.0], [2.0], [0.0]]).double() + 0.3 * torch.randn(200, 1).double()
+    model = nn.Sequential(nn.Linear(3, 8), nn.Tanh(), nn.Linear(8, 1)).double()
+    trained = dubito.MAP().fit(model, (x[:40], y[:40]), likelihood="gaussian", training=Training(epochs=200, lr=0.02))
+    recipe = Laplace(structure="full", temperature=temperature)
+    found = recipe.fit(trained.model, (x[:40], y[:40]), likelihood="gaussian", validation=(x[40:], y[40:]))
+
+    def score(noise: float) -> float:
+        given = recipe.replace(prior_precision=float(found.prior_precision))
+        posterior = given.fit(trained.model, (x[:40], y[:40]), likelihood=Gaussian(noise=noise))
+        return posterior.predict(x[40:]).log_prob(y[40:]).mean().item()
+
+    noise = found.likelihood.noise
+    assert score(noise) > max(score(noise * 0.8), score(noise * 1.25))
+
+
+def test_data_that_are_fitted_perfectly_do_not_widen_the_posterior() -> None:
+    """The evidence would choose a posterior that is far too wide here, validation data alone none at all."""
+    digits = dubito.data.load("digits", limit=300)
+    model = nn.Sequential(nn.Flatten(), nn.Linear(64, 50), nn.ReLU(), nn.Linear(50, 10))
+    trained = dubito.MAP().fit(model, digits.train, training=Training(epochs=100, lr=3e-3)).model
+    plain = dubito.MAP(train=False).fit(trained, digits.train).predict(digits.test[0]).log_prob(digits.test[1])
+
+    def nll(**options: Any) -> float:
+        posterior = Laplace().fit(trained, digits.train, **options)
+        assert 1 < posterior.prior_precision < 1e5
+        return -posterior.predict(digits.test[0]).log_prob(digits.test[1]).mean().item()
+
+    assert nll() < -plain.mean() + 0.005
+    assert nll(validation=digits.validation) < -plain.mean() + 0.02  # 30 rows
+
+
+@pytest.mark.parametrize("outputs", [1, 2])
+def test_leave_one_out_residuals_are_those_of_refits(outputs: int) -> None:
+    """For a linear network at its most probable weights, they are exact."""
+    torch.manual_seed(0)
+    x, model = torch.randn(12, 3).double(), nn.Linear(3, outputs).double()
+    y = x @ torch.randn(3, outputs).double() + 0.5 * torch.randn(12, outputs).double()
+    features = torch.cat([x, torch.ones(12, 1).double()], dim=1)
+
+    def solve(rows: Tensor, ratio: float) -> Tensor:
+        return torch.linalg.solve(rows_gram(features[rows], ratio), features[rows].T @ y[rows])
+
+    def rows_gram(some: Tensor, ratio: float) -> Tensor:
+        return some.T @ some + ratio * torch.eye(4).double()
+
+    everything, ratio = torch.arange(12), 0.7
+    for _ in range(50):  # until the evidence's ratio of noise to prior variance belongs to the weights
+        best = solve(everything, ratio)
+        params.load_(model, {"weight": best[:-1].T, "bias": best[-1]})
+        left_out = LeaveOneOut(model, Source((x, y), batch_size=5))
+        ratio = float(left_out.ratio)
+    expected = torch.stack([y[n] - features[n] @ solve(everything[everything != n], ratio) for n in range(12)])
+    torch.testing.assert_close((y - model(x)) * left_out.factors(x), expected, rtol=1e-4, atol=1e-6)
 
 
 # ---------------------------------------------------------------------- saving and resuming
@@ -338,7 +414,7 @@ BAD_SETTINGS: dict[str, tuple[dict, str]] = {
     "curvature": ({"curvature": "fisher"}, "`curvature` must be 'ggn', .* got 'fisher'. Did you mean 'fisher-mc'"),
     "word": (
         {"prior_precision": "marglik"},
-        "a dict of positive numbers, 'auto', 'evidence' or 'validation', got 'marglik'",
+        "a dict of positive numbers, 'auto', 'evidence', 'training' or 'validation', got 'marglik'",
     ),
     "zero": ({"prior_precision": 0.0}, "`prior_precision` must be a positive number, .*, got 0.0"),
     "negative": ({"prior_precision": -1}, "`prior_precision` must be a positive number, .*, got -1"),
@@ -447,7 +523,7 @@ def test_frozen_models() -> None:
     problem = case("categorical")
     frozen = copy.deepcopy(problem.model).requires_grad_(False)
     for weights in (select.all(), select.last_layer()):
-        with pytest.raises(InputError, match=r"frozen|no layer with trainable"):
+        with pytest.raises(InputError, match=r"frozen|no trainable parameters"):
             Laplace(weights=weights).fit(frozen, problem.data)
 
 

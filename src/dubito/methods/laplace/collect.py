@@ -86,4 +86,4 @@ class Collector:
             copy.deepcopy(problem.model), problem.likelihood, self.recipe, problem.num_data,
             self.selection, state["sums"], self.curvature.data_fit(state["fit"]),
         )  # fmt: skip
-        return tune(raw.owning(), self.recipe, problem.validation)
+        return tune(raw.owning(), self.recipe, problem)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from functools import cached_property
-from typing import TYPE_CHECKING, Any, Literal, Self
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Self
 
 import torch
 from torch import Tensor, nn
@@ -33,6 +33,20 @@ if TYPE_CHECKING:
     from dubito.fitting.training import Training
 
 
+class Tuning(NamedTuple):
+    """How the prior precision was chosen.
+
+    Attributes:
+        by: ``"given"``, ``"evidence"``, ``"validation"`` or ``"training"``.
+        at_edge: Whether it is at the end of the range that was searched.
+        num_rows: The number of examples that decided.
+    """
+
+    by: str = "given"
+    at_edge: bool = False
+    num_rows: int = 0
+
+
 class LaplacePosterior(Posterior):
     r"""The result of `Laplace`: $N(\hat w, P^{-1})$ over the selected weights, $P = s H + \Lambda$.
 
@@ -46,6 +60,7 @@ class LaplacePosterior(Posterior):
         fit: The fit of the trained weights to the data.
         prior_precision: A number, or one value per random weight.
         known_evidence: After an update, the log evidence; else None.
+        tuning: How the prior precision was chosen.
     """
 
     family = "Laplace"
@@ -63,8 +78,10 @@ class LaplacePosterior(Posterior):
         fit: DataFit,
         prior_precision: Tensor | None = None,
         known_evidence: float | None = None,
+        tuning: Tuning = Tuning(),  # noqa: B008 - frozen
     ) -> None:
         super().__init__(model, likelihood, recipe, num_data)
+        self.tuning = tuning
         self.selection, self.sums, self.fit, self.known_evidence = selection, sums, fit, known_evidence
         one = torch.ones((), dtype=torch.float64)
         self.prior_precision = (one if prior_precision is None else prior_precision.double()).to(self.device)
@@ -129,11 +146,14 @@ class LaplacePosterior(Posterior):
         """The covariance of the random weights."""
         return self.matrix.covariance(self.prior_precision, self.evidence.scale(self.noise))
 
-    def with_settings(self, prior_precision: Tensor, likelihood: Likelihood) -> LaplacePosterior:
+    def with_settings(
+        self, prior_precision: Tensor, likelihood: Likelihood, tuning: Tuning | None = None
+    ) -> LaplacePosterior:
         """Return this posterior with another prior precision and noise; both share the curvature."""
         other = type(self)(
-            self.model, likelihood, self.recipe, self.num_data, self.selection, self.sums, self.fit, prior_precision
-        )
+            self.model, likelihood, self.recipe, self.num_data, self.selection, self.sums, self.fit, prior_precision,
+            tuning=tuning or self.tuning,
+        )  # fmt: skip
         for name in ("engine", "matrix"):
             if name in self.__dict__:
                 other.__dict__[name] = self.__dict__[name]
@@ -321,6 +341,7 @@ class LaplacePosterior(Posterior):
             "fit": vars(self.fit),
             "prior_precision": self.prior_precision,
             "known_evidence": self.known_evidence,
+            "tuning": self.tuning._asdict(),
         }
 
     @classmethod
@@ -328,5 +349,6 @@ class LaplacePosterior(Posterior):
         """Undo `state`."""
         state = io.clone(state, torch.device("cpu"))  # sums stay on the CPU, whatever the model's device
         selection, fit = Selection.from_state(state["selection"], model), DataFit(**state["fit"])
-        settings = (state["prior_precision"], state["known_evidence"])
+        tuning = Tuning(**state.get("tuning", {}))  # files of the first version have none
+        settings = (state["prior_precision"], state["known_evidence"], tuning)
         return cls(model, likelihood, recipe, num_data, selection, state["sums"], fit, *settings).owning()

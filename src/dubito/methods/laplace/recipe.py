@@ -26,16 +26,17 @@ class Laplace(Recipe):
 
     The network must be trained already; the fit makes one pass over the data (four for ``"low-rank"``) (MacKay 1992;
     Daxberger et al. 2021, https://arxiv.org/abs/2106.14806). The noise of a Gaussian likelihood, unless it is fixed, is
-    chosen by the evidence, with the prior precision or for a given one.
+    chosen with the prior precision. A given precision comes with the noise of the highest evidence.
 
     Args:
         structure: ``"kron"`` (Kronecker factors per layer), ``"full"``, ``"diag"``, or ``"low-rank"``.
         weights: Which weights are random; the others stay at their trained values.
         curvature: ``"ggn"`` (exact Gauss-Newton), ``"fisher-mc"`` (sampled targets), ``"fisher-empirical"`` (observed
             ones), or ``"hessian"`` (full structure only).
-        prior_precision: A number; ``"evidence"`` or ``"validation"`` to choose it (``"auto"``: by validation data where
-            `fit` is given any, else by evidence); a dict from parameter names (or parts of them) to numbers; or a
-            tensor with one value per random weight.
+        prior_precision: A number; a dict from parameter names (or parts of them) to numbers; a tensor with one value
+            per random weight; or what chooses it: ``"validation"`` data, the ``"training"`` data or the ``"evidence"``.
+            ``"auto"`` takes validation data where `fit` is given any, else the training data. See
+            `dubito.methods.laplace.tuning`.
         prior_mean: A number, or a tensor with one value per random weight.
         prior_groups: With ``"evidence"``: one precision for ``"all"`` weights, one per ``"layer"`` (each weight and
             each bias), or one per ``"weight"`` (diag only).
@@ -51,7 +52,7 @@ class Laplace(Recipe):
     structure: Literal["kron", "full", "diag", "low-rank"] = "kron"
     weights: SelectionRule = all_weights()
     curvature: output_columns.Kind = "ggn"
-    prior_precision: PositiveValue | PositiveByName | Literal["auto", "evidence", "validation"] = "auto"
+    prior_precision: PositiveValue | PositiveByName | Literal["auto", "evidence", "training", "validation"] = "auto"
     prior_mean: FiniteValue = 0.0
     prior_groups: Literal["all", "layer", "weight"] = "all"
     temperature: Positive = 1.0

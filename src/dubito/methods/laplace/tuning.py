@@ -1,27 +1,58 @@
-"""Set the prior precision and the noise of a Laplace posterior: given, by the evidence, or by validation data."""
+r"""Set the prior precision and the noise of a Laplace posterior: given, by the evidence, or by log scores.
+
+With log scores, the prior precision λ maximizes
+
+$$\sum_n \log p(y_n \mid x_n, \lambda) - \frac{(\log \lambda - \log \lambda_0)^2}{2 s^2}$$
+
+over validation data or, where there are none, over the training data. The second term is a prior on log λ. It decides
+where few data cannot: on data that the network predicts without error, every narrower posterior scores better, up to
+no posterior at all. Its centre $\lambda_0$ is the evidence's choice for a Gaussian likelihood. For others it is
+$D / \|\hat w - \mu\|^2$, the inverse mean square of the weights: on small data that are fitted perfectly, the evidence
+prefers a posterior that is far too wide.
+
+The noise of a Gaussian likelihood comes from residuals of validation data, or from leave-one-out residuals of the
+training data (`dubito.curvature.leave_one_out`); without validation data, λ is the evidence's choice.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import TYPE_CHECKING
+import math
+from collections.abc import Iterator, Mapping
+from typing import TYPE_CHECKING, NamedTuple
 
 import torch
 from torch import Tensor
 
 from dubito.beliefs.likelihoods import Gaussian, Likelihood
-from dubito.core import distributed
-from dubito.core.batches import Source
+from dubito.core import batches, distributed, params
+from dubito.core.batches import Batch, Source
 from dubito.core.errors import InputError
-from dubito.curvature import links
-from dubito.curvature.evidence import as_precision, maximize
-from dubito.methods.laplace.posterior import LaplacePosterior
+from dubito.curvature.evidence import HIGH, LOW, as_precision, maximize
+from dubito.curvature.leave_one_out import LeaveOneOut
+from dubito.fitting.inference import Problem
+from dubito.methods.laplace.grid_scores import FreeNoiseScores, GridScores
+from dubito.methods.laplace.posterior import LaplacePosterior, Tuning
 from dubito.networks.selection import Selection
 
 if TYPE_CHECKING:
     from dubito.methods.laplace.recipe import Laplace
 
-# The prior precisions that are tried on validation data.
-GRID = torch.logspace(-4, 6, 41, dtype=torch.float64)
+# The prior precisions (or their ratios to the noise) that are tried.
+GRID = torch.logspace(-6, 8, 43, dtype=torch.float64)
+# The standard deviation of the prior on the logarithm of the precision.
+PRIOR_SCALE = 2.0
+# The largest number of training rows on which the precision is judged.
+MOST_ROWS = 1000
+# The number of residuals for which the leave-one-out noise counts beside those of validation data.
+NOISE_WEIGHT = 5.0
+
+
+class Choice(NamedTuple):
+    """The prior precision and the likelihood with its noise, and how they were chosen."""
+
+    prior: Tensor
+    likelihood: Likelihood
+    tuning: Tuning
 
 
 def check_prior(recipe: Laplace, selection: Selection) -> None:
@@ -37,25 +68,136 @@ def check_prior(recipe: Laplace, selection: Selection) -> None:
         raise InputError("`prior_mean` must not hold NaN or infinite values.")
 
 
-def tune(posterior: LaplacePosterior, recipe: Laplace, validation: Source | None) -> LaplacePosterior:
+def tune(posterior: LaplacePosterior, recipe: Laplace, problem: Problem) -> LaplacePosterior:
     """Return the posterior with its final prior precision and noise."""
-    prior, noise = given_precision(recipe, posterior.selection), posterior.noise
-    prior = prior if prior is None else prior.to(posterior.device)
-    noise_is_free = isinstance(posterior.likelihood, Gaussian) and isinstance(posterior.likelihood.noise, str)
-    if noise_is_free:
-        noise = posterior.fit.residual_noise
-    chosen_by = recipe.prior_precision
-    if chosen_by == "auto":
-        chosen_by = "validation" if validation is not None and recipe.prior_groups == "all" else "evidence"
-    if noise_is_free or chosen_by == "evidence":
-        groups = recipe.prior_groups
-        prior, noise = maximize(posterior.evidence, posterior.selection, groups, noise, noise_is_free, prior)
-    likelihood = posterior.likelihood.replace(noise=float(noise)) if noise_is_free else posterior.likelihood
-    if chosen_by == "validation":
-        assert validation is not None
-        prior = _best_on_validation(posterior.with_settings(GRID[0], likelihood), validation)
-    assert prior is not None
-    return posterior.with_settings(prior, likelihood)
+    by = _decided_by(recipe, problem.validation)
+    if by in ("validation", "training"):
+        choice = _by_scores(posterior, recipe, problem, by)
+    else:
+        choice = _by_evidence(posterior, recipe.prior_groups, by, given_precision(recipe, posterior.selection))
+    return posterior.with_settings(choice.prior, choice.likelihood, choice.tuning)
+
+
+def _decided_by(recipe: Laplace, validation: Source | None) -> str:
+    """Return what decides about the prior precision."""
+    if not isinstance(recipe.prior_precision, str):
+        return "given"
+    if recipe.prior_precision != "auto":
+        return recipe.prior_precision
+    if recipe.prior_groups != "all":
+        return "evidence"
+    return "training" if validation is None else "validation"
+
+
+def _by_evidence(posterior: LaplacePosterior, groups: str, by: str, prior: Tensor | None = None) -> Choice:
+    """Return the prior precision, unless it is given, and the noise, unless it is fixed, of the highest evidence."""
+    noise, free = posterior.noise, _has_free_noise(posterior.likelihood)
+    at_edge = False
+    if prior is None or free:
+        start, given = posterior.fit.residual_noise if free else noise, prior
+        prior = prior if prior is None else prior.to(posterior.device)
+        prior, noise = maximize(posterior.evidence, posterior.selection, groups, start, free, prior)
+        at_edge = given is None and prior.ndim == 0 and not LOW + 0.1 < float(prior.log()) < HIGH - 0.1
+    likelihood = posterior.likelihood.replace(noise=float(noise)) if free else posterior.likelihood
+    return Choice(prior, likelihood, Tuning(by, at_edge, posterior.num_data))
+
+
+def _by_scores(posterior: LaplacePosterior, recipe: Laplace, problem: Problem, by: str) -> Choice:
+    """Return the settings of the highest regularized log score on validation data, or on the training data."""
+    likelihood, is_gaussian = posterior.likelihood, isinstance(posterior.likelihood, Gaussian)
+    found = _by_evidence(posterior, "all", by) if is_gaussian else None
+    if found is not None and likelihood.noise == "evidence":  # type: ignore[attr-defined]
+        posterior = posterior.with_settings(found.prior, found.likelihood)
+    free = _has_free_noise(posterior.likelihood)
+    left_out = LeaveOneOut(posterior.model, problem.source) if is_gaussian and (free or by == "training") else None
+    centre = _inverse_mean_square(posterior) if found is None else float(found.prior)
+    if free:
+        assert found is not None and left_out is not None
+        centre *= found.likelihood.noise ** 2 * recipe.temperature  # type: ignore[attr-defined]
+        assumed = 1.0 if by == "training" else _left_out_variance(left_out, problem.source)
+        scores: GridScores = FreeNoiseScores(posterior, GRID, assumed, 0.0 if by == "training" else NOISE_WEIGHT)
+    else:
+        scores = GridScores(posterior, GRID)
+    count = _add_all(scores, problem, by, left_out)
+    # The residuals of training data favour no posterior at all: the evidence chooses, and only the noise is judged.
+    by_centre = is_gaussian and by == "training"
+    at, at_edge, noise = _best(*scores.result(), centre, weight=0.0 if by_centre else 1.0)
+    if noise is None:
+        return Choice(at, posterior.likelihood, Tuning(by, at_edge, count))
+    return Choice(
+        at / (noise.square() * recipe.temperature),
+        likelihood.replace(noise=float(noise)), Tuning(by, at_edge, count),
+    )  # fmt: skip
+
+
+@torch.no_grad()
+def _add_all(scores: GridScores, problem: Problem, by: str, left_out: LeaveOneOut | None) -> int:
+    """Add all rows on which the precision is judged, and return how many they are."""
+    if by == "validation":
+        assert problem.validation is not None
+        for batch in problem.validation.replay():
+            if batch.num_rows:
+                scores.add(batch)
+        return scores.num_rows
+    for batch in spread_rows(problem.source, MOST_ROWS):
+        scores.add(batch, 1.0 if left_out is None else left_out.factors(batch.inputs))
+    return scores.num_rows
+
+
+def _best(
+    scores: Tensor, noises: Tensor | None, centre: float, weight: float
+) -> tuple[Tensor, bool, Tensor | None]:
+    """Return the best point of the grid, refined by a parabola, whether it is at an edge, and the noise there."""
+    logs = GRID.log()
+    centre = min(max(math.log(centre), float(logs[0])), float(logs[-1]))
+    total = weight * scores - (logs - centre).square() / (2 * PRIOR_SCALE**2)
+    index = int(total.argmax())
+    if index in (0, len(GRID) - 1):
+        return GRID[index].clone(), True, None if noises is None else noises[index]
+    left, middle, right = total[index - 1 : index + 2].tolist()
+    bend = left - 2 * middle + right
+    shift = 0.0 if bend >= 0 else 0.5 * (left - right) / bend
+    at = (logs[index] + shift * (logs[1] - logs[0])).exp()
+    if noises is None:
+        return at, False, None
+    other = index + (1 if shift > 0 else -1)
+    return at, False, (noises[index].log().lerp(noises[other].log(), abs(shift))).exp()
+
+
+def spread_rows(source: Source, most: int) -> Iterator[Batch]:
+    """Yield at most about `most` rows, evenly spread over the data."""
+    every, seen = max(source.num_data / most, 1.0), 0
+    for batch in source.replay():
+        numbers = torch.arange(seen, seen + batch.num_rows, dtype=torch.float64)
+        seen += batch.num_rows
+        kept = ((numbers + 1) / every).floor() > (numbers / every).floor()
+        if bool(kept.any()):
+            rows = kept.nonzero().squeeze(1).to(source.device or "cpu")
+            inputs, targets = batches.take((batch.inputs, batch.targets), rows)
+            yield Batch(inputs, targets, len(rows))
+
+
+@torch.no_grad()
+def _left_out_variance(left_out: LeaveOneOut, source: Source) -> float:
+    """Return the mean square of leave-one-out residuals."""
+    sums = torch.zeros(2, dtype=torch.float64)
+    for batch in spread_rows(source, MOST_ROWS):
+        factors = left_out.factors(batch.inputs)
+        outputs = params.call(left_out.model, batch.inputs).double()
+        outputs = outputs.reshape(factors.shape) if isinstance(factors, Tensor) else outputs
+        residuals = (outputs - batch.targets.reshape(outputs.shape)) * factors
+        sums += torch.tensor([float(residuals.square().sum()), float(residuals.numel())], dtype=torch.float64)
+    distributed.sum_([sums])
+    return float(sums[0] / sums[1].clamp_min(1.0))
+
+
+def _inverse_mean_square(posterior: LaplacePosterior) -> float:
+    """Return the inverse of the mean squared distance of the weights from their prior mean."""
+    return 1 / max(float(posterior.evidence.deviation.mean()), 1e-30)
+
+
+def _has_free_noise(likelihood: Likelihood) -> bool:
+    return isinstance(likelihood, Gaussian) and isinstance(likelihood.noise, str)
 
 
 def given_precision(recipe: Laplace, selection: Selection) -> Tensor | None:
@@ -82,29 +224,3 @@ def _by_name(setting: Mapping[str, float], selection: Selection) -> Tensor:
     if unused:
         raise InputError(f"prior_precision names '{unused[0]}', which matches no random weight: drop this entry.")
     return values
-
-
-@torch.no_grad()
-def _best_on_validation(posterior: LaplacePosterior, validation: Source) -> Tensor:
-    """Return the precision with the best validation likelihood; each Jacobian is computed once for the whole grid."""
-    likelihood = posterior.likelihood
-    covariances = posterior.matrix.covariances(GRID, posterior.evidence.scale(posterior.noise))
-    centred = links.has_null_direction(likelihood)
-    total = torch.zeros(len(GRID), dtype=torch.float64)
-    for batch in validation.replay():
-        if batch.num_rows:
-            outputs, variances = posterior.linearized.variances(batch.inputs, covariances, centred=centred)
-            scores = [_log_prob(likelihood, outputs, variance, batch.targets).double().sum() for variance in variances]
-            total += torch.stack(scores).cpu()
-    distributed.sum_([total])
-    if not bool(total.isfinite().all()):
-        raise InputError("The validation likelihood is not finite: check the validation data for extreme inputs.")
-    return GRID[int(total.argmax())].clone()
-
-
-def _log_prob(likelihood: Likelihood, outputs: Tensor, variance: Tensor, targets: Tensor) -> Tensor:
-    """Return the predictive log-probability of each target, by the probit link or in closed form."""
-    if not links.is_classification(likelihood):
-        return likelihood.predict_gaussian(outputs, likelihood.restore(variance, outputs)).log_prob(targets)
-    logits = likelihood.restore(links.probit(likelihood.canonical(outputs), variance), outputs)
-    return likelihood.log_prob(logits, targets)
