@@ -282,7 +282,7 @@ class TestChecks:
             (Probability | None, 1.5, "`x` must be a number from 0 to 1 or None, got 1.5."),
             (Share, 1, "`x` must be a number of at least 0 and below 1, got 1."),
             (OpenProbability, 0, "`x` must be a number above 0 and below 1, got 0."),
-            (Start, "frehs", "`x` must be 'model' or 'fresh', got 'frehs'. Did you mean 'fresh'?"),
+            (Start, "frehs", "`x` must be 'model', 'fresh' or 'head', got 'frehs'. Did you mean 'fresh'?"),
             (Positive | Literal["auto"], -1, "`x` must be a positive number or 'auto', got -1."),
             (bool | Literal["auto"], 1, "`x` must be True, False or 'auto', got 1."),
             (tuple[Positive, Positive], (1, -1), "`x` must be a tuple of 2, each a positive number, got (1, -1)."),

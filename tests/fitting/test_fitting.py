@@ -23,7 +23,7 @@ from dubito.core.batches import Batch
 from dubito.core.settings import setting
 from dubito.fitting.gradient_training import GradientDescent
 from dubito.fitting.inference import Inference, NonFinite, Problem, State
-from dubito.fitting.model_copies import reset_parameters
+from dubito.fitting.initialization import reset_parameters
 from dubito.fitting.optimizers import Optimizer
 from dubito.fitting.recipe import Recipe
 from oracles import weights_of

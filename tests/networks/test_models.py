@@ -8,7 +8,7 @@ from dubito.errors import InputError
 from torch import Tensor, nn
 
 from dubito import models
-from dubito.fitting.model_copies import reset_parameters
+from dubito.fitting.initialization import reset_parameters
 from dubito.networks.models.convolutional import PadShortcut
 
 VOCABULARY, LENGTH = 30, 12

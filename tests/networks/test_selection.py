@@ -261,7 +261,7 @@ class TestRules:
                 return Selection.all_of(model)
 
         (Recorder() | ~Recorder() & Recorder()).resolve(Tied(), None, prior_precision=3.0)
-        assert seen == [((None,), {"prior_precision": 3.0})] * 3
+        assert [(args[0], kwargs) for args, kwargs in seen] == [(None, {"prior_precision": 3.0})] * 3
 
     def test_a_rule_without_resolve_cannot_be_made(self) -> None:
         @setting

@@ -100,7 +100,7 @@ Natural = Annotated[int, Range(0)]
 FiniteValue = Annotated[float | Tensor, Range()]
 PositiveValue = Annotated[float | Tensor, Range(0, above=True)]
 FilePath = Annotated[str, Or(os.PathLike)]
-Start = Literal["model", "fresh"]
+Start = Literal["model", "fresh", "head"]
 
 _NOUNS = {float: "number", int: "whole number", Tensor: "tensor"}
 _WORDS = {str: "text", type(None): "None", torch.nn.Module: "a torch.nn.Module", torch.Generator: "a torch.Generator"}

@@ -14,6 +14,9 @@ from torch import Tensor, nn
 
 from dubito.core.errors import InputError
 
+# The name under which a compiled module holds the one that it was made from.
+COMPILED = "_orig_mod"
+
 Params = dict[str, Tensor]
 Buffers = dict[str, Tensor]
 
@@ -29,10 +32,19 @@ def buffers_of(model: nn.Module) -> Buffers:
 
 
 def unwrapped(model: nn.Module) -> nn.Module:
-    """Return the network inside `DistributedDataParallel` or `DataParallel`, with the user's own parameter names."""
-    while isinstance(model, nn.parallel.DistributedDataParallel | nn.DataParallel):
-        model = model.module
-    return model
+    """Return the network inside `DistributedDataParallel`, `DataParallel` or `torch.compile`, with its own names."""
+    while True:
+        if isinstance(model, nn.parallel.DistributedDataParallel | nn.DataParallel):
+            model = model.module
+        elif is_compiled(model):
+            model = model.get_submodule(COMPILED)
+        else:
+            return model
+
+
+def is_compiled(module: nn.Module) -> bool:
+    """Return whether a module is the result of `torch.compile`."""
+    return COMPILED in module._modules and type(module).__module__.startswith("torch._dynamo")
 
 
 def check_finite(model: nn.Module) -> None:

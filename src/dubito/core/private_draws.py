@@ -68,6 +68,10 @@ class PrivateDraws:
 class _Redirected(TorchDispatchMode):
     """A mode that redirects random operations of this thread from the global generator to another one."""
 
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        return False  # else the first call imports torch's compiler, which takes seconds
+
     def __init__(self, seed: int, generator: torch.Generator) -> None:
         super().__init__()
         self.generator, self.drew = generator, False

@@ -25,8 +25,9 @@ from dubito.fitting import run_identity
 from dubito.fitting.build import build
 from dubito.fitting.checks import Template, check, check_batch, explaining_shapes
 from dubito.fitting.inference import Inference, NonFinite, Problem, State
+from dubito.fitting.initialization import redraw
 from dubito.fitting.interrupts import Interrupts, Terminated
-from dubito.fitting.model_copies import reset_parameters, shared_copy
+from dubito.fitting.model_copies import shared_copy
 from dubito.fitting.posterior import Posterior
 from dubito.fitting.run_identity import LoaderDigest
 from dubito.fitting.training import Training
@@ -82,8 +83,7 @@ def fit(
     try:
         with explaining_shapes(problem.source):
             with Stream(derive_seed(seed, "build"), weight.device).active():
-                if recipe.starts_fresh:
-                    reset_parameters(private)
+                redraw(private, recipe.start, lambda: problem.source.first().inputs)
                 own = {} if training.checkpoint is None else run_identity.identity(recipe, problem, private, start)
                 inference = build(recipe, problem)
             problem = replace(problem, source=inference.source or problem.source)

@@ -1,4 +1,4 @@
-"""Make private copies of the user's network, which a method may change, and reset their weights."""
+"""Make private copies of the user's network, which a method may change."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from torch import nn
 
 from dubito.core import distributed, params
 from dubito.core.errors import InputError, UnsupportedError
+from dubito.networks.compiled import uncompile_parts
 
 
 def check_model(model: nn.Module) -> None:
@@ -31,7 +32,7 @@ def private_copy(model: nn.Module) -> nn.Module:
     check_model(model)
     model = params.unwrapped(model)
     try:
-        private = copy.deepcopy(model)
+        private = uncompile_parts(copy.deepcopy(model))
     except (RuntimeError, TypeError) as error:
         raise InputError(f"The model cannot be copied with copy.deepcopy: {error}") from error
     for value in private.parameters():
@@ -47,22 +48,3 @@ def shared_copy(model: nn.Module) -> nn.Module:
     private = private_copy(model)
     distributed.share_([*private.parameters(), *private.buffers()])
     return private
-
-
-def reset_parameters(model: nn.Module) -> None:
-    """Draw new weights with each layer's own `reset_parameters`; frozen weights are kept.
-
-    Inner modules are reset first, so that the initialization of an outer module overrides theirs.
-    """
-    reset: set[int] = set()
-    frozen = {name: value.clone() for name, value in model.named_parameters() if not value.requires_grad}
-    for module in reversed(list(model.modules())):
-        own = list(module.parameters())
-        redraw = getattr(module, "reset_parameters", None) or getattr(module, "_reset_parameters", None)
-        if callable(redraw) and any(value.requires_grad for value in own):
-            redraw()
-            reset |= {id(value) for value in own}
-    params.load_(model, frozen)
-    for name, value in model.named_parameters():
-        if value.requires_grad and id(value) not in reset:
-            raise InputError(f"start='fresh' cannot reset '{name}': its module has no reset_parameters(); add one.")

@@ -25,6 +25,7 @@ from dubito.core.private_draws import PrivateDraws
 from dubito.core.randomness import default_generator
 from dubito.core.settings import Setting, digest, load_all
 from dubito.fitting.working_copies import HasWorkingCopies
+from dubito.networks.compiled import uncompile_parts
 
 if TYPE_CHECKING:
     from dubito.beliefs.likelihoods import Likelihood
@@ -349,7 +350,7 @@ def restored(tree: Mapping[str, Any], model: nn.Module) -> Posterior:
     load_all()
     if tree["family"] not in Posterior._families:
         raise FileFormatError(f"The file holds a '{tree['family']}' posterior, which this version lacks: upgrade it.")
-    private = copy.deepcopy(model)
+    private = uncompile_parts(copy.deepcopy(model))
     own = _tensors(private)
     for name, value in {**tree["params"], **tree["buffers"]}.items():
         if value.shape != own[name].shape or value.is_floating_point() != own[name].is_floating_point():

@@ -36,13 +36,22 @@ class Recipe(Setting, ABC):
 
     @property
     def start(self) -> Any:
-        """Where training starts: ``"model"`` or ``"fresh"``. A recipe may define it as a field."""
+        """Where training starts: ``"model"``, ``"fresh"`` or ``"head"``. A recipe may define it as a field.
+
+        ``"model"`` are the model's weights and ``"fresh"`` newly drawn ones; ``"head"`` draws only the weights of the
+        output layer, on top of the model's other layers.
+        """
         return "model"
 
     @property
     def starts_fresh(self) -> bool:
-        """Whether training starts from newly drawn weights instead of the model's weights."""
+        """Whether all weights are newly drawn before training."""
         return isinstance(self.start, str) and self.start == "fresh"
+
+    @property
+    def redraws(self) -> bool:
+        """Whether some weights, those of the output layer or all, are newly drawn before training."""
+        return isinstance(self.start, str) and self.start in ("fresh", "head")
 
     @property
     def needs_trained_model(self) -> bool:
@@ -55,7 +64,7 @@ class Recipe(Setting, ABC):
         return 1.0
 
     def starting(self, start: str) -> Recipe:
-        """Return this recipe with another start: the model's weights (``"model"``) or new ones (``"fresh"``)."""
+        """Return this recipe with another `start`."""
         return self.replace(start=start) if "start" in self.fields() else self
 
     def on_subspace(self) -> Recipe:

@@ -66,7 +66,7 @@ class SubspaceNetwork(nn.Module):
 
 def build_on_subspace(recipe: Recipe, problem: Problem, subspace: Subspace) -> Inference:
     """Return the inference of a recipe on the coordinates, whose posterior is over the network's own weights."""
-    if recipe.starts_fresh:
+    if recipe.redraws:
         raise InputError("A subspace is centred on the trained weights: use start='model'.")
     network = SubspaceNetwork(problem.model, subspace)
     inner = recipe.on_subspace().build(dataclasses.replace(problem, model=network, selection=Selection.all_of(network)))

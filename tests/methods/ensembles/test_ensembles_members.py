@@ -292,7 +292,7 @@ class TestSettings:
             ({"members": 0}, "at least 1"),
             ({"members": 2.5}, "`members` must be a whole number of at least 1"),
             ({"recipe": "laplace"}, "must be a recipe"),
-            ({"start": "warm"}, "`start` must be 'model' or 'fresh'"),
+            ({"start": "warm"}, "`start` must be 'model', 'fresh' or 'head'"),
             ({"perturbation": -1.0}, "`perturbation` must be a number of at least 0"),
             ({"together": "yes"}, "True, False or 'auto'"),
             ({"recipe": MAP(start="fresh"), "start": "model"}, "starts fresh, the ensemble from the model"),

@@ -194,7 +194,7 @@ class TestUse:
             ({"temperature": 0.0}, "`temperature` must be .*, got 0.0"),
             ({"num_samples": 0}, "`num_samples` must be .*, got 0"),
             ({"weights": "all"}, "one of dubito.select"),
-            ({"start": "warm"}, "'model' or 'fresh'"),
+            ({"start": "warm"}, "'model', 'fresh' or 'head'"),
             ({"prior_precision": -1.0}, "of at least 0"),
         ],
         ids=str,

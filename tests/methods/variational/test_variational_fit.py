@@ -388,7 +388,7 @@ def test_files_keep_priors_by_weight(tmp_path: Path) -> None:
         ({"weights": "all"}, "one of dubito.select"),
         ({"estimator": "exact"}, "`estimator` must be 'local', 'flipout' or 'weight', got"),
         ({"biases": True}, "`biases` must be 'deterministic' or 'random', got True"),
-        ({"start": "cold"}, "`start` must be 'model' or 'fresh', got"),
+        ({"start": "cold"}, "`start` must be 'model', 'fresh' or 'head', got"),
         ({"initial_scale": -1.0}, "`initial_scale` must be .*, got"),
         ({"temperature": 0.0}, "`temperature` must be .*, got"),
         ({"kl_warmup": 2.0}, "`kl_warmup` must be .*, got"),

@@ -58,9 +58,9 @@ class TestTimeAugmentation(Recipe):
             raise InputError("There is nothing to change in the inputs: give flip=True, shift=... or noise=....")
 
     @property
-    def starts_fresh(self) -> bool:
-        """Whether the recipe within does."""
-        return self.recipe.starts_fresh
+    def start(self) -> Any:
+        """That of the recipe within."""
+        return self.recipe.start
 
     @property
     def needs_trained_model(self) -> bool:

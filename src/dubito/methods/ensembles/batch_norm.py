@@ -43,7 +43,8 @@ class BatchNormNoise(Recipe):
         num_samples: How many batches are looked at, after training.
         prior_precision: Of a zero-mean normal prior on every weight; 0 is a flat prior.
         train: False takes the model's weights as they are.
-        start: ``"model"`` trains on from the model's weights, ``"fresh"`` from newly drawn ones.
+        start: ``"model"`` trains on from the model's weights, ``"fresh"`` from newly drawn ones,
+            ``"head"`` with a new output layer.
     """
 
     setting_name = "ensembles.BatchNormNoise"

@@ -150,7 +150,8 @@ class _Joint:
         self.recipe.build(problem)  # raises, before any work is done, what is wrong for every member
         first = self.recipe.replace(start="model")  # the weights are drawn here
         self.models = [
-            start_of_member(together.ensemble, first, problem.model, seed, k) for k, seed in enumerate(together.seeds)
+            start_of_member(together.ensemble, first, problem.model, seed, k, problem.source)
+            for k, seed in enumerate(together.seeds)
         ]
         self.pair = problem.source.pair
         self.size = batches.num_rows(self.pair)

@@ -52,7 +52,8 @@ class MCDropout(Recipe):
         repeats: How often each batch is repeated in a step, with other masks: less noise for more time.
         prior_precision: Of a zero-mean normal prior on every weight; 0 is a flat prior.
         train: False takes the model's weights as they are and only drops.
-        start: ``"model"`` trains on from the model's weights, ``"fresh"`` from newly drawn ones.
+        start: ``"model"`` trains on from the model's weights, ``"fresh"`` from newly drawn ones,
+            ``"head"`` with a new output layer.
     """
 
     setting_name = "MCDropout"
@@ -68,10 +69,10 @@ class MCDropout(Recipe):
     def __post_init__(self) -> None:
         if self.learn and self.where == "dropout":
             raise InputError("Rates are learned at the inputs of layers: use where='layers' with learn=True.")
-        if not self.train and (self.start == "fresh" or self.learn):
+        if not self.train and (self.redraws or self.learn):
             raise InputError(
-                "MCDropout(train=False) takes the network as it is: leave out start='fresh' (in an ensemble, say "
-                "Ensemble(start='model')) and learn=True."
+                f"MCDropout(train=False) takes the network as it is: leave out start='{self.start}' (in an ensemble, "
+                "say Ensemble(start='model')) and learn=True."
             )
 
     def build(self, problem: Problem) -> Inference:

@@ -10,11 +10,12 @@ import torch
 from torch import nn
 
 from dubito.core import distributed
-from dubito.core.batches import Source
+from dubito.core.batches import Source, place
 from dubito.core.errors import InputError
 from dubito.core.randomness import Stream, default_generator, derive_seed, draw_seed
 from dubito.core.settings import digest
-from dubito.fitting.model_copies import private_copy, reset_parameters, shared_copy
+from dubito.fitting.initialization import redraw
+from dubito.fitting.model_copies import private_copy, shared_copy
 from dubito.fitting.posterior import Posterior, load
 from dubito.fitting.recipe import Recipe
 from dubito.fitting.training import Training
@@ -98,7 +99,7 @@ class Members:
         seed = draw_seed(self._generator(k))
         data = resampled(self.data, derive_seed(seed, "bootstrap")) if self.ensemble.bootstrap else self.data
         steps = self.ensemble.steps()
-        model = start_of_member(self.ensemble, steps[0], self.model, seed, k)
+        model = start_of_member(self.ensemble, steps[0], self.model, seed, k, self.source)
         training, posterior = training_of_member(self.training, k), None
         for recipe in steps:
             if posterior is not None:
@@ -145,15 +146,18 @@ def _in_shards(source: Source, validation: Any) -> bool:
     return any(each.is_shard for each in sources)
 
 
-def start_of_member(ensemble: Ensemble, recipe: Recipe, model: nn.Module, seed: int, k: int) -> nn.Module:
-    """Return the network that one member's recipe is given; a recipe that starts fresh draws the weights itself."""
+def start_of_member(
+    ensemble: Ensemble, recipe: Recipe, model: nn.Module, seed: int, k: int, source: Source
+) -> nn.Module:
+    """Return the network that one member's recipe is given; a recipe with a `start` draws the weights itself."""
     if ensemble.start == "model":
         return model if k == 0 else perturbed(model, ensemble.perturbation, derive_seed(seed, "start"))
-    if recipe.starts_fresh:
+    if recipe.redraws:
         return model
     fresh = private_copy(model)
-    with Stream(derive_seed(seed, "build"), next(fresh.parameters()).device).active():
-        reset_parameters(fresh)
+    weight = next(fresh.parameters())
+    with Stream(derive_seed(seed, "build"), weight.device).active():
+        redraw(fresh, ensemble.start, lambda: place(source.first().inputs, weight.device, weight.dtype))
     return fresh
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, Literal
 
 from dubito.core.constraints import Count, NonNegative, Start
@@ -19,6 +20,7 @@ if TYPE_CHECKING:
     from dubito.beliefs.likelihoods import Likelihood
     from dubito.core.batches import Data
     from dubito.fitting.posterior import Posterior
+    from dubito.methods.ensembles.posterior import EnsemblePosterior
 
 
 @setting
@@ -35,8 +37,8 @@ class Ensemble(Recipe):
     Args:
         members: How many.
         recipe: How each is found.
-        start: ``"fresh"``: every member draws new weights. ``"model"``: the first starts at the model's weights, the
-            others near them.
+        start: ``"fresh"``: every member draws new weights. ``"head"``: every member draws a new output layer and keeps
+            the model's other weights. ``"model"``: the first starts at the model's weights, the others near them.
         perturbation: With ``start="model"`` the noise on the start of all members but the first, in units of the root
             mean square of each parameter.
         bootstrap: Whether each member sees as many examples, drawn with replacement.
@@ -54,9 +56,33 @@ class Ensemble(Recipe):
     together: bool | Literal["auto"] = "auto"
 
     def __post_init__(self) -> None:
-        if self.start == "model" and self.recipe.starts_fresh:
-            raise InputError(f"{self.recipe!r} starts fresh, the ensemble from the model: say start='fresh' here too.")
+        if self.start == "model" and self.recipe.redraws:
+            own = self.recipe.start
+            raise InputError(f"{self.recipe!r} starts {own}, the ensemble from the model: say start='{own}' here too.")
         self.steps()  # raises where the recipe cannot start like this
+
+    @classmethod
+    def of(
+        cls,
+        members: Sequence[nn.Module | Posterior],
+        *,
+        likelihood: str | Likelihood = "categorical",
+        data: Data | None = None,
+    ) -> EnsemblePosterior:
+        """Return the ensemble of networks that are trained already, or of posteriors; nothing is trained.
+
+        Args:
+            members: Trained networks of one architecture, or posteriors of such networks.
+            likelihood: As for `Recipe.fit`; posteriors have their own.
+            data: Training data, from which the noise of a Gaussian likelihood is found if it is not given.
+
+        >>> from torch import nn
+        >>> Ensemble.of([nn.Linear(3, 2), nn.Linear(3, 2)])
+        <Ensemble of 2 posteriors over 8 weights by Ensemble(members=2, recipe=MAP(train=False), start='model')>
+        """
+        from dubito.methods.ensembles.given import ensemble_of
+
+        return ensemble_of(cls, members, likelihood, data)
 
     def steps(self) -> tuple[Recipe, ...]:
         """Return what is fitted for one member, one after the other: a recipe that needs a trained network comes last.

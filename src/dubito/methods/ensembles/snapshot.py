@@ -34,7 +34,8 @@ class Snapshot(Recipe):
     Args:
         cycles: How many, and how many members.
         prior_precision: Of a zero-mean normal prior on every weight; 0 is a flat prior.
-        start: ``"model"`` trains on from the model's weights, ``"fresh"`` from newly drawn ones.
+        start: ``"model"`` trains on from the model's weights, ``"fresh"`` from newly drawn ones,
+            ``"head"`` with a new output layer.
     """
 
     setting_name = "Snapshot"

@@ -54,7 +54,8 @@ class SWAG(Recipe):
         prior_precision: Of a zero-mean normal prior on every weight; 0 is a flat prior.
         temperature: A factor of the covariance; below 1 makes the posterior narrower.
         num_samples: How many draws get BatchNorm statistics of their own, where the network has such layers.
-        start: ``"model"`` trains on from the model's weights, ``"fresh"`` from newly drawn ones.
+        start: ``"model"`` trains on from the model's weights, ``"fresh"`` from newly drawn ones,
+            ``"head"`` with a new output layer.
     """
 
     setting_name = "SWAG"

@@ -31,7 +31,8 @@ class MAP(Recipe):
         temperature: A number by which logits are divided, or ``"validation"`` to maximize the likelihood of
             validation data (Guo et al. 2017, https://arxiv.org/abs/1706.04599). For regression it multiplies the noise.
         train: False keeps the model's weights as they are.
-        start: ``"model"`` starts from the model's weights, ``"fresh"`` from newly initialized ones.
+        start: ``"model"`` starts from the model's weights, ``"fresh"`` from newly initialized ones,
+            ``"head"`` with a new output layer.
     """
 
     setting_name = "MAP"
@@ -43,8 +44,10 @@ class MAP(Recipe):
     prior_weight: Positive = 1.0
 
     def __post_init__(self) -> None:
-        if self.start == "fresh" and not self.train:
-            raise InputError("MAP(start='fresh', train=False) would return an untrained network: drop one of the two.")
+        if self.redraws and not self.train:
+            raise InputError(
+                f"MAP(start='{self.start}', train=False) would return an untrained network: drop one of the two."
+            )
 
         check_map_prior(self.prior, self.prior_precision)
 

@@ -39,7 +39,8 @@ class HMC(Sampler):
         acceptance: The target acceptance probability of the adaptation.
         max_depth: The largest number of doublings of ``"nuts"``.
         temperature: T; below 1 makes the posterior narrower.
-        start: ``"model"`` starts all chains at the model's weights, ``"fresh"`` each at newly initialized ones.
+        start: ``"model"`` starts all chains at the model's weights, ``"fresh"`` each at newly initialized ones,
+            ``"head"`` with a new output layer.
         memory: Samples up to this many megabytes are held in memory; more are stored in files.
     """
 
@@ -66,7 +67,7 @@ class HMC(Sampler):
     @property
     def explores_modes(self) -> bool:
         """Whether samples come from several modes of the posterior."""
-        return self.starts_fresh and self.chains > 1
+        return self.redraws and self.chains > 1
 
     def default_training(self) -> Training:
         """Return settings with all the data in one batch, in order."""

@@ -32,7 +32,7 @@ class Sampler(Recipe):
     @property
     def needs_trained_model(self) -> bool:
         """Whether the model must be trained already."""
-        return not self.starts_fresh
+        return not self.redraws
 
     def build(self, problem: Problem) -> Inference:
         """Return the steps of the sampler."""
@@ -42,5 +42,5 @@ class Sampler(Recipe):
 def check_sampler(recipe: Any) -> None:
     """Raise an error if the sampler cannot use its prior."""
     check_prior(recipe.prior, recipe.setting_name)
-    if recipe.starts_fresh and isinstance(getattr(recipe.prior, "loc", None), str):
-        raise InputError("start='fresh' discards the weights this prior is centred on: use start='model'.")
+    if recipe.redraws and isinstance(getattr(recipe.prior, "loc", None), str):
+        raise InputError(f"start='{recipe.start}' discards weights this prior is centred on: use start='model'.")

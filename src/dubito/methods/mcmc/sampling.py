@@ -12,7 +12,7 @@ from dubito.beliefs.prediction import RegressionPrediction
 from dubito.core import batches, params
 from dubito.core.params import Params
 from dubito.fitting.inference import Problem
-from dubito.fitting.model_copies import reset_parameters
+from dubito.fitting.initialization import redraw
 from dubito.fitting.output_noise import fit_log_noise
 from dubito.methods.mcmc.cached_head import RandomHead, split
 from dubito.methods.mcmc.posterior import ParticlePosterior, function_values, mean_and_variance
@@ -61,12 +61,12 @@ class Setup:
         if self.before is not None:
             last = self.before.samples[:, -1].to(self.start)
             return last[torch.arange(num) % len(last)].clone()
-        others = [self._fresh() if self.recipe.starts_fresh else self.start for _ in range(num - 1)]
+        others = [self._redrawn() if self.recipe.redraws else self.start for _ in range(num - 1)]
         return torch.stack([self.start, *others])
 
-    def _fresh(self) -> Tensor:
+    def _redrawn(self) -> Tensor:
         other = copy.deepcopy(self.problem.model)
-        reset_parameters(other)
+        redraw(other, self.recipe.start, lambda: self.problem.source.first().inputs)
         flat = self.selection.ravel(params.of(other))
         return torch.cat([flat, self.start[self.selection.num_weights :]])
 

@@ -40,7 +40,8 @@ class SGMCMC(Sampler):
             stable one, given the largest curvature at the start.
         friction: The fraction of the momentum that one step removes, for ``"sghmc"`` and ``"sgnht"``.
         cycles: The number of cycles, for ``"cyclical"``.
-        start: ``"model"`` starts all chains at the model's weights, ``"fresh"`` each at newly initialized ones.
+        start: ``"model"`` starts all chains at the model's weights, ``"fresh"`` each at newly initialized ones,
+            ``"head"`` with a new output layer.
         memory: Samples up to this many megabytes are held in memory; more are stored in files.
     """
 
@@ -68,7 +69,7 @@ class SGMCMC(Sampler):
     @property
     def explores_modes(self) -> bool:
         """Whether samples come from several modes of the posterior."""
-        return self.schedule == "cyclical" or (self.starts_fresh and self.chains > 1)
+        return self.schedule == "cyclical" or (self.redraws and self.chains > 1)
 
     @property
     def sample_schedule(self) -> Schedule:

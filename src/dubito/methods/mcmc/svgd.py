@@ -47,7 +47,8 @@ class SVGD(Sampler):
         weights: Which weights are random; the others stay at their trained values.
         prior: One of `dubito.priors`, with fixed scales.
         temperature: T; below 1 makes the posterior narrower.
-        start: ``"model"`` starts around the model's weights, ``"fresh"`` at newly initialized ones.
+        start: ``"model"`` starts around the model's weights, ``"fresh"`` at newly initialized ones,
+            ``"head"`` with a new output layer.
     """
 
     setting_name = "SVGD"
@@ -64,7 +65,7 @@ class SVGD(Sampler):
     @property
     def explores_modes(self) -> bool:
         """Whether particles come from several modes of the posterior."""
-        return self.starts_fresh and self.num_particles > 1
+        return self.redraws and self.num_particles > 1
 
     def default_training(self) -> Training:
         """Return settings with a larger learning rate than for one network, as particles start close together."""

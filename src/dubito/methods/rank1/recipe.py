@@ -16,7 +16,9 @@ from dubito.methods.rank1.families import Family, check_pair
 from dubito.methods.rank1.layers import Perturbation
 from dubito.methods.rank1.sites import Sides
 
-Start = Annotated[Literal["model", "fresh"] | Posterior | Absent, "'model', 'fresh' or a posterior to start from"]
+Start = Annotated[
+    Literal["model", "fresh", "head"] | Posterior | Absent, "'model', 'fresh', 'head' or a posterior to start from"
+]
 
 
 @setting
@@ -50,8 +52,8 @@ class Rank1(Recipe):
         kl_warmup: The fraction of all steps over which the weight of the KL divergence rises from 0 to 1.
         weight_decay: λ of an L2 penalty $\frac\lambda2 \|W\|^2$ in the mean loss, on weights and biases, not factors
             (decoupled under ``Training(optimizer="adamw")``). ``Training(weight_decay=...)`` is added to it.
-        start: ``"model"`` starts at the model's weights with factors near 1, ``"fresh"`` at newly drawn weights; a MAP,
-            Rank1 or BatchEnsemble posterior starts at its weights.
+        start: ``"model"`` starts at the model's weights with factors near 1, ``"fresh"`` at newly drawn weights,
+            ``"head"`` at a newly drawn output layer; a MAP, Rank1 or BatchEnsemble posterior starts at its weights.
         normalization: Whether normalization layers are ``"shared"`` by the components, or each ``"component"`` has its
             own gains and statistics.
         recalibrate: Recompute the running statistics of normalization layers after training, at the final weights.
@@ -117,7 +119,7 @@ class BatchEnsemble(Recipe):
         initial: Random signs, or around 1, where the start is fresh.
         batch: ``"split"`` trains at the cost of one network, ``"repeat"`` at that of K.
         weight_decay: An L2 penalty on weights and biases.
-        start: ``"model"``, ``"fresh"``, or a posterior.
+        start: ``"model"``, ``"fresh"``, ``"head"``, or a posterior.
         normalization: ``"shared"`` or one for each ``"component"``.
         recalibrate: Recompute the running statistics of normalization layers after training.
         spread: The standard deviation of the members' factors around 1 at the start.

@@ -39,7 +39,8 @@ class Variational(Recipe):
         weights: Which weights are random. The others keep their values, or are trained if the start is fresh.
         biases: Whether biases and the gains of normalization layers are random too, or trained as points.
         initial_scale: The initial standard deviation of every weight.
-        start: ``"model"`` starts at the model's weights, ``"fresh"`` at newly initialized ones.
+        start: ``"model"`` starts at the model's weights, ``"fresh"`` at newly initialized ones,
+            ``"head"`` with a new output layer.
         kl_warmup: The fraction of all steps over which the weight of the KL divergence rises from 0 to `temperature`;
             or a pair, the fractions at which the rise begins and ends.
         kl_cycles: The number of warm-ups, in equal parts of the training; `kl_warmup` is then a fraction of one part
@@ -83,8 +84,8 @@ class Variational(Recipe):
             self._check_natural()
         if isinstance(self.prior, GroupPrior):
             self._check_groups()
-        if self.starts_fresh and _is_around_the_model(self.prior):
-            raise InputError("start='fresh' discards the weights this prior is centred on: use start='model'.")
+        if self.redraws and _is_around_the_model(self.prior):
+            raise InputError(f"start='{self.start}' discards weights this prior is centred on: use start='model'.")
 
     def _check_natural(self) -> None:
         if not isinstance(self.objective, ELBO):

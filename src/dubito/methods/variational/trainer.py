@@ -148,8 +148,8 @@ class VariationalTrainer:
 
     def _at_start(self) -> float | None:
         """Return the log-likelihood of the network before the fit, at the best noise for it."""
-        if self.recipe.starts_fresh or self.problem.training.epochs == 0:
-            return None  # the start is fresh, or the weights have not moved
+        if self.recipe.redraws or self.problem.training.epochs == 0:
+            return None  # some weights were newly drawn, or none has moved
         likelihood = self.problem.likelihood.resolved(self.hyper)
         return float(data_log_likelihood(self.problem.model.eval(), [{}], self.problem.source, likelihood)[0])
 

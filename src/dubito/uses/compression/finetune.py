@@ -44,7 +44,8 @@ class GradualMagnitude(Recipe):
         begin: The fraction $t_0$ of training before anything goes.
         end: The fraction $t_1$ after which the same weights stay gone.
         every: Steps between two choices.
-        start: ``"model"`` trains on from the model's weights, ``"fresh"`` from newly drawn ones.
+        start: ``"model"`` trains on from the model's weights, ``"fresh"`` from newly drawn ones,
+            ``"head"`` with a new output layer.
         initial: The fraction $s_0$ that is gone from the start, such as the zeros of a network that is sparse already.
     """
 

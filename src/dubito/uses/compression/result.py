@@ -165,7 +165,7 @@ class Compression:
                 mask.fill_(True)
         whole = all(bool(mask.all()) for mask in left.values())  # as after removing units: no weight must stay at zero
         weights = recipe.weights
-        if not whole and (weights is None or recipe.starts_fresh):
+        if not whole and (weights is None or recipe.redraws):
             raise UnsupportedError(
                 f"{recipe!r} cannot keep the removed weights at zero: use a recipe with `weights=` that starts at "
                 "the model, such as Laplace() or Variational()."
