@@ -83,6 +83,11 @@ def call(model: nn.Module, inputs: Any) -> Tensor:
         output = model(**inputs)
     else:
         output = model(inputs)
+    return logits_of(output)
+
+
+def logits_of(output: Any) -> Tensor:
+    """Return what a model gave if it is a tensor, else its field `logits`."""
     if isinstance(output, Tensor):
         return output
     logits = output.get("logits") if isinstance(output, Mapping) else getattr(output, "logits", None)

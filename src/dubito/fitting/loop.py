@@ -23,6 +23,7 @@ from dubito.core.errors import FileFormatError, NonFiniteError
 from dubito.core.randomness import Stream, default_generator, derive_seed, draw_seed
 from dubito.fitting import run_identity
 from dubito.fitting.build import build
+from dubito.fitting.causal import with_next_token
 from dubito.fitting.checks import Template, check, check_batch, explaining_shapes
 from dubito.fitting.inference import Inference, NonFinite, Problem, State
 from dubito.fitting.initialization import redraw
@@ -78,6 +79,7 @@ def fit(
         if source is not None:
             source.agree()
     template = check(problem)
+    problem = replace(problem, likelihood=with_next_token(problem.likelihood, private, problem.source.first()))
     start = generator.get_state()
     seed = draw_seed(generator)
     try:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 from typing import Any
 
@@ -18,10 +19,15 @@ from dubito.fitting.posterior import Posterior
 
 def inputs_of(posterior: Posterior, data: Data | Tensor, what: str) -> Any:
     """Return the inputs of `data` in its order; a tensor is returned as it is, targets are left out."""
+    return batches.concatenate(input_groups(posterior, data, what))
+
+
+def input_groups(posterior: Posterior, data: Data | Tensor, what: str) -> list[Any]:
+    """Return the inputs of `data` in its order, in as few parts as the shapes of their rows allow."""
     alone = batches.bare_inputs(data, f"The {what}")
     if alone is not None:
-        return alone
-    return batches.concatenate([batch.inputs for batch in _batches(posterior, data, what)])
+        return [alone]
+    return [batches.concatenate([batch.inputs for batch in group]) for group in _groups(posterior, data, what)]
 
 
 class FixedDraws:
@@ -48,19 +54,32 @@ class FixedDraws:
         draws = self._draws.clone_state()
         return self.posterior.predict(x, num_samples=self.num_samples, generator=draws, batch_size=self.batch_size)
 
-    def labelled(self, data: Data) -> tuple[Prediction, Tensor]:
-        """Return the prediction for all of the calibration data, and its targets in the same order."""
-        parts = _batches(self.posterior, data, "calibration data")
-        if parts[0].targets is None:
-            raise InputError("The calibration data has no targets: give (inputs, targets) or a loader of them.")
-        prediction = self.predict(batches.concatenate([part.inputs for part in parts]))
-        return prediction, torch.cat([part.targets for part in parts])
+    def labelled(self, data: Data, *, by_position: bool = False) -> tuple[Prediction, Tensor]:
+        """Return the prediction for all of the calibration data, and its targets in the same order.
+
+        Args:
+            data: The calibration data.
+            by_position: Whether each position of an input (a token, a pixel) that has a label counts as one datum.
+        """
+        predictions, labels = [], []
+        for group in _groups(self.posterior, data, "calibration data"):
+            if group[0].targets is None:
+                raise InputError("The calibration data has no targets: give (inputs, targets) or a loader of them.")
+            prediction = self.predict(batches.concatenate([part.inputs for part in group]))
+            targets = torch.cat([part.targets for part in group])
+            if by_position and isinstance(prediction, ClassPrediction) and prediction.log_probs.ndim > 2:
+                kept = self.posterior.likelihood.observed(targets)
+                prediction = prediction.at_positions(kept)
+                targets = self.posterior.likelihood.aligned(targets)[kept]
+            predictions.append(prediction)
+            labels.append(targets)
+        return predictions[0].cat(predictions) if len(predictions) > 1 else predictions[0], torch.cat(labels)
 
 
-def one_label_each(prediction: Prediction, what: str) -> ClassPrediction:
-    """Return the prediction if it is one of classes ``[B, C]``; otherwise raise an error that names `what`."""
-    if not isinstance(prediction, ClassPrediction) or prediction.log_probs.ndim != 2:
-        raise InputError(f"{what} is for classification with one label per input, which this posterior does not do.")
+def of_classes(prediction: Prediction, what: str) -> ClassPrediction:
+    """Return the prediction if it is one of classes; otherwise raise an error that names `what`."""
+    if not isinstance(prediction, ClassPrediction):
+        raise InputError(f"{what} is for classification, which this posterior does not do.")
     return prediction
 
 
@@ -96,3 +115,12 @@ def _batches(posterior: Posterior, data: Any, what: str) -> list[Batch]:
     if not found:
         raise InputError(f"The {what} is empty: give at least one example.")
     return found
+
+
+def _groups(posterior: Posterior, data: Any, what: str) -> list[list[Batch]]:
+    """Return the batches in groups of neighbours whose rows have the same shapes."""
+
+    def shapes(batch: Batch) -> list[tuple[int, ...]]:
+        return [tuple(leaf.shape[1:]) for leaf in batches.leaves((batch.inputs, batch.targets))]
+
+    return [list(group) for _, group in itertools.groupby(_batches(posterior, data, what), key=shapes)]

@@ -63,6 +63,10 @@ class Likelihood(Setting, ABC):
         """Return which positions ``[B, *positions]`` have a target, or None if all of them always have one."""
         return None
 
+    def aligned(self, targets: Tensor) -> Tensor:
+        """Return the targets in the places of the outputs that predict them; most likelihoods change nothing."""
+        return targets
+
     # The density and its derivatives
 
     @abstractmethod

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Literal
+
 import torch
 from torch import Tensor
 from torch.nn import functional
@@ -27,6 +29,9 @@ class Categorical(Likelihood):
 
     Args:
         ignore_index: The label of positions to ignore (padding): they add no likelihood, gradient or curvature.
+        next_token: Whether the logits at a position are for the label at the next one, as those of causal language
+            models, whose labels are their inputs; the last position then has no label. ``"auto"`` is False until a fit
+            recognizes such a model.
 
     >>> Categorical().log_prob(torch.zeros(1, 4), torch.tensor([2])).exp().item()
     0.25
@@ -34,6 +39,7 @@ class Categorical(Likelihood):
 
     setting_name = "likelihoods.Categorical"
     ignore_index: int = -100
+    next_token: bool | Literal["auto"] = "auto"
 
     def check(self, outputs: Tensor, targets: Tensor) -> None:
         """Raise an error unless the targets are class labels, one per position."""
@@ -51,7 +57,8 @@ class Categorical(Likelihood):
                 f"Class labels must be whole numbers, not {targets.dtype}: use targets.long(), "
                 "or likelihood='gaussian' if this is regression."
             )
-        wrong = targets[self.observed(targets) & ((targets < 0) | (targets >= num_classes))]
+        labels = self.aligned(targets)
+        wrong = labels[self.observed(targets) & ((labels < 0) | (labels >= num_classes))]
         if len(wrong):
             raise InputError(
                 f"The label {wrong[0].item()} is not one of the model's classes, which are 0 to {num_classes - 1}."
@@ -71,13 +78,27 @@ class Categorical(Likelihood):
         """Move the class axis back to where `outputs` has it; leading axes stay."""
         return values.movedim(-1, values.ndim - outputs.ndim + 1) if outputs.ndim > 3 else values
 
+    def aligned(self, targets: Tensor) -> Tensor:
+        """Return the labels, with `next_token` each at the position before.
+
+        >>> Categorical(next_token=True).aligned(torch.tensor([[5, 6, 7]])).tolist()
+        [[6, 7, -100]]
+        """
+        if self.next_token is not True:
+            return targets
+        if targets.ndim != 2:
+            raise InputError(
+                f"next_token=True needs labels [B, T], one per token, but they have shape {tuple(targets.shape)}."
+            )
+        return functional.pad(targets[:, 1:], (0, 1), value=self.ignore_index)
+
     def observed(self, targets: Tensor) -> Tensor:
         """Return the positions whose label is not `ignore_index`."""
-        return targets.long() != self.ignore_index
+        return self.aligned(targets).long() != self.ignore_index
 
     def log_prob(self, outputs: Tensor, targets: Tensor, hyper: Hyper = None) -> Tensor:
         """Return the log-probability of the labels ``[B]``, summed over positions; ignored ones count 0."""
-        logits, labels = self.canonical(outputs).flatten(0, -2), targets.long().flatten()
+        logits, labels = self.canonical(outputs).flatten(0, -2), self.aligned(targets).long().flatten()
         losses = functional.cross_entropy(logits, labels, ignore_index=self.ignore_index, reduction="none")
         return -(losses if targets.ndim == 1 else losses.unflatten(0, targets.shape).flatten(1).sum(dim=1))
 
@@ -85,7 +106,7 @@ class Categorical(Likelihood):
         r"""Return $p - e_y$, zero where the label is ignored."""
         probs = self.canonical(outputs).softmax(dim=-1)
         classes = torch.arange(probs.shape[-1], device=probs.device)
-        return self._masked(probs - (targets.unsqueeze(-1) == classes).to(probs.dtype), targets)
+        return self._masked(probs - (self.aligned(targets).unsqueeze(-1) == classes).to(probs.dtype), targets)
 
     def hessian(self, outputs: Tensor, targets: Tensor | None = None, hyper: Hyper = None) -> Tensor:
         r"""Return $\mathrm{diag}(p) - p p^\top$, zero where the label is ignored."""

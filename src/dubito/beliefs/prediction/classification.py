@@ -127,6 +127,17 @@ class ClassPrediction(Prediction):
         picked = self.log_probs.gather(-1, labels.masked_fill(ignored, 0).unsqueeze(-1))
         return picked.masked_fill(ignored.unsqueeze(-1), 0.0).flatten(1).sum(dim=1)
 
+    def at_positions(self, kept: Tensor | None = None) -> ClassPrediction:
+        """Return a prediction ``[N, C]`` with one datum per position.
+
+        Args:
+            kept: Which positions ``[B, *positions]`` to keep; by default all of them.
+        """
+        if kept is None:
+            kept = torch.ones_like(self.aleatoric, dtype=torch.bool)
+        samples = None if self.samples is None else self.samples[:, kept]
+        return ClassPrediction(self.log_probs[kept], self.aleatoric[kept], self.epistemic[kept], samples)
+
     def summary(self) -> ClassPrediction:
         """Return the prediction without its samples; probabilities and entropies stay the same."""
         return replace(self, samples=None)

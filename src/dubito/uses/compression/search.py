@@ -49,8 +49,11 @@ def score_of(posterior: Posterior, data: Data) -> Score:
         for batch in source.replay():
             prediction = posterior.likelihood.predict(params.call(model, batch.inputs))
             if isinstance(prediction, ClassPrediction):
-                right += float((prediction.mode == batch.targets.reshape(prediction.mode.shape)).sum())
-                count += prediction.mode.numel()
+                given = batch.targets.reshape(prediction.mode.shape)
+                kept = posterior.likelihood.observed(given)
+                hits = prediction.mode == posterior.likelihood.aligned(given)
+                right += float((hits if kept is None else hits[kept]).sum())
+                count += hits.numel() if kept is None else int(kept.sum())
             else:
                 assert isinstance(prediction, RegressionPrediction)
                 right += float((prediction.mean - batch.targets.reshape(prediction.mean.shape)).square().sum())

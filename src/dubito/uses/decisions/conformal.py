@@ -20,7 +20,7 @@ from dubito.core.constraints import Count, OpenProbability
 from dubito.core.errors import InputError
 from dubito.core.randomness import default_generator, draw_seed
 from dubito.fitting.posterior import Posterior
-from dubito.uses.fixed_draws import FixedDraws, check_scores, one_label_each, rank_for
+from dubito.uses.fixed_draws import FixedDraws, check_scores, of_classes, rank_for
 
 
 class ConformalSets:
@@ -31,6 +31,9 @@ class ConformalSets:
     that grow with the uncertainty; Romano et al. 2020, https://arxiv.org/abs/2006.02544), with a uniform u if
     `randomized` and else u = 1 (larger sets, and more coverage than `coverage`). A set holds every class whose
     nonconformity is at most the k-th smallest of the calibration data; it may be empty, where no class conforms.
+
+    Where inputs have several labels (tokens, pixels), each labelled position is one datum. Positions of one input
+    depend on each other, so the coverage then holds on average and varies more than the Beta distribution says.
 
     Args:
         posterior: Any posterior over classes.
@@ -60,8 +63,8 @@ class ConformalSets:
         self.posterior, self.coverage, self.method, self.randomized = posterior, coverage, method, randomized
         self._draws = FixedDraws(posterior, num_samples, generator)
         self._generator = torch.Generator().manual_seed(draw_seed(default_generator(generator)))
-        found, targets = self._draws.labelled(calibration)
-        prediction = one_label_each(found, "A conformal set")
+        found, targets = self._draws.labelled(calibration, by_position=True)
+        prediction = of_classes(found, "A conformal set")
         prediction.log_prob(targets)  # says where a label is out of range
         labels = prediction.checked_targets(targets).unsqueeze(-1)
         scores = self._nonconformity(prediction).gather(-1, labels).flatten()
@@ -69,16 +72,19 @@ class ConformalSets:
         self.threshold = float(scores.sort().values[rank - 1])
 
     def predict(self, x: Any) -> Tensor:
-        """Return which classes are in the set of each input ``[B, C]``; `x` is what `posterior.predict` takes."""
+        """Return which classes are in the set of each input or position, ``[B, *positions, C]``.
+
+        `x` is what `posterior.predict` takes.
+        """
         return self._nonconformity(self._draws.predict(x)) <= self.threshold
 
     def _nonconformity(self, prediction: Prediction) -> Tensor:
-        probs = check_scores(one_label_each(prediction, "A conformal set").probs, "probability")
+        probs = check_scores(of_classes(prediction, "A conformal set").probs, "probability")
         if self.method == "thr":
             return 1 - probs
         ordered, order = probs.sort(dim=-1, descending=True, stable=True)
         if self.randomized:
-            u = torch.rand(len(probs), 1, generator=self._generator, dtype=torch.float64).to(probs.device)
+            u = torch.rand(*probs.shape[:-1], 1, generator=self._generator, dtype=torch.float64).to(probs.device)
             above = ordered.cumsum(-1) - (1 - u) * ordered
         else:
             above = ordered.cumsum(-1)

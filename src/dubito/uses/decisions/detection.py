@@ -12,8 +12,8 @@ from dubito.core.batches import Data
 from dubito.core.constraints import Count, OpenProbability
 from dubito.core.errors import InputError
 from dubito.fitting.posterior import Posterior
-from dubito.uses.decisions.scores import Score, energy, score_prediction
-from dubito.uses.fixed_draws import FixedDraws, inputs_of, rank_for
+from dubito.uses.decisions.scores import Score, energy, real_positions, score_prediction
+from dubito.uses.fixed_draws import FixedDraws, input_groups, rank_for
 
 
 class Detector:
@@ -48,7 +48,8 @@ class Detector:
     ) -> None:
         self.posterior, self.score, self.false_positive_rate = posterior, score, false_positive_rate
         self._draws = FixedDraws(posterior, num_samples, generator)
-        known = self.scores(inputs_of(posterior, calibration, "calibration data"))
+        parts = input_groups(posterior, calibration, "calibration data")
+        known = torch.cat([self.scores(part) for part in parts])
         rank = rank_for(1 - false_positive_rate, len(known), f"A false-positive rate of {false_positive_rate:g}")
         ordered = known.sort().values
         if ordered[0] == ordered[-1]:
@@ -62,7 +63,7 @@ class Detector:
         """Return the score of each input ``[B]``; `x` is what `posterior.predict` takes."""
         if self.score == "energy":
             return energy(self.posterior, x)
-        return score_prediction(self._draws.predict(x), self.score)
+        return score_prediction(self._draws.predict(x), self.score, real_positions(x))
 
     def detect(self, x: Any) -> Tensor:
         """Return which inputs are out of distribution ``[B]``; `x` is what `posterior.predict` takes."""

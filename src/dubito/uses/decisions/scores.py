@@ -8,15 +8,15 @@ r"""Measure the uncertainty of a prediction as one number per input: higher is l
 | ``"variance"`` | $\sum_c \mathrm{Var}_s\, p_{sc}$ | $v$, the variance of the function |
 | ``"energy"`` | $-\log \sum_c e^{f_c(x)}$ | |
 
-Positions are averaged, outputs of a regression too. The energy (Liu et al. 2020, https://arxiv.org/abs/2010.03759) is
-a function of raw logits, which a mixture of predictions does not have: that of the network at the posterior's mean
-is used.
+Positions are averaged (without padding, where the inputs have an `attention_mask`), outputs of a regression too. The
+energy (Liu et al. 2020, https://arxiv.org/abs/2010.03759) is a function of raw logits, which a mixture of predictions
+does not have: that of the network at the posterior's mean is used.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any, Literal
 
 import torch
@@ -36,8 +36,13 @@ Score = Literal["max-probability", "entropy", "mutual-information", "variance", 
 
 
 @checked_arguments
-def score_prediction(prediction: Prediction, score: Score) -> Tensor:
+def score_prediction(prediction: Prediction, score: Score, real: Tensor | None = None) -> Tensor:
     """Return the uncertainty of a prediction for each datum ``[B]``, float64, by any score but the energy.
+
+    Args:
+        prediction: The prediction.
+        score: Its name.
+        real: Which positions ``[B, *positions]`` are averaged; by default all of them.
 
     >>> prediction = ClassPrediction.from_logit_samples(torch.tensor([[[40.0, 0.0]], [[0.0, 40.0]]]))
     >>> [round(score_prediction(prediction, name).item(), 4) for name in ("max-probability", "variance")]
@@ -48,7 +53,23 @@ def score_prediction(prediction: Prediction, score: Score) -> Tensor:
         kind = "a prediction of classes" if isinstance(prediction, ClassPrediction) else "a regression"
         raise UnsupportedError(f"The score '{score}' is not defined for {kind}: use one of {', '.join(table)}.")
     values = check_scores(table[score](prediction), score)
-    return values.flatten(1).mean(dim=1) if values.ndim > 1 else values
+    return _position_mean(values, real)
+
+
+def real_positions(x: Any) -> Tensor | None:
+    """Return which tokens of inputs are no padding, where the inputs say so by an `attention_mask`."""
+    mask = x.get("attention_mask") if isinstance(x, Mapping) else None
+    return None if mask is None else torch.as_tensor(mask) != 0
+
+
+def _position_mean(values: Tensor, real: Tensor | None) -> Tensor:
+    """Average over positions, without padding where that is known and leaves any."""
+    if values.ndim == 1:
+        return values
+    if real is None or real.shape != values.shape:
+        return values.flatten(1).mean(dim=1)
+    weights = real.to(values)
+    return (values * weights).flatten(1).sum(dim=1) / weights.flatten(1).sum(dim=1).clamp_min(1.0)
 
 
 def sample_variance(prediction: ClassPrediction) -> Tensor:
@@ -83,8 +104,7 @@ class _Energy(nn.Module):
 
     def forward(self, *args: Any, **kwargs: Any) -> Tensor:
         logits = self.canonical(params.call(self.network, args or kwargs))
-        energy = -logits.double().logsumexp(dim=-1)
-        return energy.flatten(1).mean(dim=1) if energy.ndim > 1 else energy
+        return _position_mean(-logits.double().logsumexp(dim=-1), real_positions(kwargs))
 
 
 def _gaussian_entropy(prediction: RegressionPrediction) -> Tensor:

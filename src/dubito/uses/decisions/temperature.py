@@ -47,7 +47,7 @@ def temper(
         num_samples: How many samples a prediction draws.
         generator: The source of randomness; by default the same call gives the same numbers.
     """
-    prediction, targets = FixedDraws(posterior, num_samples, generator).labelled(calibration)
+    prediction, targets = FixedDraws(posterior, num_samples, generator).labelled(calibration, by_position=True)
     wide = prediction.to(torch.float64)
     prior_weight = 0.5 if isinstance(wide, ClassPrediction) else 0.0
     ignored = getattr(posterior.likelihood, "ignore_index", None)

@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from dubito.beliefs.likelihoods import Likelihood
 from dubito.beliefs.prediction import ClassPrediction, Prediction, RegressionPrediction
 from dubito.core import batches, distributed
 from dubito.core.batches import Data, Source
@@ -149,7 +150,7 @@ def _show(shapes: list[tuple[int, ...]]) -> str:
 def _scored(predictor: RescaledDraws, prediction: Prediction, targets: Tensor, inputs: Any, sums: Metrics) -> Vectors:
     """Add one batch to the sums and return its vectors."""
     if isinstance(prediction, ClassPrediction) and isinstance(sums, metrics.ClassificationMetrics):
-        return _scored_classes(prediction, targets, predictor.draws.posterior.likelihood.observed, sums)
+        return _scored_classes(prediction, targets, predictor.draws.posterior.likelihood, sums)
     if isinstance(prediction, RegressionPrediction) and isinstance(sums, metrics.RegressionMetrics):
         truth = predictor.scaled(prediction.checked_targets(targets))
         return _scored_numbers(prediction, truth, inputs, sums)
@@ -157,10 +158,10 @@ def _scored(predictor: RescaledDraws, prediction: Prediction, targets: Tensor, i
 
 
 def _scored_classes(
-    prediction: ClassPrediction, targets: Tensor, observed: Any, sums: metrics.ClassificationMetrics
+    prediction: ClassPrediction, targets: Tensor, likelihood: Likelihood, sums: metrics.ClassificationMetrics
 ) -> Vectors:
-    labels = prediction.checked_targets(targets)
-    counted = observed(labels)
+    given = prediction.checked_targets(targets)
+    labels, counted = likelihood.aligned(given), likelihood.observed(given)
     kept = torch.ones_like(labels, dtype=torch.bool) if counted is None else counted
     log_probs = prediction.log_probs[kept]
     if len(log_probs) == 0:  # a batch of nothing but padding
