@@ -58,6 +58,7 @@ _PUBLIC: dict[str, tuple[str, str | None]] = {
     "priors": ("dubito.beliefs.priors", None),
     "rank1": ("dubito.methods.rank1", None),
     "rules": ("dubito.uses.compression.rules", None),
+    "runs": ("dubito.uses.runs", None),
     "select": ("dubito.select", None),
     "transfer": ("dubito.uses.transfer", None),
     "variational": ("dubito.methods.variational", None),
@@ -82,7 +83,7 @@ if TYPE_CHECKING:
     from dubito.methods.variational import Variational
     from dubito.networks import models
     from dubito.networks.selection import Selection
-    from dubito.uses import compression, decisions, metrics, transfer
+    from dubito.uses import compression, decisions, metrics, runs, transfer
     from dubito.uses.comparison.compare import compare
     from dubito.uses.compression import rules
     from dubito.uses.compression.compress import compress

@@ -19,7 +19,7 @@ from dubito import MAP, Laplace, Snapshot, Training, compression
 FILES = Path(__file__).parent / "fixtures" / "v1"
 TRAINING = Training(epochs=3, lr=1e-2, batch_size=16)
 # The families and uses with a file of their own, beyond those of `outputs_fixture`.
-MORE = ("BatchNormNoise", "Tempered", "Snapshot", "MeanStudent", "DistributionStudent")
+MORE = ("BatchNormNoise", "Tempered", "Guarded", "Snapshot", "MeanStudent", "DistributionStudent")
 
 
 def data_of(task: str) -> tuple[Tensor, Tensor]:
@@ -53,6 +53,10 @@ def posterior_of(name: str, task: str) -> dubito.Posterior:
     laplace = Laplace().fit(point.model, data, likelihood=likelihood)
     if name == "Tempered":
         return dubito.decisions.temper(laplace, data)
+    if name == "Guarded":
+        levels = ((2, 4, torch.tensor([0.5, 0.5], dtype=torch.float64)),)
+        known = dubito.runs.TrainingRange(-torch.ones(4), torch.ones(4), levels)
+        return dubito.runs.GuardedPosterior(laplace, known)
     keep = "mean" if name == "MeanStudent" else "distribution"
     return dubito.distill(laplace, model, data[0], keep, training=TRAINING)
 

@@ -264,7 +264,9 @@ def test_odd_cells_are_counted() -> None:
     assert (tally.unseen, tally.outside, tally.missing, tally.stray) == (
         {"town": 1}, {"size": 2, "day": 1}, {"size": 1, "town": 1}, {"size": 1}
     )  # fmt: skip
-    assert tally.sentences()[1].startswith("3 cells lie outside of the range of the training rows (size 2, day 1; the")
+    assert tally.sentences()[1].startswith(
+        "3 cell(s) lie outside of the range of the training rows (size 2, day 1; the"
+    )
     assert "'Rom' in row 0" in tally.sentences()[0]
     transform.encode({name: values[:4] for name, values in train.items()}, tally)
     assert not tally.finish().any()

@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from dubito.cli import comparing, compressing, datasets, manual
+from dubito.cli import comparing, compressing, datasets, manual, running
 from dubito.cli.failures import CommandGroup
 
 _STYLE = {"help_option_names": ["-h", "--help"], "max_content_width": 110}
@@ -59,6 +59,9 @@ def version() -> None:
     typer.echo(f"dubito {dubito.__version__}")
 
 
+app.command(help=manual.FIT, short_help="Learn to predict a column of a table.")(running.fit)
+app.command(help=manual.PREDICT, short_help="Predict the rows of a table.")(running.predict)
+app.command(help=manual.EVALUATE, short_help="Score the predictions for labelled rows.")(running.evaluate)
 app.command(help=manual.DEMO, short_help="Compare every method on handwritten digits.")(comparing.demo)
 app.command(help=manual.COMPARE, short_help="Compare methods on a data set or a table.")(comparing.compare)
 app.command(help=manual.COMPRESS, short_help="Train a network and compress it.")(compressing.compress)

@@ -9,6 +9,8 @@ from typing import Annotated, Any
 
 import typer
 
+from dubito.cli.configuration import read_config
+
 Json = Annotated[bool, typer.Option("--json", help="Print only JSON on stdout.")]
 Out = Annotated[Path, typer.Option("--out", metavar="FILE", help="The file to write the report to.")]
 
@@ -46,6 +48,36 @@ BatchSize = Annotated[int | None, typer.Option("--batch-size", metavar="N", help
 Limit = Annotated[
     int | None, typer.Option("--limit", metavar="N", help="Use at most N rows for training and validation.")
 ]
+TrainingText = Annotated[
+    str | None,
+    typer.Option(
+        "--training", metavar="SETTINGS", help='All training settings in one: "training(optimizer=sgd, lr=0.1)".'
+    ),
+]
+Seed = Annotated[int, typer.Option("--seed", metavar="N", min=0, help="The random seed.")]
+
+RunFolder = Annotated[Path, typer.Argument(metavar="RUN", help="The folder that `dubito fit` wrote.")]
+Risk = Annotated[
+    float | None,
+    typer.Option(
+        "--risk", metavar="RISK", help="The largest error rate of answers, or for numbers their mean absolute error."
+    ),
+]
+Coverage = Annotated[
+    float, typer.Option("--coverage", metavar="SHARE", help="How often an interval holds the true number.")
+]
+MovedModel = Annotated[
+    str | None,
+    typer.Option("--model", metavar="FILE:FUNCTION", help="The network's function, if its file moved or changed."),
+]
+Overwrite = Annotated[bool, typer.Option("--overwrite", help="Replace a run that is there already.")]
+Config = Annotated[
+    Path | None,
+    typer.Option(
+        "--config", metavar="FILE", is_eager=True, callback=read_config,
+        help="A .yaml, .toml or .json file with options; those that are typed take precedence.",
+    ),
+]  # fmt: skip
 
 
 @dataclass(frozen=True)

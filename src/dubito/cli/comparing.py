@@ -22,9 +22,10 @@ def demo(
     import torch
 
     from dubito.cli.delivery import deliver
-    from dubito.cli.options import check_writable, demo_experiment
+    from dubito.cli.options import demo_experiment
+    from dubito.core.atomic import check_place
 
-    check_writable(out)
+    check_place(out, "The report")
     torch.set_num_threads(1)  # for networks this small, threads cost more than they save
     deliver(demo_experiment(fast), out, json)
 
@@ -87,8 +88,10 @@ def compare(
     from dubito.cli import options
     from dubito.cli.delivery import deliver
     from dubito.cli.experiment import Experiment
+    from dubito.core.atomic import check_place
+    from dubito.uses.runs.fit import likelihood_for
 
-    options.check_writable(out)
+    check_place(out, "The report")
     recipes = options.read_methods(method or METHODS)
     chosen = options.read_training(training, epochs=epochs, lr=lr, batch_size=batch_size)
     table = args.TableOptions(target, task, sep, encoding, decimal, ignore, keep, categorical, date)
@@ -97,7 +100,7 @@ def compare(
         dataset,
         model=model,
         recipes=recipes,
-        likelihood=options.read_likelihood(likelihood, dataset),
+        likelihood=likelihood_for(likelihood, dataset),
         training=chosen,
         num_seeds=seeds,
         ood=options.foreign(ood or (), dataset, limit_test),

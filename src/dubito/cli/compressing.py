@@ -45,10 +45,11 @@ def compress(
     from dubito.cli import options
     from dubito.cli.fit_and_compress import fit_and_compress, read_rule
     from dubito.cli.output import print_json
+    from dubito.core.atomic import check_place
 
     for path in (save, export):
         if path is not None:
-            options.check_writable(path)
+            check_place(path, "The network")
     chosen = options.read_training(None, epochs=epochs, lr=lr, batch_size=batch_size)
     wanted = read_rule(rule)
     table = args.TableOptions(target, task, sep, encoding, decimal, ignore, keep, categorical, date)

@@ -2,24 +2,22 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-import torch
 from torch import nn
 
-from dubito.beliefs.likelihoods import Bernoulli, HeteroscedasticGaussian, Likelihood
-from dubito.data import DataSet, Vocabulary
+from dubito.beliefs.likelihoods import Likelihood
+from dubito.data import DataSet
 from dubito.fitting.posterior import Posterior
 from dubito.fitting.recipe import Recipe
 from dubito.fitting.training import Training
-from dubito.networks.models import build
 from dubito.uses.comparison import Failure, Run, compare
 from dubito.uses.comparison.fits import Fits
-
-MIN_STEPS = 2000  # a few epochs of a small data set would leave every method untrained
+from dubito.uses.runs.default import training_for
+from dubito.uses.runs.fit import check_network
+from dubito.uses.runs.networks import NetworkSource
 
 
 @dataclass(frozen=True, eq=False)
@@ -63,25 +61,12 @@ class Experiment:
 
     def check(self) -> None:
         """Raise, before any work is done, if data, network and likelihood do not fit together."""
-        inputs, targets = self.dataset.train
-        with torch.no_grad():
-            outputs = self.network(seed=0).eval()(inputs[:2])
-        self.likelihood.check(outputs, targets[:2])
+        check_network(self.network(seed=0), self.dataset, self.likelihood)
 
     def network(self, seed: int) -> nn.Module:
         """Return the network with new initial weights; the caller seeds the global generators."""
-        encoder, outputs = self.dataset.encoder, self.dataset.num_outputs
-        vocabulary = len(encoder) if isinstance(encoder, Vocabulary) else None
-        if isinstance(self.likelihood, HeteroscedasticGaussian):
-            outputs = 2 * outputs
-        elif isinstance(self.likelihood, Bernoulli) and outputs == 2:
-            outputs = 1
-        return build(self.model, self.dataset.input_shape, outputs, vocabulary=vocabulary)
+        return NetworkSource.of(self.model, self.dataset, self.likelihood).build()
 
     def training_of(self, recipe: Recipe) -> Training:
-        """Return the training settings of a recipe: what was chosen, else its own, but at least `MIN_STEPS` steps."""
-        training = recipe.default_training().replace(**self.training)
-        if "epochs" in self.training or training.epochs == 0:
-            return training
-        steps_per_epoch = math.ceil(len(self.dataset.train[1]) / training.batch_size)
-        return training.replace(epochs=max(training.epochs, math.ceil(MIN_STEPS / steps_per_epoch)))
+        """Return the training settings of a recipe: what was chosen, else its own, but enough steps."""
+        return training_for(recipe, len(self.dataset.train[1]), self.training)

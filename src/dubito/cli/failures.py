@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import sys
 import warnings
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from contextvars import ContextVar
 from typing import Any
 
@@ -54,6 +55,16 @@ class CommandGroup(TyperGroup):
         if standalone_mode:
             sys.exit(code or 0)
         return code
+
+
+@contextmanager
+def interruptible(told: str) -> Iterator[None]:
+    """After Ctrl-C inside of the block, say what became of the work, and exit."""
+    try:
+        yield
+    except KeyboardInterrupt:
+        sys.stderr.write(f"dubito: interrupted; {told}\n")
+        raise typer.Exit(INTERRUPTED) from None
 
 
 def exit_code(error: Exception) -> int:

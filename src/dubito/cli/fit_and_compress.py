@@ -7,13 +7,14 @@ from typing import Any
 import torch
 
 from dubito.cli.experiment import Experiment
-from dubito.cli.options import read_likelihood, read_methods
+from dubito.cli.options import read_methods
 from dubito.core import grammar
 from dubito.core.errors import InputError
 from dubito.data import DataSet
 from dubito.fitting.training import Training
 from dubito.uses.compression import Compression, compress
 from dubito.uses.compression.rules import Rule
+from dubito.uses.runs.fit import likelihood_for
 
 
 def read_rule(text: str | None) -> Rule | None:
@@ -40,7 +41,7 @@ def fit_and_compress(
     """Train a network, find its posterior, and compress it; amounts are judged on the validation part."""
     (recipe,) = read_methods([method])
     experiment = Experiment(
-        dataset, model=model, recipes=(recipe,), likelihood=read_likelihood(None, dataset), training=training
+        dataset, model=model, recipes=(recipe,), likelihood=likelihood_for(None, dataset), training=training
     )
     experiment.check()
     posterior = experiment.posterior(recipe, seed)

@@ -39,6 +39,67 @@ shows the traceback of an error.
 {_EXIT_CODES}
 {_ENVIRONMENT}"""
 
+_TABLES = """TABLE is a .csv or .tsv file (also gzipped), a .parquet or .xlsx file, or - for standard input. How a
+text file is written is found out; --sep, --encoding and --decimal say it where that fails."""
+
+FIT = f"""Learn to predict a column of a table, and write everything that predicting needs to a folder.
+
+{_TABLES}
+
+What was understood of each column is printed first. Then a network is trained on most of the rows, and its posterior is
+found. A fifth of the rows is held out: they score the predictions, set the width of intervals, and set the threshold of
+the decision to answer or to ask. An interrupted fit continues when the same command is given again.
+
+--risk is the largest error rate of answers; if the target is a number, their mean absolute error in its own units.
+Without it only unfamiliar rows are to be asked about.
+
+The folder RUN holds run.json (settings), encoder.json, posterior.safetensors, calibration.safetensors, rows.safetensors
+(rows that were not trained on), scores.json and report.html.
+
+\b
+Examples:
+  dubito fit houses.csv --target price -o houses/
+  dubito fit mail.csv --target spam -o mail/ --risk 0.02 --ignore sender
+  dubito fit houses.csv --target price -o houses/ --method "ensemble()" --model "mlp(hidden=[100, 100])"
+  dubito fit houses.csv --target price -o houses/ --model net.py:build --weights w.safetensors
+  dubito fit --config houses.yaml
+
+{_EXIT_CODES}"""
+
+PREDICT = f"""Predict the rows of a table with a run that `dubito fit` wrote.
+
+{_TABLES}
+
+\b
+The rows are kept, and columns are added:
+  prediction            the most probable class, or the mean
+  stddev, lower, upper  numbers: the standard deviation, and an interval that holds the truth in 90 % of cases
+  confidence, p_CLASS   classes: the largest probability, and the probability of each class
+  epistemic, aleatoric  the two parts of the uncertainty (variances of numbers, entropies of classes)
+  unfamiliar            the share of held-out rows that were more familiar than this one
+  decision              answer or ask, at the stated risk; unfamiliar rows (0.99 and above) are always asked about
+
+Rows are read, predicted and written in chunks, so the table may be larger than the memory.
+
+\b
+Examples:
+  dubito predict houses/ new.csv -o out.csv
+  dubito predict mail/ new.csv -o out.parquet --risk 0.01
+  zcat big.csv.gz | dubito predict houses/ - -o - > out.csv
+
+{_EXIT_CODES}"""
+
+EVALUATE = f"""Score the predictions of a run for rows whose target is known, in original units.
+
+{_TABLES}
+
+\b
+Examples:
+  dubito evaluate houses/ sold.csv
+  dubito evaluate houses/ sold.csv --report sold.html --json
+
+{_EXIT_CODES}"""
+
 DEMO = f"""Train on handwritten digits, compare every method, and write a report.
 
 The data (1,797 images of 8 x 8 pixels) comes with scikit-learn, so nothing is downloaded. Every method is evaluated

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import torch
 
 from dubito import data
-from dubito.beliefs import likelihoods
-from dubito.beliefs.likelihoods import Bernoulli, Categorical, Likelihood
+from dubito.beliefs.likelihoods import Categorical
 from dubito.cli.arguments import TableOptions
 from dubito.cli.experiment import Experiment
 from dubito.cli.methods import METHODS
@@ -64,15 +64,17 @@ def read_data(
     return read_table(name, table, limit=limit, generator=torch.Generator().manual_seed(split))
 
 
-def read_table(name: str, table: TableOptions, **how: Any) -> DataSet:
+def read_table(name: str, table: TableOptions, *, rows: data.Table | None = None, **how: Any) -> DataSet:
     """Return the data set that a table makes, and say what was understood of its columns."""
+    rows = data.read_table(name, **table.text()) if rows is None else rows
     if table.target is None:
-        columns = ", ".join(data.read_table(name, **table.text()).names)
+        columns = ", ".join(rows.names)
         raise InputError(f"Give the column of '{name}' to predict as --target; its columns are: {columns}.")
-    dataset = data.load_table(name, table.target, **table.text(), **table.columns(), **how)
+    dataset = data.load_table(rows, table.target, **table.columns(), **how)
     assert dataset.description is not None
-    note_description(dataset.name, dataset.description)
-    return dataset
+    named = "standard input" if name == STANDARD_INPUT else Path(name).name
+    note_description(named, dataset.description)
+    return replace(dataset, name=named)
 
 
 def is_table(name: str) -> bool:
@@ -84,18 +86,6 @@ def is_table(name: str) -> bool:
     except (OSError, ValueError):  # a name that is too long, or holds a NUL
         exists = False
     return exists or name == STANDARD_INPUT or name.lower().endswith((*TEXT_SUFFIXES, *OTHER_SUFFIXES, ".gz", ".xls"))
-
-
-def read_likelihood(text: str | None, dataset: DataSet) -> Likelihood:
-    """Return the likelihood that the text describes, or the default for the data set's task."""
-    if text is None:
-        return likelihoods.resolve("categorical" if dataset.task == "classification" else "gaussian")
-    likelihood = grammar.parse(text, "likelihoods") if "(" in text else likelihoods.resolve(text)
-    if not isinstance(likelihood, Likelihood):
-        raise InputError(f"'{text}' is not a likelihood; write categorical, bernoulli, gaussian or heteroscedastic.")
-    if isinstance(likelihood, Categorical | Bernoulli) != (dataset.task == "classification"):
-        raise InputError(f"The likelihood '{text}' does not fit '{dataset.name}', which is a {dataset.task} data set.")
-    return likelihood
 
 
 def read_training(text: str | None, **chosen: Any) -> dict[str, Any]:
@@ -124,14 +114,3 @@ def scrambled(pair: Pair) -> Pair:
     generator = torch.Generator().manual_seed(0)
     order = torch.rand(inputs.shape, generator=generator).flatten(1).argsort(dim=1)
     return inputs.flatten(1).gather(1, order).reshape(inputs.shape), targets
-
-
-def check_writable(path: Path) -> None:
-    """Raise, before any work is done, if no report can be written to `path`."""
-    try:
-        is_folder, has_folder = path.is_dir(), path.resolve().parent.is_dir()
-    except (OSError, ValueError) as error:  # a name that is too long, or holds a NUL
-        raise InputError(f"The report cannot be written to '{path}': {getattr(error, 'strerror', error)}.") from error
-    if is_folder or not has_folder:
-        problem = "it is a folder" if is_folder else f"the folder '{path.parent}' does not exist"
-        raise InputError(f"The report cannot be written to '{path}': {problem}.")

@@ -6,11 +6,11 @@ import errno
 import os
 import stat
 import uuid
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
-from dubito.core.errors import FileFormatError
+from dubito.core.errors import FileFormatError, InputError
 
 try:
     import fcntl
@@ -29,6 +29,16 @@ def write_atomic(path: str | os.PathLike[str], content: bytes) -> None:
     Symbolic links are followed and the permissions of a replaced file are kept. A path that is not a regular file (a
     folder, a device, a pipe) raises an error. Temporary files of killed writers are removed.
     """
+    with writing(path) as write:
+        write(content)
+
+
+@contextmanager
+def writing(path: str | os.PathLike[str]) -> Iterator[Callable[[bytes], None]]:
+    """Provide a function that writes parts of a file, which is replaced when the block ends without an error.
+
+    See `write_atomic`.
+    """
     target = Path(os.path.realpath(path))
     check_writable(path)
     with _explained(path):
@@ -36,19 +46,25 @@ def write_atomic(path: str | os.PathLike[str], content: bytes) -> None:
         temporary = target.with_name(f"{_prefix(target)}{os.getpid()}.{uuid.uuid4().hex[:8]}")
         # a new file gets the default mode (less the umask); a replacement is private until it has the old file's mode
         handle = os.open(temporary, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o666 if old is None else 0o600)
-        try:
-            with os.fdopen(handle, "wb") as stream:
-                _try_lock(stream.fileno())
-                stream.write(content)
+    try:
+        with os.fdopen(handle, "wb") as stream:
+            _try_lock(stream.fileno())
+
+            def write(content: bytes) -> None:
+                with _explained(path):
+                    stream.write(content)
+
+            yield write
+            with _explained(path):
                 stream.flush()
                 os.fsync(stream.fileno())
                 if old is not None:
                     _copy_ownership(temporary, old)
                 os.replace(temporary, target)
                 _remove_orphans(target, now=os.fstat(stream.fileno()).st_mtime)
-        except BaseException:
-            temporary.unlink(missing_ok=True)
-            raise
+    except BaseException:
+        temporary.unlink(missing_ok=True)
+        raise
 
 
 def check_writable(path: str | os.PathLike[str]) -> None:
@@ -62,6 +78,19 @@ def check_writable(path: str | os.PathLike[str]) -> None:
     if not stat.S_ISREG(mode):
         what = "a folder" if stat.S_ISDIR(mode) else "a pipe" if stat.S_ISFIFO(mode) else "a device or a socket"
         raise FileFormatError(f"Cannot write '{path}': it is {what}, not a file; choose another name.")
+
+
+def check_place(path: str | os.PathLike[str], what: str) -> None:
+    """Raise, before any work is done, if no file can be written to `path`; an error says `what` was to be written."""
+    target = Path(path)
+    try:
+        is_folder, has_folder = target.is_dir(), target.resolve().parent.is_dir()
+    except (OSError, ValueError) as error:  # a name that is too long, or holds a NUL
+        why = getattr(error, "strerror", None) or error
+        raise InputError(f"{what} cannot be written to '{path}': {why}.") from error
+    if is_folder or not has_folder:
+        problem = "it is a folder" if is_folder else f"the folder '{target.parent}' does not exist"
+        raise InputError(f"{what} cannot be written to '{path}': {problem}.")
 
 
 def reserve(handle: int, size: int) -> None:

@@ -91,5 +91,5 @@ class Tally:
                 columns = ", ".join(f"{name} {count:,}" for name, count in counts.most_common(5))
                 more = f" and {len(counts) - 5} more columns" if len(counts) > 5 else ""
                 row, value = self.examples[kind, counts.most_common(1)[0][0]]
-                found.append(f"{counts.total():,} cells {told} ({columns}{more}; the first is {value} in row {row}).")
+                found.append(f"{counts.total():,} cell(s) {told} ({columns}{more}; the first is {value} in row {row}).")
         return found

@@ -91,7 +91,7 @@ class Rejector:
         losses = _checked_losses((loss or _default_loss)(prediction, targets), len(scores)).to(scores.device)
         self.curve = metrics.risk_coverage(scores, losses)
         if confidence is None:
-            self.threshold = _estimated_threshold(self.curve, risk)
+            self.threshold = estimated_threshold(self.curve, risk)
         else:
             self.threshold = _guaranteed_threshold(scores, losses, risk, confidence)
         self.coverage = float((scores <= self.threshold).double().mean())
@@ -132,7 +132,8 @@ def _checked_losses(losses: Tensor, num_data: int) -> Tensor:
     return losses.double()
 
 
-def _estimated_threshold(curve: RiskCoverage, risk: float) -> float:
+def estimated_threshold(curve: RiskCoverage, risk: float) -> float:
+    """Return the largest threshold at which the mean loss of the answered data is at most `risk`."""
     last_of_ties = torch.ones_like(curve.risk, dtype=torch.bool)
     last_of_ties[:-1] = curve.thresholds[1:] != curve.thresholds[:-1]
     good = (last_of_ties & (curve.risk <= risk)).nonzero()

@@ -8,12 +8,11 @@ of the classes stays. For numbers the standard deviation around the mean is mult
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any, Self
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from dubito.beliefs.likelihoods import Likelihood
 from dubito.beliefs.prediction import ClassPrediction, Prediction, RegressionPrediction
@@ -22,10 +21,9 @@ from dubito.core.batches import Data
 from dubito.core.constraints import Count, Positive
 from dubito.core.errors import UnsupportedError
 from dubito.core.numeric import minimize_scalar
-from dubito.core.params import Params
-from dubito.fitting.history import History
 from dubito.fitting.posterior import Posterior, Predictor
 from dubito.uses.fixed_draws import FixedDraws
+from dubito.uses.wrapped import WrappedPosterior
 
 
 @checked_arguments
@@ -84,7 +82,7 @@ def tempered(prediction: Prediction, temperature: Positive) -> Prediction:
     return ClassPrediction(log_probs, total * (1 - share), total * share)  # the samples were too many to keep
 
 
-class TemperedPosterior(Posterior):
+class TemperedPosterior(WrappedPosterior):
     """A posterior whose predictions are tempered; weights, prior and evidence are those of the posterior inside.
 
     Args:
@@ -95,42 +93,9 @@ class TemperedPosterior(Posterior):
     family = "Tempered"
 
     @checked_arguments
-    def __init__(self, posterior: Posterior, temperature: Positive) -> None:
-        super().__init__(posterior.model, posterior.likelihood, posterior.recipe, posterior.num_data)
-        self.posterior, self.temperature = posterior, temperature
-
-    @property
-    def default_samples(self) -> int:
-        """The default of the posterior inside."""
-        return self.posterior.default_samples
-
-    def sample(self, num_samples: int, *, generator: torch.Generator | None = None) -> Params:
-        """Draw weights of the posterior inside."""
-        return self.posterior.sample(num_samples, generator=generator)
-
-    def marginals(self) -> tuple[Params, Params]:
-        """Return means and variances of the posterior inside."""
-        return self.posterior.marginals()
-
-    def prior(self) -> tuple[Params, Params]:
-        """Return the prior of the posterior inside."""
-        return self.posterior.prior()
-
-    def log_evidence(self) -> Tensor:
-        """Return the evidence of the posterior inside."""
-        return self.posterior.log_evidence()
-
-    def precision_diagonal(self) -> Params:
-        """Return the precision of the posterior inside."""
-        return self.posterior.precision_diagonal()
-
-    def conditional_mean(self, keep: Mapping[str, Tensor]) -> Params:
-        """Return the conditional mean of the posterior inside."""
-        return self.posterior.conditional_mean(keep)
-
-    def history(self) -> History | None:
-        """Return that of the posterior inside."""
-        return self.posterior.history()
+    def __init__(self, posterior: Posterior, temperature: float) -> None:
+        super().__init__(posterior)
+        self.temperature = temperature
 
     def predictor(self, num_samples: int, generator: torch.Generator, **options: Any) -> Predictor:
         """Return the tempered predictive; options are those of the posterior inside."""
@@ -143,10 +108,9 @@ class TemperedPosterior(Posterior):
 
     def state(self) -> dict[str, Any]:
         """Return the temperature and the state of the posterior inside."""
-        return {"temperature": self.temperature, "family": self.posterior.family, "inside": self.posterior.state()}
+        return {"temperature": self.temperature, **self.inside_state()}
 
     @classmethod
     def from_state(cls, model: nn.Module, likelihood: Likelihood, recipe: Any, num_data: int, state: Any) -> Self:
         """Undo `state`."""
-        inside = Posterior._families[state["family"]]
-        return cls(inside.from_state(model, likelihood, recipe, num_data, state["inside"]), state["temperature"])
+        return cls(cls.inside_of(model, likelihood, recipe, num_data, state), state["temperature"])

@@ -1,0 +1,115 @@
+"""`dubito fit`, `predict` and `evaluate`: from a table to predictions."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from dubito.cli import arguments as args
+from dubito.cli.failures import interruptible
+
+
+def fit(
+    table: Annotated[str, typer.Argument(metavar="TABLE", help="The table; - for standard input.")],
+    target: Annotated[str, typer.Option("--target", metavar="COLUMN", help="The column to predict.")],
+    out: Annotated[Path, typer.Option("--out", "-o", metavar="RUN", help="The folder to write.")],
+    method: Annotated[
+        str | None, typer.Option("--method", metavar="METHOD", help="The method.  [default: chosen for tables]")
+    ] = None,
+    model: Annotated[
+        str, typer.Option("--model", metavar="NETWORK", help="A network by name, or a function: net.py:build.")
+    ] = "mlp",
+    weights: Annotated[
+        Path | None,
+        typer.Option("--weights", metavar="FILE", help="Weights of the network (safetensors); it is not trained."),
+    ] = None,
+    likelihood: Annotated[
+        str | None, typer.Option("--likelihood", metavar="NAME", help="Noise model.  [default: chosen from the target]")
+    ] = None,
+    risk: args.Risk = None,
+    coverage: args.Coverage = 0.9,
+    held_out: Annotated[
+        float | None,
+        typer.Option("--held-out", metavar="SHARE", help="The share of rows that is not trained on.  [default: 0.2]"),
+    ] = None,
+    epochs: args.Epochs = None,
+    lr: args.Rate = None,
+    batch_size: args.BatchSize = None,
+    training: args.TrainingText = None,
+    limit: args.Limit = None,
+    seed: args.Seed = 0,
+    task: args.Task = None,
+    sep: args.Sep = None,
+    encoding: args.Encoding = None,
+    decimal: args.Decimal = None,
+    ignore: args.Ignore = None,
+    keep: args.Keep = None,
+    categorical: args.Categorical = None,
+    date: args.Date = None,
+    scale: Annotated[
+        bool, typer.Option("--scale/--no-scale", help="Standardise numbers before the network sees them.")
+    ] = True,
+    overwrite: args.Overwrite = False,
+    config: args.Config = None,
+    json: args.Json = False,
+) -> None:
+    """Fit a run."""
+    from dubito.cli import options
+    from dubito.cli.fitting import fit_run
+
+    how = options.read_training(training, epochs=epochs, lr=lr, batch_size=batch_size)
+    columns = args.TableOptions(target, task, sep, encoding, decimal, ignore, keep, categorical, date)
+    with interruptible("the same command goes on where training stopped"):
+        fit_run(
+            table, columns, out, method=method, network=model, weights=weights, likelihood=likelihood, risk=risk,
+            coverage=coverage, held_out=held_out, training=how, limit=limit, seed=seed, scale=scale,
+            overwrite=overwrite, as_json=json,
+        )  # fmt: skip
+
+
+def predict(
+    run: args.RunFolder,
+    table: Annotated[str, typer.Argument(metavar="TABLE", help="The rows to predict; - for standard input.")],
+    out: Annotated[
+        str, typer.Option("--out", "-o", metavar="FILE", help="A .csv, .tsv or .parquet file; - for standard output.")
+    ],
+    risk: args.Risk = None,
+    coverage: Annotated[
+        float | None,
+        typer.Option("--coverage", metavar="SHARE", help="The coverage of intervals.  [default: the run's]"),
+    ] = None,
+    model: args.MovedModel = None,
+    sep: args.Sep = None,
+    encoding: args.Encoding = None,
+    decimal: args.Decimal = None,
+    config: args.Config = None,
+    json: args.Json = False,
+) -> None:
+    """Predict the rows of a table."""
+    from dubito.cli.fitting import predict_rows
+
+    text = args.TableOptions(sep=sep, encoding=encoding, decimal=decimal).text()
+    with interruptible("nothing was written"):
+        predict_rows(run, table, out, model=model, risk=risk, coverage=coverage, text=text, as_json=json)
+
+
+def evaluate(
+    run: args.RunFolder,
+    table: Annotated[str, typer.Argument(metavar="TABLE", help="Rows with the target column; - for standard input.")],
+    report: Annotated[
+        Path | None, typer.Option("--report", metavar="FILE", help="Also write a report, an HTML page.")
+    ] = None,
+    model: args.MovedModel = None,
+    sep: args.Sep = None,
+    encoding: args.Encoding = None,
+    decimal: args.Decimal = None,
+    config: args.Config = None,
+    json: args.Json = False,
+) -> None:
+    """Score the predictions for rows whose target is known."""
+    from dubito.cli.fitting import evaluate_rows
+
+    text = args.TableOptions(sep=sep, encoding=encoding, decimal=decimal).text()
+    evaluate_rows(run, table, model=model, text=text, report=report, as_json=json)

@@ -1,0 +1,32 @@
+"""Runs: from a table to predictions with intervals and decisions, kept in a folder.
+
+run = dubito.runs.fit("houses.csv", "price")
+dubito.runs.save(run, "houses/")
+run = dubito.runs.load("houses/")
+run.predict("new.csv")["prediction"]
+"""
+
+from __future__ import annotations
+
+from dubito.uses.runs.calibration import Calibration
+from dubito.uses.runs.fit import fit, fit_dataset
+from dubito.uses.runs.folder import is_run, load, save
+from dubito.uses.runs.guard import GuardedPosterior, TrainingRange
+from dubito.uses.runs.networks import NetworkSource
+from dubito.uses.runs.prediction import TablePrediction
+from dubito.uses.runs.run import TableEvaluation, TableRun
+
+__all__ = [
+    "Calibration",
+    "GuardedPosterior",
+    "NetworkSource",
+    "TableEvaluation",
+    "TablePrediction",
+    "TableRun",
+    "TrainingRange",
+    "fit",
+    "fit_dataset",
+    "is_run",
+    "load",
+    "save",
+]

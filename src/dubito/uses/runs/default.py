@@ -1,0 +1,80 @@
+"""How a run is fitted: the default method, and how long training takes."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+
+from dubito.beliefs.likelihoods import Likelihood
+from dubito.data import DataSet
+from dubito.fitting.posterior import Posterior
+from dubito.fitting.recipe import Recipe
+from dubito.fitting.training import Training
+from dubito.methods.laplace import Laplace
+from dubito.methods.map import MAP
+
+MIN_STEPS = 2000  # a few epochs of a small data set would leave every method untrained
+
+
+def default_recipe() -> Recipe:
+    """Return the recipe of a run for which no other was chosen."""
+    return Laplace(structure="kron")
+
+
+def fit_posterior(
+    recipe: Recipe,
+    network: nn.Module,
+    dataset: DataSet,
+    likelihood: Likelihood,
+    *,
+    trained: bool = False,
+    training: Mapping[str, Any] | None = None,
+    checkpoint: Path | None = None,
+    seed: int = 0,
+    progress: bool = True,
+) -> Posterior:
+    """Fit a recipe to the training part of a data set; a network that it needs trained is trained first.
+
+    Args:
+        recipe: The recipe.
+        network: The network; it is not changed.
+        dataset: The data, with a validation part if there is one.
+        likelihood: The likelihood.
+        trained: Whether the network is trained already.
+        training: Training settings in place of the recipe's own.
+        checkpoint: A file from which an interrupted fit continues; it is removed in the end.
+        seed: The seed of all randomness.
+        progress: Whether to show progress bars on a terminal.
+    """
+    chosen, files = dict(training or {}), list[Path]()
+
+    def fit(which: Recipe, start: nn.Module, stage: str) -> Posterior:
+        how = training_for(which, len(dataset.train[1]), chosen)
+        file = None if checkpoint is None else checkpoint.with_name(f"{checkpoint.name}{stage}")
+        files.extend([] if file is None else [file])
+        return which.fit(
+            start, dataset.train, likelihood=likelihood, validation=dataset.validation,
+            training=how if file is None else how.replace(checkpoint=str(file)),
+            generator=torch.Generator().manual_seed(seed), progress=progress,
+        )  # fmt: skip
+
+    if recipe.needs_trained_model and not trained:
+        network = fit(MAP(), network, ".training").model
+    found = fit(recipe, network, "")
+    for file in files:
+        file.unlink(missing_ok=True)
+    return found
+
+
+def training_for(recipe: Recipe, num_rows: int, chosen: Mapping[str, Any]) -> Training:
+    """Return the training settings of a recipe: what was chosen, else its own, but at least `MIN_STEPS` steps."""
+    training = recipe.default_training().replace(**chosen)
+    if "epochs" in chosen or training.epochs == 0:
+        return training
+    steps_per_epoch = math.ceil(num_rows / training.batch_size)
+    return training.replace(epochs=max(training.epochs, math.ceil(MIN_STEPS / steps_per_epoch)))

@@ -1,0 +1,200 @@
+"""Fit a run: from a table to a posterior whose intervals and decisions are calibrated on held-out rows."""
+
+from __future__ import annotations
+
+import os
+import warnings
+from collections.abc import Mapping
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+
+import dubito
+from dubito.beliefs import likelihoods
+from dubito.beliefs.likelihoods import Bernoulli, Categorical, Likelihood
+from dubito.core import grammar
+from dubito.core.arguments import checked_arguments
+from dubito.core.errors import InputError
+from dubito.core.randomness import Stream
+from dubito.data import DataSet, TableTransform, load_table
+from dubito.data.tables import as_table, with_target
+from dubito.fitting.checks import outputs_of
+from dubito.fitting.recipe import Recipe
+from dubito.uses.runs.default import default_recipe, fit_posterior
+from dubito.uses.runs.networks import IN_MEMORY, NetworkSource, load_weights
+from dubito.uses.runs.run import TableRun, calibrated
+
+# The share of the rows that calibrates decisions; more of a small table, for intervals need nine rows at least.
+HELD_OUT, FEWEST_HELD_OUT, MOST_HELD_OUT = 0.2, 10, 1 / 3
+VALIDATION = 0.1
+
+
+@checked_arguments
+def fit(
+    table: Any,
+    target: str,
+    *,
+    recipe: Recipe | None = None,
+    network: str = "mlp",
+    weights: str | os.PathLike[str] | None = None,
+    likelihood: str | Likelihood | None = None,
+    training: Mapping[str, Any] | None = None,
+    coverage: float = 0.9,
+    risk: float | None = None,
+    held_out: float | None = None,
+    validation: float = VALIDATION,
+    seed: int = 0,
+    progress: bool = True,
+    **columns: Any,
+) -> TableRun:
+    """Train a network on a table, find its posterior, and calibrate its decisions.
+
+    A part of the rows is held out: it is not trained on, but scores the predictions and sets the width of intervals and
+    the thresholds of decisions. Another part, for validation, chooses settings such as the prior precision.
+
+    Args:
+        table: A pandas frame, a dict of columns, a `Table`, or the path of a file.
+        target: The column to predict.
+        recipe: How to find the posterior; by default a Laplace posterior of a trained network.
+        network: A network by name, such as ``"mlp(hidden=[50, 50])"``, or a function ``"net.py:build"``, which is
+            called with the numbers of inputs and outputs.
+        weights: A safetensors file with the weights of the network, which is then not trained.
+        likelihood: The likelihood, or its name; by default chosen from the target.
+        training: Training settings in place of the recipe's own, such as ``{"epochs": 50}``.
+        coverage: The probability with which an interval holds the truth.
+        risk: The largest risk of an answer: an error rate, or for numbers a mean absolute error in original units.
+            Without one only unfamiliar rows are to be asked about.
+        held_out: The share of the rows to hold out; by default a fifth, and more of a small table.
+        validation: The share of the other rows that chooses settings.
+        seed: The seed of all randomness.
+        progress: Whether to show progress bars on a terminal.
+        columns: What the columns are, and how a text file is written; see `dubito.data.load_table`.
+    """
+    rows = with_target(as_table(table, **{name: columns.pop(name, None) for name in _TEXT}), target)
+    dataset = load_table(
+        rows, target, test=share_held_out(len(rows)) if held_out is None else held_out, validation=validation,
+        generator=torch.Generator().manual_seed(seed), **columns,
+    )  # fmt: skip
+    return fit_dataset(
+        dataset, recipe=recipe, network=network, weights=weights, likelihood=likelihood, training=training,
+        coverage=coverage, risk=risk, seed=seed, progress=progress,
+    )  # fmt: skip
+
+
+_TEXT = ("separator", "encoding", "decimal")
+
+
+def fit_dataset(
+    dataset: DataSet,
+    *,
+    recipe: Recipe | None = None,
+    network: str | nn.Module = "mlp",
+    weights: str | os.PathLike[str] | None = None,
+    likelihood: str | Likelihood | None = None,
+    training: Mapping[str, Any] | None = None,
+    coverage: float = 0.9,
+    risk: float | None = None,
+    seed: int = 0,
+    checkpoint: Path | None = None,
+    progress: bool = True,
+    settings: Mapping[str, Any] | None = None,
+) -> TableRun:
+    """Fit a run to a table that was loaded already; its test part is held out. See `fit`.
+
+    Args:
+        dataset: What `dubito.data.load_table` returned.
+        recipe: See `fit`.
+        network: See `fit`.
+        weights: See `fit`.
+        likelihood: See `fit`.
+        training: See `fit`.
+        coverage: See `fit`.
+        risk: See `fit`.
+        seed: See `fit`.
+        checkpoint: A file from which an interrupted fit continues; it is removed in the end.
+        progress: See `fit`.
+        settings: What else to remember of how the run was made.
+    """
+    encoder, recipe = dataset.encoder, recipe or default_recipe()
+    assert isinstance(encoder, TableTransform)
+    chosen = likelihood_for(likelihood, dataset)
+    named = network if isinstance(network, str) else IN_MEMORY
+    source = NetworkSource.of(named, dataset, chosen)
+    made = new_network(source, seed) if isinstance(network, str) else network
+    if weights is not None:
+        load_weights(made, Path(weights))
+    check_network(made, dataset, chosen)
+    posterior = fit_posterior(
+        recipe, made, dataset, chosen, trained=weights is not None, training=training, checkpoint=checkpoint,
+        seed=seed, progress=progress,
+    )  # fmt: skip
+    parts = {"held_out": dataset.test} | ({"validation": dataset.validation} if dataset.validation else {})
+    rows = {part: len(pair[1]) for part, pair in dataset.parts.items()}
+    remembered = {
+        "dubito": dubito.__version__, "name": repr(recipe), "recipe": repr(recipe), "likelihood": repr(chosen),
+        "training": dict(training or {}), "seed": seed, "coverage": coverage, "risk": risk, "rows": rows,
+        "weights": None if weights is None else os.fspath(weights), "table": dataset.name, **(settings or {}),
+    }  # fmt: skip
+    if dataset.description is not None and dataset.description.dialect is not None:
+        remembered["dialect"] = asdict(dataset.description.dialect)
+    run = calibrated(posterior, encoder, source, parts, remembered)
+    warn_if_useless(run, dataset)
+    return run
+
+
+def share_held_out(num_rows: int) -> float:
+    """Return the share of rows to hold out: a fifth, but at least ten rows as long as that is at most a third."""
+    return max(HELD_OUT, min(MOST_HELD_OUT, FEWEST_HELD_OUT / max(num_rows, 1)))
+
+
+def new_network(source: NetworkSource, seed: int) -> nn.Module:
+    """Return the network with initial weights drawn from a seed."""
+    with Stream(seed, libraries=True).active():
+        return source.build()
+
+
+def likelihood_for(likelihood: str | Likelihood | None, dataset: DataSet) -> Likelihood:
+    """Return the likelihood, given as such or as text, or the default for the data set's task."""
+    if likelihood is None:
+        return likelihoods.resolve("categorical" if dataset.task == "classification" else "gaussian")
+    found: Any = likelihood
+    if isinstance(likelihood, str):
+        found = grammar.parse(likelihood, "likelihoods") if "(" in likelihood else likelihoods.resolve(likelihood)
+    if not isinstance(found, Likelihood):
+        raise InputError(
+            f"'{likelihood}' is not a likelihood; write categorical, bernoulli, gaussian or heteroscedastic."
+        )
+    if isinstance(found, Categorical | Bernoulli) != (dataset.task == "classification"):
+        raise InputError(
+            f"The likelihood '{likelihood}' does not fit '{dataset.name}', which is a {dataset.task} data set."
+        )
+    return found
+
+
+def check_network(network: nn.Module, dataset: DataSet, likelihood: Likelihood) -> None:
+    """Raise, before any work is done, if data, network and likelihood do not fit together."""
+    inputs, targets = dataset.train
+    likelihood.check(outputs_of(network, inputs[:2]), targets[:2])
+
+
+def warn_if_useless(run: TableRun, dataset: DataSet) -> None:
+    """Warn if the predictions for held-out rows are worse than the same answer for every row."""
+    targets, held_out = dataset.train[1], dataset.test[1]
+    if run.task == "classification":
+        shares = torch.bincount(targets, minlength=len(run.encoder.class_names)).double() + 1
+        constant = -float((shares / shares.sum()).log()[held_out].mean())
+    else:
+        scale = float(run.encoder.target_scale)
+        spread = torch.distributions.Normal(targets.double().mean(), targets.double().std().clamp_min(1e-12))
+        constant = -float(spread.log_prob(held_out.double()).mean()) + torch.tensor(scale).log().item()
+    found = run.scores.scores["nll"]
+    if not found <= constant:
+        warnings.warn(
+            f"The predictions for held-out rows are worse (NLL {found:.4g}) than one answer for every row "
+            f"({constant:.4g}): the inputs may say nothing about {run.target!r}, the training may have failed, or "
+            "weights that were given may belong to other inputs.",
+            stacklevel=3,
+        )

@@ -1,0 +1,158 @@
+"""The folder of a run: settings, encoder, posterior, calibration, rows that were not trained on, scores, report."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import uuid
+from pathlib import Path
+from typing import Any
+
+from torch import nn
+
+from dubito.core import io
+from dubito.core.arguments import checked_arguments
+from dubito.core.atomic import write_atomic
+from dubito.core.errors import FileFormatError, InputError
+from dubito.data import TableTransform
+from dubito.fitting.posterior import load as load_posterior
+from dubito.uses.compression import storage
+from dubito.uses.reporting import Evaluation, report
+from dubito.uses.runs.calibration import Calibration
+from dubito.uses.runs.fit import new_network
+from dubito.uses.runs.networks import NetworkSource
+from dubito.uses.runs.run import TableRun
+
+_FORMAT = "dubito.run/1"
+SETTINGS, ENCODER, POSTERIOR, CALIBRATION = (
+    "run.json",
+    "encoder.json",
+    "posterior.safetensors",
+    "calibration.safetensors",
+)
+ROWS, SCORES, REPORT, SMALL = "rows.safetensors", "scores.json", "report.html", "network.safetensors"
+# Of the rows that were not trained on, at most so many of each part are kept.
+MOST_ROWS = 50_000
+
+
+def save(run: TableRun, path: str | os.PathLike[str], *, overwrite: bool = False) -> Path:
+    """Write a run as a folder, at once: it is written under another name and then renamed.
+
+    Args:
+        run: The run.
+        path: The folder; it must not exist.
+        overwrite: Whether to replace another run there.
+    """
+    target = Path(path)
+    check_folder(target, overwrite=overwrite)
+    temporary = target.with_name(f".{target.name[:40]}.dubito-{uuid.uuid4().hex[:8]}")
+    try:
+        temporary.mkdir(parents=True)
+        _write(run, temporary)
+        if target.exists():
+            old = target.with_name(f"{temporary.name}-old")
+            target.rename(old)
+            temporary.rename(target)
+            shutil.rmtree(old)
+        else:
+            temporary.rename(target)
+    except OSError as error:
+        raise FileFormatError(f"Cannot write the run '{path}': {error.strerror or error}.") from error
+    finally:
+        shutil.rmtree(temporary, ignore_errors=True)
+    return target
+
+
+def _write(run: TableRun, folder: Path) -> None:
+    settings = {"format": _FORMAT, "network": run.network.to_json(), "settings": dict(run.settings)}
+    run.posterior.save(folder / POSTERIOR)
+    if run.settings.get("compressed"):
+        storage.save(folder / SMALL, run.posterior.model, "dense")
+    io.save(folder / CALIBRATION, "calibration", run.calibration.to_tree())
+    rows = {part: {"inputs": x[:MOST_ROWS], "targets": y[:MOST_ROWS]} for part, (x, y) in run.parts.items()}
+    io.save(folder / ROWS, "rows", rows)
+    write_atomic(folder / ENCODER, run.encoder.to_json().encode())
+    write_atomic(folder / SCORES, _json(run.scores.to_json()))
+    report({str(run.settings.get("name", "run")): run.scores}, folder / REPORT, data_name=run.settings.get("table"))
+    write_atomic(folder / SETTINGS, _json(settings))
+
+
+@checked_arguments
+def load(path: str | os.PathLike[str], *, model: nn.Module | str | None = None) -> TableRun:
+    """Read the run that `dubito fit` or `TableRun.save` wrote.
+
+    Args:
+        path: The folder.
+        model: The network, or a function ``"net.py:build"`` that makes it, if it was not built by name and its file has
+            moved or changed. Loading a run with a network from a file runs the code of that file.
+    """
+    folder = Path(path)
+    content = _read_json(folder / SETTINGS, folder)
+    with io.reading(folder / SETTINGS):
+        if content["format"] != _FORMAT:
+            raise FileFormatError(f"'{folder}' needs another version of Dubito (format {content['format']}).")
+        source, settings = NetworkSource.from_json(content["network"]), dict(content["settings"])
+    network = _network(folder, source, model)
+    if settings.get("compressed"):
+        network = storage.load(folder / SMALL, network)
+    with io.reading(folder / ENCODER):
+        encoder = TableTransform.from_json(json.dumps(_read_json(folder / ENCODER, folder)))
+    calibration = io.load(folder / CALIBRATION, "calibration")
+    rows = io.load(folder / ROWS, "rows")
+    with io.reading(folder):
+        parts = {part: (pair["inputs"], pair["targets"]) for part, pair in rows.items()}
+        return TableRun(
+            load_posterior(folder / POSTERIOR, network), encoder, source, Calibration.from_tree(calibration), parts,
+            Evaluation.from_json(_read_json(folder / SCORES, folder)), settings,
+        )  # fmt: skip
+
+
+def _network(folder: Path, source: NetworkSource, model: nn.Module | str | None) -> nn.Module:
+    if isinstance(model, nn.Module):
+        return model
+    if isinstance(model, str):
+        source = source.moved(model)
+    else:
+        source.check_unchanged(folder)
+    return new_network(source, 0)
+
+
+def check_folder(path: Path, *, overwrite: bool = False) -> None:
+    """Raise, before any work is done, if a run cannot be written to a folder."""
+    try:
+        exists, is_run, parent = path.exists(), (path / SETTINGS).is_file(), path.resolve().parent
+        empty = path.is_dir() and not any(path.iterdir())
+        has_parent = parent.is_dir()
+    except (OSError, ValueError) as error:  # a name that is too long, or holds a NUL
+        raise InputError(f"A run cannot be written to '{path}': {getattr(error, 'strerror', error)}.") from error
+    if exists and not is_run and not empty:
+        raise InputError(f"A run cannot be written to '{path}': something else is there; choose another name.")
+    if is_run and not overwrite:
+        raise InputError(f"There is a run in '{path}' already: choose another name, or say --overwrite.")
+    if not has_parent:
+        raise InputError(f"A run cannot be written to '{path}': the folder '{path.parent}' does not exist.")
+    if not os.access(parent, os.W_OK):
+        raise InputError(f"A run cannot be written to '{path}': the folder '{path.parent}' is not writable.")
+
+
+def is_run(path: str | os.PathLike[str]) -> bool:
+    """Return whether a folder holds a run."""
+    try:
+        return (Path(path) / SETTINGS).is_file()
+    except (OSError, ValueError):
+        return False
+
+
+def _read_json(path: Path, folder: Path) -> Any:
+    try:
+        return json.loads(path.read_text(encoding="utf-8"))
+    except (FileNotFoundError, NotADirectoryError) as error:
+        what = f"lacks {path.name}" if folder.is_dir() else "is no folder" if folder.exists() else "does not exist"
+        raise FileFormatError(f"'{folder}' {what}: give the folder that `dubito fit ... -o FOLDER` wrote.") from error
+    except (OSError, ValueError) as error:
+        raise FileFormatError(f"'{path}' cannot be read: it was altered or damaged ({error}).") from error
+
+
+def _json(value: Any) -> bytes:
+    return (json.dumps(value, indent=1, allow_nan=False) + "\n").encode()

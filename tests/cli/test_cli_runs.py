@@ -1,0 +1,180 @@
+"""`dubito fit`, `predict` and `evaluate` from the outside, as a stranger would type them."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner, Result
+
+from dubito.cli.app import app
+from interrupting import before_updates, interrupt_at
+
+sys.path.insert(0, str(Path(__file__).parents[1] / "uses" / "runs"))
+from run_cases import houses, write
+
+pytestmark = pytest.mark.filterwarnings("default")  # the command line prints warnings
+
+Run = Callable[..., Result]
+QUICK = ["--model", "mlp(hidden=[6])", "--epochs", "15", "--lr", "0.03", "--ignore", "cheap"]
+
+
+@pytest.fixture
+def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Run:
+    monkeypatch.chdir(tmp_path)
+    write(tmp_path / "houses.csv", {"id": list(range(100, 260)), **houses()})
+    write(tmp_path / "new.csv", {name: values for name, values in houses(12, seed=1).items() if name != "price"})
+    write(tmp_path / "sold.csv", houses(30, seed=2))
+    return lambda *words: CliRunner().invoke(app, [str(word) for word in words], prog_name="dubito")
+
+
+@pytest.fixture
+def fitted(run: Run, tmp_path: Path) -> Run:
+    result = run("fit", "houses.csv", "--target", "price", "-o", "run", "--risk", 15, *QUICK)
+    assert result.exit_code == 0, result.stderr
+    return run
+
+
+def test_from_a_table_to_predictions(fitted: Run, tmp_path: Path) -> None:
+    result = fitted("predict", "run", "new.csv", "-o", "out.csv")
+    assert result.exit_code == 0, result.stderr
+    assert result.stdout == ""
+    header, *rows = (tmp_path / "out.csv").read_text().splitlines()
+    columns = "prediction,stddev,lower,upper,epistemic,aleatoric,unfamiliar,decision"
+    assert header == f"size,town,cheap,{columns}"
+    assert len(rows) == 12
+    scores = fitted("evaluate", "run", "sold.csv", "--json", "--report", "sold.html")
+    found = json.loads(scores.stdout)
+    assert found["evaluation"]["scores"]["rmse"] > 5  # in original units: the noise alone is 20
+    assert {"coverage", "answered", "unfamiliar"} <= set(found["decisions"])
+    assert (tmp_path / "sold.html").is_file()
+    assert "RMSE" in fitted("evaluate", "run", "sold.csv").stdout
+    assert sorted(path.name for path in tmp_path.iterdir()) == [
+        "houses.csv", "new.csv", "out.csv", "run", "sold.csv", "sold.html"
+    ]  # fmt: skip
+
+
+def test_what_was_understood_is_said_before_training(run: Run) -> None:
+    result = run("fit", "houses.csv", "--target", "cheap", "-o", "run", "--ignore", "price", "--epochs", 2, "--json")
+    assert result.exit_code == 0, result.stderr
+    lines = result.stderr.splitlines()
+    assert lines[0] == "houses.csv (utf-8, separated by commas): 160 rows"
+    assert lines[2].split()[:2] == ["id", "number"]
+    assert "looks like an id: left out" in lines[2]
+    assert lines[6].rstrip().endswith("target: 2 classes")
+    assert lines[7] == "training on 115 rows; 13 choose settings, 32 are held out"
+    found = json.loads(result.stdout)
+    assert found["settings"]["table"] == "houses.csv"
+    quiet = run("fit", "houses.csv", "--target", "cheap", "-o", "quiet", "--ignore", "price", "--epochs", 2, "-q")
+    assert "houses.csv" not in quiet.stderr
+    assert "Accuracy" in quiet.stdout
+
+
+def test_a_file_of_options(run: Run, tmp_path: Path) -> None:
+    (tmp_path / "run.yaml").write_text(
+        "# options\ntable: houses.csv\ntarget: price\nout: run\nignore:\n  - cheap\n  - id\nepochs: 2\n"
+        'model: "mlp(hidden=[3])"\nseed: 3\n'
+    )
+    result = run("fit", "--config", "run.yaml", "--seed", 5, "--json")
+    assert result.exit_code == 0, result.stderr
+    settings = json.loads(result.stdout)["settings"]
+    assert settings["seed"] == 5  # what is typed takes precedence
+    assert settings["training"] == {"epochs": 2}
+    assert settings["options"]["ignore"] == ["cheap", "id"]
+
+
+@pytest.mark.parametrize(
+    ("content", "sentence"),
+    [
+        ("epocks: 3", "'fit' has no option 'epocks'; it has batch-size"),
+        ("a: {b: 1}", "line 1 uses YAML that is not read here"),
+        ("  x: 1", "line 1 is not 'name: value'"),
+        ("- a", "line 1 is not 'name: value'"),
+        ("epochs: many", "Invalid value for '--epochs'"),
+    ],
+)
+def test_a_wrong_file_of_options(run: Run, tmp_path: Path, content: str, sentence: str) -> None:
+    (tmp_path / "run.yaml").write_text(content)
+    result = run("fit", "houses.csv", "--target", "price", "-o", "run", "--config", "run.yaml")
+    assert (result.exit_code, result.stdout) == (2, "")
+    assert sentence in result.stderr
+    assert result.stderr.count("\n") == 1
+
+
+def test_odd_rows_are_counted(fitted: Run, tmp_path: Path) -> None:
+    table = houses(12, seed=1)
+    table["town"][0], table["size"][1] = "Rom", 999.0
+    write(tmp_path / "new.csv", table)
+    result = fitted("predict", "run", "new.csv", "-o", "out.csv", "--json")
+    assert json.loads(result.stdout)["odd_cells"]["unseen"] == {"town": 1}
+    assert "1 cell(s) hold a category that the training rows did not have (town 1; the first is 'Rom'" in result.stderr
+    assert "1 cell(s) lie outside of the range of the training rows (size 1" in result.stderr
+    assert "2 of 12 rows hold such cells" in result.stderr
+
+
+@pytest.mark.parametrize(
+    ("words", "code", "sentence"),
+    [
+        (["fit", "houses.csv", "-o", "run"], 2, "Missing option '--target'"),
+        (["fit", "houses.csv", "--target", "price"], 2, "Missing option '--out'"),
+        (["fit", "houses.csv", "--target", "cost", "-o", "run"], 2, "no target column 'cost'"),
+        (["fit", "none.csv", "--target", "price", "-o", "run"], 3, "There is no file none.csv"),
+        (["fit", ".", "--target", "price", "-o", "run"], 2, "is a folder, not a table"),
+        (["fit", "houses.csv", "--target", "price", "-o", "new.csv"], 2, "something else is there"),
+        (["fit", "houses.csv", "--target", "price", "-o", "a/b"], 2, "does not exist"),
+        (["fit", "houses.csv", "--target", "price", "-o", "run", "--method", "mop()"], 2, "no setting called 'mop'"),
+        (["fit", "houses.csv", "--target", "price", "-o", "run", "--model", "mlb"], 2, "did you mean 'mlp'"),
+        (["fit", "houses.csv", "--target", "price", "-o", "run", "--model", "none.py:build"], 3, "There is no file"),
+        (["fit", "houses.csv", "--target", "price", "-o", "run", "--weights", "w.safetensors"], 3, "no file w.safe"),
+        (["fit", "houses.csv", "--target", "price", "-o", "run", "--risk", "-1"], 2, "`risk` must be a positive"),
+        (["fit", "houses.csv", "--target", "price", "-o", "run", "--coverage", "1"], 2, "`coverage` must"),
+        (["fit", "houses.csv", "--target", "price", "-o", "run", "--task", "x"], 2, "neither classification nor"),
+        (["fit", "houses.csv", "--target", "price", "-o", "run", "--date", "x"], 2, "is not COLUMN=FORMAT"),
+        (["fit", "houses.csv", "--target", "price", "-o", "run", "--ignore", "x"], 2, "no column 'x'"),
+        (["fit", "houses.csv", "--target", "price", "-o", "run", "--sep", "ab"], 2, "must be one character"),
+        (["fit", "houses.csv", "--target", "price", "-o", "run", "--epochs", "-1"], 2, "`epochs` must be"),
+        (["predict", "none", "new.csv", "-o", "out.csv"], 2, "does not exist: give the folder"),
+        (["predict", "houses.csv", "new.csv", "-o", "out.csv"], 2, "is no folder"),
+        (["predict", ".", "new.csv", "-o", "out.csv"], 2, "lacks run.json"),
+        (["predict", ".", "new.csv", "-o", "a/out.csv"], 2, "does not exist"),
+        (["evaluate", "none", "new.csv"], 2, "does not exist: give the folder"),
+    ],
+)
+def test_mistakes_are_one_line(run: Run, words: list[str], code: int, sentence: str) -> None:
+    result = run(*words, "-q")
+    assert (result.exit_code, result.stdout) == (code, ""), result.output
+    assert sentence in result.stderr
+    assert result.stderr.startswith("dubito: error: ")
+    assert result.stderr.count("\n") == 1
+
+
+def test_mistakes_with_a_run(fitted: Run) -> None:
+    for words, sentence in (
+        (["predict", "run", "new.csv", "-o", "new.csv"], "it is the input itself"),
+        (["predict", "run", "new.csv", "-o", "-", "--json"], "choose one of them"),
+        (["evaluate", "run", "new.csv"], "no target column 'price'"),
+        (["fit", "houses.csv", "--target", "price", "-o", "run"], "There is a run in 'run' already"),
+    ):
+        result = fitted(*words)
+        assert result.exit_code == 2
+        assert sentence in result.stderr
+    assert fitted("predict", "run", "new.csv", "-o", "-").stdout.count("\n") == 13
+
+
+def test_an_interrupted_fit_goes_on(run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    words = ["fit", "houses.csv", "--target", "price", "-o", "run", *QUICK]
+    whole = json.loads(run(*words, "--json").stdout)["evaluation"]["scores"]
+    updates = []
+    with monkeypatch.context() as patched:
+        interrupt_at(8, patched)
+        result = run(*words, "--overwrite")
+    assert result.exit_code == 130
+    assert result.stderr.endswith("dubito: interrupted; the same command goes on where training stopped\n")
+    assert (tmp_path / "run.checkpoint.training").is_file()
+    before_updates(updates.append, monkeypatch)
+    assert json.loads(run(*words, "--json", "--overwrite").stdout)["evaluation"]["scores"] == whole
+    assert len(updates) == 15 - 8 + 1  # one batch an epoch: those that were left, and one for the curvature
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["houses.csv", "new.csv", "run", "sold.csv"]

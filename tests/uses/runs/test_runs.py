@@ -1,0 +1,199 @@
+"""Runs: fitted, saved, loaded, and refused where they do not fit."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from pathlib import Path
+
+import pytest
+import torch
+from dubito.errors import FileFormatError, InputError, MissingDataError, UnsupportedError
+from run_cases import houses, run_of, write
+from safetensors.torch import save_file
+from torch import nn
+
+import dubito
+from dubito import data, models, runs
+from dubito.uses.runs.fit import share_held_out
+
+NET = """
+from torch import nn
+def build(inputs, outputs):
+    return nn.Sequential(nn.Linear(inputs, 4), nn.Tanh(), nn.Linear(4, outputs))
+"""
+FILES = (
+    "run.json", "encoder.json", "scores.json", "posterior.safetensors", "calibration.safetensors", "rows.safetensors",
+)  # fmt: skip
+
+
+def same(one: runs.TablePrediction, other: runs.TablePrediction) -> bool:
+    return all((one[name] == other[name]).all() for name in one.columns)
+
+
+@pytest.mark.parametrize("target", ["price", "cheap"])
+def test_a_folder_gives_the_same_predictions(tmp_path: Path, target: str) -> None:
+    run = run_of(target)
+    run.save(tmp_path / "run")
+    again = dubito.runs.load(tmp_path / "run")
+    new = houses(20, seed=1)
+    assert same(run.predict(new), again.predict(new))
+    assert again.evaluate(new).decisions == run.evaluate(new).decisions
+    assert again.scores == run.scores
+    files = {path.name for path in (tmp_path / "run").iterdir()}
+    assert files == {*FILES, "report.html"}
+    assert [path.name for path in tmp_path.iterdir()] == ["run"]
+
+
+def test_the_columns() -> None:
+    new = houses(5, seed=1)
+    numbers, classes = run_of("price").predict(new), run_of("cheap").predict(new)
+    rest = ["epistemic", "aleatoric", "unfamiliar", "decision"]
+    assert list(numbers.columns) == ["prediction", "stddev", "lower", "upper", *rest]
+    assert list(classes.columns) == ["prediction", "confidence", "p_no", "p_yes", *rest]
+    assert (numbers["lower"] < numbers["prediction"]).all()
+    assert numbers["stddev"] ** 2 == pytest.approx(numbers["epistemic"] + numbers["aleatoric"])
+    assert set(classes["prediction"]) <= {"yes", "no"}
+    assert classes["p_no"] + classes["p_yes"] == pytest.approx(1)
+    assert len(classes.to_frame()) == len(numbers) == 5
+
+
+def test_scores_are_in_original_units() -> None:
+    run = run_of()
+    assert 10 < run.scores.scores["rmse"] < 60
+    found = run.evaluate(houses(400, seed=5))
+    assert found.scores.scores["rmse"] == pytest.approx(run.scores.scores["rmse"], rel=0.5)
+    assert 0.8 < found.decisions["coverage"] < 0.99
+    assert "coverage" in str(found)
+    assert json.loads(json.dumps(found.to_json()))["odd_cells"]["rows"] == 400
+
+
+def test_a_small_table_holds_out_enough_for_intervals() -> None:
+    assert [round(n * share_held_out(n)) for n in (10, 27, 30, 50, 100)] == [3, 9, 10, 10, 20]
+    table = houses(12)
+    run = runs.fit(table, "price", network="mlp(hidden=[4])", training={"epochs": 2}, ignore=["cheap"], progress=False)
+    assert run.calibration.reach(0.9) is None
+    found = run.predict(table)
+    low, _ = found.distribution.interval(0.9)
+    assert found["lower"] == pytest.approx(low[:, 0].numpy())
+
+
+@pytest.mark.filterwarnings("ignore:The predictions for held-out rows")
+def test_a_network_from_a_file(tmp_path: Path) -> None:
+    path = tmp_path / "net.py"
+    path.write_text(NET)
+    options = {"network": f"{path}:build", "training": {"epochs": 3}, "ignore": ["cheap"], "progress": False}
+    run = runs.fit(houses(60), "price", **options)
+    assert isinstance(run.posterior.model[1], nn.Tanh)
+    run.save(tmp_path / "run")
+    assert same(runs.load(tmp_path / "run").predict(houses(5)), run.predict(houses(5)))
+    path.write_text(NET + "# changed\n")
+    with pytest.raises(FileFormatError, match=r"was changed since: give the network as model="):
+        runs.load(tmp_path / "run")
+    path.rename(tmp_path / "moved.py")
+    with pytest.raises(MissingDataError, match=r"is gone: give its place as model="):
+        runs.load(tmp_path / "run")
+    moved = runs.load(tmp_path / "run", model=f"{tmp_path / 'moved.py'}:build")
+    given = runs.load(tmp_path / "run", model=run.posterior.model)
+    assert same(moved.predict(houses(5)), run.predict(houses(5)))
+    assert same(given.predict(houses(5)), run.predict(houses(5)))
+
+
+def test_code_inside_of_a_run_is_not_run(tmp_path: Path) -> None:
+    run_of().save(tmp_path / "run")
+    net = tmp_path / "run" / "net.py"
+    net.write_text("raise SystemExit('code was run')")
+    settings = json.loads((tmp_path / "run" / "run.json").read_text())
+
+    settings["network"] |= {
+        "text": "net.py:build",
+        "path": str(net),
+        "sha256": hashlib.sha256(net.read_bytes()).hexdigest(),
+    }
+    (tmp_path / "run" / "run.json").write_text(json.dumps(settings))
+    with pytest.raises(FileFormatError, match="inside of the run's own folder, which is not trusted"):
+        runs.load(tmp_path / "run")
+
+
+@pytest.mark.parametrize(
+    ("content", "name", "sentence"),
+    [
+        ("def build(a, b, c): pass", "build", "takes 3 arguments"),
+        ("def build(a, b): return 3", "build", "must return a torch.nn.Module, but it returned a int"),
+        ("def build(a, b): return 1 / 0", "build", "failed: ZeroDivisionError"),
+        ("1 / 0", "build", "cannot be imported: ZeroDivisionError"),
+        ("def other(): pass", "build", "has no function 'build'; it has other"),
+    ],
+)
+def test_wrong_functions_of_networks(tmp_path: Path, content: str, name: str, sentence: str) -> None:
+    (tmp_path / "net.py").write_text(content)
+    with pytest.raises(InputError, match=sentence):
+        runs.fit(houses(40), "price", network=f"{tmp_path / 'net.py'}:{name}", ignore=["cheap"], progress=False)
+
+
+def test_weights_are_taken_as_they_are(tmp_path: Path) -> None:
+    trained = run_of().posterior.model
+    save_file(trained.state_dict(), tmp_path / "w.safetensors")
+    options = {"network": "mlp(hidden=[8], activation=tanh)", "ignore": ["cheap"], "progress": False}
+    run = runs.fit(houses(), "price", weights=tmp_path / "w.safetensors", **options)
+    for name, value in run.posterior.mean().items():
+        assert torch.equal(value, dict(trained.named_parameters())[name])
+    with pytest.raises(
+        FileFormatError, match=r"weights of another network: '1.weight' is \(8, 5\) in the file and \(9, 5\)"
+    ):
+        runs.fit(houses(), "price", weights=tmp_path / "w.safetensors", network="mlp(hidden=[9])", ignore=["cheap"])
+    (tmp_path / "w.pt").touch()
+    with pytest.raises(UnsupportedError, match="may run code"):
+        runs.fit(houses(), "price", weights=tmp_path / "w.pt", **options)
+    with pytest.raises(MissingDataError, match="There is no file"):
+        runs.fit(houses(), "price", weights=tmp_path / "none.safetensors", **options)
+    wrong = models.mlp(5, 1, hidden=[8], activation="tanh")
+    with torch.no_grad():
+        wrong[-1].bias.fill_(30.0)
+    save_file(wrong.state_dict(), tmp_path / "w.safetensors")
+    options |= {"recipe": dubito.MAP(train=False), "likelihood": "gaussian(noise=0.5)"}
+    with pytest.warns(UserWarning, match=r"worse .* than one answer for every row"):
+        runs.fit(houses(), "price", weights=tmp_path / "w.safetensors", **options)
+
+
+def test_folders_that_are_no_runs(tmp_path: Path) -> None:
+    with pytest.raises(FileFormatError, match="does not exist: give the folder that `dubito fit"):
+        runs.load(tmp_path / "nothing")
+    with pytest.raises(FileFormatError, match=r"lacks run\.json"):
+        runs.load(tmp_path)
+    (tmp_path / "file").touch()
+    with pytest.raises(FileFormatError, match="is no folder"):
+        runs.load(tmp_path / "file")
+    run = run_of()
+    with pytest.raises(InputError, match="something else is there"):
+        run.save(tmp_path)
+    run.save(tmp_path / "run")
+    with pytest.raises(InputError, match=r"a run in .* already"):
+        run.save(tmp_path / "run")
+    run.save(tmp_path / "run", overwrite=True)
+    with pytest.raises(InputError, match="does not exist"):
+        run.save(tmp_path / "a" / "b")
+
+
+@pytest.mark.parametrize("name", FILES)
+def test_a_damaged_file_is_one_sentence(tmp_path: Path, name: str) -> None:
+    run_of().save(tmp_path / "run")
+    path = tmp_path / "run" / name
+    content = path.read_bytes()
+    for damaged in (content[: len(content) // 2], b"", b"{}", None):
+        path.unlink() if damaged is None else path.write_bytes(damaged)
+        with pytest.raises(FileFormatError):
+            runs.load(tmp_path / "run")
+
+
+@pytest.mark.filterwarnings("ignore:The predictions for held-out rows")
+def test_other_recipes_and_files(tmp_path: Path) -> None:
+    path = write(tmp_path / "t.csv", houses(80), separator=";", decimal=",")
+    options = {"network": "mlp(hidden=[4])", "training": {"epochs": 2}, "ignore": ["cheap"], "progress": False}
+    run = runs.fit(path, "price", recipe=dubito.Ensemble(members=2), **options)
+    assert run.settings["dialect"]["separator"] == ";"
+    assert len(run.predict(path)) == 80
+    assert len(run.predict(data.read_table(path).to_frame())) == 80
+    with pytest.raises(InputError, match="does not fit"):
+        runs.fit(path, "price", likelihood="categorical", **options)
+    assert run_of("cheap", "map()").posterior.recipe == dubito.MAP()
