@@ -147,7 +147,7 @@ class TestSequences:
         torch.testing.assert_close(ours(x, is_token), expected, rtol=1e-12, atol=1e-12)
 
     def test_too_long_a_sequence(self) -> None:
-        with pytest.raises(InputError, match="13 tokens do not fit"):
+        with pytest.raises(InputError, match="13 tokens is too long"):
             models.transformer(VOCABULARY, 2, length=LENGTH)(torch.ones(1, 13, dtype=torch.long))
 
 
@@ -201,7 +201,7 @@ class TestBuild:
             ("mlp", (4,), 30, "needs inputs of numbers, not tokens"),
             ("lstm(dropout=much)", (4,), 30, "dropout must be a number"),
             ("lstm(depth=0)", (4,), 30, "depth must be"),
-            ("transformer(heads=7)", (4,), 30, "make it a multiple"),
+            ("transformer(heads=7)", (4,), 30, "must be a multiple of heads"),
         ],
     )
     def test_kind_errors(self, text: str, shape: tuple[int, ...], vocabulary: int | None, message: str) -> None:

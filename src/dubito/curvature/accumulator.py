@@ -28,8 +28,8 @@ class Accumulator(ABC):
     The sums are tensors only, so they can be checkpointed, summed over processes, and added to with new data.
 
     Args:
-        engine: Gives gradients in factored form.
-        selection: Which weights.
+        engine: Computes gradients in factored form.
+        selection: The weights.
     """
 
     passes = 1  # the number of passes over the data

@@ -38,7 +38,7 @@ from dubito.networks.watching import watch
 # The examples of one part of a batch: at least FEW, unless memory allows only fewer, and at most MANY, because the
 # forward pass has caches of its own.
 FEW, MANY = 64, 512
-# Examples on which the engine is tried out before it is trusted.
+# The number of examples on which the engine is verified.
 TRIED = 4
 
 
@@ -84,7 +84,7 @@ class Tape:
 
         Args:
             columns: The columns.
-            workspace: Lent memory (`lend`), with whose block the factors end; by default they are in fresh memory.
+            workspace: Memory lent by `lend`, which is valid until its block ends; by default new memory is allocated.
         """
         engine = self.engine
         found: dict[str, list[CallGradient]] = {name: [] for name in engine.names}
@@ -108,11 +108,11 @@ class Tape:
         return factors
 
     def _gradients(self, columns: Tensor, workspace: Workspace | None) -> list[Tensor | None]:
-        """The gradients of the columns at the output of each call, ``[V, *output]``; None where they do not arrive."""
+        """Return the gradients at the output of each call, ``[V, *output]``; None if they do not depend on it."""
         top = get_gradient_edge(self.outputs)
         edges = [call.edge for call in self.calls if call.edge != top]
         below = iter(self._pull(edges, columns.contiguous(), workspace) if edges else [])
-        # the layer that gives the outputs gets the columns as they are: one set for all examples stays one set
+        # the columns themselves for the output layer: expanded columns stay expanded, without a copy
         return [columns if call.edge == top else next(below) for call in self.calls]
 
     def _pull(self, edges: list[GradientEdge], columns: Tensor, workspace: Workspace | None) -> list[Tensor | None]:
@@ -142,14 +142,14 @@ class Engine:
         for name, value in parameters.items():
             value.requires_grad_(name in self.shapes)
         self.parameters = {name: parameters[name] for name in names}
-        self.workspace = Workspace()  # where gradients lie while a batch goes through part by part
-        self.walks = self.batched = True  # the fast ways to pull columns back, until one fails
+        self.workspace = Workspace()  # memory for gradients, reused for each part of a batch
+        self.walks = self.batched = True  # the two fast products; off after a failure
         self.roles: Roles = {}
         self.fallback: list[str] = []
         self.num_outputs = 0
         self._tried = 0  # the number of examples on which the engine was tried out
-        self._overwrites: bool | None = None  # whether the model writes into its inputs; None until it was seen
-        self._copy_inputs = False  # whether it writes into the inputs of its layers
+        self._overwrites: bool | None = None  # whether the model overwrites its inputs; None if unknown
+        self._copy_inputs = False  # whether it overwrites inputs of its layers
         self._per_example_by_vmap = True
         self._calls: list[_Call] | None = None  # a list while a forward pass is recorded
         self._rows = 0  # the number of examples in that pass
@@ -173,7 +173,7 @@ class Engine:
             self._fall_back(which, why)
 
     def _fall_back(self, names: list[str], why: str) -> None:
-        """Take parameters away from their rules, and say so in one sentence."""
+        """Differentiate parameters example by example from now on, and warn once."""
         new = [name for name in dict.fromkeys(names) if name not in self.fallback]
         if not new:
             return
@@ -267,7 +267,7 @@ class Engine:
 
     @torch.inference_mode(False)
     def _try_out(self, inputs: Any) -> None:
-        """Measure and verify the engine on the first few examples; one alone does not show the batch axis."""
+        """Measure and verify the engine on the first few examples; a single one does not show the batch axis."""
         if self._tried > 1 or self._tried == min(batches.num_rows(inputs), 2):
             return
         with drawing_aside():

@@ -2,7 +2,7 @@ r"""Gradients in factored form, and the contractions from which all curvature is
 
 A `Factor` holds the gradients of `V` columns and `B` examples with respect to one parameter,
 :math:`M_{vn} = \sum_{calls} \sum_t G_{vnt} a_{nt}^\top`. `Factor` itself contracts explicit gradients, a few examples
-and columns at a time. Each subclass knows a form of `M` that is cheaper to contract and overrides what it can.
+and columns at a time. Each subclass overrides the contractions that are cheaper for its form of `M`.
 """
 
 # ruff: noqa: D102 - an override returns what `Factor` says
@@ -34,7 +34,7 @@ class QuadraticForms(Protocol):
         """Return the forms ``[B, 2, X]`` of gradients ``[B, V, X]`` of some examples."""
 
     def added_up(self, grads: Tensor, examples: slice) -> Tensor:
-        """Return the forms added up over some examples, ``[2, X]``; the gradients may be overwritten."""
+        """Return the sum of the forms over some examples, ``[2, X]``; the gradients may be overwritten."""
 
 
 @dataclass
@@ -55,7 +55,7 @@ class Factor(ABC):
         """Return the gradient summed over examples, ``[V, *shape]``."""
 
     def chunks(self, all_columns: bool = False) -> Iterator[tuple[slice, slice, Tensor]]:
-        """Yield explicit gradients ``[v, b, size of shape]`` for some columns and examples at a time, and which."""
+        """Yield slices of columns and examples, and their explicit gradients ``[v, b, size of shape]``."""
         size = max(math.prod(self.shape), 1)
         most = numbers(limits.current().chunk)
         width = self.columns if all_columns else min(self.columns, max(1, most // size))
@@ -85,7 +85,7 @@ class Factor(ABC):
         return self.gather(positions).square().sum((0, 1))
 
     def form_sum(self, forms: QuadraticForms) -> Tensor:
-        """Return two quadratic forms of every weight, added up over examples: ``[2, size]``."""
+        """Return two quadratic forms of every weight, summed over examples: ``[2, size]``."""
         total, cached = self.like.new_zeros(2, math.prod(self.shape)), numbers(limits.current().cached_products)
         for examples in slices(self.size, cached // max(self.columns * math.prod(self.shape), 1)):
             total += forms.added_up(self.per_sample(examples).flatten(2).transpose(0, 1).clone(), examples)
@@ -101,7 +101,7 @@ class Factor(ABC):
     def weighted_square(self, weight: Tensor, *, closing: bool = False) -> Tensor:
         r"""Return :math:`\sum_d w_d M_{vnd}^2` as ``[V, B]`` for weights `w` in the shape of the parameter.
 
-        With `closing` there is one more column, the one that makes all of them add up to zero.
+        With `closing` there is one more column: minus the sum of the others, so that all columns sum to zero.
         """
         flat, found = weight.flatten(), self.like.new_empty(self.columns + closing, self.size)
         for columns, rows, chunk in self.chunks(all_columns=closing):
@@ -144,7 +144,7 @@ class ExplicitFactor(Factor):
 
 @dataclass
 class CallsFactor(Factor):
-    """Gradients through any number of calls of layers, also none."""
+    """Gradients through any number of calls of layers, including none."""
 
     calls: Sequence[CallGradient]
 

@@ -1,7 +1,7 @@
 r"""The variance that a Gaussian over weights gives to the outputs, :math:`J \Sigma J^\top`, without forming `J`.
 
-What does not depend on the prior (rotations into eigenbases, gathered columns) is done once in `FunctionalTerms`; each
-prior precision that is tried costs only a weighted sum of squares after that.
+`FunctionalTerms` computes once what does not depend on the prior (rotations into eigenbases, gathered columns). Each
+prior precision then costs only a weighted sum of squares.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from dubito.networks.selection import Selection
 
 
 class _Product(ABC):
-    """Which entries of ``J Σ Jᵀ`` are computed, from each form in which `J` and `Σ` come."""
+    """Computes some entries of ``J Σ Jᵀ``, for each form of `J` and `Σ`."""
 
     @abstractmethod
     def weighted(self, factor: Factor, weight: Tensor) -> Tensor:
@@ -36,7 +36,7 @@ class _Product(ABC):
 
     @abstractmethod
     def of_layer(self, layer: OneLayer, covariance: linalg.DenseCovariance) -> Tensor:
-        """Return the entries where one linear layer is all that is random."""
+        """Return the entries if all random weights are one linear layer."""
 
     @abstractmethod
     def under(self, covariance: linalg.DenseCovariance, rows: Tensor) -> Tensor:
@@ -44,7 +44,7 @@ class _Product(ABC):
 
     @abstractmethod
     def shrunk(self, along: Tensor, shrink: Tensor) -> Tensor:
-        """Return the entries for rows ``[V, B, K]`` of ``J R`` and a diagonal Σ between the columns of `R`."""
+        """Return the entries for rows ``[V, B, K]`` of ``J R``, where ``Σ = R diag(variance) Rᵀ``."""
 
 
 class _Variance(_Product):
@@ -102,7 +102,7 @@ class FunctionalTerms:
         matrix: The curvature.
         selection: Which weights are random.
         factors: The gradients of `V` output columns, by parameter.
-        workspace: Lent memory for what is prepared, which ends with its block; by default it is in fresh memory.
+        workspace: Memory lent by `Tape.lend`, valid until its block ends; by default new memory is allocated.
     """
 
     def __init__(
@@ -117,19 +117,19 @@ class FunctionalTerms:
         self.dtype = next(iter(self.factors.values())).like.dtype
         self.layer: OneLayer | None = None
         self.rows: Tensor | None = None
-        self.shared: dict[tuple[int, str], tuple[Tensor, ...]] = {}  # what covariances with one basis have in common
+        self.shared: dict[tuple[int, str], tuple[Tensor, ...]] = {}  # the Jacobian in a basis that covariances share
         self.groups: list[LayerFactor] = []
         self.gathered: dict[int, Tensor] = {}  # by the position of the block: columns of a partly selected parameter
         match matrix:
             case linalg.Dense():
                 self.layer = one_layer(self.factors, selection)
             case linalg.Kronecker():
-                self._turn(matrix)
+                self._rotate(matrix)
             case _:
                 self.groups = layer_factors(self.factors, selection)
 
-    def _turn(self, matrix: linalg.Kronecker) -> None:
-        """Turn every factor into the eigenbasis of its block."""
+    def _rotate(self, matrix: linalg.Kronecker) -> None:
+        """Rotate every factor into the eigenbasis of its block."""
         blocks: dict[str, linalg.Block] = {}
         for position, (name, block) in enumerate(zip(self.selection.names, matrix.blocks, strict=True)):
             if isinstance(block, linalg.Block):
@@ -140,11 +140,11 @@ class FunctionalTerms:
                 self.gathered[position] = self.factors[name].gather(self.selection.indices[name])
         for names in paired_names({name: self.factors[name] for name in blocks}, self.selection):
             if len(names) == 2 and blocks[names[1]].left is blocks[names[0]].left:
-                self.groups.append(LayerFactor(with_ones(self._turned(names[0], blocks[names[0]])), names))
+                self.groups.append(LayerFactor(with_ones(self._rotated(names[0], blocks[names[0]])), names))
             else:  # a bias may have a basis of its own
-                self.groups += [LayerFactor(self._turned(name, blocks[name]), (name,)) for name in names]
+                self.groups += [LayerFactor(self._rotated(name, blocks[name]), (name,)) for name in names]
 
-    def _turned(self, name: str, block: linalg.Block) -> Factor:
+    def _rotated(self, name: str, block: linalg.Block) -> Factor:
         factor = self.factors[name]
         if isinstance(factor, CallsFactor):
             return factor.rotated(_without_group(block.left), _without_group(block.right), self.workspace)
@@ -154,12 +154,12 @@ class FunctionalTerms:
     def variance(self, covariance: linalg.Covariance, *, closing: bool = False) -> Tensor:
         """The variance of each column and example, ``[V, B]``.
 
-        With `closing`, which a covariance in blocks or a diagonal one allows, there is one more column: the one that
-        makes all of them add up to zero, as centred outputs do.
+        With `closing` (for diagonal and block-diagonal covariances) there is one more column: minus the sum of the
+        others, so that all columns sum to zero, as centred outputs do.
         """
         if closing:
             return self._contract(covariance, _ClosedVariance())
-        # of a low-rank covariance it is a difference, which rounding may make negative
+        # for a low-rank covariance it is a difference, which rounding can make negative
         return self._contract(covariance, _Variance()).clamp_min(0.0)
 
     def gram(self, covariance: linalg.Covariance) -> Tensor:
@@ -212,7 +212,7 @@ class FunctionalTerms:
         return _total(terms)
 
     def _weights(self, each: LayerFactor, covariance: linalg.KroneckerCovariance) -> Tensor:
-        """The variances of a group in its basis; the same for every batch."""
+        """Return the variances of a factor's weights in its basis; they are the same for every batch."""
         key = (self.dtype, *each.names)
         if key not in covariance.memory:
             values = {}
@@ -227,11 +227,11 @@ class FunctionalTerms:
         return covariance.memory[key]
 
     def _by_name(self, flat: Tensor) -> dict[str, Tensor]:
-        """Weights ``[D]`` in the shapes of the parameters, zero where a weight is not random."""
+        """Return weights ``[D]`` in the shapes of the parameters, zero for weights that are not random."""
         return self.selection.fill(flat.to(self.dtype))
 
     def _low_rank(self, covariance: linalg.LowRankCovariance, product: _Product) -> tuple[Tensor, Tensor]:
-        """The squares under ``Λ⁻¹`` and the Jacobian along ``Λ^{-1/2} V``; of one λ they are known but for a factor."""
+        """Return the squares under ``Λ⁻¹`` and the Jacobian along ``Λ^{-1/2} V``, cached if all λ are equal."""
         spread, key = covariance.spread, (id(covariance.basis), type(product).__name__)
         if not covariance.is_uniform:
             whole = self._weighted(self._by_name(spread.square()), product)
@@ -248,13 +248,13 @@ class FunctionalTerms:
 
 
 def joint_covariance(covariance: linalg.Covariance, selection: Selection, factors: dict[str, Factor]) -> Tensor:
-    """The covariance between all columns of all examples, ``[B·V, B·V]``; builds their Jacobian: for small batches."""
+    """Return the covariance between all columns of all examples, ``[B·V, B·V]``; it builds the Jacobian, so use few."""
     rows = jacobian(factors, selection).transpose(0, 1).flatten(0, 1).double()
     return covariance.solve(rows) @ rows.mT
 
 
 def _without_group(basis: Tensor | None) -> Tensor | None:
-    """One group is no group axis."""
+    """Remove a group axis of length one."""
     return basis[0] if basis is not None and len(basis) == 1 else basis
 
 

@@ -28,9 +28,9 @@ class KroneckerAccumulator(Accumulator):
     r"""Kronecker factors per parameter (Martens & Grosse 2015, https://arxiv.org/abs/1503.05671).
 
     The block of a weight is :math:`(\sum g g^\top) \otimes (\sum a a^\top) / n` over the rows of gradients and inputs,
-    that of a bias :math:`\sum g g^\top`. Normalization layers, what has no layer rule, and what layers of different
-    kinds share are diagonal. A partly selected parameter keeps the factors of the whole and takes their principal
-    submatrix.
+    that of a bias :math:`\sum g g^\top`. Normalization layers, parameters without a layer rule, and parameters that
+    layers of different kinds share have a diagonal block. A partly selected parameter keeps the factors of the whole
+    and takes their principal submatrix.
 
     Weights that are shared over positions (Eschenhagen et al. 2023, https://arxiv.org/abs/2311.00636): `mode="expand"`
     treats positions as further examples, `mode="reduce"` first averages inputs and sums gradients over them (embeddings
@@ -44,7 +44,7 @@ class KroneckerAccumulator(Accumulator):
         self.mode = mode
 
     def zeros(self) -> Sums:
-        """Factors appear with the first batch, when the kind of each layer's rows is known."""
+        """Return no factors: they are created with the first batch, which shows the kind of each layer's rows."""
         return {name: {} for name in self.selection.names}
 
     def add(self, sums: Sums, tape: Tape, columns: Iterable[Tensor], targets: Tensor | None = None) -> None:
@@ -62,7 +62,7 @@ class KroneckerAccumulator(Accumulator):
         factored = len(kinds) == 1 and None not in kinds
         if not factored and "left" in sums:
             raise UnsupportedError(
-                f"'{name}' was used in one way by earlier batches and in another by this one, so it has no Kronecker "
+                f"'{name}' is used by different kinds of layers in different batches, so it has no Kronecker "
                 "factors: use structure='diag', or leave it out of the selection."
             )
         if factored:
@@ -83,7 +83,7 @@ class KroneckerAccumulator(Accumulator):
         if isinstance(inputs, IndexRows):
             real = torch.ones_like(inputs.ids, dtype=torch.bool)
             if inputs.padding_idx is not None:
-                real = inputs.ids != inputs.padding_idx  # padding is no data
+                real = inputs.ids != inputs.padding_idx  # padding is not data
                 grads = grads[:, real][:, :, None]
             count = int(real.sum())
         elif reduce:
@@ -133,7 +133,7 @@ def _block(
 
 
 def _kind(call: CallGradient) -> Any:
-    """Return what calls must have in common to share factors; None where they have none."""
+    """Return the kind of the rows of a call; only calls of the same kind share factors. None: no Kronecker factors."""
     if isinstance(call.rows, ElementwiseRows) or call.rule.normalizes:
         return None
     if isinstance(call.rows, DenseRows | GroupedRows):
@@ -151,7 +151,7 @@ def _accumulate(sums: Sums, key: str, value: Tensor) -> None:
 
 
 def _bias_rows(call: CallGradient) -> Tensor:
-    """The gradient of the bias at each position on its own, as `expand` sees it: ``[V, B, T, O]``."""
+    """Return the gradient of the bias at each position, as `expand` needs it: ``[V, B, T, O]``."""
     axis = call.rule.channel_axis(call.layer, call.grad.ndim - 1) + 1
     return call.grad.movedim(axis, -1).flatten(2, -2) if call.grad.ndim > 3 else call.bias_grads()[:, :, None]
 
@@ -162,7 +162,7 @@ def _grouped_gram(grads: Tensor, grouped: bool) -> Tensor:
 
 
 def _input_factor(inputs: DenseRows | GroupedRows | IndexRows) -> Tensor:
-    """``[Gr, I, I]``, or the diagonal ``[I]`` of an embedding, whose one-hot rows never meet."""
+    """Return ``[Gr, I, I]``, or the diagonal ``[I]`` for an embedding, whose one-hot rows are orthogonal."""
     if isinstance(inputs, IndexRows):
         counts = torch.bincount(inputs.ids.flatten(), minlength=inputs.num_embeddings).double()
         if inputs.padding_idx is not None:
@@ -173,7 +173,7 @@ def _input_factor(inputs: DenseRows | GroupedRows | IndexRows) -> Tensor:
 
 
 def _submatrix(sums: Sums, chosen: Tensor, order: Tensor | None) -> Tensor:
-    """The principal submatrix of a Kronecker block over some of its weights."""
+    """Return the principal submatrix of a Kronecker block over some of its weights."""
     if len(chosen) > most_full():
         raise InputError(f"structure='kron' over {len(chosen):,} single weights of one layer is too large: use 'diag'.")
     where = chosen if order is None else order.argsort()[chosen]

@@ -1,6 +1,6 @@
 """A layer's weight and bias as one factor: the bias is the weight of one more input that is always 1.
 
-Both meet the same rows of gradients, so everything that is squared, rotated or weighted is done once for the two.
+Weight and bias share the same rows of gradients, so these are squared, rotated and weighted only once.
 """
 
 from __future__ import annotations
@@ -18,20 +18,20 @@ from dubito.networks.selection import Selection
 
 @dataclass
 class LayerFactor:
-    """One factor that stands for one parameter, or for a weight and its bias."""
+    """The factor of one parameter, or of a weight and its bias together."""
 
     factor: Factor
     names: tuple[str, ...]
 
     def join(self, values: dict[str, Tensor]) -> Tensor:
-        """Put numbers per weight together in the order of the factor: ``[O, I + 1]`` for a pair, else as they are."""
+        """Return values per weight in the order of the factor: ``[O, I + 1]`` for a pair, else unchanged."""
         if len(self.names) == 1:
             return values[self.names[0]]
         weight, bias = (values[name] for name in self.names)
         return torch.cat([weight.reshape(len(bias.flatten()), -1), bias.reshape(-1, 1)], dim=1)
 
     def split(self, flat: Tensor) -> dict[str, Tensor]:
-        """Undo `join` for numbers in flat order."""
+        """Undo `join` for values in flat order."""
         if len(self.names) == 1:
             return {self.names[0]: flat}
         matrix = flat.reshape(self.factor.shape)
@@ -39,7 +39,7 @@ class LayerFactor:
 
 
 def paired_names(factors: dict[str, Factor], selection: Selection) -> list[tuple[str, ...]]:
-    """Pair each whole weight with the whole bias of the same layer where they share rows; the rest stay alone."""
+    """Pair each whole selected weight with the whole selected bias of its layer if they share rows."""
     whole = {name: factor for name, factor in factors.items() if selection.is_whole(name)}
     biases = {f.calls[0].layer: name for name, f in whole.items() if isinstance(f, BiasFactor)}
     found: list[tuple[str, ...]] = []
@@ -53,7 +53,7 @@ def paired_names(factors: dict[str, Factor], selection: Selection) -> list[tuple
 
 
 def layer_factors(factors: dict[str, Factor], selection: Selection) -> list[LayerFactor]:
-    """Return every factor, those of `paired_names` as one."""
+    """Return one factor for each entry of `paired_names`."""
     return [
         LayerFactor(with_ones(factors[names[0]]) if len(names) == 2 else factors[names[0]], names)
         for names in paired_names(factors, selection)

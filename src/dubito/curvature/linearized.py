@@ -24,7 +24,7 @@ from dubito.curvature.structures import jacobian_width
 from dubito.curvature.workspace import Workspace
 from dubito.networks.selection import Selection
 
-# Columns that go through one vector-Jacobian product; more outputs than this are worked on in turns.
+# The most columns of one vector-Jacobian product; more outputs than this take several products.
 MOST_COLUMNS = 32
 
 
@@ -32,10 +32,10 @@ class Linearized:
     """Moments of the linearized outputs.
 
     Args:
-        engine: Gives the gradients of the outputs.
+        engine: Computes the gradients of the outputs.
         matrix: The curvature; its structure decides how covariances are contracted.
         selection: Which weights are random.
-        likelihood: Says how outputs are laid out.
+        likelihood: Defines the layout of the outputs.
     """
 
     def __init__(self, engine: Engine, matrix: linalg.Matrix, selection: Selection, likelihood: Likelihood) -> None:
@@ -51,7 +51,7 @@ class Linearized:
         outputs: list[Tensor] = []
         found: list[list[Tensor]] = [[] for _ in covariances]
         first = self._first(inputs)
-        direct = is_direct(first)  # columns that all examples share and nobody multiplies out
+        direct = is_direct(first)  # all examples share the columns, which are never copied
         closing = centred and not direct and self._closes(first.outputs)
         for tape in self._tapes(inputs, 1 if direct else MOST_COLUMNS):
             layout = self.likelihood.canonical(tape.outputs).shape
@@ -68,7 +68,7 @@ class Linearized:
         return torch.cat(outputs), [torch.cat(variances) for variances in found]
 
     def _closes(self, outputs: Tensor) -> bool:
-        """Whether the last centred column need not be pulled back, because it is minus the sum of the others."""
+        """Return whether the last centred column can be omitted, because it is minus the sum of the others."""
         *positions, width = self.likelihood.canonical(outputs).shape[1:]
         in_blocks = isinstance(self.matrix, linalg.Kronecker | linalg.Diagonal)
         return in_blocks and not positions and 1 < width <= MOST_COLUMNS
@@ -104,7 +104,7 @@ class Linearized:
     def differentiable(self, inputs: Any, covariance: linalg.Covariance, *, centred: bool) -> tuple[Tensor, Tensor]:
         """Return what `variances` does for one covariance, with gradients in the inputs.
 
-        The Jacobian is built, example by example: right for every model, and meant for few inputs.
+        It builds the Jacobian of one example at a time: correct for every model, but slow, so use few inputs.
         """
         with torch.enable_grad():
             outputs, variances = [], []
@@ -117,7 +117,7 @@ class Linearized:
             return torch.cat(outputs), torch.cat(variances)
 
     def _jacobian(self, example: Any) -> tuple[Tensor, Tensor]:
-        """The outputs of a batch of one, and their Jacobian ``[1, *positions, C, D]``."""
+        """Return the outputs of a batch of one, and their Jacobian ``[1, *positions, C, D]``."""
         weights = self.engine.parameters
         output = params.call(self.engine.model, example)
         canonical = self.likelihood.canonical(output)

@@ -29,7 +29,7 @@ MOST_KEPT = 4096
 
 @dataclass
 class Noise:
-    """Standard normal draws that every example shares: results do not depend on how inputs are batched."""
+    """Standard normal draws that all examples share, so that results do not depend on the batch size."""
 
     num_samples: int
     generator: torch.Generator
@@ -50,7 +50,7 @@ def is_classification(likelihood: Likelihood) -> bool:
 
 
 def has_null_direction(likelihood: Likelihood) -> bool:
-    """Whether shifting all outputs together changes no prediction, as for a softmax."""
+    """Return whether adding one constant to all outputs changes no prediction, as for a softmax."""
     return isinstance(likelihood, Categorical)
 
 
@@ -64,7 +64,7 @@ def probit(mean: Tensor, variance: Tensor) -> Tensor:
 
 
 def bridge(mean: Tensor, covariance: Tensor, normalize: bool = False) -> Tensor:
-    r"""Log-probabilities of the Laplace bridge (Hobbhahn et al. 2022, https://arxiv.org/abs/2003.01227).
+    r"""Return the log-probabilities of the Laplace bridge (Hobbhahn et al. 2022, https://arxiv.org/abs/2003.01227).
 
     The logits ``[..., C]`` are conditioned on summing to zero; then the mean of a Dirichlet with
 
@@ -76,7 +76,7 @@ def bridge(mean: Tensor, covariance: Tensor, normalize: bool = False) -> Tensor:
     classes, smallest = mean.shape[-1], torch.finfo(mean.dtype).tiny
     rows, own = covariance.sum(-1), covariance.diagonal(dim1=-2, dim2=-1)
     total = rows.sum(-1, keepdim=True)
-    # logits that sum to a constant already, whose total is rounding, need no conditioning
+    # logits whose sum has no variance but rounding errors need no conditioning
     varies = total > 10 * classes * torch.finfo(mean.dtype).eps * own.sum(-1, keepdim=True)
     share = torch.where(varies, rows / torch.where(varies, total, 1.0), 0.0)
     mean = mean - share * mean.sum(-1, keepdim=True)

@@ -1,4 +1,4 @@
-"""Curvature and covariance where one whole linear layer is all that is random: a Kronecker product for each example."""
+"""Curvature and covariance if all random weights are one whole linear layer: a Kronecker product per example."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ class OneLayer:
 
     Args:
         grads: ``[V, B, O]``.
-        inputs: ``[B, I]``, with a column of ones where the bias is random too.
-        has_bias: Whether it is; the flat selection then holds the weight ``[O, I]`` first and then the bias ``[O]``.
+        inputs: ``[B, I]``, with a column of ones if the bias is random.
+        has_bias: Whether the bias is random; the flat selection then holds weight ``[O, I]`` and bias ``[O]``.
     """
 
     grads: Tensor
@@ -31,7 +31,7 @@ class OneLayer:
     def add_curvature(self, total: Tensor) -> None:
         r"""Add ``JᵀJ``, :math:`\sum_n (\sum_v G_{vn} G_{vn}^\top) \otimes a_n a_n^\top`, to the upper half of `total`.
 
-        It costs some `B·O²·I²/4`, not `V·B·O²·I²`: the pairs of outputs are symmetric, and so is the sum of each.
+        It costs about `B·O²·I²/4`, not `V·B·O²·I²`, because of the symmetry in outputs and in inputs.
         """
         weights = torch.einsum("vbo,vbp->opb", self.grads, self.grads)
         outputs, width = len(weights), self.inputs.shape[-1] - self.has_bias
@@ -45,7 +45,7 @@ class OneLayer:
             total[first_bias:, first_bias:] += weights.sum(-1).to(total.device)
 
     def blocks(self, flat: Tensor) -> Tensor:
-        """A matrix over the flat selection as ``[O, I, O, I]``."""
+        """Return a matrix over the flat selection as ``[O, I, O, I]``."""
         outputs, inputs = self.grads.shape[-1], self.inputs.shape[-1]
         if not self.has_bias:
             return flat.reshape(outputs, inputs, outputs, inputs)
@@ -58,7 +58,7 @@ class OneLayer:
         return whole
 
     def variance(self, covariance: linalg.DenseCovariance) -> Tensor:
-        """The diagonal of ``J Σ Jᵀ``, ``[V, B]``; where all examples share the columns it costs `V·B·I²`."""
+        """Return the diagonal of ``J Σ Jᵀ``, ``[V, B]``; it costs `V·B·I²` if all examples share the columns."""
         if self.grads.stride(1) != 0:
             return self.gram(covariance).diagonal(dim1=1, dim2=2).mT
         columns = self.grads[:, 0]
@@ -68,7 +68,7 @@ class OneLayer:
         return ((self.inputs @ covariance.memory["mixed"]) * self.inputs).sum(-1)
 
     def _mixed(self, columns: Tensor, covariance: linalg.DenseCovariance) -> Tensor:
-        """``(g_v ⊗ 1)ᵀ Σ (g_v ⊗ 1)``, ``[V, I, I]``, from a root of Σ; Σ itself would cost far more."""
+        """Return ``(g_v ⊗ 1)ᵀ Σ (g_v ⊗ 1)``, ``[V, I, I]``, from a root of Σ, which is cheaper than Σ."""
         outputs, width = columns.shape[1], self.inputs.shape[-1] - self.has_bias
         mixed: Tensor | None = None
         for root in covariance.root_columns():
@@ -84,7 +84,7 @@ class OneLayer:
         return mixed.to(self.inputs)
 
     def gram(self, covariance: linalg.DenseCovariance) -> Tensor:
-        """``J Σ Jᵀ`` per example, ``[B, V, V]``, from the blocks of Σ between outputs."""
+        """Return ``J Σ Jᵀ`` per example, ``[B, V, V]``, from the blocks of Σ between outputs."""
         outputs, blocks = self.grads.shape[-1], self._blocks_of(covariance)
         between = self.inputs.new_empty(len(self.inputs), outputs, outputs)
         for o in range(outputs):
@@ -101,7 +101,7 @@ class OneLayer:
 
 
 def one_layer(factors: dict[str, Factor], selection: Selection) -> OneLayer | None:
-    """Recognize the case of `OneLayer`; None where it is another."""
+    """Return the `OneLayer` of these factors; None if the random weights are not one whole linear layer."""
     groups = layer_factors({name: factors[name] for name in selection.names}, selection)
     if len(groups) != 1 or groups[0].names != tuple(selection.names) or not selection.is_whole(selection.names[0]):
         return None

@@ -1,9 +1,9 @@
-r"""Where a vector-Jacobian product starts: columns whose outer products add up to the likelihood's output Hessian.
+r"""The columns of a vector-Jacobian product, whose outer products sum to the likelihood's output Hessian.
 
-`ggn`: all columns of a square root of the Hessian, exact. `fisher-mc`: a few sampled gradients, right in expectation.
+`ggn`: all columns of a square root of the Hessian, exact. `fisher-mc`: a few sampled gradients, an unbiased estimate.
 `fisher-empirical`: the gradient at the observed target. `identity`: the outputs themselves, for Jacobians.
 
-Columns are made when they are asked for: all of them at once would be one number per example and pair of outputs.
+Columns are generated on demand: all of them at once would be one number per example and pair of outputs.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from dubito.core.limits import numbers
 
 Kind = Literal["ggn", "fisher-mc", "fisher-empirical", "hessian"]
 
-# From numbers of columns and of positions, both [v], to what these columns are at these positions, [v, B, C].
+# Maps indices of columns and of positions, both [v], to the columns at these positions, [v, B, C].
 Root = Callable[[Tensor, Tensor], Tensor]
 
 
@@ -68,7 +68,7 @@ def identity(likelihood: Likelihood, outputs: Tensor, most: int, *, centred: boo
 
 
 def _root_columns(likelihood: Likelihood, outputs: Tensor, targets: Tensor, most: int) -> Iterator[Tensor]:
-    """Yield the columns of the Hessian's root, each with one non-zero position: positions share no outer product."""
+    """Yield the columns of the Hessian's root; each is zero at all positions but one."""
     canonical = likelihood.canonical(outputs)
     batch, width = len(canonical), canonical.shape[-1]
     positions = math.prod(canonical.shape[1:-1])
@@ -84,7 +84,7 @@ def _root_columns(likelihood: Likelihood, outputs: Tensor, targets: Tensor, most
 
 
 def _root(likelihood: Likelihood, outputs: Tensor, targets: Tensor) -> tuple[Root, int]:
-    """A root of the output Hessian that is never held as a whole where it is large, and its number of columns."""
+    """Return a function for the columns of a root of the output Hessian, and their number."""
     canonical = likelihood.canonical(outputs)
     width = canonical.shape[-1]
     if isinstance(likelihood, Categorical):
@@ -99,14 +99,14 @@ def _root(likelihood: Likelihood, outputs: Tensor, targets: Tensor) -> tuple[Roo
 
 
 def _softmax_root(logits: Tensor, observed: Tensor) -> Root:
-    """One column fewer than classes; zero where there is no target."""
+    """Return C − 1 columns for C classes; zero where there is no target."""
     kept = observed.reshape(len(logits), -1, 1)
     log_probs = torch.where(kept, logits.reshape(*kept.shape[:2], -1), 0.0).log_softmax(dim=-1)
     return lambda r, t: (softmax_root(log_probs[:, t], r) * kept[:, t]).transpose(0, 1)
 
 
 def _diagonal_root(scales: Tensor) -> Root:
-    """One column per output, for outputs ``[B, C]`` that do not interact."""
+    """Return one column per output, for outputs ``[B, C]`` whose Hessian is diagonal."""
 
     def columns(r: Tensor, t: Tensor) -> Tensor:
         made = scales.new_zeros(len(r), *scales.shape)
@@ -117,7 +117,7 @@ def _diagonal_root(scales: Tensor) -> Root:
 
 
 def _scales(likelihood: Likelihood, outputs: Tensor, targets: Tensor, step: int) -> Tensor | None:
-    """The diagonals ``[B, C]`` of the roots, made for a few examples at a time; None where outputs interact."""
+    """Return the diagonals ``[B, C]`` of the roots, a few examples at a time; None if the Hessian is not diagonal."""
     scales = []
     for part in zip(outputs.split(step), targets.split(step), strict=True):
         root = likelihood.hessian_root(*part)

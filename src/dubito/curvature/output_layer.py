@@ -1,7 +1,7 @@
-r"""The layer that gives the outputs: its gradients are the output columns themselves, so few columns suffice.
+r"""The output layer: its gradients are the output columns themselves, so few columns suffice.
 
-Every example's output Hessian $H_n$ is known, and a structure needs only part of what the C columns of its root say:
-the diagonal of a linear layer only $\mathrm{diag}(H_n)$, its Kronecker factor only $\sum_n H_n$.
+A structure needs only part of the output Hessian $H_n$ of each example: the diagonal of a linear layer only
+$\mathrm{diag}(H_n)$, its Kronecker factor only $\sum_n H_n$.
 """
 
 from __future__ import annotations
@@ -21,13 +21,13 @@ from dubito.networks.layers.rows import DenseRows
 
 
 def is_direct(tape: Tape) -> bool:
-    """Whether only layers that give the outputs are random: a product reaches them without any backward pass."""
+    """Return whether all random weights are in output layers, so that no backward pass is needed."""
     top = get_gradient_edge(tape.outputs) if tape.outputs.requires_grad else None
     return not tape.engine.fallback and all(call.edge == top for call in tape.calls)
 
 
 def is_one_linear(tape: Tape) -> bool:
-    """Whether all that is random is one linear layer, called once, whose rows are the outputs ``[B, C]``."""
+    """Return whether all random weights are one linear layer, called once, with the outputs ``[B, C]``."""
     if not is_direct(tape) or len(tape.calls) != 1 or tape.outputs.ndim != 2:
         return False
     rows = tape.calls[0].rows
@@ -37,8 +37,8 @@ def is_one_linear(tape: Tape) -> bool:
 def few_columns(structure: str, likelihood: Likelihood, outputs: Tensor, targets: Tensor) -> Tensor:
     r"""Return few columns ``[V, B, C]`` that give one linear layer the same "diag" or "kron" `structure` as all would.
 
-    Of the diagonal it is the column $\sqrt{\mathrm{diag}(H_n)}$; for Kronecker factors the columns of a root of
-    $\sum_n H_n$, dealt out to the examples, because only their sum of outer products counts.
+    For the diagonal, it is the column $\sqrt{\mathrm{diag}(H_n)}$. For Kronecker factors, the columns of a root of
+    $\sum_n H_n$ are distributed over the examples, because only the sum of their outer products matters.
     """
     if structure == "diag":
         return hessian_diagonal(likelihood, outputs, targets).sqrt()[None]
@@ -50,7 +50,7 @@ def few_columns(structure: str, likelihood: Likelihood, outputs: Tensor, targets
 
 
 def hessian_diagonal(likelihood: Likelihood, outputs: Tensor, targets: Tensor) -> Tensor:
-    """The diagonal of each output Hessian, ``[B, C]``."""
+    """Return the diagonal of each output Hessian, ``[B, C]``."""
     if isinstance(likelihood, Categorical):
         probs = outputs.double().softmax(dim=-1)
         best = probs.argmax(dim=-1, keepdim=True)
@@ -61,7 +61,7 @@ def hessian_diagonal(likelihood: Likelihood, outputs: Tensor, targets: Tensor) -
 
 
 def hessian_sum(likelihood: Likelihood, outputs: Tensor, targets: Tensor) -> Tensor:
-    """The sum of the output Hessians, ``[C, C]`` in float64."""
+    """Return the sum of the output Hessians, ``[C, C]`` in float64."""
     if isinstance(likelihood, Categorical):
         probs = torch.where(likelihood.observed(targets).unsqueeze(-1), outputs.double().softmax(dim=-1), 0.0)
         total = -(probs.mT @ probs)

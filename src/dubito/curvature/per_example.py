@@ -1,4 +1,4 @@
-"""Gradients of parameters that no layer rule covers: slower, but right for every model that can be differentiated."""
+"""Gradients of parameters without a layer rule: slower, but correct for every differentiable model."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from dubito.core import batches, params
 from dubito.core.locks import ProcessLock
 
-# Examples that are differentiated side by side.
+# The number of examples that are differentiated at once.
 SIDE_BY_SIDE = 16
 
 
@@ -41,9 +41,9 @@ def by_vmap(model: nn.Module, names: list[str], inputs: Any, columns: Tensor) ->
 
 @contextmanager
 def _quiet() -> Iterator[None]:
-    """Let vmap not announce the operators that it loops over: the loop is what we would do ourselves.
+    """Ignore vmap's warnings about operators that it loops over: without vmap, we would loop ourselves.
 
-    All threads have one list of filters: the first to come adds to it, and the last to go puts it back.
+    All threads share one list of warning filters: the first thread adds a filter, and the last one restores the list.
     """
     with _filtering.lock:
         _filtering.users += 1
@@ -70,7 +70,7 @@ _filtering = _Filtering()
 
 
 def by_loop(model: nn.Module, names: list[str], inputs: Any, columns: Tensor) -> dict[str, Tensor]:
-    """Return the same one by one, through `backward`: what every differentiable model allows."""
+    """Return the same as `by_vmap`, one column and example at a time, through `backward`."""
     own = dict(model.named_parameters())
     found = {name: columns.new_zeros(*columns.shape[:2], *own[name].shape) for name in names}
     for n in range(columns.shape[1]):

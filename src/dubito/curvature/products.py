@@ -1,4 +1,4 @@
-"""Products of gradients and inputs, and explicit gradients of layers whose positions add up, a cacheful at a time."""
+"""Products of gradients and inputs, in parts that fit into the processor's cache."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ NARROWEST = 64
 def explicit_products(
     grads: Tensor, inputs: Tensor, left: Tensor | None = None
 ) -> Iterator[tuple[slice, slice, Tensor]]:
-    """Yield gradients ``[b, V, x]`` of some examples and some entries of the matrix ``[O, I]``, and which those are.
+    """Yield slices of examples and of entries of the matrix ``[O, I]``, and their gradients ``[b, V, x]``.
 
-    They are in a buffer that is used again for the next ones; until then the caller may change them.
+    The gradients are in a buffer that is reused for the next ones; the caller may overwrite them.
 
     Args:
         grads: Rows of output gradients, ``[V, B, T, O]``.
         inputs: Rows of inputs, ``[B, T, I]``.
-        left: A basis ``[O, O]`` that the matrices are turned into, where they are small enough (`fits`).
+        left: A basis ``[O, O]`` into which the matrices are rotated; they must be small enough (`fits`).
     """
     columns, size, _, num_outputs = grads.shape
     width = inputs.shape[-1]
@@ -39,17 +39,17 @@ def explicit_products(
             product = buffer[: examples.stop - examples.start, :, : some.stop - some.start]
             for n, each in enumerate(product, examples.start):  # all examples at once would copy the gradients
                 torch.bmm(grads[:, n, :, some].mT, inputs[n].expand(columns, -1, -1), out=each)
-            turned = product if left is None else left.mT @ product
-            yield examples, slice(some.start * width, some.stop * width), turned.flatten(2)
+            rotated = product if left is None else left.mT @ product
+            yield examples, slice(some.start * width, some.stop * width), rotated.flatten(2)
 
 
 def fits(grads: Tensor, inputs: Tensor) -> bool:
-    """Whether `explicit_products` yields whole matrices, even with a bias."""
+    """Return whether `explicit_products` yields whole matrices, even with a bias."""
     return grads.shape[0] * grads.shape[-1] * (inputs.shape[-1] + 1) <= numbers(limits.current().cached_products)
 
 
 def gram(rows: Tensor, weights: Tensor | None = None) -> Tensor:
-    """``Σ_n a_n a_nᵀ`` of rows ``[..., N, I]``, of which only the upper half is multiplied out.
+    """Return ``Σ_n a_n a_nᵀ`` of rows ``[..., N, I]``; only the upper half is computed, the other half is its mirror.
 
     With `weights` ``[P, N]`` it is ``Σ_n w_pn a_n a_nᵀ`` for every `p`.
 
@@ -68,7 +68,7 @@ def gram(rows: Tensor, weights: Tensor | None = None) -> Tensor:
 
 
 def weighted_outer(grads: Tensor, inputs: Tensor, weight: Tensor, closing: bool) -> Tensor:
-    """`Factor.weighted_square` of outer products of grads ``[V, B, O]`` and inputs ``[B, I]``."""
+    """Return `Factor.weighted_square` of outer products of grads ``[V, B, O]`` and inputs ``[B, I]``."""
     per_output = inputs.square() @ weight.mT
     if is_shared(grads):
         return closed(grads[:, 0], closing).square() @ per_output.mT
@@ -85,17 +85,17 @@ def weighted_outer(grads: Tensor, inputs: Tensor, weight: Tensor, closing: bool)
 
 
 def closed(columns: Tensor, closing: bool) -> Tensor:
-    """Columns ``[V, ...]``, with the one that makes them add up to zero if `closing` (but for its sign)."""
+    """Return columns ``[V, ...]``; if `closing`, also their sum: minus the column that makes all sum to zero."""
     return torch.cat([columns, columns.sum(0, keepdim=True)]) if closing else columns
 
 
 def is_shared(grads: Tensor) -> bool:
-    """Whether gradients ``[V, B, ...]`` are one set, expanded over the examples."""
+    """Return whether gradients ``[V, B, ...]`` are one set, expanded over the examples."""
     return grads.ndim > 2 and grads.shape[1] > 1 and grads.stride(1) == 0
 
 
 def slices(size: int, step: int) -> list[slice]:
-    """Divide `size` into parts of `step`, but of at least one.
+    """Divide ``range(size)`` into slices of length `step`, at least 1.
 
     >>> slices(5, 2)
     [slice(0, 2, None), slice(2, 4, None), slice(4, 5, None)]

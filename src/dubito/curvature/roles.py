@@ -15,7 +15,7 @@ Roles = dict[nn.Module, dict[str, str]]
 
 
 def find_roles(model: nn.Module, names: list[str]) -> tuple[Roles, dict[str, list[str]]]:
-    """Return the roles of the named parameters, and by reason those that some layer uses without a rule."""
+    """Return the roles of the named parameters, and the parameters without a rule by the reason why."""
     parameters = dict(model.named_parameters())
     canonical = {id(parameters[name]): name for name in names}
     roles: Roles = {}
@@ -53,7 +53,7 @@ def shared_biases(roles: Roles) -> dict[str, str]:
 
 
 def matrix_order(roles: Roles, name: str) -> Tensor | None:
-    """Return the flat position in the stored weight of each entry of its matrix form; None where they agree."""
+    """Return the flat position in the stored weight of each entry of its matrix form; None if the order is the same."""
     for layer, own in roles.items():
         if own.get("weight") == name:
             weight, rule = layer.get_parameter("weight"), rule_for(layer)
@@ -64,7 +64,7 @@ def matrix_order(roles: Roles, name: str) -> Tensor | None:
 
 
 def _obstacle(module: nn.Module, role: str) -> str | None:
-    """Return why the engine cannot follow what this module does with one of its parameters; None where it can."""
+    """Return why the layer rules do not cover this use of a parameter; None if they do."""
     try:
         require_rule(module, "the fast method")
     except UnsupportedError as error:

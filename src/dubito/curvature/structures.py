@@ -34,7 +34,7 @@ __all__ = [
     "matrix_from_sums",
 ]
 
-# Rows of an exact Hessian that are differentiated side by side.
+# The number of rows of an exact Hessian that are computed at once.
 SIDE_BY_SIDE = 32
 
 
@@ -42,11 +42,11 @@ class DiagonalAccumulator(Accumulator):
     r"""The diagonal, :math:`h_d = \sum_{nv} M_{nvd}^2`; for a linear layer ``(ΣG²)ᵀ(a²)``."""
 
     def zeros(self) -> Sums:
-        """One number per weight."""
+        """Return one zero per weight."""
         return {"diagonal": torch.zeros(self.selection.num_weights, dtype=torch.float64)}
 
     def add(self, sums: Sums, tape: Tape, columns: Iterable[Tensor], targets: Tensor | None = None) -> None:
-        """Add squares."""
+        """Add the squared gradients of a batch."""
         for some in columns:
             with tape.lend() as memory:
                 for each in layer_factors(tape.pull(some, memory), self.selection):
@@ -61,7 +61,7 @@ class DiagonalAccumulator(Accumulator):
 
 
 class FullAccumulator(Accumulator):
-    """The whole matrix over few weights; the Jacobian is gathered, never built for weights that are not selected."""
+    """The full matrix over few weights; the Jacobian is computed for the selected weights only."""
 
     def __init__(self, engine: Engine, selection: Selection) -> None:
         super().__init__(engine, selection)
@@ -78,7 +78,7 @@ class FullAccumulator(Accumulator):
         return jacobian_width(self.engine, self.selection)
 
     def zeros(self) -> Sums:
-        """One number per pair of weights; those below the diagonal are not filled in."""
+        """Return one zero per pair of weights; only the upper half is used."""
         size = self.selection.num_weights
         return {"full": torch.zeros(size, size, dtype=torch.float64)}
 
@@ -93,15 +93,15 @@ class FullAccumulator(Accumulator):
                     add_gram(sums["full"], jacobian(factors, self.selection).flatten(0, 1))
 
     def matrix(self, sums: Sums) -> linalg.Matrix:
-        """Return a dense matrix; of an exact Hessian the part without its negative directions."""
+        """Return a dense matrix; negative eigenvalues of an exact Hessian are set to zero."""
         return matrix_from_sums("full", sums, self.selection, self.engine.model)
 
 
 class HessianAccumulator(FullAccumulator):
     """The exact Hessian of the negative log-likelihood over few weights, by differentiating twice.
 
-    Unlike the Gauss-Newton matrix it may have negative directions away from a minimum. A Gaussian cannot have them, so
-    `matrix` is the nearest positive semi-definite one.
+    Unlike the Gauss-Newton matrix it can have negative eigenvalues away from a minimum. A precision cannot, so `matrix`
+    is the nearest positive semi-definite matrix.
     """
 
     def __init__(self, engine: Engine, selection: Selection, likelihood: Likelihood) -> None:
@@ -109,7 +109,7 @@ class HessianAccumulator(FullAccumulator):
         self.likelihood = likelihood
 
     def zeros(self) -> Sums:
-        """One number per pair of weights."""
+        """Return one zero per pair of weights."""
         return {"hessian": super().zeros()["full"]}
 
     def add(self, sums: Sums, tape: Tape, columns: Iterable[Tensor], targets: Tensor | None = None) -> None:
@@ -120,7 +120,7 @@ class HessianAccumulator(FullAccumulator):
         model, selection = self.engine.model, self.selection
         base = {name: value.detach() for name, value in model.named_parameters()}
         center = selection.ravel(base).requires_grad_()
-        # of the kinds of attention only the plain one can be differentiated twice
+        # only the plain implementation of attention can be differentiated twice
         with torch.enable_grad(), sdpa_kernel(SDPBackend.MATH):
             inputs = batches.map_leaves(torch.clone, tape.inputs)
             outputs = params.functional_call(model, selection.merge(base, center), inputs)
@@ -156,10 +156,10 @@ class LowRankAccumulator(Accumulator):
     def __init__(self, engine: Engine, selection: Selection, rank: int, generator: torch.Generator) -> None:
         super().__init__(engine, selection)
         self.rank, self.generator = rank, generator
-        self.width = min(selection.num_weights, rank + max(5, rank // 4))  # a little wider than asked for, for accuracy
+        self.width = min(selection.num_weights, rank + max(5, rank // 4))  # more directions than `rank`, for accuracy
 
     def zeros(self) -> Sums:
-        """Random orthonormal directions."""
+        """Return random orthonormal directions."""
         size = self.selection.num_weights
         random = torch.randn(size, self.width, generator=self.generator, dtype=torch.float64)
         basis = torch.linalg.qr(random).Q
@@ -178,7 +178,7 @@ class LowRankAccumulator(Accumulator):
                 sums["product"] += selection.ravel(shaped).mT.double().cpu()
 
     def next_pass(self, sums: Sums) -> None:
-        """Take the span of the products as the new directions."""
+        """Orthonormalize the products to get the new directions."""
         sums["basis"].copy_(torch.linalg.qr(sums["product"]).Q)
         sums["product"].zero_()
 
@@ -215,9 +215,9 @@ def make_accumulator(
 def matrix_from_sums(
     structure: str, sums: Sums, selection: Selection, model: nn.Module, rank: int = 50
 ) -> linalg.Matrix:
-    """Return the curvature that accumulated sums stand for; it may share memory with them.
+    """Return the curvature matrix of accumulated sums; it may share memory with them.
 
-    Only Kronecker factors look at the model: at which layer each parameter belongs to.
+    The model is used only for Kronecker factors: it shows to which layer each parameter belongs.
     """
     match structure:
         case "diag":
@@ -239,21 +239,21 @@ def unknown_structure(structure: str) -> InputError:
 def add_gram(total: Tensor, rows: Tensor) -> None:
     """Add ``rowsᵀ rows`` to the upper half of `total`, in place, some columns at a time.
 
-    Leaving out the other half, which mirrors it, is 1.3 to 2 times as fast as one product of the whole.
+    This is 1.3 to 2 times as fast as one product of the whole matrix.
     """
     for block in linalg.base.column_blocks(rows.shape[1]):
         total[block, block.start :] += (rows[:, block].mT @ rows[:, block.start :]).cpu()
 
 
 def jacobian_width(engine: Engine, selection: Selection) -> int:
-    """The length of the Jacobian's rows that will be built: 0 where one whole linear layer is all that is random."""
+    """Return the row length of the Jacobian that will be built: 0 if all random weights are one whole linear layer."""
     names = set(selection.names)
     one = any(isinstance(layer, nn.Linear) and names == set(roles.values()) for layer, roles in engine.roles.items())
     return 0 if one and all(map(selection.is_whole, names)) else selection.num_weights
 
 
 def jacobian(factors: dict[str, Factor], selection: Selection) -> Tensor:
-    """The Jacobian of the selected weights, ``[V, B, D]``, by gathering."""
+    """Return the Jacobian of the selected weights, ``[V, B, D]``."""
     return torch.cat([factors[name].gather(selection.indices[name]) for name in selection.names], dim=-1)
 
 

@@ -1,4 +1,4 @@
-"""Memory that is used again from one part of a batch to the next."""
+"""Memory that is reused from one part of a batch to the next."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ ALIGNED = 16
 
 
 class Workspace:
-    """Arrays that are lent for the length of a block, and lent again in the next one.
+    """Arrays that are lent for the length of a block, and reused in the next block.
 
-    The system zeroes fresh memory page by page, which costs more than all that is done with it.
+    New memory is zeroed by the operating system, which can cost more than the computation itself.
     """
 
     overwrites: ClassVar[bool] = False
@@ -29,7 +29,7 @@ class Workspace:
 
     @contextmanager
     def lend(self) -> Iterator[Workspace]:
-        """Lend arrays until the end of the block; a block inside it gets others."""
+        """Lend arrays until the end of the block; a nested block gets other arrays."""
         start = self.taken
         try:
             yield self
@@ -40,7 +40,7 @@ class Workspace:
             self.taken = start
 
     def empty(self, like: Tensor, *shape: int) -> Tensor:
-        """Return the next array, with anything in it."""
+        """Return the next array, uninitialized."""
         size = math.prod(shape)
         if self.taken == len(self.kept):
             self.kept.append(like.new_empty(0))
@@ -51,7 +51,7 @@ class Workspace:
         return kept[:size].view(shape)
 
     def aligned(self, like: Tensor, *shape: int) -> Tensor:
-        """The same, with every row at the start of a cache line: products into it are up to a tenth faster."""
+        """Return the next array, with each row aligned to a cache line, which makes products up to a tenth faster."""
         *lead, width = shape
         return self.empty(like, *lead, -(-width // ALIGNED) * ALIGNED)[..., :width]
 

@@ -44,15 +44,15 @@ def recalibrate(
 ) -> nn.Module:
     """Replace running statistics by averages over the batches of the data, in place.
 
-    Weights that are an average or a sample were never trained with the present statistics (Izmailov et al. 2018,
-    https://arxiv.org/abs/1803.05407). Everything else runs in evaluation mode, and a network without such layers is
-    left alone.
+    Averaged or sampled weights need other statistics than those of training (Izmailov et al. 2018,
+    https://arxiv.org/abs/1803.05407). All other layers run in evaluation mode. A network without such layers is
+    unchanged.
 
     Args:
         model: The network.
         source: The training data.
-        call: Runs the network on a batch of inputs; None calls it.
-        rows: How many examples to use, at most; None uses all.
+        call: The function that runs the network on a batch of inputs; None calls the network.
+        rows: The largest number of examples to use; None uses all.
     """
     norms = list(running_norms(model).values())
     if not norms:
@@ -62,7 +62,7 @@ def recalibrate(
             norm.reset_running_stats()
         for count, batch in enumerate(_enough(source, rows), start=1):
             for norm in norms:
-                if not isinstance(norm, _BatchNorm):  # only a BatchNorm takes the plain average if it has no momentum
+                if not isinstance(norm, _BatchNorm):  # without a momentum only BatchNorm computes the plain average
                     norm.momentum = 1 / count
             params.call(model, batch.inputs) if call is None else call(batch.inputs)
     distributed.mean_([value for norm in norms for value in (norm.running_mean, norm.running_var) if value is not None])
@@ -79,7 +79,7 @@ def batch_statistics(model: nn.Module, inputs: Any) -> Buffers:
         found = running_statistics(norms)
     finally:
         params.load_(model, before)
-    for name, given in seen.items():  # a running variance is unbiased, the one that normalizes is not
+    for name, given in seen.items():  # a running variance is unbiased, but the normalizing one is not
         count = given.numel() / given.shape[1]
         found[f"{name}.running_var" if name else "running_var"] *= (count - 1) / count
     return found
@@ -87,7 +87,7 @@ def batch_statistics(model: nn.Module, inputs: Any) -> Buffers:
 
 @contextmanager
 def _in_training_mode(model: nn.Module, momentum: float | None) -> Iterator[None]:
-    """Put the whole network into evaluation mode, but for layers with running statistics; leave all of it so."""
+    """Put the network into evaluation mode, and layers with running statistics into training mode."""
     model.eval()
     norms = running_norms(model).values()
     momenta = [(norm, norm.momentum) for norm in norms]
@@ -103,7 +103,7 @@ def _in_training_mode(model: nn.Module, momentum: float | None) -> Iterator[None
 
 
 def _enough(source: Source, rows: int | None) -> Iterator[Batch]:
-    """Yield batches until there are `rows` examples; one row alone has no variance."""
+    """Yield batches until there are `rows` examples; batches of one row, which has no variance, are skipped."""
     seen = 0
     for batch in source.replay():
         if rows is not None and seen >= rows:

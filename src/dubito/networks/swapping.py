@@ -1,4 +1,4 @@
-"""Change what modules of a private network compute, in place: their class is swapped, their tensors and names stay."""
+"""Change what modules of a private network compute by swapping their classes; tensors and names stay the same."""
 
 from __future__ import annotations
 
@@ -13,20 +13,20 @@ _CLASSES: dict[tuple[type[nn.Module], type[nn.Module]], type[nn.Module]] = {}
 
 
 class Swapped(nn.Module):
-    """Base of classes that are mixed into a module's own by `swap_class`.
+    """The base of mixin classes for `swap_class`.
 
     The module is still an instance of its own class, which comes next in the method resolution order.
     """
 
     prefix: ClassVar[str] = "Swapped"
-    """How the names of the mixed classes begin."""
+    """The prefix of the names of the combined classes."""
 
-    def __reduce__(self) -> Any:  # mixed classes are made at run time, so copies cannot find them by name
+    def __reduce__(self) -> Any:  # combined classes are created at run time, so copies cannot find them by name
         return _blank, type(self).__bases__, self.__getstate__()
 
 
 def swap_class(module: nn.Module, mixin: type[Swapped], **attributes: Any) -> None:
-    """Mix a class into that of a module of a private network, in place, and set the attributes that it needs."""
+    """Mix a class into the class of a module of a private network, in place, and set its attributes."""
     module.__class__ = _mixed(mixin, type(module))
     vars(module).update(attributes)
 
@@ -39,7 +39,7 @@ def restore_class(module: nn.Module, attributes: tuple[str, ...]) -> None:
 
 
 def _mixed(mixin: type[Swapped], plain: type[nn.Module]) -> type[nn.Module]:
-    """The class of such modules, made when it is first needed."""
+    """Return the combined class, created on first use."""
     if (mixin, plain) not in _CLASSES:
         made = type(f"{mixin.prefix}{plain.__name__}", (mixin, plain), {"__module__": mixin.__module__})
         _CLASSES.setdefault((mixin, plain), made)
@@ -66,7 +66,7 @@ def fused_modules(network: nn.Module) -> list[nn.Module]:
 def calling_every_layer(fused: Sequence[nn.Module]) -> Iterator[None]:
     """Turn off the fused paths of these modules of a private network, so that their layers are called.
 
-    torch has a switch for it, but one for all threads.
+    Torch's own switch affects all threads.
     """
     if not fused:
         yield

@@ -1,4 +1,4 @@
-"""Copies of a network that share the memory of its weights: each may be called, hooked and lent weights by itself."""
+"""Copies of a network that share the memory of its weights but can be called, hooked and swapped independently."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ from torch import Tensor, nn
 
 @torch.inference_mode(False)
 def twin(model: nn.Module, memo: dict[int, Any] | None = None) -> nn.Module:
-    """Return a copy of a network whose parameters lie in the same memory; all else, buffers too, is its own.
+    """Return a copy of a network whose parameters share its memory; everything else, including buffers, is copied.
 
-    A call with other weights, a hook, a flag or a written buffer on one of the two is not seen by the other. Gradients
-    and `requires_grad` are apart as well. What nobody does to a twin is to write into its parameters.
+    Calls with other weights, hooks, flags, changed buffers, gradients and `requires_grad` of one do not affect the
+    other. The parameters of a twin must not be changed in place.
 
     Args:
         model: The network.
-        memo: What was copied before, as `copy.deepcopy` has it, where several modules have parts in common.
+        memo: The memo of `copy.deepcopy`, if several modules share parts.
 
     >>> one = nn.Linear(2, 2)
     >>> other = twin(one)
@@ -27,9 +27,9 @@ def twin(model: nn.Module, memo: dict[int, Any] | None = None) -> nn.Module:
     """
     memo = {} if memo is None else memo
     for value in model.parameters():
-        if type(value) is nn.Parameter and id(value) not in memo:  # other kinds know themselves how to be copied
+        if type(value) is nn.Parameter and id(value) not in memo:  # other kinds define how they are copied
             memo[id(value)] = nn.Parameter(value.detach(), requires_grad=value.requires_grad)
-    with torch.no_grad():  # else the weights of a `torch.jit.ScriptModule` would be functions of the ones copied
+    with torch.no_grad():  # else the copied weights of a `torch.jit.ScriptModule` would not be leaves
         copied = copy.deepcopy(model, memo)
     own = dict(model.named_parameters(remove_duplicate=False))
     for name, value in copied.named_parameters():
@@ -39,7 +39,7 @@ def twin(model: nn.Module, memo: dict[int, Any] | None = None) -> nn.Module:
 
 
 class BufferVersions:
-    """The buffers of some networks, as they are now; `unchanged` says whether anything has written to them since."""
+    """The versions of the buffers of some networks; `unchanged` tells whether they have been written to since."""
 
     def __init__(self, models: list[nn.Module]) -> None:
         modules = {id(module): module for model in models for module in model.modules()}.values()
@@ -49,7 +49,7 @@ class BufferVersions:
         ]  # fmt: skip
 
     def unchanged(self) -> bool:
-        """Whether every buffer is the tensor it was, and nothing has written into it."""
+        """Return whether every buffer is the same tensor and has not been written to."""
         return all(now.get(name) is value and _version(value) == then for now, name, value, then in self._seen)
 
 

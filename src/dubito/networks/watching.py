@@ -1,7 +1,7 @@
-"""Watch the calls of a network's modules: the only place where forward hooks are registered for a while.
+"""Watch the calls of a network's modules by temporary forward hooks, which are registered only here.
 
-Hooks belong on a private network (a copy, or one that no other thread runs): they are seen by everyone who calls the
-module. They are removed when the block ends, also by an error.
+The network must be private (a copy, or one that no other thread runs), because hooks affect every call. They are
+removed when the block ends, also after an error.
 """
 
 from __future__ import annotations
@@ -15,9 +15,9 @@ from torch import Tensor, nn
 
 from dubito.core import params
 
-# From the module's name, the module, its arguments and keyword arguments to new arguments, or None to keep them.
+# Maps the module's name, the module, its arguments and keyword arguments to new arguments, or None to keep them.
 Before = Callable[[str, nn.Module, tuple[Any, ...], dict[str, Any]], tuple[tuple[Any, ...], dict[str, Any]] | None]
-# The same with the output at the end, to a new output, or None to keep it.
+# The same with the output as the last argument; returns a new output, or None to keep it.
 After = Callable[[str, nn.Module, tuple[Any, ...], dict[str, Any], Any], Any]
 
 
@@ -29,8 +29,8 @@ def watch(
 
     Args:
         modules: The modules by name. Script modules take no hooks and are left out.
-        before: Is given a call's arguments, and may return others.
-        after: Is given its output too, and may return another.
+        before: Called with a call's arguments; may return other arguments.
+        after: Called with its output, too; may return another output.
     """
     with ExitStack() as stack:
         for name, module in modules.items():
@@ -46,7 +46,7 @@ def watch(
 
 
 def call_order(model: nn.Module, modules: Mapping[str, nn.Module], inputs: Any) -> list[str]:
-    """Return the names of modules in the order in which they return in a pass of the network, repetitions included.
+    """Return the names of modules in the order in which they return in a forward pass, including repetitions.
 
     >>> model = nn.Sequential(nn.Linear(2, 2), nn.ReLU())
     >>> call_order(model, dict(model.named_children()), torch.ones(1, 2))
@@ -59,12 +59,12 @@ def call_order(model: nn.Module, modules: Mapping[str, nn.Module], inputs: Any) 
 
 
 def inputs_of(model: nn.Module, modules: Mapping[str, nn.Module], inputs: Any) -> dict[str, Tensor]:
-    """Return a copy of the first argument of modules in a pass of the network; of the last call, if there are several.
+    """Return a copy of the first argument of modules in a forward pass; of the last call, if there are several.
 
     Args:
         model: The network.
         modules: Some of its modules, by name.
-        inputs: What the network is called on.
+        inputs: The inputs of the network.
     """
     seen: dict[str, Tensor] = {}
 
@@ -77,7 +77,7 @@ def inputs_of(model: nn.Module, modules: Mapping[str, nn.Module], inputs: Any) -
 
 
 def first_argument(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """Return the first argument of a call, however it was given; None without any."""
+    """Return the first positional or keyword argument of a call; None if it has none."""
     return next(iter((*args, *kwargs.values())), None)
 
 

@@ -1,15 +1,15 @@
-r"""Two numbers per weight from one vector-Jacobian product: forms that are diagonal but for a rank of one.
+r"""Two scores per weight from one vector-Jacobian product: quadratic forms, diagonal minus rank one.
 
-With $g_k$ the gradient of column $k$, both how much a weight moves the outputs and its curvature are
+With $g_k$ the gradient of column $k$, the squared derivative of the outputs and the curvature of a weight are both
 
 $$\sum_k w_k g_k^2 - \Big(\sum_k u_k g_k\Big)^2$$
 
-For a softmax the columns are the logits less that of the likeliest class $c^*$, $g_c = J_c - J_{c^*}$. Then
+For a softmax the columns are the logits minus that of the most probable class $c^*$, $g_c = J_c - J_{c^*}$. Then
 $\lVert (I - \mathbf 1\mathbf 1^\top / C) J \rVert^2 = \sum_c g_c^2 - (\sum_c g_c)^2 / C$ and
-$J^\top (\mathrm{diag}(p) - p p^\top) J = \sum_c p_c g_c^2 - (\sum_c p_c g_c)^2$. What is subtracted is at most
-$1 - 1/C$ of the first term in the one and $1 - p_{c^*}$ in the other (Cauchy-Schwarz), which is no more: the difference
-is positive, and a factor of $C$ in precision is the most it can lose, however sure the network is. With another class
-in the place of $c^*$ both terms of the curvature would be nearly equal where the network is sure.
+$J^\top (\mathrm{diag}(p) - p p^\top) J = \sum_c p_c g_c^2 - (\sum_c p_c g_c)^2$. By the
+Cauchy-Schwarz inequality the second term is at most $1 - 1/C$ of the first, in both forms. So the difference is
+positive, and its relative rounding error grows by at most a factor of $C$, however confident the network is. With
+another class in place of $c^*$, both terms of the curvature would be nearly equal for confident predictions.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ class ScoreForms:
 
     @classmethod
     def of(cls, likelihood: Likelihood, outputs: Tensor, targets: Tensor) -> ScoreForms | None:
-        """The forms of a softmax, or of outputs that do not interact; None for others."""
+        """Return the forms of a softmax, or of a diagonal output Hessian; None for others."""
         if isinstance(likelihood, Categorical):
             return cls._of_softmax(likelihood, outputs, targets)
         hessian = likelihood.hessian(outputs, targets)
@@ -70,14 +70,14 @@ class ScoreForms:
         )
 
     def __call__(self, grads: Tensor, examples: Any = slice(None)) -> Tensor:
-        """Both forms of gradients ``[B, T·K, X]`` at each example, ``[B, 2, X]``."""
+        """Return both forms of gradients ``[B, T·K, X]`` for each example, ``[B, 2, X]``."""
         found = self.squares[examples] @ grads.square()
         for each in self._sums(grads, examples):
             found.addcmul_(each, each, value=-1)
         return found
 
     def added_up(self, grads: Tensor, examples: slice) -> Tensor:
-        """Both forms added up over examples, ``[2, X]``; the gradients are gone afterwards."""
+        """Return both forms summed over examples, ``[2, X]``; the gradients are overwritten."""
         sums = self._sums(grads, examples)
         found = self.squares[examples].transpose(0, 1).flatten(1) @ grads.square_().flatten(0, 1)
         for each in sums:
@@ -85,7 +85,7 @@ class ScoreForms:
         return found
 
     def _sums(self, grads: Tensor, examples: Any) -> tuple[Tensor, ...]:
-        """The sums of both forms at each position, ``[B, 2, X]``."""
+        """Return the sums of both forms at each position, ``[B, 2, X]``."""
         if self.sums is None:
             return ()
         weights = self.sums[examples]

@@ -3,9 +3,9 @@ r"""Two numbers per weight from one pass over the data: its curvature and how mu
 $$h_d = \sum_n J_{nd}^\top H_n J_{nd}, \qquad s_d = \sum_n \lVert \Pi J_{nd} \rVert^2$$
 
 with $J_{nd}$ the derivative of the outputs with respect to weight $d$ and, for a softmax,
-$\Pi = I - \mathbf 1\mathbf 1^\top / C$: shifting all logits together changes no prediction. Both come from the same
-vector-Jacobian product where they are forms of the same few columns (`dubito.select.quadratic_scores`); else each has
-its own.
+$\Pi = I - \mathbf 1\mathbf 1^\top / C$: adding one constant to all logits changes no prediction. Both come from one
+vector-Jacobian product if they are quadratic forms of the same few columns (`dubito.select.quadratic_scores`); else
+each needs its own.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from dubito.select.directions import direction_columns, num_directions, random_c
 from dubito.select.quadratic_scores import ScoreForms
 from dubito.select.sums import Sums
 
-# Columns that go through one product; with more outputs than this, curvature takes a product of its own.
+# The most columns of one product; with more outputs, the curvature needs its own product.
 MOST_COLUMNS = 32
 # The number of context inputs that are processed at a time.
 BATCH_SIZE = 256
@@ -82,8 +82,8 @@ def measure(
         likelihood: The likelihood; a noise that is not a number is taken from the residuals.
         derivatives: Whether the squared derivatives are needed; if not, only the curvature is right.
         context: Inputs for the squared derivatives in place of the training inputs.
-        samples: Random output directions and sampled targets per example in the place of all outputs: right in
-            expectation, and cheaper where there are many outputs.
+        samples: The number of random output directions and sampled targets per example that replace all outputs:
+            an unbiased estimate, cheaper if there are many outputs.
         generator: The source of randomness of `samples`.
     """
     work = _Pass(model, names, likelihood, samples, distributed.local_generator(generator) if samples else generator)

@@ -198,7 +198,7 @@ class TestPredictive:
     def test_activations_are_no_weights(self, model: nn.Module, recipe: MCDropout) -> None:
         found = fit(recipe, model)
         for method in (found.marginals, lambda: found.sample(2)):
-            with pytest.raises(UnsupportedError, match="activations are dropped, not weights"):
+            with pytest.raises(UnsupportedError, match="drops activations, not weights"):
                 method()
 
     def test_the_networks_own_layers_stay_what_they_were(self) -> None:
@@ -307,7 +307,7 @@ class TestSettings:
             ({"where": "inputs"}, "'auto', 'dropout' or 'layers'"),
             ({"learn": True, "where": "dropout"}, "learned at the inputs of layers"),
             ({"repeats": 0}, "at least 1"),
-            ({"train": False, "start": "fresh"}, "takes the network as it is"),
+            ({"train": False, "start": "fresh"}, "keeps the network as it is"),
         ],
         ids=str,
     )

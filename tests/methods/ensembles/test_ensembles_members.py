@@ -206,10 +206,10 @@ class TestMembers:
 
     def test_bootstrap_needs_single_examples(self) -> None:
         x, y = classes()
-        with pytest.raises(UnsupportedError, match="must choose single examples"):
+        with pytest.raises(UnsupportedError, match="needs access to single examples"):
             fit(Ensemble(members=2, bootstrap=True), [(x[:25], y[:25]), (x[25:], y[25:])])
         sampler = torch.utils.data.WeightedRandomSampler([1.0] * 50, 50)
-        with pytest.raises(UnsupportedError, match="sampler of its own"):
+        with pytest.raises(UnsupportedError, match="custom sampler"):
             fit(Ensemble(members=2, bootstrap=True), DataLoader(TensorDataset(x, y), sampler=sampler))
 
 
@@ -295,7 +295,7 @@ class TestSettings:
             ({"start": "warm"}, "`start` must be 'model', 'fresh' or 'head'"),
             ({"perturbation": -1.0}, "`perturbation` must be a number of at least 0"),
             ({"together": "yes"}, "True, False or 'auto'"),
-            ({"recipe": MAP(start="fresh"), "start": "model"}, "starts fresh, the ensemble from the model"),
+            ({"recipe": MAP(start="fresh"), "start": "model"}, "starts fresh, but the ensemble starts from the model"),
             ({"recipe": MAP(train=False)}, "untrained network"),
         ],
         ids=str,

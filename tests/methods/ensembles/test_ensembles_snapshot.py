@@ -83,7 +83,7 @@ def test_a_number_of_cycles_that_is_none(cycles: Any) -> None:
 def test_bad_runs_are_one_sentence() -> None:
     with pytest.raises(InputError, match="13 cycles do not fit into 12 steps"):
         fit(Snapshot(13))
-    with pytest.raises(InputError, match="while it trains"):
+    with pytest.raises(InputError, match="during training"):
         fit(Snapshot(2), training=Training(epochs=0))
-    with pytest.raises(InputError, match="needs the whole run"):
+    with pytest.raises(InputError, match="needs a complete run"):
         fit(Snapshot(2), validation=classes(), training=TRAINING.replace(restore_best=True))

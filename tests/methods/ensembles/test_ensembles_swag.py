@@ -141,7 +141,7 @@ class TestBatchNorm:
             outputs.append(model(x).softmax(-1))
         expected = torch.stack(outputs).mean(0).detach()
         torch.testing.assert_close(found.predict(x, num_samples=4).probs, expected, rtol=1e-10, atol=1e-12)
-        with pytest.raises(InputError, match="computed for 4 draws, not 5"):
+        with pytest.raises(InputError, match="exist for 4 samples, got num_samples=5"):
             found.predict(x, num_samples=5)
 
     def test_so_has_the_mean(self) -> None:
@@ -206,9 +206,9 @@ class TestUse:
     def test_too_little_to_collect(self) -> None:
         with pytest.raises(InputError, match=r"would collect 1 networks in 12 steps and needs 2"):
             fit(SWAG(burn_in=0.9))
-        with pytest.raises(InputError, match="while it trains"):
+        with pytest.raises(InputError, match="during training"):
             fit(SWAG(), training=TRAINING.replace(epochs=0))
-        with pytest.raises(InputError, match="needs the whole run"):
+        with pytest.raises(InputError, match="needs a complete run"):
             fit(SWAG(), validation=classes(), training=TRAINING.replace(early_stopping=1))
         with pytest.raises(InputError, match="'weights' or 'mean'"):
             fit(SWAG()).predict(classes()[0], method="median")

@@ -70,7 +70,7 @@ def test_members_of_rank_one_start_near_one() -> None:
     (step,) = Ensemble(recipe=Rank1(start="fresh")).steps()
     assert (step.start, step.initial) == ("fresh", "sign")  # type: ignore[attr-defined]
     point = fit(MAP(), mlp())
-    with pytest.raises(InputError, match="members need starts of their own"):
+    with pytest.raises(InputError, match="each member needs its own start"):
         Ensemble(recipe=Rank1(start=point))
 
 

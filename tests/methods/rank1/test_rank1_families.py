@@ -122,7 +122,7 @@ def test_cauchy_draws_have_the_stated_quantiles_and_are_clipped() -> None:
         ({"prior": priors.LogUniform(), "family": "delta"}, "no highest density"),
         ({"prior": priors.ARD(), "family": "log-normal"}, "normal factors only"),
         ({"prior": None}, "needs a prior"),
-        ({"prior": priors.Normal("model", 0.1)}, "speaks of weights"),
+        ({"prior": priors.Normal("model", 0.1)}, "is for weights"),
         ({"prior": "normal"}, "must be one of dubito.priors"),
         ({"components": 0}, "at least 1"),
         ({"components": True}, "at least 1"),

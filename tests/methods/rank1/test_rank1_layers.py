@@ -145,7 +145,7 @@ class Positions(nn.Module):
 
 def test_layers_without_the_examples_on_their_first_axis_are_left_out() -> None:
     model, tokens = Positions().eval(), torch.randint(7, (5, 3))
-    with pytest.warns(UserWarning, match="leave out 'positions', 'read'"):
+    with pytest.warns(UserWarning, match="The layers 'positions', 'read' get no rank-1 factors"):
         module = convert(model, Rank1(), inputs=tokens)
     assert [site.name for site in module.layout.sites] == ["tokens", "head"]
     assert module(tokens).shape == (4, 5, 3)
@@ -219,9 +219,9 @@ def test_normalization_statistics(normalization: str) -> None:
 
 def test_nothing_to_perturb_is_one_sentence() -> None:
     for model in (nn.Sequential(nn.LayerNorm(3)), nn.utils.parametrizations.weight_norm(nn.Linear(3, 2))):
-        with pytest.raises(InputError, match="nothing to perturb"):
+        with pytest.raises(InputError, match="no layer for rank-1 factors"):
             convert(model)
-    with pytest.raises(InputError, match=r"nothing to perturb.*factors='input'"):
+    with pytest.raises(InputError, match=r"no layer for rank-1 factors.*factors='input'"):
         convert(nn.Embedding(3, 2), Rank1(factors="input"))
 
 

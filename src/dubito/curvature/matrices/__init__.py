@@ -1,6 +1,6 @@
 r"""Symmetric positive semi-definite matrices over the selected weights, one structure per file.
 
-Each holds a curvature `H` and answers for the precision :math:`P = s\,H + \mathrm{diag}(\lambda)`: its log-determinant
+Each holds a curvature `H` and computes for the precision :math:`P = s\,H + \mathrm{diag}(\lambda)`: its log-determinant
 (`log_det`, differentiable in `s` and `λ`) and its inverse (`covariance`, which samples, solves and gives marginal
 variances). `λ` is a number (a 0-dimensional tensor) or one value per weight.
 """

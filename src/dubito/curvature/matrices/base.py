@@ -1,4 +1,4 @@
-"""The contract of a structured curvature matrix and of the covariance that it gives."""
+"""The interfaces of a structured curvature matrix and of its covariance."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from torch import Tensor
 
 from dubito.core.errors import InputError, NonFiniteError
 
-# Into how many blocks of columns half a product is divided, and the fewest columns of one.
+# The number of column blocks of a symmetric product, and the fewest columns of one block.
 BLOCKS, NARROWEST = 8, 128
 
 
@@ -27,7 +27,7 @@ class Covariance(ABC):
 
     @abstractmethod
     def color(self, noise: Tensor) -> Tensor:
-        """Turn standard normal noise ``[S, D]`` into draws with this covariance."""
+        """Transform standard normal noise ``[S, D]`` into draws with this covariance."""
 
     def sample(self, num_samples: int, size: int, generator: torch.Generator, like: Tensor) -> Tensor:
         """Draw ``[S, D]`` vectors of mean zero."""
@@ -57,7 +57,7 @@ class Matrix(ABC):
         r""":math:`(s H + \mathrm{diag}(\lambda))^{-1}`."""
 
     def covariances(self, priors: Tensor, scale: Tensor) -> list[Covariance]:
-        """The covariance for each of several numbers λ, sharing what they can."""
+        """Return the covariance for each of several numbers λ; they share computations."""
         return [self.covariance(prior, scale) for prior in priors]
 
     @abstractmethod
@@ -81,21 +81,21 @@ def eigh(matrix: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def check_finite(curvature: Tensor) -> Tensor:
-    """Return the numbers, all of which are finite; `isfinite` of all would be a copy or two of them."""
+    """Return the numbers, or raise an error if one is not finite; unlike `isfinite`, without a copy."""
     if curvature.numel() and not bool(torch.stack(curvature.detach().aminmax()).isfinite().all()):
         raise NonFiniteError("The curvature is not finite: look for NaN weights or extreme outputs of the network.")
     return curvature
 
 
 def check_positive(precision: Tensor) -> Tensor:
-    """Return the precisions, all of which are positive."""
+    """Return the precisions, or raise an error if one is not positive."""
     if not bool((check_finite(precision) > 0).all()):
         raise singular()
     return precision
 
 
 def singular() -> InputError:
-    """The error of a precision matrix that has no inverse."""
+    """Return the error for a precision matrix without an inverse."""
     return InputError(
         "The precision of the selected weights is singular even in float64: raise prior_precision, or select fewer "
         "weights (some may have no influence on the outputs)."
@@ -103,7 +103,7 @@ def singular() -> InputError:
 
 
 def column_blocks(size: int, narrowest: int | None = None) -> list[slice]:
-    """Divide columns so that a product of which one half is known (zero, or the mirror of the other) can leave it out.
+    """Divide columns into blocks, so that a symmetric or triangular product can skip half of its entries.
 
     >>> column_blocks(300)
     [slice(0, 128, None), slice(128, 256, None), slice(256, 300, None)]

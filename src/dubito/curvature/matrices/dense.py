@@ -21,7 +21,7 @@ from dubito.curvature.matrices.base import (
 )
 from dubito.curvature.matrices.packed_triangle import PackedTriangle, inverse_factor, times_symmetric
 
-# Columns of a root that are looked at at a time.
+# The number of columns of a root that are computed at a time.
 AT_ONCE = 128
 
 
@@ -29,8 +29,8 @@ class Dense(Matrix):
     """A full ``[D, D]`` matrix; with one λ for all weights every step after one eigendecomposition is O(D).
 
     Args:
-        matrix: The matrix; what is below its diagonal is not looked at.
-        lends: Whether nobody else does either: the root of the first covariance then takes the lower half of `matrix`.
+        matrix: The matrix; only its upper half is read.
+        lends: Whether no one else reads its lower half, so that the root of the first covariance may overwrite it.
     """
 
     def __init__(self, matrix: Tensor, *, lends: bool = False) -> None:
@@ -38,13 +38,13 @@ class Dense(Matrix):
 
     @property
     def matrix(self) -> Tensor:
-        """Both halves, in memory of their own."""
+        """A copy with both halves."""
         return self.upper.triu() + self.upper.triu(1).mT
 
     @cached_property
     def eigen(self) -> tuple[Tensor, Tensor]:
         """Eigenvalues and eigenvectors."""
-        return eigh(self.upper.mT)  # of which the lower half is looked at
+        return eigh(self.upper.mT)  # `eigh` reads the lower half
 
     def diagonal(self) -> Tensor:
         """The diagonal."""
@@ -55,7 +55,7 @@ class Dense(Matrix):
         return times_symmetric(vectors, self.upper)
 
     def log_det(self, prior: Tensor, scale: Tensor) -> Tensor:
-        """From the eigenvalues for one λ; by Cholesky where each weight has its own."""
+        """Return it from the eigenvalues for one λ; by Cholesky if each weight has its own."""
         if prior.ndim == 0:
             return (scale * self.eigen[0] + prior).log().sum()
         own = torch.diag(prior.double())
@@ -67,12 +67,12 @@ class Dense(Matrix):
         return 2 * factor.diagonal().log().sum()
 
     def covariances(self, priors: Tensor, scale: Tensor) -> list[Covariance]:
-        """In one eigenbasis, into which a Jacobian is turned once for all of them."""
+        """Return covariances in one eigenbasis, so that a Jacobian is rotated once for all of them."""
         values, vectors = self.eigen
         return [DenseCovariance(vectors, check_positive(scale * values + prior).rsqrt()) for prior in priors]
 
     def covariance(self, prior: Tensor, scale: Tensor) -> DenseCovariance:
-        """By Cholesky: the inverse of the factor takes the lower half of the matrix, or of a copy."""
+        """Return it by Cholesky; the inverse of the factor is stored in the lower half of the matrix, or of a copy."""
         prior, scale = prior.detach().expand(self.size).double(), scale.detach().double()
         lent, self.lends = self.lends, False
         half = inverse_factor(check_finite(self.upper if lent else self.upper.clone()), prior, scale)
@@ -83,7 +83,7 @@ class Dense(Matrix):
         return DenseCovariance(half if lent else half.alone().mT, is_triangular=True)
 
     def _positive_part(self) -> Tensor:
-        """The matrix without slightly negative directions, which sums in float32 may have."""
+        """Return the matrix without the slightly negative eigenvalues that sums in float32 may have."""
         values, vectors = self.eigen
         return (vectors * values) @ vectors.mT
 
@@ -101,7 +101,7 @@ class DenseCovariance(Covariance):
     """``R Rᵀ`` for a square root ``R [D, D]``, or for ``R = Q diag(c)`` in a basis ``Q`` that several share.
 
     Args:
-        basis: ``R``, or ``Q`` where there are scales, or where ``Rᵀ`` is if that is half of another matrix.
+        basis: ``R``; or ``Q`` if there are scales; or a `PackedTriangle` that holds ``Rᵀ``.
         scales: ``c``, or None.
         is_triangular: Whether the root is upper triangular, as the inverse of a Cholesky factor is.
     """
@@ -110,11 +110,11 @@ class DenseCovariance(Covariance):
         self, basis: Tensor | PackedTriangle, scales: Tensor | None = None, *, is_triangular: bool = False
     ) -> None:
         self.basis, self.scales, self.is_triangular = basis, scales, is_triangular
-        self.memory: dict[str, Tensor] = {}  # what a contraction keeps between batches
+        self.memory: dict[str, Tensor] = {}  # values that contractions cache between batches
 
     @cached_property
     def root(self) -> Tensor:
-        """``R``, which is held only when it is asked for where it is in parts."""
+        """The root ``R``; a packed one is unpacked on each access."""
         return self._root()
 
     def _root(self) -> Tensor:
@@ -123,7 +123,7 @@ class DenseCovariance(Covariance):
         return self.basis if self.scales is None else self.basis * self.scales
 
     def root_columns(self) -> Iterator[Tensor]:
-        """Yield some columns of the root at a time, without the rows below that are all zero."""
+        """Yield some columns of the root at a time, without the last rows that are all zero."""
         for start in range(0, len(self.basis), AT_ONCE):
             block = slice(start, min(start + AT_ONCE, len(self.basis)))
             if isinstance(self.basis, PackedTriangle):
@@ -146,7 +146,7 @@ class DenseCovariance(Covariance):
         return functools.reduce(Tensor.add_, parts).reshape(rows.shape[:-1])
 
     def _times_root(self, rows: Tensor) -> Iterator[Tensor]:
-        """``V R``, some columns at a time, without most of the zeros of a triangular root."""
+        """Yield ``V R``, some columns at a time; most zeros of a triangular root are skipped."""
         key = f"root {rows.dtype}"
         if key not in self.memory:
             self.memory[key] = self._root().to(rows)

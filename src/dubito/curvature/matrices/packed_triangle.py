@@ -1,7 +1,7 @@
-r"""The inverse of a Cholesky factor below the diagonal of the very matrix that was factorized.
+r"""The inverse of a Cholesky factor, stored below the diagonal of the factorized matrix.
 
-A symmetric matrix is known from its upper half. Over thousands of weights it is the largest thing in memory, and a root
-of the covariance would be a second one: here it takes the lower half, and nothing but a few rows is held besides.
+The upper half of a symmetric matrix defines it. Over thousands of weights the matrix is the largest object in memory,
+and a root of the covariance would be a second one. Here the root takes the lower half, with little extra memory.
 """
 
 from __future__ import annotations
@@ -11,17 +11,17 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-# Rows and columns that are worked on at a time.
+# The number of rows and columns of one block.
 BLOCK = 256
 
 
 @dataclass
 class PackedTriangle:
-    """A lower triangular matrix `X`, strictly below the diagonal of another one.
+    """A lower triangular matrix `X`, stored below the diagonal of another matrix.
 
     Args:
-        matrix: Holds `X` below its diagonal and something else above.
-        diagonal: That of `X`.
+        matrix: Holds `X` below its diagonal, and other values above.
+        diagonal: The diagonal of `X`.
     """
 
     matrix: Tensor
@@ -31,20 +31,20 @@ class PackedTriangle:
         return len(self.matrix)
 
     def rows(self, block: slice) -> Tensor:
-        """``X[block, :block.stop]``: what is to the right of it is zero."""
+        """Return ``X[block, :block.stop]``; all entries to the right are zero."""
         rows = self.matrix[block, : block.stop].clone()
         corner = rows[:, block.start :].tril_(-1)
         corner.diagonal().copy_(self.diagonal[block])
         return rows
 
     def whole(self) -> Tensor:
-        """``X``, in memory of its own."""
+        """Return ``X`` in new memory."""
         found = self.matrix.tril(-1)
         found.diagonal().copy_(self.diagonal)
         return found
 
     def alone(self) -> Tensor:
-        """``X``, in this memory: what else was in it is lost."""
+        """Return ``X`` in the same memory; the upper half is lost."""
         found = self.matrix.tril_(-1)
         found.diagonal().copy_(self.diagonal)
         return found

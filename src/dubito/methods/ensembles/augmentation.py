@@ -1,4 +1,4 @@
-"""The `TestTimeAugmentation` recipe: a network that is random because its inputs are changed at random."""
+"""The `TestTimeAugmentation` recipe: average predictions over random changes of the inputs."""
 
 from __future__ import annotations
 
@@ -32,14 +32,14 @@ if TYPE_CHECKING:
 class TestTimeAugmentation(Recipe):
     r"""Predict for changed copies of the inputs and average: $p(y \mid x) = \mathbb E_a\, p(y \mid f(a(x)))$.
 
-    A change that the network was trained to ignore should not change its prediction; where it does, the prediction is
-    uncertain. Train with the same changes in the data loader. Each draw of a change, the same for all inputs of a
-    call, is combined with one draw of the posterior that `recipe` finds. (Wang et al. 2019, https://arxiv.org/abs/1807.07356)
+    If an irrelevant change of the input changes the prediction, the prediction is uncertain. Train with the same
+    changes in the data loader. Each random change, the same for all inputs of a call, is combined with one posterior
+    sample of `recipe`. (Wang et al. 2019, https://arxiv.org/abs/1807.07356)
 
     Args:
-        recipe: How the posterior is found.
-        flip: Whether images ``[..., H, W]`` are mirrored, left to right, in half of the draws.
-        shift: By how many pixels at most images are moved, in each direction; zeros move in.
+        recipe: The recipe of the posterior.
+        flip: Whether images ``[..., H, W]`` are flipped horizontally in half of the changes.
+        shift: The largest shift of images in pixels, in each direction; zeros are padded.
         noise: The standard deviation of normal noise that is added to inputs of any shape.
     """
 
@@ -53,9 +53,9 @@ class TestTimeAugmentation(Recipe):
     def __post_init__(self) -> None:
         if self.recipe.fit.__func__ is not Recipe.fit:  # type: ignore[attr-defined]
             name = self.recipe.setting_name
-            raise InputError(f"{name} has a fit of its own: write {name}(recipe=TestTimeAugmentation(...)) instead.")
+            raise InputError(f"{name} cannot be augmented: use {name}(recipe=TestTimeAugmentation(...)) instead.")
         if not (self.flip or self.shift or self.noise):
-            raise InputError("There is nothing to change in the inputs: give flip=True, shift=... or noise=....")
+            raise InputError("TestTimeAugmentation needs at least one change: set flip=True, shift=... or noise=....")
 
     @property
     def start(self) -> Any:
@@ -64,36 +64,36 @@ class TestTimeAugmentation(Recipe):
 
     @property
     def needs_trained_model(self) -> bool:
-        """Whether the recipe within does."""
+        """Whether the inner recipe does."""
         return self.recipe.needs_trained_model
 
     @property
     def weights(self) -> SelectionRule | None:
-        """The rule of the recipe within."""
+        """The selection rule of the inner recipe."""
         return self.recipe.weights
 
     @property
     def assumed_precision(self) -> float:
-        """The one of the recipe within."""
+        """The assumed precision of the inner recipe."""
         return self.recipe.assumed_precision
 
     def on_subspace(self) -> TestTimeAugmentation:
-        """As the recipe within."""
+        """Return the augmentation of the inner recipe on a subspace."""
         return self.replace(recipe=self.recipe.on_subspace())
 
     def default_training(self) -> Training:
-        """Return the training settings of the recipe within."""
+        """Return the training settings of the inner recipe."""
         return self.recipe.default_training()
 
     def build(self, problem: Problem) -> Inference:
-        """Return the steps of the recipe within."""
+        """Return the steps of the inner recipe."""
         inner = self.recipe.build(problem)
         return inner._replace(posterior=lambda state: AugmentedPosterior(inner.posterior(state), self))
 
 
 @dataclass(frozen=True)
 class Change:
-    """One draw of a change of the inputs."""
+    """One random change of the inputs."""
 
     mirrored: bool
     down: int
@@ -103,7 +103,7 @@ class Change:
 
     @classmethod
     def drawn(cls, recipe: TestTimeAugmentation, generator: torch.Generator) -> Change:
-        """Draw one."""
+        """Draw a random change."""
         seed = draw_seed(generator)
         own = torch.Generator().manual_seed(seed)
         down, right = (torch.rand(2, generator=own) * (2 * recipe.shift + 1)).floor().int().tolist()
@@ -111,15 +111,15 @@ class Change:
         return cls(mirrored, down - recipe.shift, right - recipe.shift, recipe.noise, derive_seed(seed, "noise"))
 
     def __call__(self, x: Any) -> Tensor:
-        """Return the inputs changed.
+        """Return the changed inputs.
 
         >>> Change(True, 0, 1, 0.0, 0)(torch.tensor([[[1.0, 2.0, 3.0]]])).tolist()
         [[[0.0, 3.0, 2.0]]]
         """
         if not isinstance(x, Tensor) or not x.is_floating_point():
-            raise InputError("TestTimeAugmentation changes inputs that are one tensor of real numbers.")
+            raise InputError("TestTimeAugmentation needs inputs that are one floating-point tensor.")
         if (self.mirrored or self.down or self.right) and x.ndim < 3:
-            raise InputError(f"Inputs of shape {tuple(x.shape)} are no images: use noise=... alone for them.")
+            raise InputError(f"Inputs of shape {tuple(x.shape)} are not images: use only noise=... for them.")
         x = x.flip(-1) if self.mirrored else x
         if self.down or self.right:
             height, width = x.shape[-2:]
@@ -136,7 +136,7 @@ class AugmentedPosterior(Posterior):
     """Predict for changed copies of every input with another posterior, and average.
 
     Args:
-        inner: The posterior within.
+        inner: The inner posterior.
         recipe: The recipe.
     """
 
@@ -147,28 +147,28 @@ class AugmentedPosterior(Posterior):
         self.inner = inner
 
     def sample(self, num_samples: int, *, generator: torch.Generator | None = None) -> Params:
-        """Draw weights from the posterior within."""
+        """Draw weights from the inner posterior."""
         return self.inner.sample(num_samples, generator=generator)
 
     def marginals(self) -> tuple[Params, Params]:
-        """Return those of the posterior within."""
+        """Return the marginals of the inner posterior."""
         return self.inner.marginals()
 
     def prior(self) -> tuple[Params, Params]:
-        """Return that of the posterior within."""
+        """Return the prior of the inner posterior."""
         return self.inner.prior()
 
     def log_evidence(self) -> Tensor:
-        """Return that of the posterior within."""
+        """Return the evidence of the inner posterior."""
         return self.inner.log_evidence()
 
     def predictor(self, num_samples: int, generator: torch.Generator, **options: Any) -> Predictor:
         """Return the mixture over changes.
 
         Args:
-            num_samples: How many.
+            num_samples: The number of changes.
             generator: The source of randomness.
-            options: Passed on to the posterior within.
+            options: Passed on to the inner posterior.
         """
         changes = [Change.drawn(self.recipe, generator) for _ in range(num_samples)]
         predictors = self.inner.predictors(num_samples, generator, **options)
@@ -186,12 +186,12 @@ class AugmentedPosterior(Posterior):
         generator: torch.Generator | None = None,
         progress: bool = True,
     ) -> AugmentedPosterior:
-        """Let the posterior within learn on."""
+        """Update the inner posterior with new data."""
         updated = self.inner.update(data, training=training, generator=generator, progress=progress)
         return AugmentedPosterior(updated, self.recipe)
 
     def state(self) -> dict[str, Any]:
-        """Return the posterior within, whose weights are those of `model`."""
+        """Return the state of the inner posterior, whose weights are those of `model`."""
         return {"inner": {**self.inner._tree(), "params": {}, "buffers": {}}}
 
     @classmethod

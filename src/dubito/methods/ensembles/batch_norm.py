@@ -1,4 +1,4 @@
-"""The `BatchNormNoise` recipe: a network that is random because its BatchNorm layers see random batches."""
+"""The `BatchNormNoise` recipe: random BatchNorm statistics as the source of uncertainty."""
 
 from __future__ import annotations
 
@@ -24,26 +24,26 @@ from dubito.methods.map.recipe import MAP
 from dubito.networks.normalization import batch_norms, batch_statistics
 
 _NOT_IN_WEIGHTS = (
-    "The randomness of BatchNormNoise is in the statistics of batches, not in weights: predict with it, or use another "
+    "BatchNormNoise has random batch statistics, not random weights: use only predict, or another "
     "recipe."
 )
 
 
 @setting
 class BatchNormNoise(Recipe):
-    r"""Predict with BatchNorm layers as in training: each sample normalizes by the statistics of a random batch.
+    r"""Predict with BatchNorm layers in training mode: each sample uses the statistics of a random batch.
 
     $$p(y \mid x) \approx \frac1S \sum_s p(y \mid f(x; w, \mu_s, \sigma_s)), \qquad
       (\mu_s, \sigma_s) \text{ those of training batch } s$$
 
     (Teye et al. 2018, https://arxiv.org/abs/1802.06455). ``predict(x, method="mean")`` uses the running statistics, as
-    networks usually do. The smaller the batches, ``Training(batch_size=...)``, the larger the noise.
+    in evaluation mode. The smaller the batches, ``Training(batch_size=...)``, the larger the noise.
 
     Args:
-        num_samples: How many batches are looked at, after training.
-        prior_precision: Of a zero-mean normal prior on every weight; 0 is a flat prior.
-        train: False takes the model's weights as they are.
-        start: ``"model"`` trains on from the model's weights, ``"fresh"`` from newly drawn ones,
+        num_samples: The number of batches whose statistics are stored after training.
+        prior_precision: The precision of a zero-mean normal prior on every weight; 0 is a flat prior.
+        train: False keeps the model's weights as they are.
+        start: ``"model"`` starts from the model's weights, ``"fresh"`` from newly initialized ones,
             ``"head"`` with a new output layer.
     """
 
@@ -63,7 +63,7 @@ class BatchNormNoise(Recipe):
     def build(self, problem: Problem) -> Inference:
         """Return the steps of training."""
         if not batch_norms(problem.model):
-            raise InputError("There is nothing random: the network has no BatchNorm layer with running statistics.")
+            raise InputError("BatchNormNoise needs a BatchNorm layer with running statistics, and the network has none.")
         problem.source.refuse_shards("BatchNormNoise")
         plain = self._point().build(problem)
 
@@ -79,7 +79,7 @@ class BatchNormNoise(Recipe):
 
 
 class BatchNormPosterior(Posterior):
-    """One network with the statistics of many batches.
+    """One network with the BatchNorm statistics of many batches.
 
     Args:
         model: The network, with its running statistics.
@@ -98,15 +98,15 @@ class BatchNormPosterior(Posterior):
         self.statistics = statistics
 
     def sample(self, num_samples: int, *, generator: torch.Generator | None = None) -> Params:
-        """Raise: the weights are not random."""
+        """Raise an error: the weights are not random."""
         raise UnsupportedError(_NOT_IN_WEIGHTS)
 
     def marginals(self) -> tuple[Params, Params]:
-        """Raise: the weights are not random."""
+        """Raise an error: the weights are not random."""
         raise UnsupportedError(_NOT_IN_WEIGHTS)
 
     def prior(self) -> tuple[Params, Params]:
-        """Raise: the weights are not random."""
+        """Raise an error: the weights are not random."""
         raise UnsupportedError(_NOT_IN_WEIGHTS)
 
     def predictor(
@@ -117,13 +117,13 @@ class BatchNormPosterior(Posterior):
         method: Literal["batches", "mean"] = "batches",
         **options: Any,
     ) -> Predictor:
-        """Return the predictive.
+        """Return the predictive distribution as a function of inputs.
 
         Args:
-            num_samples: How many batches; the first ones of those that were looked at.
+            num_samples: The number of batches.
             generator: Not used.
             method: ``"batches"``: a mixture over their statistics; ``"mean"``: one pass with the running statistics.
-            options: None others.
+            options: No other option is known.
         """
         if options:
             raise InputError(f"A BatchNormNoise posterior has no predict option '{next(iter(options))}'.")
@@ -134,25 +134,25 @@ class BatchNormPosterior(Posterior):
         ready = len(next(iter(self.statistics.values())))
         if num_samples > ready:
             raise InputError(
-                f"The statistics of {ready} batches are known, not of {num_samples}: ask for fewer samples, or fit "
-                "BatchNormNoise(num_samples=...) with more."
+                f"The statistics of {ready} batches are stored, got num_samples={num_samples}: use fewer samples, or "
+                "fit BatchNormNoise(num_samples=...) with more."
             )
         return self._over(list(range(num_samples)))
 
     @property
     def default_samples(self) -> int:
-        """The usual number, at most the number of batches whose statistics are known."""
+        """The default number, but at most the number of batches with stored statistics."""
         return min(super().default_samples, len(next(iter(self.statistics.values()))))
 
     def predictors(self, num_samples: int, generator: torch.Generator, **options: Any) -> list[Predictor]:
-        """Return a predictor for each batch that was looked at; where there are fewer they come again."""
+        """Return one predictor per batch with stored statistics; batches are reused if there are too few."""
         if options:
             return super().predictors(num_samples, generator, **options)
         ready = len(next(iter(self.statistics.values())))
         return [self._over([s % ready]) for s in range(num_samples)]
 
     def _over(self, numbers: list[int]) -> Predictor:
-        """The mixture over the statistics of batches by number."""
+        """Return the mixture over the statistics of batches by number."""
         weights = {name: value.expand(len(numbers), *value.shape) for name, value in self.mean().items()}
         buffers = {name: value[numbers] for name, value in self.statistics.items()}
         return weight_predictor(self.model, self.likelihood, weights, buffers=buffers)
@@ -168,17 +168,17 @@ class BatchNormPosterior(Posterior):
 
 
 def _random_batches(source: Source, count: int, seed: int) -> Iterator[Any]:
-    """Yield the inputs of `count` whole batches, from as many passes over the data as it takes."""
+    """Yield the inputs of `count` full batches, from as many passes over the data as needed."""
     states, size, found, turn = source.generator_states(), source.first().size, 0, 0
     if size < 2:
-        raise InputError("One example alone has no variance to normalize by: use larger batches.")
+        raise InputError("A batch of one example has no variance: use a larger batch_size.")
     while found < count:
         before = found
         for batch in source.epoch(source.stream(derive_seed(seed, turn))):
-            if found < count and batch.size >= size and batch.num_rows > 1:  # a short last one would be noisier
+            if found < count and batch.size >= size and batch.num_rows > 1:  # a short last batch would be noisier
                 found += 1
                 yield batch.inputs
         if found == before:
-            raise InputError("The processes have too few rows of each batch to normalize by: use larger batches.")
+            raise InputError("Each process has too few rows of a batch to compute a variance: use a larger batch_size.")
         turn += 1
     source.set_generator_states(states)

@@ -2,8 +2,8 @@ r"""Train all members at once: their linear layers as one batched product, one f
 
 $$Y_k = X_k W_k^\top + b_k \quad (k = 1 \dots K) \qquad \text{as one product of } [K, B, I] \text{ and } [K, I, O]$$
 
-The rows of all members go through the network as one batch of ``K * B`` rows, so what the network does between its
-linear layers needs no change. The loss is the sum of the members' losses: no gradient of one reaches another.
+The rows of all members form one batch of ``K * B`` rows, so the operations between linear layers need no change. The
+loss is the sum of the members' losses, so that their gradients are independent.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ class _Products(torch.autograd.Function):
 
 
 class StackedLinear(nn.Module):
-    """K linear layers: rows of member k, which are the k-th of K equal parts, meet the k-th weight ``[K, O, I]``."""
+    """K linear layers: the k-th of K equal parts of the rows is multiplied by the k-th weight of ``[K, O, I]``."""
 
     def __init__(self, layers: list[nn.Linear]) -> None:
         super().__init__()
@@ -72,7 +72,7 @@ class StackedLinear(nn.Module):
 
 
 def stacked(models: list[nn.Module]) -> nn.Module:
-    """Return one network whose linear layers are those of all models; the rest is that of the first."""
+    """Return one network with the linear layers of all models; all other parts are those of the first."""
     layers = [dict(model.named_modules()) for model in models]
     if isinstance(models[0], nn.Linear):
         return StackedLinear(models)  # type: ignore[arg-type]
@@ -85,31 +85,31 @@ def stacked(models: list[nn.Module]) -> nn.Module:
 
 
 def obstacle(ensemble: Ensemble, training: Training, model: nn.Module, source: Source) -> str | None:
-    """Why the members cannot be trained together, as a clause; None where they can."""
+    """Return why the members cannot be trained together, as a clause for an error; None if they can."""
     recipe = ensemble.recipe
     known = {"prior_precision": 0.0, "temperature": 1.0, "start": "model"}
     if type(recipe) is not MAP or recipe.replace(**known) != MAP():
-        return "only MAP() networks are, under a normal prior"
+        return "only MAP() with a flat or normal prior can be"
     if training.needs_validation or training.clip is not None or training.evidence_every is not None:
-        return "early stopping, clipping and evidence look at one network at a time"
+        return "early stopping, clipping and evidence_every need one network at a time"
     modules = list(model.named_modules(remove_duplicate=False))
     owners = [m for _, m in modules if [*m.parameters(recurse=False), *m.buffers(recurse=False)]]
     if not owners or any(not isinstance(m, nn.Linear) or rule_for(m) is None for m in owners):
-        return "all weights must be those of plain linear layers"
+        return "all weights must belong to plain linear layers"
     if len(modules) != len(list(model.modules())) or len({id(p) for m in owners for p in m.parameters()}) != sum(
         len(list(m.parameters())) for m in owners
     ):
-        return "layers that share weights are not"
+        return "layers must not share weights"
     try:
         agrees = _agrees(model, source)
     except (RuntimeError, TypeError, ValueError, LookupError):  # the fit of a single member reports it
-        return "the network cannot be copied, or called on a batch"
+        return "the network cannot be copied or called on a batch"
     return None if agrees else "the network mixes the rows of a batch"
 
 
 @torch.no_grad()
 def _agrees(model: nn.Module, source: Source) -> bool:
-    """Whether two members together give what each gives alone, each on a few rows of its own."""
+    """Return whether two members together have the outputs of each alone, on a few rows."""
     weight, first = next(model.parameters()), source.first().inputs
     parts = [batches.take(first, rows) for rows in (slice(0, 2), slice(-2, None))]
     placed = [batches.place(part, weight.device, weight.dtype) for part in parts]
@@ -128,7 +128,7 @@ class BatchedMembers(Recipe):
 
     Args:
         ensemble: The recipe of the ensemble.
-        seeds: One for each member: of its start, its order of the data and its bootstrap.
+        seeds: One per member, for its initial weights, its order of the data and its bootstrap.
     """
 
     setting_name = "ensembles.Together"
@@ -147,7 +147,7 @@ class _Joint:
 
         self.together, self.problem, self.count = together, problem, len(together.seeds)
         self.recipe: MAP = together.ensemble.steps()[0]
-        self.recipe.build(problem)  # raises, before any work is done, what is wrong for every member
+        self.recipe.build(problem)  # raises errors that concern every member, before any work is done
         first = self.recipe.replace(start="model")  # the weights are drawn here
         self.models = [
             start_of_member(together.ensemble, first, problem.model, seed, k, problem.source)
@@ -185,7 +185,7 @@ class _Joint:
         return Batch(self.problem.source.place(inputs), self.problem.source.place(targets), size)
 
     def _order(self, k: int, epoch: int) -> Tensor:
-        """The order in which the fit loop would give the data to this member alone."""
+        """Return the order in which the fit loop would pass the data to this member alone."""
         order = torch.arange(self.size)
         if self.problem.training.shuffle:
             generator = torch.Generator().manual_seed(derive_seed(self.together.seeds[k], "loader", epoch))
@@ -205,7 +205,7 @@ class _Joint:
         return -total / batch.size  # type: ignore[return-value]
 
     def posterior(self, state: State) -> EnsemblePosterior:
-        """Return the members, each finished as `MAP` finishes a single network."""
+        """Return the members, each with the noise and temperature that `MAP` would choose."""
         joint = self.descent.load(state)
         return EnsemblePosterior([self._member(joint, state, k) for k in range(self.count)], self.together.ensemble)
 

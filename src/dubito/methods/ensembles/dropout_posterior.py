@@ -1,4 +1,4 @@
-"""The posterior that `MCDropout` finds."""
+"""The posterior of `MCDropout`."""
 
 from __future__ import annotations
 
@@ -22,14 +22,14 @@ if TYPE_CHECKING:
 
 
 class DropoutPosterior(Posterior):
-    """A network that drops: each draw of its masks is a network, the same for all inputs of a call.
+    """A network with dropout: each set of masks is one posterior sample, the same for all inputs of a call.
 
     Args:
-        model: The network; in evaluation mode its own dropout layers are off.
+        model: The network, in evaluation mode, so its own dropout layers are off.
         likelihood: The likelihood.
         recipe: The recipe.
         num_data: The number of examples.
-        rates: The probability to drop at each place: a layer's input, or a dropout layer.
+        rates: The dropout rate at each site: a layer's input, or a dropout layer.
     """
 
     family = "MCDropout"
@@ -41,7 +41,7 @@ class DropoutPosterior(Posterior):
         self.rates = rates
 
     def sample(self, num_samples: int, *, generator: torch.Generator | None = None) -> Params:
-        """Draw weights: those at the inputs of a layer that are dropped are 0, the others larger by ``1/(1-p)``."""
+        """Draw weights: those of dropped inputs of a layer are 0, the others are multiplied by ``1/(1-p)``."""
         generator, mean = default_generator(generator), self.mean()
         names = self._weights()
         drawn = []
@@ -64,25 +64,29 @@ class DropoutPosterior(Posterior):
         return mean, variance
 
     def _weights(self) -> dict[str, str]:
-        """The parameter on which the masks of each place act."""
+        """Return the parameter that the masks of each site multiply."""
         places = {site: self.model.get_submodule(site) for site in self.rates}
         if not self.recipe.filterwise or any(type(layer) in OWN for layer in places.values()):
             raise UnsupportedError(
-                "Here activations are dropped, not weights: MCDropout(where='layers', filterwise=True) has a "
+                "This posterior drops activations, not weights: use MCDropout(where='layers', filterwise=True) for a "
                 "distribution over weights."
             )
         named = {id(value): name for name, value in self.model.named_parameters()}
         found = {site: named[id(layer.weight)] for site, layer in places.items()}
         shared = len(set(found.values())) < len(found)
         if shared:
-            raise UnsupportedError("Two layers share a weight and drop different inputs: no draw of it serves both.")
+            raise UnsupportedError(
+                "Two layers share a weight but drop different inputs, so there is no weight to draw: use predict."
+            )
         return found
 
     def prior(self) -> tuple[Params, Params]:
-        """Return the normal prior that the network was trained under."""
+        """Return the normal prior of the weights."""
         precision = self.recipe.prior_precision
         if precision == 0:
-            raise UnsupportedError("This was trained under a flat prior; MCDropout(prior_precision=...) has one.")
+            raise UnsupportedError(
+                "A flat prior has no variance: fit MCDropout(prior_precision=...) to have a normal prior."
+            )
         random = set(self._weights().values())
         mean = {name: torch.zeros_like(v) if name in random else v for name, v in self.mean().items()}
         return mean, {name: torch.full_like(v, (name in random) / precision) for name, v in mean.items()}
@@ -95,17 +99,17 @@ class DropoutPosterior(Posterior):
         method: Literal["masks", "mean"] = "masks",
         **options: Any,
     ) -> Predictor:
-        """Return the predictive.
+        """Return the predictive distribution as a function of inputs.
 
         Args:
-            num_samples: How many sets of masks.
+            num_samples: The number of sets of masks.
             generator: The source of randomness.
             method: ``"masks"``: the network under random masks; ``"mean"``: the weight-scaling rule, one pass without
                 dropout and without epistemic uncertainty.
-            options: None others.
+            options: No other option is known.
         """
         if options:
-            raise InputError(f"A MCDropout posterior has no predict option '{next(iter(options))}'.")
+            raise InputError(f"An MCDropout posterior has no predict option '{next(iter(options))}'.")
         if method not in ("masks", "mean"):
             raise InputError(f"method must be 'masks' or 'mean', not {method!r}.")
         if method == "mean":
@@ -129,7 +133,7 @@ class DropoutPosterior(Posterior):
         generator: torch.Generator | None = None,
         progress: bool = True,
     ) -> Posterior:
-        """Train on from these weights, dropping at these rates: plain fine-tuning, which forgets."""
+        """Continue training from these weights at these rates; this is fine-tuning, which can forget earlier data."""
         recipe = self.recipe.replace(start="model", train=True, rate=dict(self.rates))
         posterior = recipe.fit(
             self.model, data, likelihood=self.likelihood, training=training, generator=generator, progress=progress

@@ -2,7 +2,8 @@ r"""Dropout masks: on the inputs of layers, or in place of the network's dropout
 
 $$h \leftarrow h \circ \frac{z}{1 - p}, \qquad z_c \sim \mathrm{Bernoulli}(1 - p)$$
 
-A mask over the input channels of a layer is one over the columns of its weight: a draw of masks is one of weights.
+A mask of the input channels of a layer is equivalent to a mask of the columns of its weight, so a sample of masks is a
+sample of weights.
 """
 
 from __future__ import annotations
@@ -20,19 +21,19 @@ from dubito.networks.watching import call_order, first_argument, watch
 
 OWN = (nn.Dropout, nn.Dropout1d, nn.Dropout2d, nn.Dropout3d)
 
-# From the name of a site, the shape of its mask and the activations, whose type it has, to the mask.
+# Maps the name of a site, the shape of its mask and the activations (for their dtype and device) to the mask.
 Draw = Callable[[str, tuple[int, ...], Tensor], Tensor]
 
 
 def own_layers(model: nn.Module) -> dict[str, nn.Module]:
-    """Return the network's own dropout layers that drop something, by name."""
+    """Return the network's own dropout layers with a rate above 0, by name."""
     return {name: m for name, m in model.named_modules() if type(m) in OWN and m.p > 0}
 
 
 def inner_layers(model: nn.Module, inputs: Any) -> list[str]:
-    """Return the layers whose inputs are not the data: all with weights, in the order of a pass, but the first."""
+    """Return the layers with weights in the order of a forward pass, without the first, whose input is the data."""
     takes_masks = {n: m for n, m in model.named_modules() if (rule := rule_for(m)) is not None and rule.linear_in_input}
-    # these count as the first layer, but their own inputs (words, states) are never masked
+    # these can be the first layer, but their own inputs (tokens, states) are never masked
     others = {n: m for n, m in model.named_modules() if isinstance(m, nn.Embedding | nn.RNNBase)}
     called = list(dict.fromkeys(call_order(model.eval(), takes_masks | others, inputs)))
     return [name for name in called[1:] if name not in others]
@@ -40,14 +41,14 @@ def inner_layers(model: nn.Module, inputs: Any) -> list[str]:
 
 @contextmanager
 def dropping(model: nn.Module, sites: list[str], draw: Draw, *, filterwise: bool, shared: bool) -> Iterator[None]:
-    """Let the network drop at `sites` for the length of the block.
+    """Apply dropout masks at `sites` inside the block.
 
     Args:
         model: The network; its own dropout layers must be off.
-        sites: Names of layers, at whose inputs masks are put, and of dropout layers, in whose place they are.
-        draw: Draws a mask; one that is used several times in a pass is drawn once.
-        filterwise: Whether whole channels are dropped, else single activations.
-        shared: Whether all examples have the same mask: one network for all. Else each has its own.
+        sites: Names of layers, whose inputs are masked, and of dropout layers, which are replaced by masks.
+        draw: Draws a mask; a mask that is used several times in a forward pass is drawn once.
+        filterwise: Drop whole channels instead of single activations.
+        shared: Whether all examples share one mask, or each has its own.
     """
     drawn: dict[tuple[str, tuple[int, ...]], Tensor] = {}
 
@@ -78,7 +79,7 @@ def dropping(model: nn.Module, sites: list[str], draw: Draw, *, filterwise: bool
 
 
 def channel_axis(layer: nn.Module, ndim: int) -> int:
-    """Return the axis of the channels among the activations' `ndim` axes.
+    """Return the channel axis of activations with `ndim` axes.
 
     >>> channel_axis(nn.Conv2d(3, 8, 3), 4), channel_axis(nn.Linear(3, 8), 4)
     (1, 3)
@@ -86,7 +87,7 @@ def channel_axis(layer: nn.Module, ndim: int) -> int:
     rule = rule_for(layer)
     if rule is not None:
         return rule.channel_axis(layer, ndim)
-    # a dropout layer does not say: images have their channels first, sequences last
+    # for a dropout layer it is a guess: channels are first in images, last in sequences
     return 1 if ndim > 3 or type(layer) is not nn.Dropout else ndim - 1
 
 
@@ -95,7 +96,7 @@ def _broadcast(size: int, axis: int, ndim: int) -> tuple[int, ...]:
 
 
 def bernoulli(rates: dict[str, float], seed: int | None = None) -> Draw:
-    """Return masks that drop at these rates: from torch's global generator, or the same ones again for one seed."""
+    """Return Bernoulli masks with these rates, drawn from torch's global generator, or determined by a seed."""
 
     def draw(name: str, shape: tuple[int, ...], like: Tensor) -> Tensor:
         if seed is None:
@@ -108,7 +109,7 @@ def bernoulli(rates: dict[str, float], seed: int | None = None) -> Draw:
 
 
 def concrete(logits: dict[str, Tensor], temperature: float = 0.1) -> Draw:
-    r"""Return masks that are nearly binary and have gradients with respect to the rate.
+    r"""Return nearly binary masks that are differentiable with respect to the rate.
 
     $$z = 1 - \sigma\Big(\frac{\operatorname{logit} p + \operatorname{logit} u}{t}\Big), \qquad u \sim U(0, 1)$$
 

@@ -1,4 +1,4 @@
-"""The `MCDropout` recipe: dropout that stays on."""
+"""The `MCDropout` recipe: dropout that stays on in predictions."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from dubito.methods.ensembles.points import prior_decay
 from dubito.networks.layers import require_rule
 
 DEFAULT_RATE = 0.1
-# A factor of the learning rate of a dropout rate, which is one number and gets a gradient from all data.
+# The factor of the learning rate for a dropout rate, a single number with a gradient from all data.
 RATE_FACTOR = 10.0
 
 Rate = Annotated[OpenProbability | Mapping[str, OpenProbability], "a probability above 0 and below 1, a dict of them"]
@@ -33,26 +33,26 @@ Rate = Annotated[OpenProbability | Mapping[str, OpenProbability], "a probability
 
 @setting
 class MCDropout(Recipe):
-    r"""Train with dropout and keep it on: every set of masks is another network, and all of them predict.
+    r"""Train with dropout and keep it on in predictions: each set of masks is one posterior sample.
 
     $$p(y \mid x) = \mathbb E_z\, p(y \mid f(x; w, z)), \qquad z \sim \mathrm{Bernoulli}(1 - p)$$
 
-    (Gal & Ghahramani 2016, https://arxiv.org/abs/1506.02142). A network with dropout layers drops there; any other
-    drops at the input of every layer with weights but the first. Dropping whole channels and repeating batches make it
+    (Gal & Ghahramani 2016, https://arxiv.org/abs/1506.02142). A network with dropout layers uses these; any other
+    network drops inputs of every layer with weights but the first. With `filterwise` and `repeats` it is
     a strong baseline. ``predict(x, method="mean")`` is the weight-scaling rule: one pass without dropout.
 
     Args:
-        rate: The probability to drop; or one for each place, by the name of the layer; None keeps the rates of the
-            network's own dropout layers, and is 0.1 at others.
-        filterwise: Whether whole channels (features of a sequence) are dropped, else single activations.
-        learn: Whether the rates are learned, each from `rate` on, by a concrete relaxation and the KL divergence from
-            the prior (Gal et al. 2017, https://arxiv.org/abs/1705.07832). Only at the inputs of layers.
-        where: ``"dropout"``: in the place of the network's own dropout layers; ``"layers"``: at the inputs of layers,
-            the network's own are off; ``"auto"``: at its own where it has any and the rate is not learned.
-        repeats: How often each batch is repeated in a step, with other masks: less noise for more time.
-        prior_precision: Of a zero-mean normal prior on every weight; 0 is a flat prior.
-        train: False takes the model's weights as they are and only drops.
-        start: ``"model"`` trains on from the model's weights, ``"fresh"`` from newly drawn ones,
+        rate: The dropout rate; or a dict of rates by layer name; None keeps the rates of the network's own dropout
+            layers, and is 0.1 at other layers.
+        filterwise: Drop whole channels (features of a sequence) instead of single activations.
+        learn: Learn the rates, starting from `rate`, by a concrete relaxation and the KL divergence from the prior
+            (Gal et al. 2017, https://arxiv.org/abs/1705.07832). Only at the inputs of layers.
+        where: ``"dropout"``: at the network's own dropout layers; ``"layers"``: at the inputs of layers, with the
+            network's own dropout off; ``"auto"``: the former if the network has dropout layers and `learn` is False.
+        repeats: How often each batch is repeated in a step, with different masks: less noisy gradients for more time.
+        prior_precision: The precision of a zero-mean normal prior on every weight; 0 is a flat prior.
+        train: False keeps the model's weights as they are.
+        start: ``"model"`` starts from the model's weights, ``"fresh"`` from newly initialized ones,
             ``"head"`` with a new output layer.
     """
 
@@ -71,7 +71,7 @@ class MCDropout(Recipe):
             raise InputError("Rates are learned at the inputs of layers: use where='layers' with learn=True.")
         if not self.train and (self.redraws or self.learn):
             raise InputError(
-                f"MCDropout(train=False) takes the network as it is: leave out start='{self.start}' (in an ensemble, "
+                f"MCDropout(train=False) keeps the network as it is: leave out start='{self.start}' (in an ensemble, "
                 "say Ensemble(start='model')) and learn=True."
             )
 
@@ -83,7 +83,7 @@ class MCDropout(Recipe):
         return Inference(descent.init, descent.update, trainer.posterior, epochs=trainer.epochs, score=score)
 
     def rates(self, problem: Problem) -> dict[str, float]:
-        """Return where the network drops, and how often."""
+        """Return the dropout rates by the name of the layer."""
         own = own_layers(problem.model)
         at_own = self.where == "dropout" or (self.where == "auto" and bool(own) and not self.learn)
         one_row = batches.take(problem.source.first().inputs, slice(0, 1))
@@ -124,7 +124,7 @@ class _Trainer:
         )  # fmt: skip
 
     def _decay(self) -> dict[str, float]:
-        """The prior as a penalty: ``λ/(1-p)`` on weights whose inputs are dropped, because their spread counts too."""
+        """Return the prior's L2 penalty: ``λ/(1-p)`` for weights whose inputs are dropped, for their variance."""
         training = self.problem.training
         weight_decay = training.weight_decay
         precision = prior_decay(training, self.recipe.prior_precision, self.problem.num_data)
@@ -159,7 +159,7 @@ class _Trainer:
 
     @torch.no_grad()
     def posterior(self, state: State) -> DropoutPosterior:
-        """Return the network with its rates; the noise of a regression is what explains it while it drops."""
+        """Return the network with its rates; the noise of a regression is fitted with dropout on."""
         hyper = {name: value.detach() for name, value in state["hyper"].items()}
         rates = {name: float(hyper[_key(name)].sigmoid()) if self.recipe.learn else r for name, r in self.rates.items()}
         model = self.descent.load(state)
@@ -173,5 +173,5 @@ class _Trainer:
 
 
 def _key(site: str) -> str:
-    """The name under which the logit of a rate is learned along with the likelihood's own settings."""
+    """Return the name of the logit of a rate among the hyper-parameters."""
     return f"rate.{site}"

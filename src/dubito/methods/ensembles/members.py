@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 class Members:
     """One fit of an ensemble.
 
-    The first member draws from the user's generator as a single network would, so an ensemble of one is that network.
+    The first member uses the user's generator as a single fit would, so an ensemble of one equals a single fit.
 
     Args:
         ensemble: The recipe.
@@ -39,7 +39,7 @@ class Members:
         training: The training settings of every member.
         generator: The source of randomness.
         progress: Whether to show progress.
-        options: What else `Recipe.fit` is given.
+        options: The other arguments of `Recipe.fit`.
     """
 
     def __init__(
@@ -77,13 +77,13 @@ class Members:
             options: dict[str, Any] = {"training": self.training, "progress": self.progress, **self.options}
             return BatchedMembers(self.ensemble, seeds).fit(self.model, self.data, generator=self.generator, **options)
         try:
-            divided = distributed.is_active() and not self.in_shards  # else no process has all the data
+            divided = distributed.is_active() and not self.in_shards  # with shards no process has all the data
             members = self._divided() if divided else [self._fit(k) for k in self._numbers]
         except KeyboardInterrupt:
-            self.generator.set_state(self.start)  # so that the same call goes on from the checkpoints
+            self.generator.set_state(self.start)  # so that the same call resumes from the checkpoints
             self.source.set_generator_states(self.loader_states)
             raise
-        draw_seed(self.generator)  # another call with this generator finds another ensemble
+        draw_seed(self.generator)  # so that another call with this generator gives another ensemble
         return EnsemblePosterior(members, self.ensemble)
 
     @property
@@ -91,7 +91,7 @@ class Members:
         return range(self.ensemble.members)
 
     def _generator(self, k: int) -> torch.Generator:
-        """Our randomness for one member."""
+        """Return the generator of one member."""
         return _reseeded(self.generator, self.start, k)
 
     def _fit(self, k: int) -> Posterior:
@@ -113,7 +113,7 @@ class Members:
         return posterior
 
     def _divided(self) -> list[Posterior]:
-        """Fit each process's own members, as if it were alone, and give all of them to all."""
+        """Fit each process's own members, as if it were alone, and send all members to all processes."""
         rank, world = distributed.rank(), distributed.world_size()
         self.progress = self.progress and rank == 0
         with distributed.alone():
@@ -130,7 +130,7 @@ class Members:
         return members
 
     def _why_not_together(self) -> str | None:
-        """Why batched training is impossible, or would be another result than training one after another."""
+        """Return why batched training is impossible or would change the result; None if neither."""
         if distributed.is_active():
             return "several processes share the members"
         if self.source.pair is None:
@@ -139,7 +139,7 @@ class Members:
 
 
 def _in_shards(source: Source, validation: Any) -> bool:
-    """Whether each process holds only a shard of the data or of the validation data."""
+    """Return whether each process holds only a shard of the data or of the validation data."""
     sources = [source] if validation is None else [source, Source(validation, must_count=False)]
     for each in sources:
         each.agree()
@@ -173,7 +173,7 @@ def perturbed(model: nn.Module, scale: float, seed: int) -> nn.Module:
 
 
 def _reseeded(like: torch.Generator, state: torch.Tensor, k: int) -> torch.Generator:
-    """A generator that goes on from `state` for the first member, and from a place of its own for the others."""
+    """Return a generator that continues from `state` for the first member, and one with its own seed for the others."""
     generator = torch.Generator(like.device)
     if k:
         return generator.manual_seed(derive_seed(int(digest(state), 16), k))
@@ -182,7 +182,7 @@ def _reseeded(like: torch.Generator, state: torch.Tensor, k: int) -> torch.Gener
 
 
 def _second(recipe: Recipe, training: Training | None) -> Training:
-    """The settings of the step that follows training: the recipe's own."""
+    """Return the training settings of the recipe that follows training: its defaults."""
     own = recipe.default_training()
     if training is None or training.checkpoint is None:
         return own

@@ -18,12 +18,12 @@ from dubito.core.errors import UnsupportedError
 def mixture(parts: list[Any]) -> Prediction:
     r"""Return the mixture of the members' predictions for the same data; one member's prediction stays as it is.
 
-    For classes the uncertainty splits exactly, also where the members have an uncertainty of their own:
+    For classes the decomposition of the uncertainty is exact, including the members' own epistemic uncertainty:
 
     $$\text{aleatoric} = \frac1K \sum_k a_k, \qquad
       \text{epistemic} = \frac1K \sum_k e_k + H\Big(\frac1K \sum_k p_k\Big) - \frac1K \sum_k H(p_k)$$
 
-    The samples of all members stand one after another on the sample axis; a member without samples is one.
+    The samples of all members are concatenated on the sample axis; a member without samples counts as one.
 
     >>> sure = [ClassPrediction.from_logits(torch.tensor([logits])) for logits in ([50.0, 0.0], [0.0, 50.0])]
     >>> prediction = mixture(sure)

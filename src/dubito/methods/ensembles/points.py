@@ -1,4 +1,4 @@
-"""Shared by recipes that follow one network's training: gradient descent with another schedule, and its posterior."""
+"""Helpers of recipes that collect networks during one training run."""
 
 from __future__ import annotations
 
@@ -17,22 +17,22 @@ from dubito.methods.map.recipe import MAP
 
 
 def check_training(name: str, training: Training) -> None:
-    """Raise unless there is a whole run to follow."""
+    """Raise an error unless the training settings describe one complete run."""
     if training.epochs == 0:
-        raise InputError(f"{name} follows the network while it trains: give Training(epochs=...) above 0.")
+        raise InputError(f"{name} collects networks during training: set Training(epochs=...) above 0.")
     if training.needs_validation or training.evidence_every is not None:
-        raise InputError(f"{name} needs the whole run: leave early_stopping, restore_best and evidence_every out.")
+        raise InputError(f"{name} needs a complete run: leave out early_stopping, restore_best and evidence_every.")
 
 
 def prior_decay(training: Training, prior_precision: float, num_data: int) -> float:
-    """Return the coefficient of the penalty in the mean loss that is a normal prior."""
+    """Return the L2 coefficient in the mean loss that corresponds to a normal prior."""
     if prior_precision and training.optimizer == "adamw":
         raise InputError("prior_precision needs optimizer 'adam' or 'sgd': the decay of 'adamw' is not a prior.")
     return prior_precision / num_data
 
 
 def plain_descent(problem: Problem, training: Training, prior_precision: float) -> GradientDescent:
-    """Return the steps of training the network to its most probable weights, at the learning rates of `training`."""
+    """Return gradient descent on the negative log posterior, at the learning rates of `training`."""
     decay = training.weight_decay + prior_decay(training, prior_precision, problem.num_data)
     return GradientDescent(
         dataclasses.replace(problem, training=training),
@@ -44,7 +44,7 @@ def plain_descent(problem: Problem, training: Training, prior_precision: float) 
 
 
 def point(recipe: MAP, problem: Problem, model: nn.Module, hyper: Params) -> Posterior:
-    """Return one trained network as a posterior, finished as `MAP` finishes it: noise and temperature in place."""
+    """Return one trained network as a posterior, with the noise and temperature that `MAP` chooses."""
     training = problem.training.replace(evidence_every=None)
     inference = recipe.build(dataclasses.replace(problem, model=model, training=training))
     state = inference.init(params.of(model), params.buffers_of(model), problem.generator)

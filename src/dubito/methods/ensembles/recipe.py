@@ -25,25 +25,26 @@ if TYPE_CHECKING:
 
 @setting
 class Ensemble(Recipe):
-    r"""Fit several networks, each from its own start and in its own order of the data, and average what they predict.
+    r"""Fit several networks, each from its own initial weights and data order, and average their predictions.
 
     $$p(y \mid x) = \frac1K \sum_k p_k(y \mid x)$$
 
-    (Lakshminarayanan et al. 2017, https://arxiv.org/abs/1612.01474). A member is a posterior by any recipe:
-    ``Ensemble(recipe=SWAG())`` is multi-SWAG (Wilson & Izmailov 2020, https://arxiv.org/abs/2002.08791), and a recipe
-    that takes a trained network, such as ``Laplace()``, is given one that is trained for it. Where
-    `torch.distributed` is initialised, the members are divided among the processes.
+    (Lakshminarayanan et al. 2017, https://arxiv.org/abs/1612.01474). Members can use any recipe:
+    ``Ensemble(recipe=SWAG())`` is multi-SWAG (Wilson & Izmailov 2020, https://arxiv.org/abs/2002.08791). For a recipe
+    that needs a trained network, such as ``Laplace()``, each member's network is trained first. If `torch.distributed`
+    is initialized, the members are divided among the processes.
 
     Args:
-        members: How many.
-        recipe: How each is found.
+        members: The number of members.
+        recipe: The recipe of each member.
         start: ``"fresh"``: every member draws new weights. ``"head"``: every member draws a new output layer and keeps
             the model's other weights. ``"model"``: the first starts at the model's weights, the others near them.
         perturbation: With ``start="model"`` the noise on the start of all members but the first, in units of the root
             mean square of each parameter.
-        bootstrap: Whether each member sees as many examples, drawn with replacement.
-        together: ``"auto"`` trains all members at once, by batched matrix products and one fused optimizer, where that
-            is faster: linear layers under `MAP` and data in memory. True insists on it, False trains one after another.
+        bootstrap: Whether each member is trained on a bootstrap sample of the data, drawn with replacement.
+        together: ``"auto"`` trains all members at once, by batched matrix products and one fused optimizer, if the
+            network has linear layers only, the recipe is `MAP` and the data is in memory. True raises an error if this
+            is not possible; False trains one member after another.
             The result is the same up to rounding.
     """
 
@@ -58,8 +59,8 @@ class Ensemble(Recipe):
     def __post_init__(self) -> None:
         if self.start == "model" and self.recipe.redraws:
             own = self.recipe.start
-            raise InputError(f"{self.recipe!r} starts {own}, the ensemble from the model: say start='{own}' here too.")
-        self.steps()  # raises where the recipe cannot start like this
+            raise InputError(f"{self.recipe!r} starts {own}, but the ensemble starts from the model: use Ensemble(start='{own}').")
+        self.steps()  # raises an error if the recipe cannot start like this
 
     @classmethod
     def of(
@@ -85,7 +86,7 @@ class Ensemble(Recipe):
         return ensemble_of(cls, members, likelihood, data)
 
     def steps(self) -> tuple[Recipe, ...]:
-        """Return what is fitted for one member, one after the other: a recipe that needs a trained network comes last.
+        """Return the recipes that are fitted in turn for one member: `MAP` first if a trained network is needed.
 
         >>> from dubito import Laplace
         >>> Ensemble(recipe=Laplace()).steps()
@@ -100,8 +101,8 @@ class Ensemble(Recipe):
         return self.steps()[0].default_training()
 
     def build(self, problem: Problem) -> Inference:
-        """Raise: the members are fitted by steps of their own."""
-        raise UnsupportedError("An ensemble fits each member by the steps of its recipe: call fit instead of build.")
+        """Raise an error: each member is fitted on its own."""
+        raise UnsupportedError("An ensemble has no single inference: call fit instead of build.")
 
     def fit(
         self,
@@ -117,8 +118,8 @@ class Ensemble(Recipe):
     ) -> Posterior:
         """Fit all members; see `Recipe.fit`.
 
-        With ``Training(checkpoint="run")`` the members that are trained one after another have the files
-        ``run.member-0`` and so on: a killed run goes on with the member, and within it the step, at which it was.
+        With ``Training(checkpoint="run")`` members that are trained one after another have the checkpoints
+        ``run.member-0`` and so on; an interrupted run continues within the member that it had reached.
         """
         from dubito.core import distributed
         from dubito.core.randomness import restoring_generators

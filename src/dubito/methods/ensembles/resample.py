@@ -1,4 +1,4 @@
-"""The bootstrap: as many examples as there are, drawn with replacement."""
+"""Bootstrap samples: as many examples as the data has, drawn with replacement."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ from dubito.core.errors import UnsupportedError
 
 
 def drawn_rows(num_rows: int, seed: int) -> Tensor:
-    """Return the rows of one resampled data set."""
+    """Return the row numbers of one bootstrap sample."""
     return torch.randint(num_rows, (num_rows,), generator=torch.Generator().manual_seed(seed))
 
 
 def resampled(data: Any, seed: int) -> Any:
-    """Return the data with its examples drawn anew, in the same form.
+    """Return a bootstrap sample of the data, in the same form.
 
     >>> x = torch.arange(4.0)
     >>> inputs, targets = resampled((x, 2 * x), seed=1)
@@ -33,7 +33,7 @@ def resampled(data: Any, seed: int) -> Any:
         return _resampled_loader(data, seed)
     if isinstance(data, list | IterableDataset) or not hasattr(data, "__getitem__"):
         raise UnsupportedError(
-            "bootstrap=True must choose single examples: give a Dataset, an (inputs, targets) pair or a DataLoader "
+            "bootstrap=True needs access to single examples: pass a Dataset, an (inputs, targets) pair or a DataLoader "
             "of a Dataset."
         )
     return Subset(data, drawn_rows(len(data), seed).tolist())
@@ -44,7 +44,7 @@ def _resampled_loader(loader: DataLoader[Any], seed: int) -> DataLoader[Any]:
     plain = type(sampler) is BatchSampler and isinstance(loader.sampler, RandomSampler | SequentialSampler)
     if isinstance(loader.dataset, IterableDataset) or not plain:
         raise UnsupportedError(
-            "bootstrap=True cannot look into a DataLoader with a sampler of its own: give the Dataset instead."
+            "bootstrap=True does not support a DataLoader with a custom sampler: pass the Dataset instead."
         )
     dataset: Any = loader.dataset
     return DataLoader(

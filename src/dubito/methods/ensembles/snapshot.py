@@ -23,18 +23,18 @@ from dubito.methods.map.recipe import MAP
 
 @setting
 class Snapshot(Recipe):
-    r"""Train once, with a learning rate that falls and jumps back up; take the network at the end of every cycle.
+    r"""Train once with a cyclic learning rate, and keep the network at the end of every cycle.
 
     $$\alpha(t) = \frac{\alpha_0}2 \Big(\cos \frac{\pi \, (t \bmod T/M)}{T/M} + 1\Big)$$
 
     with T steps in M cycles (Huang et al. 2017, https://arxiv.org/abs/1704.00109): an ensemble at the cost of one
     training run, whose members are closer to each other than those of `Ensemble`. ``Training(schedule=...)`` is
-    ignored; a warm-up comes once, at the start.
+    ignored; there is one warm-up, at the start.
 
     Args:
-        cycles: How many, and how many members.
-        prior_precision: Of a zero-mean normal prior on every weight; 0 is a flat prior.
-        start: ``"model"`` trains on from the model's weights, ``"fresh"`` from newly drawn ones,
+        cycles: The number of cycles, which is the number of members.
+        prior_precision: The precision of a zero-mean normal prior on every weight; 0 is a flat prior.
+        start: ``"model"`` starts from the model's weights, ``"fresh"`` from newly initialized ones,
             ``"head"`` with a new output layer.
     """
 
@@ -55,7 +55,7 @@ class Snapshot(Recipe):
 
 @setting
 class Cyclic(Training):
-    """Training at a learning rate that falls by a half cosine in every cycle.
+    """Training with a learning rate that falls by a half cosine in every cycle.
 
     >>> [round(Cyclic(lr=1.0, cycles=2).rate(progress), 3) for progress in (0.0, 0.25, 0.49, 0.5)]
     [1.0, 0.5, 0.001, 1.0]
@@ -89,7 +89,7 @@ class _SnapshotRun:
         return io.clone({key: state[key] for key in ("params", "buffers", "hyper")})
 
     def posterior(self, state: State) -> EnsemblePosterior:
-        """Return the networks; one that was still in the middle of a cycle only where there is no other."""
+        """Return the networks at the ends of cycles; the current network if no cycle has ended."""
         recipe = MAP(prior_precision=self.recipe.prior_precision)
         members = [
             point(recipe, self.problem, self._model(found), found["hyper"])

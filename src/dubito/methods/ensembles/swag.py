@@ -1,4 +1,4 @@
-"""The `SWAG` recipe: a Gaussian over the path of stochastic gradient descent."""
+"""The `SWAG` recipe: a Gaussian fitted to the iterates of stochastic gradient descent."""
 
 from __future__ import annotations
 
@@ -31,30 +31,30 @@ from dubito.select.rule import SelectionRule
 
 @setting
 class SWAG(Recipe):
-    r"""Train on at a constant learning rate and fit a Gaussian, diagonal plus low rank, to the weights on the way.
+    r"""Continue training at a constant learning rate and fit a Gaussian, diagonal plus low rank, to the iterates.
 
     $$q(w) = \mathcal N\Big(\bar w,\ \tfrac12 \operatorname{diag}(s^2) + \tfrac12 \hat D \hat D^\top\Big)$$
 
-    with $\bar w$ and $s^2$ the mean and variance of all weights that were collected, and $\hat D \hat D^\top$ the
-    covariance of the last `rank` of them (Maddox et al. 2019, https://arxiv.org/abs/1902.02476). Deviations are taken
-    from the final mean, so that each half is an unbiased estimate; the paper takes them from the mean so far.
+    with $\bar w$ and $s^2$ the mean and variance of all collected weights, and $\hat D \hat D^\top$ the covariance of
+    the last `rank` of them (Maddox et al. 2019, https://arxiv.org/abs/1902.02476). Deviations are from
+    the final mean, so that each half is an unbiased estimate; in the paper they are from the running mean.
 
-    BatchNorm statistics belong to the weights: those of the mean, and of `num_samples` draws with which predictions are
-    then made, are computed anew on the training data.
+    BatchNorm statistics depend on the weights: they are recomputed on the training data for the mean, and for
+    `num_samples` posterior samples, which predictions then use.
 
     The learning rate stays at ``Training.lr`` for the first half of the burn-in, falls linearly to `lr` in the second,
-    and stays there; ``Training(schedule=...)`` is ignored.
+    and stays constant; ``Training(schedule=...)`` is ignored.
 
     Args:
-        rank: How many of the last networks make the low-rank part; 0 is a diagonal Gaussian, with all of the variance.
-        burn_in: The fraction of all steps before the first network is collected; 0 for a network that is trained.
-        collect_every: Steps between two that are collected; None is once per epoch.
+        rank: The number of last iterates in the low-rank part; with 0 the Gaussian is diagonal.
+        burn_in: The fraction of all steps before the first iterate is collected; use 0 for a trained network.
+        collect_every: The number of steps between collected iterates; None collects once per epoch.
         lr: The learning rate while collecting; None is a fifth of ``Training.lr``.
-        weights: Which weights are random; the others are at their mean over the networks collected.
-        prior_precision: Of a zero-mean normal prior on every weight; 0 is a flat prior.
+        weights: Which weights are random; the others stay at their mean over the collected iterates.
+        prior_precision: The precision of a zero-mean normal prior on every weight; 0 is a flat prior.
         temperature: A factor of the covariance; below 1 makes the posterior narrower.
-        num_samples: How many draws get BatchNorm statistics of their own, where the network has such layers.
-        start: ``"model"`` trains on from the model's weights, ``"fresh"`` from newly drawn ones,
+        num_samples: The number of posterior samples with their own BatchNorm statistics, if there are such layers.
+        start: ``"model"`` starts from the model's weights, ``"fresh"`` from newly initialized ones,
             ``"head"`` with a new output layer.
     """
 
@@ -72,11 +72,11 @@ class SWAG(Recipe):
 
     @property
     def assumed_precision(self) -> float:
-        """The prior precision, or 1 where the prior is flat."""
+        """The prior precision, or 1 if the prior is flat."""
         return self.prior_precision or 1.0
 
     def default_training(self) -> Training:
-        """Stochastic gradient descent with momentum, whose path is what is looked at."""
+        """Return stochastic gradient descent with momentum."""
         return Training(optimizer="sgd", lr=0.05)
 
     def build(self, problem: Problem) -> Inference:
@@ -88,7 +88,7 @@ class SWAG(Recipe):
 
 @setting
 class Averaging(Training):
-    """Training at a rate that is high at first and constant in the end.
+    """Training with a learning rate that is high at first and constant in the end.
 
     >>> [round(Averaging(lr=1.0, burn_in=0.5, end_lr=0.2).rate(progress), 3) for progress in (0.2, 0.375, 0.5, 0.9)]
     [1.0, 0.6, 0.2, 0.2]
@@ -136,7 +136,7 @@ class _SWAGRun:
 
     @torch.no_grad()
     def _collect(self, state: State) -> State:
-        """Add the weights to the running mean and sum of squares (Welford), and keep the last of them."""
+        """Add the weights to the running mean and sum of squares (Welford), and keep the last iterates."""
         current, mean, count = state["params"], state["mean"], state["count"] + 1
         chosen, before = self.selection.ravel(current), self.selection.ravel(mean)
         for name, value in mean.items():
@@ -147,7 +147,7 @@ class _SWAGRun:
 
     @torch.no_grad()
     def posterior(self, state: State) -> SWAGPosterior:
-        """Return the Gaussian; before anything is collected it is the network itself."""
+        """Return the Gaussian; before the first iterate is collected, its mean is the current network."""
         problem, count = self.problem, state["count"]
         model = copy.deepcopy(self.descent.load(state))
         params.load_(model, state["mean"] if count else {})

@@ -1,4 +1,4 @@
-"""The posterior that `SWAG` finds."""
+"""The posterior of `SWAG`."""
 
 from __future__ import annotations
 
@@ -18,18 +18,18 @@ from dubito.networks.selection import Selection
 
 
 class SWAGPosterior(Posterior):
-    r"""A Gaussian around an average of networks, $\mathcal N(\bar w, \tfrac T2 (\operatorname{diag}(s^2) + R^\top R))$.
+    r"""A Gaussian around an average of iterates, $\mathcal N(\bar w, \tfrac T2 (\operatorname{diag}(s^2) + R^\top R))$.
 
     Args:
-        model: The network at the mean, its BatchNorm statistics computed for it.
+        model: The network at the mean, with BatchNorm statistics recomputed for it.
         likelihood: The likelihood.
         recipe: The recipe.
         num_data: The number of examples.
         selection: Which weights are random.
-        variance: $s^2$ ``[D]``, the variance of each weight over the networks collected.
-        deviations: $R$ ``[K, D]``; no rows leave the diagonal alone, which then counts in full.
-        seed: Of the draws that have BatchNorm statistics of their own.
-        buffers: These statistics, ``[S, ...]`` by name; none where the network has no such layers.
+        variance: $s^2$ ``[D]``, the variance of each weight over the collected iterates.
+        deviations: $R$ ``[K, D]``; without rows the covariance is $T \operatorname{diag}(s^2)$.
+        seed: The seed of the samples with their own BatchNorm statistics.
+        buffers: These statistics, ``[S, ...]`` by name; empty if the network has no such layers.
     """
 
     family = "SWAG"
@@ -51,7 +51,7 @@ class SWAGPosterior(Posterior):
         self.seed, self.buffers = seed, buffers or {}
 
     def sample(self, num_samples: int, *, generator: torch.Generator | None = None) -> Params:
-        """Draw weights; where the network has BatchNorm layers, their statistics would have to be computed for them."""
+        """Draw weights; for a network with BatchNorm layers, statistics must be recomputed for each sample."""
         generator, like = default_generator(generator), self.variance
         noise = [
             torch.randn((num_samples, size), generator=generator, dtype=like.dtype, device=generator.device)
@@ -61,20 +61,22 @@ class SWAGPosterior(Posterior):
         return self.selection.merge(self.mean(), self.selection.ravel(self.mean()) + spread * self._share**0.5)
 
     def draw(self, s: int) -> Params:
-        """Return the weights of one of the draws that have statistics of their own."""
+        """Return the weights of one of the samples with their own BatchNorm statistics."""
         generator = torch.Generator().manual_seed(derive_seed(self.seed, s))
         return params.unstack(self.sample(1, generator=generator))[0]
 
     def marginals(self) -> tuple[Params, Params]:
-        """Return means and variances; the variance is 0 where a weight is not random."""
+        """Return means and variances; the variance of a weight that is not random is 0."""
         mean, variance = self.mean(), self._share * (self.variance + self.deviations.square().sum(dim=0))
         return mean, self.selection.merge(params.zeros_like(mean), variance)
 
     def prior(self) -> tuple[Params, Params]:
-        """Return the normal prior that the network was trained under."""
+        """Return the normal prior of the weights."""
         precision = self.recipe.prior_precision
         if precision == 0:
-            raise UnsupportedError("This posterior was found under a flat prior; SWAG(prior_precision=...) has one.")
+            raise UnsupportedError(
+                "A flat prior has no variance: fit SWAG(prior_precision=...) to have a normal prior."
+            )
         mean = self.mean()
         flat = torch.full_like(self.variance, 1 / precision)
         return self.selection.merge(mean, torch.zeros_like(flat)), self.selection.merge(params.zeros_like(mean), flat)
@@ -87,14 +89,14 @@ class SWAGPosterior(Posterior):
         method: Literal["weights", "mean"] = "weights",
         **options: Any,
     ) -> Predictor:
-        """Return the predictive.
+        """Return the predictive distribution as a function of inputs.
 
         Args:
-            num_samples: How many weight samples.
-            generator: The source of randomness, where the network has no BatchNorm layers.
+            num_samples: The number of weight samples.
+            generator: The source of randomness, if the network has no BatchNorm layers.
             method: ``"weights"``: the network at sampled weights, the same for all inputs of a call; ``"mean"``: the
                 network at the mean, one pass without epistemic uncertainty (stochastic weight averaging).
-            options: None others.
+            options: No other option is known.
         """
         if options:
             raise InputError(f"A SWAG posterior has no predict option '{next(iter(options))}'.")
@@ -107,32 +109,32 @@ class SWAGPosterior(Posterior):
         ready = len(next(iter(self.buffers.values())))
         if num_samples > ready:
             raise InputError(
-                f"BatchNorm statistics were computed for {ready} draws, not {num_samples}: ask for fewer samples, or "
+                f"BatchNorm statistics exist for {ready} samples, got num_samples={num_samples}: use fewer samples, or "
                 "fit SWAG(num_samples=...) with more."
             )
         return self._over(list(range(num_samples)))
 
     @property
     def default_samples(self) -> int:
-        """The usual number, at most the number of draws with statistics of their own."""
+        """The default number, but at most the number of samples with their own statistics."""
         return min([super().default_samples, *(len(value) for value in self.buffers.values())])
 
     def predictors(self, num_samples: int, generator: torch.Generator, **options: Any) -> list[Predictor]:
-        """Return a predictor for each draw; where there are statistics for fewer they come again."""
+        """Return one predictor per sample; samples with statistics are reused if there are too few."""
         if not self.buffers or options:
             return super().predictors(num_samples, generator, **options)
         ready = len(next(iter(self.buffers.values())))
         return [self._over([s % ready]) for s in range(num_samples)]
 
     def _over(self, draws: list[int]) -> Predictor:
-        """The mixture over draws by number, with their statistics."""
+        """Return the mixture over samples by number, with their statistics."""
         buffers = {name: value[draws] for name, value in self.buffers.items()}
         drawn = params.stack([self.draw(s) for s in draws])
         return weight_predictor(self.model, self.likelihood, drawn, buffers=buffers)
 
     @property
     def _share(self) -> float:
-        """The share of each of the two parts in the covariance."""
+        """The factor of each of the two parts of the covariance."""
         return float(self.recipe.temperature) * (0.5 if len(self.deviations) else 1.0)
 
     def state(self) -> dict[str, Any]:

@@ -13,7 +13,7 @@ from dubito.methods.rank1.layers import Factored
 
 
 class FactoredAttention(Factored):
-    """Projections are made here, with factors; torch's own attention then runs between identity projections."""
+    """Applies the projections with factors; torch's own attention then runs with identity projections."""
 
     def forward(self, query: Tensor, key: Tensor, value: Tensor, *args: Any, **kwargs: Any) -> Any:
         """Take the arguments of `nn.MultiheadAttention.forward`."""
@@ -51,12 +51,12 @@ class FactoredAttention(Factored):
 
     def _project(self, x: Tensor, place: int) -> Tensor:
         """Apply projection 0 (query), 1 (key), 2 (value) or 3 (output)."""
-        pieces = self.current()
-        s, r = (self._spread(v) for v in pieces.factors[place])
+        values = self.current()
+        s, r = (self._spread(v) for v in values.factors[place])
         return self.scaled(F.linear(self.scaled(x, s), self._weight(place)), r, self._spread(self._bias(place)))
 
     def _spread(self, v: Tensor | None) -> Tensor | None:
-        """Vectors ``[C]`` or ``[N, C]`` as they meet activations with examples on the batch axis."""
+        """Reshape vectors ``[C]`` or ``[N, C]`` to broadcast over activations with examples on the batch axis."""
         module: Any = self
         v = self.by_example(v)
         return v if v is None or v.ndim == 1 else v.unsqueeze(1 if module.batch_first else 0)

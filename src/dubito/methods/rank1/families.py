@@ -1,14 +1,14 @@
-r"""The shapes that one component's posterior over a factor can have, and their KL divergences from a prior.
+r"""The families of a component's posterior over factors, and their KL divergences from a prior.
 
 | family | a draw | KL divergence in closed form from |
 |---|---|---|
 | ``"normal"`` | $\mu + \sigma \epsilon$ | `Normal`, `Laplace`, `LogUniform`, `ARD` |
 | ``"cauchy"`` | $\mu + \gamma \tan \pi (u - \frac12)$ | `Cauchy` |
 | ``"log-normal"`` | $e^{\mu + \sigma \epsilon}$ | `LogNormal` |
-| ``"delta"`` | $\mu$ | any: $-\log p(\mu)$, the density of a point estimate |
+| ``"delta"`` | $\mu$ | any prior: $-\log p(\mu)$ |
 
-Any other pair with a finite KL divergence is estimated without bias from one draw, with the exact entropy of the
-posterior.
+For any other pair with a finite KL divergence, an unbiased estimate is computed from one sample and the exact entropy
+of the posterior.
 """
 
 from __future__ import annotations
@@ -24,17 +24,17 @@ from dubito.beliefs.priors.base import require_real
 from dubito.core.errors import InputError, UnsupportedError
 
 Family = Literal["normal", "cauchy", "log-normal", "delta"]
-CLIP = 10.0  # a factor from a heavy tail is cut here: one draw of 1,000 would undo a whole batch
+CLIP = 10.0  # the largest factor; a larger one from a heavy tail would dominate a whole batch
 
 
 def check_pair(family: str, prior: Prior | None) -> None:
-    """Raise where a prior and a posterior have no finite KL divergence, in one sentence."""
+    """Raise an error if a posterior family has no finite KL divergence from a prior."""
     if prior is None:
         if family != "delta":
             raise InputError(f"A {family} posterior needs a prior; only family='delta' can do without one.")
         return
     if isinstance(prior, ByName) or isinstance(getattr(prior, "loc", None), str):
-        raise InputError(f"{prior!r} speaks of weights, but this prior is of factors: write priors.Normal(1.0, 0.1).")
+        raise InputError(f"{prior!r} is for weights, but this prior is for factors: use priors.Normal(1.0, 0.1).")
     if prior.positive and family != "log-normal":
         raise InputError(
             f"{prior!r} allows only positive factors, but a {family} posterior is over all real numbers: use "
@@ -47,7 +47,7 @@ def check_pair(family: str, prior: Prior | None) -> None:
             "priors.Cauchy(1.0, 0.1) or priors.StudentT."
         )
     if family == "delta" and isinstance(prior, ARD | LogUniform):
-        raise InputError(f"{prior!r} has no highest density, so that point factors cannot be found under it.")
+        raise InputError(f"{prior!r} has no highest density, so it has no most probable factors: use another prior.")
     if family == "log-normal" and isinstance(prior, ARD):
         raise InputError(f"{prior!r} fits normal factors only: use priors.LogNormal, HalfCauchy or LogUniform.")
 
@@ -63,10 +63,10 @@ def draw(
     """Draw factors, differentiable in location and scale.
 
     Args:
-        family: The shape of the posterior.
+        family: The family of the posterior.
         loc: Locations.
-        scale: Scales of either sign that broadcast over them; None for points.
-        shape: That of the noise, which broadcasts over locations and scales; by default that of the locations.
+        scale: Scales of either sign that broadcast over the locations; None for point estimates.
+        shape: The shape of the noise; by default that of the locations.
         generator: The source of randomness; by default the global one.
     """
     if scale is None:
@@ -84,12 +84,12 @@ def draw(
 
 
 def center(family: str, loc: Tensor) -> Tensor:
-    """The median of the factors."""
+    """Return the medians of the factors."""
     return loc.exp() if family == "log-normal" else loc
 
 
 def location(family: str, factors: Tensor) -> Tensor:
-    """The location of which these factors are the center: the inverse of `center`."""
+    """Return the locations with these medians: the inverse of `center`."""
     if family != "log-normal":
         return factors
     if bool((factors <= 0).any()):
@@ -98,7 +98,7 @@ def location(family: str, factors: Tensor) -> Tensor:
 
 
 def moments(family: str, loc: Tensor, scale: Tensor | None) -> tuple[Tensor, Tensor]:
-    """Mean and variance of the factors, without regard to the clipping of far tails."""
+    """Return mean and variance of the factors, without the clipping of far tails."""
     if scale is None:
         return loc, torch.zeros_like(loc)
     if family == "cauchy":
@@ -140,7 +140,7 @@ def kl_divergence(
 
 
 def _entropy(family: str, loc: Tensor, log_scale: Tensor) -> Tensor:
-    """The exact entropy: log 4πγ of a Cauchy variable, μ + ½ log 2πeσ² of a log-normal one."""
+    """Return the exact entropy: log 4πγ for a Cauchy variable, μ + ½ log 2πeσ² for a log-normal one."""
     if family == "cauchy":
         return (log_scale + math.log(4 * math.pi)).sum()
     return (loc + log_scale + 0.5 * math.log(2 * math.pi * math.e)).sum()

@@ -1,4 +1,4 @@
-"""A dense layer with factors of blocks of rows as a single node of the graph, for a training step."""
+"""A dense layer with factors per block of rows as one node of autograd's graph, for faster training steps."""
 
 from __future__ import annotations
 
@@ -8,20 +8,20 @@ import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-# Rows of a block from which gradients of the weight by blocks take less time than one more product with all rows.
+# Blocks of at least this many rows: gradients of the weight by blocks are then faster than another full product.
 MANY_ROWS = 20
 
 
 class BlockDense(torch.autograd.Function):
-    r"""$y = ((x \circ s_m) W^\top) \circ r_m + b_m$ for the rows $x$ of block $m$, in M blocks of equally many rows.
+    r"""$y = ((x \circ s_m) W^\top) \circ r_m + b_m$ for the rows $x$ of block $m$, in M blocks of equal size.
 
     With $z = (x \circ s_m) W^\top$, $\bar z = g \circ r_m$, $\bar u = \bar z W$ and sums over the rows of a block:
 
     $$\bar b_m = \textstyle\sum g, \quad \bar r_m = \sum g \circ z, \quad \bar s_m = \sum \bar u \circ x, \quad
       \bar W = \bar z^\top (x \circ s), \quad \bar x = \bar u \circ s_m .$$
 
-    Data needs no gradient, and then $\bar u$, a product as large as the layer, is not needed. The gradients of the
-    weight by blocks, $G_m = \bar z_m^\top x_m$, take no more multiplications than all at once, and give
+    If the inputs are data, they need no gradient, and neither $\bar u$. The gradients of the weight by blocks,
+    $G_m = \bar z_m^\top x_m$, then give, with as many multiplications,
 
     $$\bar W = \sum_m G_m \circ s_m, \qquad \bar s_m = 1^\top (W \circ G_m) .$$
     """
@@ -59,7 +59,7 @@ class BlockDense(torch.autograd.Function):
 
 
 def _by_blocks(inputs: Tensor, weight: Tensor, s: Tensor, on_middle: Tensor) -> tuple[Tensor, Tensor]:
-    """The gradients of the weight and of the input factors; one block at a time, which stays in the cache."""
+    """Return the gradients of the weight and of the input factors, one block at a time to fit into the cache."""
     on_weight, on_s, part = torch.zeros_like(weight), torch.empty_like(s), torch.empty_like(weight)
     for m, (x, grads) in enumerate(zip(inputs, on_middle, strict=True)):
         torch.mm(grads.t(), x, out=part)

@@ -1,7 +1,7 @@
 r"""Layers with rank-1 factors: $y = ((x \circ s) W) \circ r + b$, written once over `LayerRule.apply`.
 
-`make_factored` turns a module of one of our own networks, in place, into one that reads its factors and biases from
-`pieces`; it is still of its class and has the same parameters, of which the weight $W$ is shared by all components.
+`make_factored` changes a module of a private network in place, so that it reads its factors and biases from `values`.
+It is still an instance of its class with the same parameters; the weight $W$ is shared by all components.
 """
 
 from __future__ import annotations
@@ -25,22 +25,22 @@ class Factored(Swapped):
     """Mixed into the class of a module by `make_factored`.
 
     Attributes:
-        pieces: The factors and biases of the current pass; None outside of one.
-        examples: The number of examples in this pass; None where all of them share their factors.
+        values: The factors and biases of the current forward pass; None outside of one.
+        examples: The number of examples in this pass; None if all of them share their factors.
         perturbation: How factors change a channel.
         label: The name of the module in its network, for messages.
     """
 
     prefix = "Factored"
-    pieces: SiteValues | None
+    values: SiteValues | None
     examples: int | None
     perturbation: Perturbation
     label: str
 
     def current(self) -> SiteValues:
         """The factors and biases of this pass."""
-        assert self.pieces is not None, "a factored layer is called only by its Rank1Module"
-        return self.pieces
+        assert self.values is not None, "a factored layer is called only by its Rank1Module"
+        return self.values
 
     def scaled(self, value: Tensor, factor: Tensor | None, bias: Tensor | None = None) -> Tensor:
         """Perturb channels by factors that broadcast over them, then add a bias; a factor of 1 changes nothing."""
@@ -51,7 +51,7 @@ class Factored(Swapped):
         return value * factor if bias is None else torch.addcmul(bias, value, factor)
 
     def check_rows(self, rows: int) -> None:
-        """Raise unless this layer sees all examples of the pass, one on each row."""
+        """Raise an error unless the layer's input has one row per example."""
         if self.examples is not None and rows != self.examples:
             raise UnsupportedError(
                 f"The layer '{self.label}' was given {rows} rows for {self.examples} examples: rank-1 factors need the "
@@ -59,7 +59,7 @@ class Factored(Swapped):
             )
 
     def by_example(self, v: Tensor | None) -> Tensor | None:
-        """A vector of each block of examples as one of each example."""
+        """Repeat the vectors of blocks of examples for each example."""
         if v is None or v.ndim == 1 or self.examples is None or len(v) == self.examples:
             return v
         return v.repeat_interleave(self.examples // len(v), dim=0)
@@ -73,25 +73,25 @@ class FactoredLayer(Factored):
     def forward(self, x: Tensor, *args: Any, **kwargs: Any) -> Tensor:
         """Scale the inputs, apply the shared weight, scale the outputs, add the component's bias."""
         if args or kwargs:
-            raise UnsupportedError(f"The layer '{self.label}' is called with more than its input: that has no rule.")
-        pieces = self.current()
-        ((s, r),) = pieces.factors
+            raise UnsupportedError(f"The layer '{self.label}' has several arguments; rank-1 factors allow one.")
+        values = self.current()
+        ((s, r),) = values.factors
         self.check_rows(len(x))
-        if pieces.once and self._is_dense(x) and s is not None and r is not None and pieces.biases:
-            (bias,) = pieces.biases
+        if values.once and self._is_dense(x) and s is not None and r is not None and values.biases:
+            (bias,) = values.biases
             if len(s) == len(r) == len(bias) < len(x):
                 return BlockDense.apply(x, self._parameters["weight"], s, r, bias)
         x = self._on_channels(x, "input", s, None)
         y = self.rule.apply(self, x, self._parameters["weight"], None)  # type: ignore[arg-type]
-        return self._on_channels(y, "output", r, pieces.biases[0] if pieces.biases else None)
+        return self._on_channels(y, "output", r, values.biases[0] if values.biases else None)
 
     def _is_dense(self, x: Tensor) -> bool:
-        """Whether this is a dense layer on rows, which a single node of the graph does for."""
+        """Return whether `BlockDense` can compute this layer."""
         plain = type(self.rule) is LinearRule and self.perturbation == "multiplicative"
         return plain and x.ndim == 2 and x.is_contiguous() and not torch.is_autocast_enabled(x.device.type)
 
     def _on_channels(self, value: Tensor, side: Side, factor: Tensor | None, bias: Tensor | None) -> Tensor:
-        """Perturb the channels of one side; examples of a block that share a vector meet it by broadcasting."""
+        """Perturb the channels of one side; the vector of a block is broadcast over its examples."""
         vectors = (factor, bias)
         blocks = min((len(v) for v in vectors if v is not None and v.ndim == 2), default=len(value))
         shaped = [None if v is None else self.rule.scale_channels(self, v, side, value.ndim) for v in vectors]
@@ -102,5 +102,5 @@ class FactoredLayer(Factored):
 
 
 def make_factored(module: nn.Module, mixin: type[Factored], label: str, perturbation: Perturbation, **own: Any) -> None:
-    """Turn a module, in place, into a factored one."""
-    swap_class(module, mixin, pieces=None, examples=None, perturbation=perturbation, label=label, **own)
+    """Change a module, in place, into a factored one."""
+    swap_class(module, mixin, values=None, examples=None, perturbation=perturbation, label=label, **own)

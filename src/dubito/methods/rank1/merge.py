@@ -1,7 +1,7 @@
-r"""From factors to the weights of a plain network: $W' = W \circ r s^\top$.
+r"""Merge factors into the weights of a plain network: $W' = W \circ r s^\top$.
 
-With multiplicative factors a draw of the mixture is a network like the user's own, under the user's names; predictions,
-samples and means are made of these.
+With multiplicative factors, a sample of the mixture is a network of the user's architecture, with the user's parameter
+names. Predictions, samples and means use these networks.
 """
 
 from __future__ import annotations
@@ -17,27 +17,27 @@ from dubito.networks.layers import class_rule, weight_axis
 
 
 def can_merge(network: nn.Module, layout: Layout) -> bool:
-    """Whether the layer rules know where the channels of every site lie on its weight."""
+    """Return whether the layer rules know the channel axes of the weight of every site."""
     layers = [network.get_submodule(site.name) for site in layout.sites if site.kind == "layer"]
     return all(weight_axis(layer, "output") is not None or weight_axis(layer, "input") is not None for layer in layers)
 
 
 @torch.no_grad()
 def merge(network: nn.Module, layout: Layout, values: Mapping[str, Tensor], factors: Tensor, biases: Tensor) -> Params:
-    """The parameters of plain networks at vectors of factors and of biases.
+    """Return the parameters of plain networks at given factors and biases.
 
     Args:
-        network: Gives the types of the layers.
-        layout: Where the factors go.
+        network: The network, for the types of its layers.
+        layout: The sites of the factors.
         values: The shared parameters by name.
         factors: One vector ``[D]``, or one for each of S networks ``[S, D]``.
         biases: One vector ``[E]``, or ``[S, E]``.
     """
     modules, merged = dict(network.named_modules()), dict(values)
-    for site, pieces in layout.cut(factors, biases):
-        for map_, (s, r) in zip(site.maps, pieces.factors, strict=True):
+    for site, values_ in layout.split(factors, biases):
+        for map_, (s, r) in zip(site.maps, values_.factors, strict=True):
             merged[map_.weight] = _scaled(modules[site.name], merged[map_.weight], map_, s, r)
-        for (name, _), bias in zip(site.biases, pieces.biases, strict=True):
+        for (name, _), bias in zip(site.biases, values_.biases, strict=True):
             merged[name] = bias.reshape(*bias.shape[:-1], *values[name].shape).clone()
     return merged
 

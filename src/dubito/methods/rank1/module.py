@@ -23,7 +23,7 @@ from dubito.networks.swapping import calling_every_layer, fused_modules
 if TYPE_CHECKING:
     from dubito.methods.rank1.recipe import BatchEnsemble, Rank1
 
-Blocks = list[tuple[int, int]]  # which component the rows of a batch belong to: pairs of component and number of rows
+Blocks = list[tuple[int, int]]  # the components of the rows of a batch: pairs of component and number of rows
 _MIXINS: dict[str, type[Factored]] = {"layer": FactoredLayer, "attention": FactoredAttention, "lstm": FactoredLSTM}
 
 
@@ -34,8 +34,8 @@ class Rank1Module(nn.Module):
     component has its own. `loc` and `log_scale` hold all factors of all layers, `bias` all biases.
 
     Args:
-        network: A private copy of the network, which is changed.
-        layout: Where factors go.
+        network: A private copy of the network, which is changed in place.
+        layout: The sites of the factors.
         recipe: The settings.
         generator: The source of the initial factors; by default the global one.
     """
@@ -75,11 +75,11 @@ class Rank1Module(nn.Module):
 
     @property
     def scale(self) -> Tensor | None:
-        """The scales of the factors ``[K, D]`` or ``[1, D]``; None for points."""
+        """The scales of the factors ``[K, D]`` or ``[1, D]``; None for point estimates."""
         return None if self.log_scale is None else self.log_scale.exp()
 
     def biases(self) -> Tensor:
-        """The biases ``[K, E]``: one for each component, but the network's own where those are frozen."""
+        """Return the biases ``[K, E]`` of the components; frozen ones are the network's own."""
         if self.frozen is None or self.frozen_biases is None:
             return self.bias
         return torch.where(self.frozen, self.frozen_biases, self.bias)
@@ -91,15 +91,15 @@ class Rank1Module(nn.Module):
         return self.all_components(kwargs if kwargs else args)
 
     def all_components(self, inputs: Any, *, once: bool = False) -> Tensor:
-        """Return the outputs ``[K, B, ...]`` for one batch, each example with factors of its own; see `run`."""
+        """Return the outputs ``[K, B, ...]`` for one batch, with one sample of the factors per example; see `run`."""
         count, rows = self.recipe.components, batches.num_rows(inputs)
         repeated = batches.map_leaves(lambda leaf: leaf.repeat(count, *[1] * (leaf.ndim - 1)), inputs)
         return self.run(repeated, [(k, rows) for k in range(count)], once=once).unflatten(0, (count, rows))
 
     def run(self, inputs: Any, blocks: Blocks, *, once: bool = False) -> Tensor:
-        """Return the outputs ``[N, ...]`` of rows that belong to the components that `blocks` says.
+        """Return the outputs ``[N, ...]`` of rows whose components are given by `blocks`.
 
-        `once` promises that they are differentiated at most once, which then takes less time.
+        With `once` they may be differentiated at most once, which is faster.
         """
         blocks = [(k, rows) for k, rows in blocks if rows]
         index = torch.tensor([k for k, _ in blocks], device=self.loc.device)
@@ -111,17 +111,17 @@ class Rank1Module(nn.Module):
         examples = None if factors.ndim == 1 else sum(rows for _, rows in blocks)
         for norm in self.norms.values():
             norm.blocks = blocks
-        for place, (_, pieces) in zip(self.places, self.layout.cut(factors, biases, once=once), strict=True):
-            vars(place).update(pieces=pieces, examples=examples)
+        for place, (_, values) in zip(self.places, self.layout.split(factors, biases, once=once), strict=True):
+            vars(place).update(values=values, examples=examples)
         try:
             with calling_every_layer([] if self.training else self.fused):
                 return params.call(self.network, inputs)
         finally:
             for place in self.places:
-                vars(place)["pieces"] = None
+                vars(place)["values"] = None
 
     def component_tensors(self) -> dict[str, Tensor]:
-        """Return the tensors of normalization layers that have a slice for each component, by the user's names."""
+        """Return the tensors of normalization layers with one slice per component, by the user's names."""
         found: dict[str, Tensor] = {}
         for name, norm in self.norms.items():
             own = {**norm._parameters, **norm._buffers}
@@ -129,7 +129,7 @@ class Rank1Module(nn.Module):
         return found
 
     def draw(self, blocks: Blocks) -> Tensor:
-        """Draw factors: for each row ``[N, D]``, or a vector for each of several equal blocks where that is enough."""
+        """Draw factors for each row ``[N, D]``, or for each of several equal blocks if its rows share them."""
         return self._draw(torch.tensor([k for k, _ in blocks], device=self.loc.device), blocks)
 
     def _draw(self, index: Tensor, blocks: Blocks) -> Tensor:
@@ -140,7 +140,7 @@ class Rank1Module(nn.Module):
             return _by_row(families.draw(family, loc, scale), blocks)
         if not _even(blocks):
             return families.draw(family, _by_row(loc, blocks), scale if len(scale) == 1 else _by_row(scale, blocks))
-        # Normal draws are slow: blocks share them up to random signs, so draws of different blocks are uncorrelated.
+        # Normal draws are slow, so blocks share them up to random signs, which makes different blocks uncorrelated.
         signs = torch.empty_like(loc).random_(2).mul_(2).sub_(1)
         shape = (blocks[0][1], loc.shape[1])
         return families.draw(family, loc.unsqueeze(1), (scale * signs).unsqueeze(1), shape=shape).flatten(0, 1)
@@ -171,9 +171,9 @@ def convert(
 
     Args:
         model: Any network.
-        recipe: A `Rank1` or `BatchEnsemble`, of which those fields count that are not about the training loop.
-        inputs: A batch of inputs: with it, layers that do not see the examples on their first axis are found and left
-            out; without it, such a layer raises an error when it is called.
+        recipe: A `Rank1` or `BatchEnsemble`; its settings of the training loop are ignored.
+        inputs: A batch of inputs, by which layers without a batch axis are found and left out; without inputs, such a
+            layer raises an error when it is called.
         generator: The source of the initial factors; by default the global one.
 
     >>> module = convert(nn.Linear(3, 2))
@@ -192,7 +192,7 @@ def convert(
 
 
 def initial_locations(recipe: Rank1, size: int, like: Tensor, generator: torch.Generator | None) -> Tensor:
-    """The locations ``[K, D]`` of the factors at the start: random signs, or near 1."""
+    """Return the initial locations ``[K, D]`` of the factors: random signs, or near 1."""
     device = like.device if generator is None else generator.device
     blank = torch.empty(recipe.components, size, dtype=like.dtype, device=device)
     can_be_negative = recipe.family != "log-normal" and recipe.perturbation == "multiplicative"
@@ -204,7 +204,7 @@ def initial_locations(recipe: Rank1, size: int, like: Tensor, generator: torch.G
 
 
 def split_blocks(rows: int, components: int, first: int) -> Blocks:
-    """Share out the rows of a batch as evenly as possible, beginning with component `first`.
+    """Divide the rows of a batch among the components as evenly as possible, beginning with component `first`.
 
     >>> split_blocks(7, 3, first=1)
     [(1, 3), (2, 2), (0, 2)]
@@ -218,7 +218,7 @@ def _even(blocks: Blocks) -> bool:
 
 
 def _by_row(vectors: Tensor, blocks: Blocks) -> Tensor:
-    """The vectors ``[M, C]`` of blocks as those of their rows, unless blocks are equal: those meet by broadcasting."""
+    """Repeat the vectors ``[M, C]`` of blocks for their rows; those of equal blocks are broadcast instead."""
     if _even(blocks):
         return vectors
     return torch.cat([vector.expand(rows, -1) for vector, (_, rows) in zip(vectors, blocks, strict=True)])

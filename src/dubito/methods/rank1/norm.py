@@ -16,10 +16,10 @@ STACKED = ("weight", "bias", "running_mean", "running_var")
 
 
 class ComponentNorm(Swapped):
-    """Mixed into a normalization layer whose tensors have a leading axis ``[K]``, one slice for each component.
+    """A mixin for a normalization layer whose tensors have a leading axis ``[K]``, one slice per component.
 
     Attributes:
-        blocks: Which component the rows belong to: pairs of a component and its number of rows.
+        blocks: The components of the rows: pairs of component and number of rows.
     """
 
     prefix = "Component"
@@ -27,7 +27,7 @@ class ComponentNorm(Swapped):
     rule: NormRule[Any]
 
     def forward(self, x: Tensor) -> Tensor:
-        """Normalize the rows of each component by themselves."""
+        """Normalize the rows of each component separately."""
         layer: Any = self
         if self.training and layer._buffers.get("num_batches_tracked") is not None:
             layer.num_batches_tracked += 1
@@ -47,7 +47,7 @@ class ComponentNorm(Swapped):
 
 
 def make_component_norms(network: nn.Module, components: int) -> dict[str, ComponentNorm]:
-    """Give every normalization layer of our own network one slice per component; return them by name."""
+    """Give every normalization layer of a private network one slice per component; return the layers by name."""
     found: dict[str, ComponentNorm] = {}
     for name, module in network.named_modules():
         rule = rule_for(module)

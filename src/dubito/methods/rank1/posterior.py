@@ -25,21 +25,21 @@ from dubito.methods.rank1.sites import find_layout
 from dubito.networks.normalization import running_norms
 from dubito.networks.twin import twin
 
-# Draws of each component in a prediction by default, where the tails of its factors are heavy; else one is enough.
+# The default number of samples of each component if its factors have heavy tails; else it is one.
 HEAVY_DRAWS = 4
 
 
 @dataclass(frozen=True)
 class Components:
-    """What the components have of their own.
+    """The tensors that differ between components.
 
     Args:
         loc: The locations of the factors ``[K, D]``.
-        scale: Their scales ``[K, D]``, or ``[1, D]`` where components share them; None for points.
+        scale: Their scales ``[K, D]``, or ``[1, D]`` if components share them; None for point estimates.
         bias: The biases of the factored layers ``[K, E]``.
-        norms: Gains and statistics of normalization layers ``[K, ...]`` by name, where each component has its own.
-        left_out: Layers that could have factors but do not see the examples on their first axis.
-        mergeable: Whether a draw of the factors is a plain network of the user's kind.
+        norms: Gains and statistics of normalization layers ``[K, ...]`` by name, if each component has its own.
+        left_out: Layers without factors because their inputs have no batch axis.
+        mergeable: Whether a sample of the factors can be merged into the weights of a plain network.
     """
 
     loc: Tensor
@@ -53,16 +53,16 @@ class Components:
 class Rank1Posterior(Posterior):
     r"""The result of `Rank1` and `BatchEnsemble`: an equal mixture of K components $W \circ r_k s_k^\top$.
 
-    On the sample axis of a prediction, sample i belongs to component ``i % K``; by default there is one sample of each
-    component (four of a Cauchy one), and a number that is not a multiple of K is rounded up to one, so that all weigh
-    the same.
+    On the sample axis of a prediction, sample i belongs to component ``i % K``. By default there is one sample of each
+    component (four for the Cauchy family). A number that is not a multiple of K is rounded up, so that all components
+    have equal weight.
 
     Args:
         model: The network with the shared weights.
         likelihood: The likelihood.
         recipe: The recipe.
         num_data: The number of examples seen.
-        mixture: What the components have of their own.
+        mixture: The tensors that differ between components.
     """
 
     family = "Rank1"
@@ -81,7 +81,7 @@ class Rank1Posterior(Posterior):
 
     @property
     def num_parameters(self) -> int:
-        """The numbers that were learned: shared weights, factors, biases and gains of all components."""
+        """The number of learned parameters: shared weights, factors, biases and gains of all components."""
         own = {*self.layout.bias_names, *self.mixture.norms}
         shared = sum(value.numel() for name, value in self.model.named_parameters() if name not in own)
         gains = {name for name, _ in self.model.named_parameters()} & self.mixture.norms.keys()
@@ -91,11 +91,11 @@ class Rank1Posterior(Posterior):
 
     @property
     def default_samples(self) -> int:
-        """One draw of each component, or four where tails are heavy."""
+        """One sample of each component, or four if the factors have heavy tails."""
         return self.components * (HEAVY_DRAWS if self.rank1.family == "cauchy" else 1)
 
     def predictor(self, num_samples: int, generator: torch.Generator, **options: Any) -> Predictor:
-        """Return the mixture over draws that are the same for all inputs of a call."""
+        """Return the mixture over samples that are the same for all inputs of a call."""
         if options:
             raise InputError(f"A Rank1 posterior has no predict option '{next(iter(options))}'.")
         rounds = 1 if self.mixture.scale is None else -(-num_samples // self.components)
@@ -108,10 +108,10 @@ class Rank1Posterior(Posterior):
         return predict
 
     def networks(self, members: Tensor, factors: Tensor) -> Callable[[Any], Iterator[Tensor]]:
-        """Return the function from inputs to the outputs of each member, at given factors.
+        """Return the function from inputs to the outputs of each sample, at given factors.
 
         Args:
-            members: The component of each member ``[S]``.
+            members: The component of each sample ``[S]``.
             factors: Its factors ``[S, D]``.
         """
         pairs = list(zip(members.tolist(), factors, strict=True))
@@ -131,7 +131,7 @@ class Rank1Posterior(Posterior):
         return families.center(self.rank1.family, self.mixture.loc)
 
     def sample(self, num_samples: int, *, generator: torch.Generator | None = None) -> Params:
-        """Draw weights; components take turns, in a random order."""
+        """Draw weights; the components alternate, in a random order."""
         self._require_weights()
         generator = default_generator(generator)
         order = torch.randperm(self.components, generator=generator, device=generator.device).cpu()
@@ -149,11 +149,11 @@ class Rank1Posterior(Posterior):
         return {name: value.mean(0) if value.ndim > shapes[name] else value for name, value in drawn.items()}
 
     def marginals(self) -> tuple[Params, Params]:
-        """Return mean and variance of every weight where there is one component; a mixture has several modes."""
+        """Return mean and variance of every weight if there is one component; several components raise an error."""
         if self.components > 1:
             raise UnsupportedError(
-                f"A mixture of {self.components} components has no single mean and variance of a weight that would "
-                "describe it: draw weights with sample, or fit Rank1(components=1)."
+                f"The mean and variance of each weight do not describe a mixture of {self.components} components: draw "
+                "weights with sample, or fit Rank1(components=1)."
             )
         self._require_weights()
         mixture = self.mixture
@@ -167,11 +167,11 @@ class Rank1Posterior(Posterior):
         return {name: value.to(self.dtype) for name, value in first.items()}, spread
 
     def prior(self) -> tuple[Params, Params]:
-        """There is none over single weights."""
+        """Raise an error: the prior is over factors, not over weights."""
         raise UnsupportedError("The prior of a Rank1 posterior is over factors that many weights share, not weights.")
 
     def state(self) -> dict[str, Any]:
-        """Return what the components have of their own."""
+        """Return the tensors of the components."""
         own = self.mixture
         return {"loc": own.loc, "scale": own.scale, "bias": own.bias, "norms": own.norms,
                 "left_out": list(own.left_out), "mergeable": own.mergeable}  # fmt: skip
@@ -190,13 +190,13 @@ class Rank1Posterior(Posterior):
         return families.draw(self.rank1.family, loc[members], scale, generator=generator)
 
     def _weights(self, component: int | Tensor, factors: Tensor) -> Params:
-        """The parameters of a plain network at one draw of the factors, or of several ``[S]``; shared ones once."""
+        """Return the parameters of a plain network at one sample of the factors, or of several networks ``[S]``."""
         own = {name: value[component] for name, value in self.mixture.norms.items()}
         shared = {name: own.get(name, value) for name, value in params.of(self.model).items()}
         return merge(self.model, self.layout, shared, factors, self.mixture.bias[component])
 
     def _values(self, component: int, factors: Tensor) -> Params:
-        """The parameters and the statistics of a plain network at one draw of the factors."""
+        """Return the parameters and the statistics of a plain network at one sample of the factors."""
         statistics = {name: value[component] for name, value in self.mixture.norms.items()}
         return {**statistics, **self._weights(component, factors)}
 
@@ -208,13 +208,13 @@ class Rank1Posterior(Posterior):
     def _require_weights(self) -> None:
         if not self.mixture.mergeable:
             raise UnsupportedError(
-                "These factors do not make a network of the same kind (they are additive, or act on tied or unknown "
-                "layers), so that there are no weights to draw: use predict."
+                "These factors cannot be merged into weights (they are additive, or act on tied or unknown layers), so "
+                "there are no weights to draw: use predict."
             )
         if running_norms(self.model) and self.mixture.norms:
             raise UnsupportedError(
-                "Each component has normalization statistics of its own, and weights do not contain them: use predict, "
-                "or fit with normalization='shared'."
+                "Each component has its own normalization statistics, which are not weights: use predict, or fit with "
+                "normalization='shared'."
             )
 
     @cached_property

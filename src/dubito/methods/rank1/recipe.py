@@ -26,34 +26,34 @@ class Rank1(Recipe):
     r"""Train a mixture over cheap factors of one shared network (Dusenberry et al. 2020, arXiv 2005.07186).
 
     In component k every layer is $y = ((x \circ s_k) W) \circ r_k + b_k$: its weight is $W \circ r_k s_k^\top$. The
-    matrix $W$ is shared and a point, with an L2 penalty, itself a normal prior; the vectors $r_k, s_k$ have a
-    posterior, and are drawn for each example; biases are points of each component. Training maximizes
+    matrix $W$ is shared by all components and has an L2 penalty. The vectors $r_k, s_k$ have a posterior, which is
+    sampled for each example. Each component has its own biases. Training maximizes
 
     $$\frac1K \sum_k \mathbb E_{q_k} \log p(D \mid r, s) - \mathrm{KL}(q \,\|\, p), \qquad
       q = \frac1K \sum_k q_k(r) q_k(s) .$$
 
-    A component costs one vector per side of each layer, not another network.
+    Another component adds one vector per side of each layer, not another network.
 
     Args:
         components: K.
-        prior: The prior of every factor; its mean of 1 is a factor that changes nothing.
+        prior: The prior of every factor; a factor of 1 changes nothing.
         family: The family of each component: ``"normal"``, ``"cauchy"`` (heavy tails, clipped at ±10),
-            ``"log-normal"`` (positive) or ``"delta"`` (points).
+            ``"log-normal"`` (positive) or ``"delta"`` (point estimates).
         factors: ``"both"`` s and r, or only those of the ``"input"`` or the ``"output"`` side.
         bound: ``"average"`` of the components' log-likelihoods, or the log-likelihood of the ``"mixture"``, which is at
             least as large and needs ``batch="repeat"``.
-        mixture_kl: ``"mean"`` over components, a bound on the mixture's KL divergence, or their ``"sum"``, K times it,
-            which is what the authors' code trains with.
-        initial: Where factors start when the start is fresh: random signs ±1 (``"sign"``), or around 1 (``"normal"``).
-        batch: ``"repeat"`` shows every example to every component, at K times the cost; ``"split"`` shows each
-            component a part of the batch, at the cost of one network.
+        mixture_kl: The ``"mean"`` over components, a bound on the mixture's KL divergence; or their ``"sum"``, K times
+            the mean, as in the authors' code.
+        initial: Initial factors for ``start="fresh"``: random signs ±1 (``"sign"``), or values near 1 (``"normal"``).
+        batch: ``"repeat"`` trains every component on every example, at K times the cost; ``"split"`` trains each
+            component on a part of the batch, at the cost of one network.
         sample: Draw factors for each ``"example"``, or once for a component and a ``"batch"``.
         perturbation: ``"multiplicative"`` factors, or ``"additive"`` ones, $y = (x + s - 1) W + r - 1 + b$.
         kl_warmup: The fraction of all steps over which the weight of the KL divergence rises from 0 to 1.
         weight_decay: λ of an L2 penalty $\frac\lambda2 \|W\|^2$ in the mean loss, on weights and biases, not factors
             (decoupled under ``Training(optimizer="adamw")``). ``Training(weight_decay=...)`` is added to it.
         start: ``"model"`` starts at the model's weights with factors near 1, ``"fresh"`` at newly drawn weights,
-            ``"head"`` at a newly drawn output layer; a MAP, Rank1 or BatchEnsemble posterior starts at its weights.
+            ``"head"`` at a newly drawn output layer; a MAP, Rank1 or BatchEnsemble posterior starts from its weights.
         normalization: Whether normalization layers are ``"shared"`` by the components, or each ``"component"`` has its
             own gains and statistics.
         recalibrate: Recompute the running statistics of normalization layers after training, at the final weights.
@@ -61,7 +61,7 @@ class Rank1(Recipe):
             own, for twice the parameters.
         initial_scale: The scale of every factor at the start.
         spread: The standard deviation of the components' locations around 1 at the start.
-        factor_rate: A factor of the learning rate for the locations and scales of factors; 0 keeps them as they are.
+        factor_rate: A factor of the learning rate for the locations and scales of factors; 0 keeps them fixed.
     """
 
     setting_name = "Rank1"
@@ -115,8 +115,8 @@ class BatchEnsemble(Recipe):
 
     Args:
         members: K.
-        factors: As in `Rank1`, like all that follows.
-        initial: Random signs, or around 1, where the start is fresh.
+        factors: As in `Rank1`, like all other arguments.
+        initial: Random signs, or values near 1, for ``start="fresh"``.
         batch: ``"split"`` trains at the cost of one network, ``"repeat"`` at that of K.
         weight_decay: An L2 penalty on weights and biases.
         start: ``"model"``, ``"fresh"``, ``"head"``, or a posterior.
@@ -139,7 +139,7 @@ class BatchEnsemble(Recipe):
     factor_rate: NonNegative = 1.0
 
     def as_rank1(self) -> Rank1:
-        """Return the mixture of points that this is."""
+        """Return the equivalent `Rank1` recipe."""
         fields = {name: value for name, value in self.fields().items() if name != "members"}
         return Rank1(components=self.members, prior=None, family="delta", **fields)
 
@@ -158,8 +158,8 @@ def _starting(recipe: Recipe, start: str) -> Recipe:
     own = recipe.fields()["start"]
     if not isinstance(own, str):
         raise InputError(
-            f"{recipe.setting_name} starts from one posterior here, but members need starts of their own: leave its "
-            "`start` out."
+            f"{recipe.setting_name} starts from one posterior here, but each member needs its own start: leave out "
+            "its `start`."
         )
     near_one = {"initial": "normal"} if (own, start) == ("model", "fresh") else {}
     return recipe.replace(start=start, **near_one)

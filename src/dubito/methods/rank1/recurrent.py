@@ -60,9 +60,9 @@ class FactoredLSTM(Factored):
         per = 3 if lstm.proj_size else 2
         weights = [value for key, value in self.named_parameters() if key.startswith("weight")]
         weights = weights[place * per : (place + 1) * per]
-        pieces = self.current()
-        factors = [(self.by_example(s), self.by_example(r)) for s, r in pieces.factors[place * per : (place + 1) * per]]
-        biases: Any = [self.by_example(bias) for bias in pieces.biases[2 * place : 2 * place + 2]]
+        values = self.current()
+        factors = [(self.by_example(s), self.by_example(r)) for s, r in values.factors[place * per : (place + 1) * per]]
+        biases: Any = [self.by_example(bias) for bias in values.biases[2 * place : 2 * place + 2]]
         gates = self._mapped(x, weights[0], factors[0], biases[0] + biases[1] if biases else None)
         states: list[Tensor] = []
         for gate in reversed(gates.unbind(0)) if backward else gates.unbind(0):
@@ -77,6 +77,6 @@ class FactoredLSTM(Factored):
     def _mapped(
         self, x: Tensor, weight: Tensor, factors: tuple[Tensor | None, Tensor | None], bias: Tensor | None = None
     ) -> Tensor:
-        """Factors ``[N, C]`` meet ``[T, N, C]`` and ``[N, C]`` alike."""
+        """Apply factors ``[N, C]`` to ``[T, N, C]`` or ``[N, C]``."""
         s, r = factors
         return self.scaled(F.linear(self.scaled(x, s), weight), r, bias)

@@ -1,9 +1,9 @@
-"""Where rank-1 factors go: the weight matrices of a network, and the places of their factors in one vector.
+"""Find the weight matrices of a network that get rank-1 factors, and arrange all factors in one vector.
 
-A `LinearMap` is one weight matrix seen as a linear map whose input and output channels can be scaled. Linear layers,
+A `LinearMap` is one weight matrix, whose input and output channels can be scaled. Linear layers,
 convolutions and embeddings have one, attention has four (query, key, value, output), an LSTM two or three for each
-layer and direction. A `Site` is a module with its maps and biases, and a `Layout` says which part of one long vector
-of factors belongs to which map: one draw of that vector is one draw of the whole network.
+layer and direction. A `Site` is a module with its maps and biases. A `Layout` defines which part of one vector of
+factors belongs to which map, so that one sample of the vector is one sample of the whole network.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ class LinearMap:
 
     Args:
         weight: The name of its parameter.
-        rows: Its first and last-but-one row, where it is only a part of the parameter (of a packed projection).
+        rows: Its range of rows if it is only a part of the parameter (a packed projection); else None.
         inputs: The number of input factors; 0 for none.
         outputs: The number of output factors; 0 for none.
     """
@@ -44,7 +44,7 @@ class LinearMap:
 
 @dataclass(frozen=True)
 class Site:
-    """A module whose channels are scaled: its name, what it is, its maps, and its biases with their sizes."""
+    """A module whose channels are scaled: its name, its kind, its maps, and its biases with their sizes."""
 
     name: str
     kind: Kind
@@ -54,10 +54,10 @@ class Site:
 
 @dataclass(frozen=True)
 class SiteValues:
-    """What one site gets of the long vectors: a pair of input and output factors for each map, and its biases.
+    """The values of one site: a pair of input and output factors for each map, and its biases.
 
-    A tensor is ``[C]``, shared by all examples; ``[N, C]`` with a row for each; or ``[M, C]`` with a row for each of M
-    blocks of equally many examples. `once` says that the pass is differentiated at most once, as by a training step.
+    A tensor is ``[C]``, shared by all examples; ``[N, C]``, one row per example; or ``[M, C]``, one row for each of M
+    blocks of equal size. With `once` the pass is differentiated at most once, as in a training step.
     """
 
     factors: tuple[tuple[Tensor | None, Tensor | None], ...]
@@ -73,12 +73,12 @@ class Layout:
 
     @property
     def factor_sizes(self) -> list[int]:
-        """The lengths of the pieces of the vector of factors."""
+        """The lengths of the parts of the vector of factors."""
         return [size for site in self.sites for map_ in site.maps for size in (map_.inputs, map_.outputs) if size]
 
     @property
     def bias_sizes(self) -> list[int]:
-        """The lengths of the pieces of the vector of biases."""
+        """The lengths of the parts of the vector of biases."""
         return [size for site in self.sites for _, size in site.biases]
 
     @property
@@ -86,8 +86,8 @@ class Layout:
         """The parameters in the vector of biases."""
         return [name for site in self.sites for name, _ in site.biases]
 
-    def cut(self, factors: Tensor, biases: Tensor, *, once: bool = False) -> Iterator[tuple[Site, SiteValues]]:
-        """Cut vectors ``[..., D]`` of factors and ``[..., E]`` of biases into what each site gets."""
+    def split(self, factors: Tensor, biases: Tensor, *, once: bool = False) -> Iterator[tuple[Site, SiteValues]]:
+        """Split vectors ``[..., D]`` of factors and ``[..., E]`` of biases into the values of each site."""
         of_factors = iter(factors.split(self.factor_sizes, dim=-1))
         of_biases = iter(biases.split(self.bias_sizes, dim=-1) if self.bias_sizes else ())
         for site in self.sites:
@@ -98,7 +98,7 @@ class Layout:
             yield site, SiteValues(pairs, tuple(next(of_biases) for _ in site.biases), once)
 
     def biases_of(self, model: nn.Module) -> Tensor:
-        """The model's own biases as one vector ``[E]``."""
+        """Return the model's own biases as one vector ``[E]``."""
         own = dict(model.named_parameters())
         like = next(model.parameters())
         return torch.cat([like.new_empty(0), *(own[name].detach().flatten() for name in self.bias_names)])
@@ -110,7 +110,7 @@ def find_layout(network: nn.Module, sides: Sides, leave_out: tuple[str, ...] = (
     Args:
         network: Any network.
         sides: Which channels have factors.
-        leave_out: Modules that have none.
+        leave_out: Names of modules without factors.
     """
     names = {id(value): name for name, value in network.named_parameters()}
     inside = {id(part) for m in network.modules() if isinstance(m, nn.MultiheadAttention) for part in m.children()}
@@ -123,14 +123,14 @@ def find_layout(network: nn.Module, sides: Sides, leave_out: tuple[str, ...] = (
             sites.append(site)
     if not sites:
         raise InputError(
-            f"The model has nothing to perturb: rank-1 factors (factors='{sides}') go onto linear layers, "
-            "convolutions, embeddings, attention and LSTMs that are not parametrized, and it has none of these."
+            f"The model has no layer for rank-1 factors (factors='{sides}'): it needs a linear layer, a convolution, "
+            "an embedding, attention or an LSTM that is not parametrized."
         )
     return Layout(tuple(sites))
 
 
 def scalable_rule(module: nn.Module) -> LayerRule[Any] | None:
-    """The rule of a layer whose channels can be scaled; normalization layers have gains of their own."""
+    """Return the rule of a layer whose channels can be scaled; None for others, and for normalization layers."""
     rule = rule_for(module)
     if rule is None or rule.normalizes or module._parameters.get("weight") is None:
         return None
@@ -158,7 +158,7 @@ _Maps = list[tuple[Tensor, tuple[int, int] | None, int, int]]
 
 
 def _maps(module: nn.Module) -> tuple[Kind | None, _Maps]:
-    """What a module is, and its weight matrices: parameter, rows, inputs, outputs."""
+    """Return the kind of a module, and its weight matrices: parameter, rows, inputs, outputs."""
     if isinstance(module, nn.MultiheadAttention) and type(module).forward is nn.MultiheadAttention.forward:
         return "attention", _attention_maps(module)
     if isinstance(module, nn.LSTM) and type(module).forward is nn.LSTM.forward and len(module._parameters):
@@ -190,16 +190,16 @@ def _biases(kind: Kind, module: nn.Module) -> list[Tensor]:
 
 
 def batch_axis(module: nn.Module) -> int:
-    """The axis of the examples in what a module is given."""
+    """Return the batch axis of a module's inputs."""
     return 0 if getattr(module, "batch_first", True) else 1
 
 
 @torch.no_grad()
 def without_batch_axis(network: nn.Module, layout: Layout, inputs: Any) -> tuple[str, ...]:
-    """Find sites that cannot have factors per example, by calling the network on two and on three examples.
+    """Find the sites that cannot have factors per example, by calling the network on two and on three examples.
 
-    These are modules that are never called (their weights are read), and modules whose inputs do not have the examples
-    on their batch axis, such as an embedding of positions that all examples share.
+    These are modules that are never called (only their weights are read), and modules whose inputs have no batch axis,
+    such as an embedding of positions that all examples share.
 
     Args:
         network: The network, in evaluation mode.
@@ -215,8 +215,8 @@ def without_batch_axis(network: nn.Module, layout: Layout, inputs: Any) -> tuple
     if found:
         shown = ", ".join(f"'{name}'" for name in found[:5])
         warnings.warn(
-            f"Rank-1 factors leave out {shown}: examples are not on the first axis of what these layers are given, or "
-            "they are never called; their weights are shared by all components.",
+            f"The layers {shown} get no rank-1 factors: they are never called, or the first axis of their inputs is "
+            "not the batch. All components share their weights.",
             stacklevel=2,
         )
     return found

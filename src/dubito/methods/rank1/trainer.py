@@ -1,4 +1,4 @@
-"""Train a mixture over factors: one update is one optimizer step on the evidence bound."""
+"""Train a mixture over factors: one update is one optimizer step on the ELBO."""
 
 from __future__ import annotations
 
@@ -30,12 +30,12 @@ from dubito.networks.normalization import recalibrate
 if TYPE_CHECKING:
     from dubito.methods.rank1.recipe import BatchEnsemble, Rank1
 
-# A factor of the learning rate of the noise level, which is one number and gets a gradient from all data.
+# The factor of the learning rate for the noise, which is a single number with a gradient from all data.
 NOISE_RATE = 10.0
 
 
 def expected_log_prob(log_prob: Tensor, bound: str) -> Tensor:
-    r"""Return each example's term of the evidence bound ``[B]`` from its log-probability by component ``[K, B]``.
+    r"""Return each example's term of the ELBO ``[B]`` from its log-probability under each component ``[K, B]``.
 
     The ``"mixture"``, $\log \frac1K \sum_k p_k$, is at least the ``"average"``, $\frac1K \sum_k \log p_k$ (Jensen).
 
@@ -58,7 +58,7 @@ class Rank1Trainer:
         self.recipe, self.rank1, self.problem = recipe, recipe.as_rank1(), problem
         self.progress = 0.0
         earlier = _load_start(self.rank1, problem.model)
-        # a network of the user's own classes, into which `_found` loads the current weights
+        # a plain copy of the network, into which `_found` loads the current weights
         self.plain = copy.deepcopy(problem.model).eval()
         inputs = problem.source.first().inputs
         self.left_out = without_batch_axis(self.plain, find_layout(self.plain, self.rank1.factors), inputs)
@@ -81,7 +81,7 @@ class Rank1Trainer:
 
     @torch.no_grad()
     def score(self, state: State, batch: Batch) -> Tensor:
-        """The log-probability of validation targets under the mixture at the medians of the factors."""
+        """Return the log-probability of validation targets under the mixture at the medians of the factors."""
         self.descent.load(state)
         found = self._found()
         outputs = found.networks(torch.arange(found.components), found.center())(batch.inputs)
@@ -110,7 +110,7 @@ class Rank1Trainer:
         factors = ("loc", "log_scale")
         decay = dict.fromkeys(dict(self.module.named_parameters()), problem.training.weight_decay + rank1.weight_decay)
         rates = {**dict.fromkeys(factors, rank1.factor_rate), **{f"hyper.{name}": NOISE_RATE for name in hyper}}
-        decay |= dict.fromkeys(factors, 0.0)  # which have a prior of their own
+        decay |= dict.fromkeys(factors, 0.0)  # factors have their own prior
         return GradientDescent(problem, self.module, self._loss, hyper=hyper, weight_decay=decay, rates=rates)
 
     def _loss(self, module: nn.Module, batch: Batch, hyper: Params, generator: torch.Generator) -> Tensor:
@@ -132,7 +132,7 @@ class Rank1Trainer:
         return loss + self.module.kl() * (warm * batch.num_rows / batch.size / self.problem.num_data)
 
     def _found(self) -> Rank1Posterior:
-        """Return the posterior at the module's current weights; all of them share the network `self.plain`."""
+        """Return the posterior at the module's current weights; all such posteriors share the network `self.plain`."""
         module, norms = self.module, self.module.component_tensors()
         values = {**dict(module.network.named_parameters()), **dict(module.network.named_buffers())}
         shared = {name: value.detach().mean(0) if name in norms else value for name, value in values.items()}
@@ -146,7 +146,7 @@ class Rank1Trainer:
         return Rank1Posterior(self.plain, self.problem.likelihood, self.recipe, self.problem.num_data, mixture)
 
     def _log_noise(self, found: Rank1Posterior) -> Tensor:
-        """The logarithm of the noise that maximizes the likelihood: of the root mean square over all components."""
+        """Return the log of the noise that maximizes the likelihood: the root mean square over all components."""
         squares = []
         for k, factors in enumerate(found.center()):
             network = _Component(found, k, factors)
@@ -155,7 +155,7 @@ class Rank1Trainer:
 
     @torch.no_grad()
     def _is_mergeable(self, inputs: Any) -> bool:
-        """Whether a network with merged weights gives what the module gives, at random factors, on a few rows."""
+        """Return whether a network with merged weights has the module's outputs on a few rows, at random factors."""
         layout, plain = self.module.layout, self.plain
         if self.rank1.perturbation == "additive" or not can_merge(plain, layout):
             return False
@@ -183,25 +183,25 @@ class _Component(nn.Module):
 
 
 def _load_start(rank1: Rank1, network: nn.Module) -> Rank1Posterior | None:
-    """Put the shared weights of the posterior to start from into the network; return it if it has components."""
+    """Load the shared weights of the `start` posterior into the network; return the posterior if it has components."""
     start = rank1.start
     if isinstance(start, str):
         return None
     if isinstance(start, Absent):
         raise InputError("The posterior that this recipe started from was not saved with it: give it again as `start`.")
     if not isinstance(start, Rank1Posterior | PointPosterior):
-        raise InputError(f"Rank1 can start from a MAP, Rank1 or BatchEnsemble posterior, not from {start!r}.")
+        raise InputError(f"Rank1 can start from a MAP, Rank1 or BatchEnsemble posterior, got {start!r}.")
     params.load_(network, params.of(start.model), params.buffers_of(start.model))
     return start if isinstance(start, Rank1Posterior) else None
 
 
 def _continue_from(module: Rank1Module, earlier: Posterior) -> None:
-    """Take the factors, biases and normalization of an earlier mixture; its scales only where it has any."""
+    """Copy the factors, biases and normalization of an earlier mixture, and its scales if it has any."""
     assert isinstance(earlier, Rank1Posterior)
     if earlier.components != module.recipe.components or earlier.layout != module.layout:
         raise InputError(
             f"The posterior to start from has {earlier.components} components with factors='{earlier.rank1.factors}': "
-            "Rank1 must have as many, on the same layers."
+            "Rank1 must have the same number, on the same layers."
         )
     if earlier.rank1.perturbation != module.recipe.perturbation:
         raise InputError(

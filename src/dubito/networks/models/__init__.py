@@ -1,6 +1,6 @@
 """Networks for examples, benchmarks and the command line: plain modules, built from plain layers.
 
-Every part can redraw its own weights (`reset_parameters`), so recipes with ``start="fresh"`` work on all of them.
+Every layer has `reset_parameters`, so recipes with ``start="fresh"`` work on all of them.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Networks by name, made to fit a data set: what the command line and the benchmarks call."""
+"""Build networks by name for a data set, for the command line and the benchmarks."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ _BUILDERS: dict[str, Callable[..., nn.Module]] = {
 
 
 def names() -> tuple[str, ...]:
-    """The names `build` knows."""
+    """Return the names that `build` accepts."""
     return tuple(_BUILDERS)
 
 
@@ -40,8 +40,8 @@ def build(
         name: One of `names()`, or text with options such as ``"mlp(hidden=[50, 50], activation=tanh)"``.
         input_shape: The shape of one input, without the batch axis; ``(length,)`` for token sequences.
         num_outputs: The number of classes, or of regression targets.
-        vocabulary: The number of token numbers, where the inputs are tokens.
-        options: Options of the network; those in the text of `name` win.
+        vocabulary: The number of distinct tokens, if the inputs are tokens.
+        options: Options of the network; those in `name` take precedence.
 
     >>> build("mlp(hidden=[20])", (1, 8, 8), 10)[1]
     Linear(in_features=64, out_features=20, bias=True)

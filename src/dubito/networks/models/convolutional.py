@@ -1,4 +1,4 @@
-"""LeNet-5 as Caffe has it, and residual networks for small images."""
+"""LeNet-5 (Caffe's version) and residual networks for small images."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def lenet5(input_shape: ImageShape = (1, 28, 28), outputs: int = 10) -> nn.Seque
 
 
 class PadShortcut(nn.Module):
-    """A shortcut without weights: every `stride`-th pixel, and zeros for the channels that are new."""
+    """A shortcut without weights: every `stride`-th pixel, and zeros for new channels."""
 
     def __init__(self, in_channels: int, out_channels: int, stride: int) -> None:
         super().__init__()

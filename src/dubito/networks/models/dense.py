@@ -23,9 +23,9 @@ MOST_WEIGHTS = 10**10
 
 
 def check_num_weights(number: int) -> None:
-    """Raise, before memory is asked for, where a network would have more than `MOST_WEIGHTS` weights."""
+    """Raise an error, before any allocation, if a network would have more than `MOST_WEIGHTS` weights."""
     if number > MOST_WEIGHTS:
-        raise InputError(f"A network of {number:,} weights is too large to build here: {MOST_WEIGHTS:,} are the limit.")
+        raise InputError(f"A network of {number:,} weights is too large: the limit is {MOST_WEIGHTS:,}.")
 
 
 def mlp(inputs: int, outputs: int, hidden: Sequence[int] | int = (50,), activation: str = "relu") -> nn.Sequential:
@@ -34,14 +34,14 @@ def mlp(inputs: int, outputs: int, hidden: Sequence[int] | int = (50,), activati
     Args:
         inputs: The number of input features.
         outputs: The number of outputs.
-        hidden: The width of each hidden layer; none makes a linear model.
+        hidden: The width of each hidden layer; an empty sequence gives a linear model.
         activation: One of `ACTIVATIONS`.
 
     >>> sum(p.numel() for p in mlp(3, 2, hidden=(5,)).parameters()) == (3 + 1) * 5 + (5 + 1) * 2
     True
     """
     if not isinstance(activation, str) or activation not in ACTIVATIONS:
-        raise InputError(f"There is no activation '{activation}'; known are {', '.join(ACTIVATIONS)}.")
+        raise InputError(f"There is no activation '{activation}': use one of {', '.join(ACTIVATIONS)}.")
     widths = [inputs, *(hidden if isinstance(hidden, Sequence) else [hidden]), outputs]
     if not all(accepts(Count, width) for width in widths):
         raise InputError(f"Every layer of an mlp needs a whole number of units, from 1 to 100,000,000; got {widths}.")

@@ -1,8 +1,7 @@
-"""Classifiers of integer token sequences: a small transformer and an LSTM. Padding changes nothing.
+"""Classifiers of integer token sequences: a small transformer and an LSTM. Padding does not affect the outputs.
 
-Both are built from layers that are called as modules, and attention is written out, so that every method that works
-layer by layer, or differentiates twice, works on it (`nn.MultiheadAttention` reads the weights of its parts without
-calling them).
+Every layer is called as a module, and attention is implemented here, because `nn.MultiheadAttention` reads the weights
+of its layers without calling them. So methods that use layer rules or second derivatives work on both networks.
 """
 
 from __future__ import annotations
@@ -16,17 +15,17 @@ from dubito.core.constraints import Count, Share, accepts
 from dubito.core.errors import InputError
 from dubito.networks.models.dense import check_num_weights
 
-PADDING = 0  # the token number that `dubito.data` pads with
+PADDING = 0  # the token with which `dubito.data` pads
 
 
 def mean_over_tokens(states: Tensor, is_token: Tensor) -> Tensor:
-    """Return the mean of ``states [B, T, H]`` over the positions where ``is_token [B, T]``; 0 where there are none."""
+    """Return the mean of ``states [B, T, H]`` over the positions with ``is_token [B, T]``; 0 if there are none."""
     weights = is_token.unsqueeze(-1).to(states.dtype)
     return (states * weights).sum(dim=1) / weights.sum(dim=1).clamp_min(1.0)
 
 
 class Attention(nn.Module):
-    """Multi-head self-attention, ``softmax(q kᵀ / √d) v`` per head, in which nothing attends to padding."""
+    """Multi-head self-attention, ``softmax(q kᵀ / √d) v`` per head; padding gets no attention."""
 
     def __init__(self, width: int, heads: int) -> None:
         super().__init__()
@@ -35,18 +34,18 @@ class Attention(nn.Module):
         self.out = nn.Linear(width, width)
 
     def forward(self, x: Tensor, is_token: Tensor) -> Tensor:
-        """From ``[B, T, H]`` to ``[B, T, H]``."""
+        """Map ``[B, T, H]`` to ``[B, T, H]``."""
         parts = (self.query, self.key, self.value)
         q, k, v = (part(x).unflatten(-1, (self.heads, -1)).transpose(1, 2) for part in parts)
         scores = torch.einsum("bhqd,bhkd->bhqk", q, k) / math.sqrt(q.shape[-1])
-        # The lowest finite number, not -inf: a row without any token would be NaN.
+        # The lowest finite number, not -inf, which would give NaN for a row without tokens.
         scores = scores.masked_fill(~is_token[:, None, None, :], torch.finfo(scores.dtype).min)
         mixed = torch.einsum("bhqk,bhkd->bhqd", scores.softmax(dim=-1), v)
         return self.out(mixed.transpose(1, 2).flatten(-2))
 
 
 class TransformerBlock(nn.Module):
-    """Attention and a two-layer perceptron, each after a layer norm and beside a shortcut (pre-norm)."""
+    """Attention and a two-layer perceptron, each with a layer norm before it and a shortcut (pre-norm)."""
 
     def __init__(self, width: int, heads: int, dropout: float) -> None:
         super().__init__()
@@ -56,13 +55,13 @@ class TransformerBlock(nn.Module):
         self.dropout = nn.Dropout(dropout)
 
     def forward(self, x: Tensor, is_token: Tensor) -> Tensor:
-        """From ``[B, T, H]`` to ``[B, T, H]``."""
+        """Map ``[B, T, H]`` to ``[B, T, H]``."""
         x = x + self.dropout(self.attention(self.norm1(x), is_token))
         return x + self.dropout(self.mlp(self.norm2(x)))
 
 
 class Transformer(nn.Module):
-    """A transformer encoder whose mean state over the tokens is classified; see `transformer`."""
+    """A transformer encoder and a linear layer on its mean state over the tokens; see `transformer`."""
 
     def __init__(
         self, vocabulary: int, outputs: int, length: int, width: int, depth: int, heads: int, dropout: float
@@ -77,9 +76,11 @@ class Transformer(nn.Module):
         self.head = nn.Linear(width, outputs)
 
     def forward(self, tokens: Tensor) -> Tensor:
-        """From token numbers ``[B, T]`` to logits ``[B, C]``."""
+        """Map tokens ``[B, T]`` to logits ``[B, C]``."""
         if tokens.shape[1] > self.length:
-            raise InputError(f"{tokens.shape[1]} tokens do not fit this transformer of length {self.length}.")
+            raise InputError(
+                f"A sequence of {tokens.shape[1]} tokens is too long for this transformer: its length is {self.length}."
+            )
         is_token = tokens != PADDING
         numbers = torch.arange(tokens.shape[1], device=tokens.device).expand(tokens.shape)
         x = self.dropout(self.tokens(tokens) + self.positions(numbers))
@@ -89,7 +90,7 @@ class Transformer(nn.Module):
 
 
 class LSTM(nn.Module):
-    """An LSTM whose mean state over the tokens is classified; see `lstm`."""
+    """An LSTM and a linear layer on its mean state over the tokens; see `lstm`."""
 
     def __init__(self, vocabulary: int, outputs: int, width: int, embedding: int, depth: int, dropout: float) -> None:
         super().__init__()
@@ -99,7 +100,7 @@ class LSTM(nn.Module):
         self.head = nn.Linear(width, outputs)
 
     def forward(self, tokens: Tensor) -> Tensor:
-        """From token numbers ``[B, T]``, padded at the end, to logits ``[B, C]``."""
+        """Map tokens ``[B, T]``, padded at the end, to logits ``[B, C]``."""
         states, _ = self.lstm(self.tokens(tokens))
         return self.head(self.dropout(mean_over_tokens(states, tokens != PADDING)))
 
@@ -116,10 +117,10 @@ def transformer(
     """Return a small pre-norm transformer classifier (Vaswani et al. 2017, https://arxiv.org/abs/1706.03762).
 
     Args:
-        vocabulary: The number of token numbers; 0 is padding.
+        vocabulary: The number of distinct tokens; 0 is padding.
         outputs: The number of classes.
-        length: The longest sequence.
-        width: The size of the states; `heads` divides it.
+        length: The largest sequence length.
+        width: The size of the states, a multiple of `heads`.
         depth: The number of blocks.
         heads: The number of attention heads.
         dropout: The dropout rate of embeddings and blocks.
@@ -127,7 +128,7 @@ def transformer(
     _check_sizes(vocabulary=vocabulary, outputs=outputs, length=length, width=width, depth=depth, heads=heads)
     _check_rate(dropout)
     if width % heads:
-        raise InputError(f"width={width} cannot be shared by heads={heads}: make it a multiple.")
+        raise InputError(f"width={width} must be a multiple of heads={heads}.")
     check_num_weights(width * (vocabulary + length + outputs) + 12 * depth * width**2)
     return Transformer(vocabulary, outputs, length, width, depth, heads, dropout)
 
@@ -138,7 +139,7 @@ def lstm(
     """Return an LSTM classifier (Hochreiter and Schmidhuber 1997) of sequences that are padded at the end.
 
     Args:
-        vocabulary: The number of token numbers; 0 is padding.
+        vocabulary: The number of distinct tokens; 0 is padding.
         outputs: The number of classes.
         width: The size of the state.
         embedding: The size of the word vectors.
