@@ -13,6 +13,7 @@ from dubito.errors import FileFormatError, InputError, MissingDataError, Unsuppo
 from sklearn.preprocessing import OneHotEncoder, StandardScaler
 
 from dubito import data
+from dubito.core import limits
 from dubito.data import TableTransform, formats, table_files
 
 
@@ -315,11 +316,11 @@ def test_a_gzip_file_may_not_fill_the_memory(tmp_path: Path, monkeypatch):
     path = tmp_path / "a.csv.gz"
     path.write_bytes(gzip.compress(b"a,b\n" + b"1,2\n" * 1_000_000))
     assert len(data.read_table(path)) == 1_000_000  # a few megabytes are always allowed
-    monkeypatch.setattr(formats, "ALWAYS_UNPACKED", 1_000_000)
     monkeypatch.setattr(formats, "CHUNK", 2**16)
-    with pytest.raises(FileFormatError, match=r"unpacks to more than 100 times its size.*raise data.read_table"):
-        data.read_table(path)
-    assert len(data.read_table(path, max_ratio=2000)) == 1_000_000
+    with limits.using(unpacked=1_000_000):
+        with pytest.raises(FileFormatError, match=r"unpacks to more than 100 times its size.*raise data.read_table"):
+            data.read_table(path)
+        assert len(data.read_table(path, max_ratio=2000)) == 1_000_000
 
 
 @pytest.mark.parametrize(("module", "suffix"), [("openpyxl", ".xlsx"), ("pyarrow", ".parquet")])

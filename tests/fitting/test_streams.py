@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader, TensorDataset
 
 from dubito import Posterior, Training, Variational
-from dubito.fitting import posterior as door
+from dubito.core import limits
 
 X = torch.randn(50, 4, generator=torch.Generator().manual_seed(0))
 
@@ -31,11 +31,12 @@ def headlines(prediction: Any) -> dict[str, Tensor]:
     return {name: torch.as_tensor(value) for name, value in prediction.numpy().items()}
 
 
-def test_a_summary_has_the_same_headlines(fitted: Posterior, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_summary_has_the_same_headlines(fitted: Posterior) -> None:
     whole = fitted.predict(loader())
     assert whole.samples is not None  # few enough
-    monkeypatch.setattr(door, "KEPT_SAMPLES", 3000)  # which some of the batches stay below
-    for summary in (fitted.predict(loader()), fitted.predict(X, keep_samples=False)):
+    with limits.using(kept_samples=4 * 3000):  # which some of the batches stay below
+        streamed = fitted.predict(loader())
+    for summary in (streamed, fitted.predict(X, keep_samples=False)):
         assert summary.samples is None
         assert len(summary) == len(X)
         for name, value in headlines(whole).items():

@@ -9,8 +9,8 @@ from subnetwork_cases import captured, case, centred
 from torch import Tensor
 
 from dubito import select
+from dubito.core import limits
 from dubito.networks.selection import Selection
-from dubito.select import report as reporting
 from dubito.select.report import SubnetworkReport
 from dubito.select.rule import SelectionRule
 from oracles import Case, curvature, jacobian
@@ -84,11 +84,11 @@ def test_the_recommended_size_is_the_smallest_that_is_enough() -> None:
     assert found.recommended == enough[0] < 31
 
 
-def test_a_large_network_is_compared_with_a_kronecker_estimate(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_large_network_is_compared_with_a_kronecker_estimate() -> None:
     one = case("categorical")
     exact = reported(one, select.subnetwork(9))
-    monkeypatch.setattr(reporting, "MOST_EXACT", 30)
-    rough = reported(one, select.subnetwork(9))
+    with limits.using(exact_report=8 * 30**2):
+        rough = reported(one, select.subnetwork(9))
     assert not rough.exact
     assert rough.exact_distance is None
     assert "Kronecker-factored estimate" in str(rough)

@@ -25,14 +25,12 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from dubito.core import errors
+from dubito.core import errors, limits
 from dubito.core.randomness import derive_seed, draw_seed
 
 # Numbers (float64) of the message with which every exchange begins: three for control, the rest for a small sum.
 BLOCK = 64
 ROOM = BLOCK - 3
-# The most numbers that are summed in one message, and the most bytes that are broadcast in one.
-MESSAGE = 2**24
 # The announced kind of an exchange is a hash below this number.
 KEYS = 2**20
 # The most characters of an error that are sent to the other processes.
@@ -141,7 +139,7 @@ def sum_(tensors: Sequence[Tensor]) -> None:
             return
         _announce(f"sum {total}")
         with _exchange():
-            for group in _groups(tensors, MESSAGE):
+            for group in _groups(tensors, limits.current().summed // 8):
                 _sum_group(group)
 
 
@@ -170,7 +168,7 @@ def share_(tensors: Sequence[Tensor]) -> None:
         return
     check_same(str([(tuple(tensor.shape), str(tensor.dtype)) for tensor in tensors]), "networks or tensors")
     with torch.no_grad(), _exchange():
-        for group in _groups(tensors, MESSAGE // 8):
+        for group in _groups(tensors, limits.current().message // 8):
             parts = [view.reshape(-1).contiguous().view(torch.uint8) for view in group]
             message = _on_wire(torch.cat(parts))
             _broadcast(message, 0)

@@ -33,7 +33,14 @@ class Limits:
         drawn_weights: Float64 weight samples that are drawn or averaged at a time.
         kept_weights: Weight samples that a prediction keeps from batch to batch; further ones are drawn again.
         cached_features: Features of frozen layers that a sampler keeps in place of its inputs.
-        message: One message between processes.
+        kept_samples: Samples of a prediction on a Dataset or a loader; beyond it only their summary is kept.
+        kept_logits: Sampled logits of one example that a linearized prediction keeps.
+        covariance_factor: The factor of a correlated variational covariance; a larger one is refused.
+        float64_factor: A Kronecker factor in float64; a larger one is summed in the model's precision.
+        exact_report: A float64 matrix over all weights, with which a report compares a selection exactly.
+        unpacked: The content of a compressed file, however small the file is.
+        summed: Float64 numbers that processes sum in one message.
+        message: Any other message between processes.
     """
 
     gradients: int = 96 * MIB
@@ -46,6 +53,13 @@ class Limits:
     drawn_weights: int = 64 * MIB
     kept_weights: int = 256 * MIB
     cached_features: int = 1024 * MIB
+    kept_samples: int = 64 * MIB
+    kept_logits: int = 4 * 4096
+    covariance_factor: int = 64 * MIB
+    float64_factor: int = 8 * 2048**2
+    exact_report: int = 8 * 3000**2
+    unpacked: int = 100 * MIB
+    summed: int = 128 * MIB
     message: int = 16 * MIB
 
 

@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from dubito.core import limits
 from dubito.core.errors import InputError, UnsupportedError
 from dubito.curvature import matrices as linalg
 from dubito.curvature.accumulator import Accumulator, Sums, most_full
@@ -19,9 +20,6 @@ from dubito.curvature.products import gram
 from dubito.curvature.roles import find_roles, matrix_order, shared_biases
 from dubito.networks.layers.rows import DenseRows, ElementwiseRows, GroupedRows, IndexRows
 from dubito.networks.selection import Selection
-
-# Above this width a Kronecker factor is summed in the model's own precision, to save memory.
-WIDE = 2048
 
 
 class KroneckerAccumulator(Accumulator):
@@ -143,7 +141,8 @@ def _kind(call: CallGradient) -> Any:
 
 def _accumulate(sums: Sums, key: str, value: Tensor) -> None:
     value = value.detach().cpu()
-    value = value if value.ndim > 1 and value.shape[-1] > WIDE else value.double()
+    is_large = value.ndim > 1 and 8 * value.shape[-1] ** 2 > limits.current().float64_factor
+    value = value if is_large else value.double()
     if key in sums:
         sums[key] += value
     else:

@@ -23,9 +23,6 @@ from dubito.core.limits import numbers
 
 LinkName = Literal["probit", "mc", "bridge", "bridge-norm"]
 
-# The most sampled logits per example that a prediction keeps.
-MOST_KEPT = 4096
-
 
 @dataclass
 class Noise:
@@ -153,7 +150,7 @@ def predict(likelihood: Likelihood, outputs: Tensor, spread: Tensor, noise: Nois
         mean = likelihood.canonical(some_outputs)
         samples = likelihood.restore(link.sample(mean, some_spread, noise), some_outputs)
         log_probs = link.log_probs and link.log_probs(likelihood, mean, some_spread, some_outputs)
-        keep = samples[:, 0].numel() <= MOST_KEPT
+        keep = samples[:, 0].numel() <= numbers(limits.current().kept_logits)
         parts.append(likelihood.predict_samples(samples, log_probs=log_probs, keep_samples=keep))
     return parts[0] if len(parts) == 1 else type(parts[0]).cat(parts)
 

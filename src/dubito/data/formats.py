@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from dubito.core import limits
 from dubito.core.atomic import write_atomic
 from dubito.core.errors import FileFormatError
 from dubito.data.locate import cache_folder
@@ -21,19 +22,17 @@ from dubito.data.locate import cache_folder
 Array = NDArray[Any]
 # How many times its own size a packed file may have when it is unpacked; text that repeats itself reaches about 50.
 MAX_RATIO = 100.0
-# Bytes that a packed file may always unpack to.
-ALWAYS_UNPACKED = 100 * 2**20
 # Bytes that are unpacked at a time.
 CHUNK = 2**22
 
 
 class Unpacked(io.RawIOBase):
-    """The unpacked bytes of a gzip file, at most `max_ratio` times its size or `ALWAYS_UNPACKED`."""
+    """The unpacked bytes of a gzip file, at most `max_ratio` times its size or `Limits.unpacked`."""
 
     def __init__(self, path: Path, max_ratio: float = MAX_RATIO) -> None:
         self._path, self._max_ratio, self._count = path, max_ratio, 0
         self._packed = path.open("rb")
-        self._most = max(max_ratio * path.stat().st_size, ALWAYS_UNPACKED)
+        self._most = max(max_ratio * path.stat().st_size, limits.current().unpacked)
         self._stream = gzip.GzipFile(fileobj=self._packed)
 
     def readable(self) -> bool:

@@ -16,10 +16,11 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader, Dataset
 
 from dubito.beliefs.prediction import Prediction
-from dubito.core import batches, io, params
+from dubito.core import batches, io, limits, params
 from dubito.core.arguments import checked_arguments
 from dubito.core.constraints import Count, LargeCount, Natural, accepts, check
 from dubito.core.errors import DubitoError, FileFormatError, InputError, NonFiniteError, UnsupportedError
+from dubito.core.limits import numbers
 from dubito.core.params import Params
 from dubito.core.private_draws import PrivateDraws
 from dubito.core.randomness import default_generator
@@ -35,9 +36,6 @@ if TYPE_CHECKING:
     from dubito.fitting.training import Training
 
 Predictor = Callable[[Any], Prediction]
-
-# Samples of a prediction on a Dataset or a loader are kept by default up to this many numbers.
-KEPT_SAMPLES = 2**24
 
 
 class Posterior(HasWorkingCopies, ABC):
@@ -162,7 +160,7 @@ class Posterior(HasWorkingCopies, ABC):
             x, num_samples=num_samples, generator=generator, batch_size=batch_size, **options
         ):
             kept += 0 if part.samples is None else part.samples.numel()
-            if keep_samples is None and streamed and kept > KEPT_SAMPLES:
+            if keep_samples is None and streamed and kept > numbers(limits.current().kept_samples):
                 keep_samples, parts = False, [before.summary() for before in parts]
             parts.append(part.summary() if keep_samples is False else part)
         if not parts:

@@ -22,7 +22,7 @@ from torch import Tensor, nn
 
 from dubito.beliefs import likelihoods
 from dubito.beliefs.likelihoods import Likelihood
-from dubito.core import batches, distributed
+from dubito.core import batches, distributed, limits
 from dubito.core.batches import Data, Source
 from dubito.core.constraints import Positive, check
 from dubito.core.errors import InputError, UnsupportedError
@@ -40,8 +40,6 @@ from dubito.select.scores import MOST_COLUMNS, Scores, check_inputs, context_tap
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-# Networks up to this many weights are compared with the exact posterior over all of them.
-MOST_EXACT = 3000
 # The recommended size captures this share of the variance that the largest one captures.
 ENOUGH = 0.95
 NO_SWEEP = "There is no sweep over sizes and no recommended size, because"
@@ -183,7 +181,7 @@ def _report(
     selection, known = ranking.selection, scores.likelihood
     inputs = context_of(rule) if inputs is None else inputs
     inputs = source.place(batches.as_tensors(source.full().inputs if inputs is None else inputs))
-    exact = scores.weights.num_weights <= MOST_EXACT
+    exact = 8 * scores.weights.num_weights**2 <= limits.current().exact_report
 
     part = fit_gaussian("full", model, selection, source, known, prior_precision)
     whole = fit_gaussian("full" if exact else "kron", model, scores.weights, source, known, prior_precision)

@@ -16,8 +16,8 @@ from variational_cases import NETWORKS, mlp
 
 import dubito
 from dubito import Training, Variational, objectives, priors, select
-from dubito.core import params
-from dubito.methods.variational import convert, correlations
+from dubito.core import limits, params
+from dubito.methods.variational import convert
 from dubito.methods.variational.correlations import Correlations
 from dubito.methods.variational.joint import JointModule
 from oracles import LinearRegression, fixed_normal, regression_data, seeded
@@ -223,10 +223,11 @@ def test_bad_settings_are_one_sentence(options: Any, message: str) -> None:
     assert str(caught.value).endswith(".")
 
 
-@pytest.mark.parametrize(("family", "limit"), [("full", "FULL_LIMIT"), ("low-rank", "LOW_RANK_LIMIT")])
-def test_a_large_selection_is_refused(family: Any, limit: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(correlations, limit, 20)
-    with pytest.raises(InputError, match="select fewer") as caught:
-        Variational(family=family).fit(seeded(mlp), classes(), training=SHORT)
-    assert str(caught.value).endswith(".")
-    assert Variational(family=family, rank=1, weights=select.last_layer()).fit(seeded(mlp), classes(), training=SHORT)
+@pytest.mark.parametrize(("family", "most"), [("full", 20**2), ("low-rank", 20)])
+def test_a_large_selection_is_refused(family: Any, most: int) -> None:
+    few = Variational(family=family, rank=1, weights=select.last_layer())
+    with limits.using(covariance_factor=4 * most):
+        with pytest.raises(InputError, match=f"at most {20:,}.*select fewer") as caught:
+            Variational(family=family).fit(seeded(mlp), classes(), training=SHORT)
+        assert str(caught.value).endswith(".")
+        assert few.fit(seeded(mlp), classes(), training=SHORT)

@@ -17,9 +17,10 @@ from torch.utils.data import DataLoader, TensorDataset
 import dubito
 from dubito import Ensemble, Laplace, Training, select
 from dubito.beliefs.prediction import ClassPrediction, RegressionPrediction
+from dubito.core import limits
 from dubito.curvature import FallbackWarning
 from dubito.uses.decisions import batch_information
-from dubito.uses.decisions.acquisition import _predict_jointly
+from dubito.uses.decisions.acquisition import predict_jointly
 from dubito.uses.decisions.batch_information import greedy_batch
 
 
@@ -62,23 +63,22 @@ def test_batchbald_takes_the_greedy_steps_of_brute_force(seed: int) -> None:
     assert brute_information(probs, chosen) >= (1 - 1 / math.e) * best
 
 
-def test_drawn_labellings_estimate_the_same_entropies(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_drawn_labellings_estimate_the_same_entropies() -> None:
     probs = random_probs(1, samples=8)
-    monkeypatch.setattr(batch_information, "MOST_LABELLINGS", 200_000)
-    joint, weights = batch_information._drawn(probs[:, [0, 3]], torch.Generator().manual_seed(0))
-    found = batch_information._joint_entropies(probs, joint, weights)
+    joint, weights = batch_information.draw_labellings(probs[:, [0, 3]], 200_000, torch.Generator().manual_seed(0))
+    found = batch_information.joint_entropies(probs, joint, weights)
     for i in range(6):
-        exact = joint_information(probs[:, [0, 3, i]]) + batch_information._conditional(probs)[[0, 3, i]].sum()
+        exact = joint_information(probs[:, [0, 3, i]]) + batch_information.conditional_entropies(probs)[[0, 3, i]].sum()
         assert found[i].item() == pytest.approx(float(exact), abs=0.01)
 
 
-def test_blocks_and_draws_choose_as_enumeration_does(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_blocks_and_draws_choose_as_enumeration_does() -> None:
     prediction = ClassPrediction.from_logit_samples(random_probs(2, samples=10, inputs=20).log())
     whole = greedy_batch(prediction, 4, generator=torch.Generator())
-    monkeypatch.setattr(batch_information, "ROWS", 3)
-    assert torch.equal(greedy_batch(prediction, 4, generator=torch.Generator()), whole)
-    monkeypatch.setattr(batch_information, "MOST_LABELLINGS", 3)  # drawn from the second on
-    few = greedy_batch(prediction, 4, generator=torch.Generator().manual_seed(0))
+    with limits.using(chunk=1):  # one candidate at a time
+        assert torch.equal(greedy_batch(prediction, 4, generator=torch.Generator()), whole)
+    # drawn from the second on
+    few = greedy_batch(prediction, 4, max_labellings=3, generator=torch.Generator().manual_seed(0))
     assert len(few.unique()) == 4
     assert few[:2].tolist() == whole[:2].tolist()
 
@@ -158,10 +158,10 @@ def test_a_linearized_posterior_draws_functions() -> None:
     """Over many draws their covariance between inputs is that of the linearized outputs."""
     posterior: Any = classifier("laplace")
     x = blobs(4, 3)[0]
-    prediction = _predict_jointly(posterior, x, 2500, torch.Generator().manual_seed(0))
+    prediction = predict_jointly(posterior, x, 2500, torch.Generator().manual_seed(0))
     numbers: Any = regressor("laplace")
     inputs = line(4, 3)[0]
-    drawn = _predict_jointly(numbers, inputs, 2500, torch.Generator().manual_seed(0))
+    drawn = predict_jointly(numbers, inputs, 2500, torch.Generator().manual_seed(0))
     assert isinstance(drawn, RegressionPrediction)
     mean, covariance = numbers.functional(inputs, joint=True)
     torch.testing.assert_close(drawn.means.mean(0), mean, rtol=0.05, atol=0.03)
@@ -176,7 +176,7 @@ def test_a_linearized_posterior_of_a_subspace_draws_functions_too() -> None:
     inputs, (x, y) = line(4, 3)[0], line(80, 0)
     recipe = Laplace(structure="full", weights=select.subspace(3, directions="random"), prior_precision=1.0)
     posterior: Any = recipe.fit(regressor("map").model, (x, y), likelihood="gaussian")
-    drawn = _predict_jointly(posterior, inputs, 4000, torch.Generator().manual_seed(0))
+    drawn = predict_jointly(posterior, inputs, 4000, torch.Generator().manual_seed(0))
     assert isinstance(drawn, RegressionPrediction)
     _, covariance = posterior.inner.functional(inputs, joint=True)
     size = covariance.diagonal().max().item()

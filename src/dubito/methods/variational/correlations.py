@@ -16,11 +16,11 @@ from typing import Literal
 import torch
 from torch import Tensor
 
+from dubito.core import limits
 from dubito.core.errors import InputError
+from dubito.core.limits import numbers
 
 Family = Literal["mean-field", "low-rank", "full"]
-# The largest number of weights with a full covariance, and of entries in a low-rank factor.
-FULL_LIMIT, LOW_RANK_LIMIT = 4096, 2**24
 # The initial scale of a low-rank factor: at zero its gradient would vanish.
 START = 0.1
 
@@ -44,14 +44,15 @@ class Correlations:
     @classmethod
     def start(cls, family: str, size: int, rank: int, like: Tensor) -> Tensor:
         """Return the initial factor: no correlations, or very small ones."""
-        if family == "full" and size > FULL_LIMIT:
+        most = numbers(limits.current().covariance_factor)
+        if family == "full" and size**2 > most:
             raise InputError(
                 f"family='full' stores a number for every pair of weights, and {size:,} weights are too many (at most "
-                f"{FULL_LIMIT:,}): select fewer with `weights`, or use family='low-rank'."
+                f"{math.isqrt(most):,}): select fewer with `weights`, or use family='low-rank'."
             )
-        if family == "low-rank" and size * rank > LOW_RANK_LIMIT:
+        if family == "low-rank" and size * rank > most:
             raise InputError(
-                f"family='low-rank' of rank {rank} over {size:,} weights is too large (at most {LOW_RANK_LIMIT:,} "
+                f"family='low-rank' of rank {rank} over {size:,} weights is too large (at most {most:,} "
                 "numbers): select fewer weights with `weights`, or use a smaller rank."
             )
         if family == "full":

@@ -44,6 +44,11 @@ def register(*layer_types: type[nn.Module]) -> Callable[[R], R]:
     return add
 
 
+def registered_types() -> tuple[type[nn.Module], ...]:
+    """Return the layer types that have a rule."""
+    return tuple(_RULES)
+
+
 def rule_for(module: nn.Module) -> LayerRule[Any] | None:
     """The rule that describes this module, or None.
 

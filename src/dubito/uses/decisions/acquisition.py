@@ -64,7 +64,7 @@ def acquire(
     if method == "random":
         return torch.randperm(size, generator=generator, device=generator.device)[:num].cpu()
     if method == "batchbald":
-        prediction = _predict_jointly(posterior, inputs, num_samples, generator)
+        prediction = predict_jointly(posterior, inputs, num_samples, generator)
         return greedy_batch(prediction, num, generator=generator).cpu()
     prediction = posterior.predict(inputs, num_samples=num_samples, generator=generator)
     scores = score_prediction(prediction, _SCORES[method])
@@ -83,12 +83,12 @@ def _best(scores: Tensor, num: int, generator: torch.Generator) -> Tensor:
     return shuffled[order[:num]]
 
 
-def _predict_jointly(
+def predict_jointly(
     posterior: Posterior, inputs: Any, num_samples: int | None, generator: torch.Generator
 ) -> Prediction:
     """Predict with samples that are functions: sample s of every input comes from the same weights."""
     if isinstance(posterior, TemperedPosterior):
-        inside = _predict_jointly(posterior.posterior, inputs, num_samples, generator)
+        inside = predict_jointly(posterior.posterior, inputs, num_samples, generator)
         return tempered(inside, posterior.temperature)
     if posterior.draws_functions:
         if not all(member.draws_functions for member in getattr(posterior, "members", ())):

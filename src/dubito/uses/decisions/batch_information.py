@@ -12,21 +12,22 @@ import torch
 from torch import Tensor
 
 from dubito.beliefs.prediction import ClassPrediction, Prediction, RegressionPrediction
+from dubito.core import limits
 from dubito.core.arguments import checked_arguments
 from dubito.core.errors import InputError, UnsupportedError
 
-# The most joint labellings that are enumerated; if there are more, this many are drawn. Candidates per matrix product.
-MOST_LABELLINGS = 1000
+# The most candidates of one matrix product; more would often be computed in vain.
 ROWS = 128
 
 
-def greedy_batch(prediction: Prediction, num: int, *, generator: torch.Generator) -> Tensor:
-    """Return `num` inputs that are chosen one by one, each for what it adds to the information of those before.
+def greedy_batch(prediction: Prediction, num: int, *, max_labellings: int = 1000, generator: torch.Generator) -> Tensor:
+    """Return `num` inputs, chosen one by one: each adds most to the information of those before.
 
     Args:
-        prediction: With samples that are functions: sample s of every input comes from the same weights.
-        num: How many.
-        generator: Draws joint labellings where there are too many to enumerate.
+        prediction: A prediction in which sample s of every input comes from the same weights.
+        num: The number of inputs.
+        max_labellings: The most joint labellings that are enumerated; if there are more, this many are drawn.
+        generator: The source of randomness of drawn labellings.
     """
     if isinstance(prediction, ClassPrediction):
         if prediction.samples is None or prediction.samples.ndim != 3:
@@ -34,7 +35,7 @@ def greedy_batch(prediction: Prediction, num: int, *, generator: torch.Generator
                 "'batchbald' needs several samples of one label per input: use 'entropy' with a single network, else "
                 "lower num_samples or use 'bald'."
             )
-        return _greedy_classes(prediction.samples.double().exp(), num, generator)
+        return _greedy_classes(prediction.samples.double().exp(), num, max_labellings, generator)
     assert isinstance(prediction, RegressionPrediction)
     if len(prediction.means) < 2 or prediction.means.shape[-1] != 1:
         raise UnsupportedError("'batchbald' needs several samples of one output per input: use 'bald' instead.")
@@ -54,42 +55,43 @@ def joint_information(probs: Tensor) -> Tensor:
     joint = probs.new_ones(1, len(probs))
     for n in range(probs.shape[1]):
         joint = _extended(joint, probs[:, n])
-    return torch.special.entr(joint.mean(dim=1)).sum() - _conditional(probs).sum()
+    return torch.special.entr(joint.mean(dim=1)).sum() - conditional_entropies(probs).sum()
 
 
-def _greedy_classes(probs: Tensor, num: int, generator: torch.Generator) -> Tensor:
+def _greedy_classes(probs: Tensor, num: int, max_labellings: int, generator: torch.Generator) -> Tensor:
     r"""Choose inputs greedily for class probabilities ``[S, N, C]``.
 
-    Labellings y of the batch so far are rows of `joint` $p(y \mid w_s)$ with weights ω: 1 if all are there, and
+    Labellings y of the batch so far are rows of `joint` $p(y \mid w_s)$ with weights ω: 1 if all are enumerated, and
     $1 / (M \bar p(y))$ if M were drawn from $\bar p$. The entropy of the batch with a candidate is then
     $-\sum_y \omega_y \sum_c \bar p(y, c) \log \bar p(y, c)$.
 
-    What a candidate adds can only fall as the batch grows, so its last gain is a bound, and candidates are looked at
-    again only while their bound is above the best gain.
+    The gain of a candidate can only fall as the batch grows, so its last gain is a bound, and it is computed again only
+    if that bound is above the best gain.
     """
     num_samples, num_inputs, classes = probs.shape
-    conditional = _conditional(probs)
+    conditional = conditional_entropies(probs)
     joint, weights = probs.new_ones(1, num_samples), probs.new_ones(1)
     gains = probs.new_full((num_inputs,), math.inf)
     chosen: list[int] = []
     for _ in range(num):
         before, best = weights @ torch.special.entr(joint.mean(dim=1)), -math.inf
-        for rows in gains.argsort(descending=True).split(ROWS):
+        step = max(1, min(ROWS, limits.current().chunk // (8 * len(joint) * classes)))
+        for rows in gains.argsort(descending=True).split(step):
             if float(gains[rows[0]]) <= best:
                 break
-            gains[rows] = _joint_entropies(probs[:, rows], joint, weights) - conditional[rows] - before
+            gains[rows] = joint_entropies(probs[:, rows], joint, weights) - conditional[rows] - before
             gains[chosen] = -math.inf
             best = max(best, float(gains[rows].max()))
         chosen.append(int(gains.argmax()))
         gains[chosen] = -math.inf
-        if len(joint) * classes <= MOST_LABELLINGS and bool((weights == 1).all()):
+        if len(joint) * classes <= max_labellings and bool((weights == 1).all()):
             joint, weights = _extended(joint, probs[:, chosen[-1]]), probs.new_ones(len(joint) * classes)
         else:
-            joint, weights = _drawn(probs[:, chosen], generator)
+            joint, weights = draw_labellings(probs[:, chosen], max_labellings, generator)
     return torch.tensor(chosen)
 
 
-def _conditional(probs: Tensor) -> Tensor:
+def conditional_entropies(probs: Tensor) -> Tensor:
     """Return the mean entropy of the samples at each input ``[N]``."""
     return torch.special.entr(probs).sum(dim=-1).mean(dim=0)
 
@@ -99,16 +101,16 @@ def _extended(joint: Tensor, probs: Tensor) -> Tensor:
     return torch.einsum("ms,sc->mcs", joint, probs).flatten(0, 1)
 
 
-def _joint_entropies(probs: Tensor, joint: Tensor, weights: Tensor) -> Tensor:
+def joint_entropies(probs: Tensor, joint: Tensor, weights: Tensor) -> Tensor:
     """Return the entropy of the batch together with each candidate ``[S, n, C]``."""
     together = joint @ probs.flatten(1) / len(probs)  # [M, n·C]
     return (weights @ torch.special.entr(together)).unflatten(0, probs.shape[1:]).sum(dim=-1)
 
 
-def _drawn(probs: Tensor, generator: torch.Generator) -> tuple[Tensor, Tensor]:
-    """Draw labellings of ``[S, n, C]`` from their mixture: a sample of the weights, then each label given it."""
+def draw_labellings(probs: Tensor, num: int, generator: torch.Generator) -> tuple[Tensor, Tensor]:
+    """Draw at least `num` labellings of ``[S, n, C]``, equally many given each sample of the weights."""
     num_samples = len(probs)
-    per_sample = math.ceil(MOST_LABELLINGS / num_samples)
+    per_sample = math.ceil(num / num_samples)
     flat = probs.flatten(0, 1).to(generator.device)
     labels = torch.multinomial(flat, per_sample, replacement=True, generator=generator).to(probs.device)
     labels = labels.unflatten(0, probs.shape[:2]).transpose(1, 2).flatten(0, 1)  # [M, n]
