@@ -34,8 +34,22 @@ class Prior(Setting, ABC):
     proper: ClassVar[bool] = True
     """Whether the density can be normalized; otherwise the evidence is defined only up to a constant."""
 
+    adapts: ClassVar[bool] = False
+    """Whether the prior adapts to each weight: such a prior has no most probable weights."""
+
+    heavy_tails: ClassVar[bool] = False
+    """Whether the KL divergence of a Cauchy posterior from this prior is finite."""
+
+    needs_normal: ClassVar[bool] = False
+    """Whether the prior has a density only once it is `fitted` to a normal posterior."""
+
     learned_fields: ClassVar[tuple[str, ...]] = ()
     """The fields with tensors that are trained along with the weights."""
+
+    @property
+    def refers_to_model(self) -> bool:
+        """Whether the prior depends on the model's parameters, and must be `resolve`-d first."""
+        return False
 
     @abstractmethod
     def log_prob(self, w: Tensor) -> Tensor:
@@ -48,6 +62,14 @@ class Prior(Setting, ABC):
             q_mean: The means μ of the posterior.
             q_scale: Its standard deviations σ.
         """
+        return None
+
+    def kl_from_cauchy(self, q_loc: Tensor, q_scale: Tensor) -> Tensor | None:
+        """Return the KL divergence of a Cauchy posterior of each weight, or None if it has no closed form."""
+        return None
+
+    def kl_from_log_normal(self, q_loc: Tensor, q_scale: Tensor) -> Tensor | None:
+        """Return the KL divergence of a log-normal posterior of each weight, or None if it has no closed form."""
         return None
 
     def summed_kl(self, mean: Tensor, log_scale: Tensor, *, generator: torch.Generator | None = None) -> Tensor:

@@ -29,6 +29,11 @@ class ByName(Prior):
         for prior in self.priors.values():
             require_real(prior)
 
+    @property
+    def refers_to_model(self) -> bool:
+        """True: it depends on the names of the parameters."""
+        return True
+
     def resolve(self, name: str, weights: Tensor) -> Prior:
         """Return the prior of the named parameter."""
         for pattern, prior in self.priors.items():

@@ -23,6 +23,7 @@ class Cauchy(Prior):
     """
 
     setting_name = "priors.Cauchy"
+    heavy_tails = True
     loc: FiniteValue = 0.0
     scale: PositiveValue = 1.0
 

@@ -18,8 +18,6 @@ from dubito.core.settings import setting
 class LogNormal(Prior):
     r"""The distribution with $\log w \sim \mathcal N(m, s^2)$, a prior for positive scales.
 
-    The KL divergence between two log-normal distributions is that of their logarithms: ``Normal(loc, scale).kl``.
-
     Args:
         loc: The mean m of the logarithm.
         scale: Its standard deviation s.
@@ -35,6 +33,10 @@ class LogNormal(Prior):
         logarithm = torch.where(w > 0, w, 1.0).log()
         inside = Normal(self.loc, self.scale).log_prob(logarithm) - logarithm
         return torch.where(w > 0, inside, -math.inf)
+
+    def kl_from_log_normal(self, q_loc: Tensor, q_scale: Tensor) -> Tensor:
+        """Return the KL divergence, which is that of the logarithms."""
+        return Normal(self.loc, self.scale).kl(q_loc, q_scale)
 
     def sample(
         self,

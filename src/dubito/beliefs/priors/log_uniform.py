@@ -32,6 +32,8 @@ class LogUniform(Prior):
 
     setting_name = "priors.LogUniform"
     proper = False
+    adapts = True
+    heavy_tails = True
 
     def log_prob(self, w: Tensor) -> Tensor:
         """Return −log |w|, the log-density up to a constant."""
@@ -65,6 +67,8 @@ class ARD(Prior):
     """
 
     setting_name = "priors.ARD"
+    adapts = True
+    needs_normal = True
 
     def log_prob(self, w: Tensor) -> Tensor:
         """Raise an error, because the variances must be fitted to a posterior first."""

@@ -52,6 +52,11 @@ class Normal(Prior):
             raise InputError("A hyperprior needs a learned scale: write priors.Normal(scale='learn', hyperprior=...).")
 
     @property
+    def refers_to_model(self) -> bool:
+        """Whether the mean is the model's weights."""
+        return isinstance(self.loc, str)
+
+    @property
     def learns_scale(self) -> bool:
         """Whether the scale is learned."""
         return isinstance(self.scale, str)

@@ -24,6 +24,7 @@ class StudentT(Prior):
     """
 
     setting_name = "priors.StudentT"
+    heavy_tails = True
     df: Positive = 3.0
     loc: FiniteValue = 0.0
     scale: PositiveValue = 1.0

@@ -19,7 +19,7 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from dubito.beliefs.priors import ARD, ByName, Cauchy, LogNormal, LogUniform, Normal, Prior, StudentT
+from dubito.beliefs.priors import Prior
 from dubito.beliefs.priors.base import require_real
 from dubito.core.errors import InputError, UnsupportedError
 
@@ -33,22 +33,21 @@ def check_pair(family: str, prior: Prior | None) -> None:
         if family != "delta":
             raise InputError(f"A {family} posterior needs a prior; only family='delta' can do without one.")
         return
-    if isinstance(prior, ByName) or isinstance(getattr(prior, "loc", None), str):
+    if prior.refers_to_model:
         raise InputError(f"{prior!r} is for weights, but this prior is for factors: use priors.Normal(1.0, 0.1).")
     if prior.positive and family != "log-normal":
         raise InputError(
             f"{prior!r} allows only positive factors, but a {family} posterior is over all real numbers: use "
             "family='log-normal' with it, or a prior such as priors.Normal(1.0, 0.1)."
         )
-    heavy = (Cauchy, StudentT, LogUniform)
-    if family == "cauchy" and not isinstance(prior, heavy):
+    if family == "cauchy" and not prior.heavy_tails:
         raise InputError(
             f"The KL divergence of a Cauchy posterior from {prior!r} is infinite, because its tails are heavier: use "
             "priors.Cauchy(1.0, 0.1) or priors.StudentT."
         )
-    if family == "delta" and isinstance(prior, ARD | LogUniform):
+    if family == "delta" and prior.adapts:
         raise InputError(f"{prior!r} has no highest density, so it has no most probable factors: use another prior.")
-    if family == "log-normal" and isinstance(prior, ARD):
+    if family == "log-normal" and prior.needs_normal:
         raise InputError(f"{prior!r} fits normal factors only: use priors.LogNormal, HalfCauchy or LogUniform.")
 
 
@@ -120,6 +119,7 @@ def kl_divergence(
 ) -> Tensor:
     r"""$\mathrm{KL}(q \| p)$ summed over all factors, differentiable in location and scale.
 
+    >>> from dubito.beliefs.priors import Cauchy
     >>> kl_divergence("cauchy", Cauchy(1.0, 0.1), torch.ones(3), torch.full((3,), 0.1).log()).item()
     0.0
     """
@@ -131,11 +131,11 @@ def kl_divergence(
     if family == "normal":
         require_real(prior)
         return prior.summed_kl(loc, log_scale, generator=generator)
-    if family == "cauchy" and isinstance(prior, Cauchy):
-        return prior.kl_from_cauchy(loc, log_scale.exp()).sum()
-    if family == "log-normal" and isinstance(prior, LogNormal):
-        return Normal(prior.loc, prior.scale).summed_kl(loc, log_scale)
-    drawn = draw(family, loc, log_scale.exp(), generator=generator)
+    scale = log_scale.exp()
+    exact = prior.kl_from_cauchy(loc, scale) if family == "cauchy" else prior.kl_from_log_normal(loc, scale)
+    if exact is not None:
+        return exact.sum()
+    drawn = draw(family, loc, scale, generator=generator)
     return -_entropy(family, loc, log_scale) - prior.log_prob(drawn).sum()
 
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import torch
 from torch import nn
 
-from dubito.beliefs.priors import ARD, LogUniform
 from dubito.core.errors import InputError, UnsupportedError
 from dubito.core.params import Params
 from dubito.fitting.posterior import Posterior
@@ -34,7 +33,7 @@ def default_rule(posterior: Posterior) -> Rule:
     if hasattr(posterior, "groups"):
         return GroupRelevance()
     prior = getattr(posterior.recipe, "prior", None)
-    return LogAlpha(3) if isinstance(prior, LogUniform | ARD) else ModelReduction()
+    return LogAlpha(3) if getattr(prior, "adapts", False) else ModelReduction()
 
 
 def statistics_of(posterior: Posterior, rule: Rule) -> WeightStatistics:
