@@ -14,7 +14,8 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from dubito.beliefs.likelihoods import Bernoulli, Categorical, Likelihood
+from dubito.beliefs.likelihoods import Categorical, Likelihood
+from dubito.beliefs.likelihoods.kinds import ClassLikelihood
 from dubito.beliefs.prediction import Prediction
 from dubito.core import limits
 from dubito.core.constraints import check
@@ -43,7 +44,7 @@ class Noise:
 
 def is_classification(likelihood: Likelihood) -> bool:
     """Whether the likelihood predicts classes."""
-    return isinstance(likelihood, Categorical | Bernoulli)
+    return isinstance(likelihood, ClassLikelihood)
 
 
 def has_null_direction(likelihood: Likelihood) -> bool:

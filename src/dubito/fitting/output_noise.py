@@ -7,7 +7,8 @@ import math
 import torch
 from torch import Tensor, nn
 
-from dubito.beliefs.likelihoods import Bernoulli, Categorical, Likelihood
+from dubito.beliefs.likelihoods import Likelihood
+from dubito.beliefs.likelihoods.kinds import ClassLikelihood
 from dubito.core import distributed, params
 from dubito.core.batches import Source
 from dubito.core.numeric import minimize_scalar
@@ -29,7 +30,7 @@ def tune_temperature(module: nn.Module, likelihood: Likelihood, validation: Sour
     on log T keeps T finite if a classifier makes no error on the validation data; a few errors outweigh the prior.
     """
     parts = outputs_of(module, validation)
-    log_prior_factor = 0.5 if isinstance(likelihood, Categorical | Bernoulli) else 0.0
+    log_prior_factor = 0.5 if isinstance(likelihood, ClassLikelihood) else 0.0
 
     def loss(log_temperature: float) -> float:
         total = torch.zeros((), dtype=torch.float64, device=validation.device)

@@ -203,9 +203,3 @@ def blank(like: Tensor, generator: torch.Generator | None) -> Tensor:
 def diagonal_root(scales: Tensor) -> Tensor:
     """Return the root ``[C, B, C]`` of the diagonal matrices ``diag(scales[b])²``, one column per output."""
     return torch.diag_embed(scales).movedim(-2, 0)
-
-
-def no_link(log_probs: Tensor | None) -> None:
-    """Raise an error if class probabilities are given to a regression likelihood."""
-    if log_probs is not None:
-        raise InputError("A regression likelihood has no class probabilities: leave `log_probs` out.")

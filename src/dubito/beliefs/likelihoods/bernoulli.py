@@ -6,15 +6,14 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from dubito.beliefs.likelihoods.base import Hyper, Likelihood, blank, check_rows, diagonal_root, rows
-from dubito.beliefs.prediction import ClassPrediction
-from dubito.core.constraints import Positive, check
+from dubito.beliefs.likelihoods.base import Hyper, blank, check_rows, diagonal_root, rows
+from dubito.beliefs.likelihoods.kinds import ClassLikelihood
 from dubito.core.errors import InputError
 from dubito.core.settings import setting
 
 
 @setting
-class Bernoulli(Likelihood):
+class Bernoulli(ClassLikelihood):
     r"""Independent binary labels with logits $f$: $\log p(y \mid f) = \sum_l \log \sigma((2y_l - 1) f_l)$.
 
     Outputs have shape ``[B]``, ``[B, 1]`` or, for several labels, ``[B, L]``; targets are 0 and 1 in the same shape, of
@@ -66,29 +65,8 @@ class Bernoulli(Likelihood):
         uniform = blank(outputs, generator).uniform_(generator=generator).to(outputs.device)
         return (uniform < outputs.sigmoid()).to(outputs.dtype)
 
-    def predict(self, outputs: Tensor, hyper: Hyper = None) -> ClassPrediction:
-        """Return the probabilities of the labels 0 and 1."""
-        return ClassPrediction.from_logits(_two_classes(self.canonical(outputs)))
-
-    def predict_samples(
-        self,
-        outputs: Tensor,
-        hyper: Hyper = None,
-        *,
-        log_probs: Tensor | None = None,
-        keep_samples: bool = True,
-    ) -> ClassPrediction:
-        """Return the mean probabilities of the samples, or those of `log_probs` ``[B, 2]`` or ``[B, L, 2]``."""
-        logits = torch.stack([_two_classes(self.canonical(sample)) for sample in outputs])
-        return ClassPrediction.from_logit_samples(logits, log_probs, keep_samples)
-
-    def temper(self, outputs: Tensor, temperature: float) -> tuple[Tensor, Bernoulli]:
-        """Divide the logits by the temperature."""
-        check("temperature", Positive, temperature)
-        return outputs / temperature, self
-
-
-def _two_classes(logits: Tensor) -> Tensor:
-    """Convert logits ``[B, L]`` of the label 1 to logits of both labels, ``[B, 2]`` or ``[B, L, 2]``."""
-    pairs = torch.stack([torch.zeros_like(logits), logits], dim=-1)
-    return pairs.squeeze(1) if logits.shape[1] == 1 else pairs
+    def logits(self, outputs: Tensor) -> Tensor:
+        """Return the logits of the labels 0 and 1, ``[B, 2]``, or ``[B, L, 2]`` of several labels."""
+        logits = self.canonical(outputs)
+        pairs = torch.stack([torch.zeros_like(logits), logits], dim=-1)
+        return pairs.squeeze(1) if logits.shape[1] == 1 else pairs

@@ -8,15 +8,14 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from dubito.beliefs.likelihoods.base import Hyper, Likelihood, blank
-from dubito.beliefs.prediction import ClassPrediction
-from dubito.core.constraints import Positive, check
+from dubito.beliefs.likelihoods.base import Hyper, blank
+from dubito.beliefs.likelihoods.kinds import ClassLikelihood
 from dubito.core.errors import InputError
 from dubito.core.settings import setting
 
 
 @setting
-class Categorical(Likelihood):
+class Categorical(ClassLikelihood):
     r"""Softmax classification, $\log p(y \mid f) = f_y - \log \sum_c e^{f_c}$.
 
     The layout of the logits follows from their number of axes:
@@ -129,26 +128,9 @@ class Categorical(Likelihood):
         clocks = blank(log_probs, generator).exponential_(generator=generator).to(log_probs.device)
         return (log_probs - clocks.log()).argmax(dim=-1)
 
-    def predict(self, outputs: Tensor, hyper: Hyper = None) -> ClassPrediction:
-        """Return the softmax of one network's logits."""
-        return ClassPrediction.from_logits(self.canonical(outputs))
-
-    def predict_samples(
-        self,
-        outputs: Tensor,
-        hyper: Hyper = None,
-        *,
-        log_probs: Tensor | None = None,
-        keep_samples: bool = True,
-    ) -> ClassPrediction:
-        """Return the mean probabilities of the samples, or those of `log_probs`."""
-        logits = torch.stack([self.canonical(sample) for sample in outputs])
-        return ClassPrediction.from_logit_samples(logits, log_probs, keep_samples)
-
-    def temper(self, outputs: Tensor, temperature: float) -> tuple[Tensor, Categorical]:
-        """Divide the logits by the temperature."""
-        check("temperature", Positive, temperature)
-        return outputs / temperature, self
+    def logits(self, outputs: Tensor) -> Tensor:
+        """Return the canonical outputs."""
+        return self.canonical(outputs)
 
     def _masked(self, values: Tensor, targets: Tensor | None) -> Tensor:
         """Set ignored positions to zero, also where the logits are NaN because of padding."""

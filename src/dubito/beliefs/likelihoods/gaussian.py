@@ -9,15 +9,8 @@ from typing import Annotated, Literal
 import torch
 from torch import Tensor
 
-from dubito.beliefs.likelihoods.base import (
-    Hyper,
-    Likelihood,
-    blank,
-    check_rows,
-    diagonal_root,
-    no_link,
-    rows,
-)
+from dubito.beliefs.likelihoods.base import Hyper, blank, diagonal_root, rows
+from dubito.beliefs.likelihoods.kinds import RegressionLikelihood
 from dubito.beliefs.prediction import RegressionPrediction
 from dubito.core.constraints import Positive, check
 from dubito.core.errors import InputError
@@ -27,7 +20,7 @@ from dubito.core.tensor_checks import at_least_float32
 
 
 @setting
-class Gaussian(Likelihood):
+class Gaussian(RegressionLikelihood):
     r"""Regression with homoscedastic noise, $y \sim \mathcal N(f, \sigma^2 I)$.
 
     Outputs and targets have shape ``[B]`` or ``[B, O]`` (``[B]`` and ``[B, 1]`` are the same). The Hessian is
@@ -59,11 +52,6 @@ class Gaussian(Likelihood):
         if not isinstance(self.noise, str):
             return self
         return self.replace(noise=math.exp(self._log_noise(hyper, torch.zeros((), dtype=torch.float64)).item()))
-
-    def check(self, outputs: Tensor, targets: Tensor) -> None:
-        """Raise an error unless the targets are finite numbers, one per output."""
-        means = self.canonical(outputs)
-        check_rows(targets, len(means), means.shape[1], "Gaussian")
 
     def canonical(self, outputs: Tensor) -> Tensor:
         """Return the outputs as ``[B, O]``."""
@@ -102,24 +90,10 @@ class Gaussian(Likelihood):
         normal = blank(means, generator).normal_(generator=generator).to(means.device)
         return -normal * (-self._log_noise(hyper, outputs)).exp()
 
-    def predict(self, outputs: Tensor, hyper: Hyper = None) -> RegressionPrediction:
-        """Return a Gaussian around one network's outputs."""
-        return self.predict_samples(outputs.unsqueeze(0), hyper)
-
-    def predict_samples(
-        self,
-        outputs: Tensor,
-        hyper: Hyper = None,
-        *,
-        log_probs: Tensor | None = None,
-        keep_samples: bool = True,
-    ) -> RegressionPrediction:
-        """Return the equal mixture of Gaussians around the samples' outputs; `log_noise` may differ by sample."""
-        no_link(log_probs)
-        outputs = at_least_float32(outputs)
-        means = torch.stack([self.canonical(sample) for sample in outputs])
+    def moments(self, outputs: Tensor, hyper: Hyper) -> tuple[Tensor, Tensor, Tensor]:
+        """Return the outputs as means, the noise variance, and no function variance."""
         noise_variance = (2 * self._log_noise(hyper, outputs)).exp().reshape(-1, 1, 1)
-        return RegressionPrediction(means, noise_variance, torch.zeros_like(means))
+        return outputs, noise_variance, torch.zeros_like(outputs)
 
     def predict_gaussian(
         self,

@@ -7,24 +7,16 @@ import math
 import torch
 from torch import Tensor
 
-from dubito.beliefs.likelihoods.base import (
-    Hyper,
-    Likelihood,
-    blank,
-    check_rows,
-    diagonal_root,
-    no_link,
-    rows,
-)
+from dubito.beliefs.likelihoods.base import Hyper, blank, diagonal_root, rows
+from dubito.beliefs.likelihoods.kinds import RegressionLikelihood
 from dubito.beliefs.prediction import RegressionPrediction
 from dubito.core.constraints import Positive, check
-from dubito.core.errors import InputError
 from dubito.core.settings import setting
 from dubito.core.tensor_checks import at_least_float32
 
 
 @setting
-class HeteroscedasticGaussian(Likelihood):
+class HeteroscedasticGaussian(RegressionLikelihood):
     r"""Regression with input-dependent noise, $y_o \sim \mathcal N(m_o, e^{s_o})$ (Nix and Weigend, 1994).
 
     For O targets the network has 2·O outputs ``[B, 2·O]``: first the means $m$, then the log-variances $s$.
@@ -37,20 +29,8 @@ class HeteroscedasticGaussian(Likelihood):
     """
 
     setting_name = "likelihoods.HeteroscedasticGaussian"
-
-    def check(self, outputs: Tensor, targets: Tensor) -> None:
-        """Raise an error unless the targets are finite numbers, one per pair of outputs."""
-        canonical = self.canonical(outputs)
-        check_rows(targets, len(canonical), canonical.shape[1] // 2, "Heteroscedastic")
-
-    def canonical(self, outputs: Tensor) -> Tensor:
-        """Return the outputs as they are, ``[B, 2·O]``."""
-        if outputs.ndim != 2 or outputs.shape[1] % 2:
-            raise InputError(
-                "A heteroscedastic likelihood needs outputs [B, 2·O], a mean and a log-variance per target, "
-                f"got shape {tuple(outputs.shape)}."
-            )
-        return outputs
+    outputs_per_target = 2
+    layout = "a mean and a log-variance"
 
     def log_prob(self, outputs: Tensor, targets: Tensor, hyper: Hyper = None) -> Tensor:
         """Return the log-density of the targets ``[B]``, summed over outputs."""
@@ -87,23 +67,10 @@ class HeteroscedasticGaussian(Likelihood):
         normal = blank(means, generator).normal_(generator=generator).to(means.device)
         return _score(normal, (-0.5 * log_variances).exp())
 
-    def predict(self, outputs: Tensor, hyper: Hyper = None) -> RegressionPrediction:
-        """Return a Gaussian per datum with the network's own mean and variance."""
-        return self.predict_samples(outputs.unsqueeze(0), hyper)
-
-    def predict_samples(
-        self,
-        outputs: Tensor,
-        hyper: Hyper = None,
-        *,
-        log_probs: Tensor | None = None,
-        keep_samples: bool = True,
-    ) -> RegressionPrediction:
-        """Return the equal mixture of the samples' Gaussians, each with its own noise."""
-        no_link(log_probs)
-        outputs = at_least_float32(outputs)
-        means, log_variances = torch.stack([self.canonical(sample) for sample in outputs]).chunk(2, dim=-1)
-        return RegressionPrediction(means, log_variances.exp(), torch.zeros_like(means))
+    def moments(self, outputs: Tensor, hyper: Hyper) -> tuple[Tensor, Tensor, Tensor]:
+        """Return means, the noise variances, and no function variance."""
+        means, log_variances = outputs.chunk(2, dim=-1)
+        return means, log_variances.exp(), torch.zeros_like(means)
 
     def predict_gaussian(
         self,

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import nn
 
-from dubito.beliefs.likelihoods import Bernoulli, Categorical
+from dubito.beliefs.likelihoods.kinds import ClassLikelihood
 from dubito.beliefs.prediction import ClassPrediction, RegressionPrediction
 from dubito.core import params
 from dubito.core.batches import Data, Source
@@ -38,7 +38,7 @@ def score_of(posterior: Posterior, data: Data) -> Score:
     """Return the function from a network to its accuracy on all of `data`; for regression, minus the RMSE."""
     place: dict[str, Any] = {"device": posterior.device, "dtype": posterior.dtype}
     source = Source(data, batch_size=1024, must_count=False, shard=False, **place)
-    classes = isinstance(posterior.likelihood, Categorical | Bernoulli)
+    classes = isinstance(posterior.likelihood, ClassLikelihood)
 
     if source.first().targets is None:
         raise InputError("The held-out data has no targets: give (inputs, targets).")

@@ -7,11 +7,11 @@ import math
 import torch
 from torch import Tensor
 
-from dubito.beliefs.likelihoods import Categorical, HeteroscedasticGaussian, Likelihood
-from dubito.beliefs.likelihoods.base import Hyper, check_rows, no_link
-from dubito.beliefs.prediction import ClassPrediction, RegressionPrediction
+from dubito.beliefs.likelihoods import Categorical, HeteroscedasticGaussian
+from dubito.beliefs.likelihoods.base import Hyper
+from dubito.beliefs.likelihoods.kinds import RegressionLikelihood
+from dubito.beliefs.prediction import ClassPrediction
 from dubito.core.constraints import Positive, check
-from dubito.core.errors import InputError
 from dubito.core.settings import setting
 from dubito.core.tensor_checks import at_least_float32
 
@@ -49,8 +49,8 @@ class Dirichlet(Categorical):
         keep_samples: bool = True,
     ) -> ClassPrediction:
         """Return the mixture of the samples' Dirichlets."""
+        mixture = super().predict_samples(outputs, hyper, log_probs=log_probs, keep_samples=keep_samples)
         logits = torch.stack([self.canonical(sample) for sample in outputs])
-        mixture = ClassPrediction.from_logit_samples(logits, log_probs, keep_samples)
         aleatoric = dirichlet_entropies(logits)[1].mean(dim=0).to(logits.dtype)
         epistemic = (mixture.entropy - aleatoric).clamp_min(0)
         return ClassPrediction(mixture.log_probs, aleatoric, epistemic, mixture.samples)
@@ -73,7 +73,7 @@ def dirichlet_entropies(logits: Tensor) -> tuple[Tensor, Tensor]:
 
 
 @setting
-class GaussianWithUncertainty(Likelihood):
+class GaussianWithUncertainty(RegressionLikelihood):
     r"""Regression with separate noise and function variances, $y_o \sim \mathcal N(m_o,\ e^{s_o} + e^{d_o})$.
 
     For O targets the network has 3·O outputs ``[B, 3·O]``: the means $m$, the log-variances of the noise $s$ and those
@@ -87,20 +87,8 @@ class GaussianWithUncertainty(Likelihood):
 
     setting_name = "transfer.GaussianWithUncertainty"
     former_names = ("transfer.NoiseAndDoubt",)
-
-    def check(self, outputs: Tensor, targets: Tensor) -> None:
-        """Raise unless the targets are finite numbers, one per three outputs."""
-        canonical = self.canonical(outputs)
-        check_rows(targets, len(canonical), canonical.shape[1] // 3, "GaussianWithUncertainty")
-
-    def canonical(self, outputs: Tensor) -> Tensor:
-        """Return the outputs as they are, ``[B, 3·O]``."""
-        if outputs.ndim != 2 or outputs.shape[1] % 3:
-            raise InputError(
-                "GaussianWithUncertainty needs outputs [B, 3·O], a mean and two log-variances (noise, function) for "
-                f"each target, got shape {tuple(outputs.shape)}."
-            )
-        return outputs
+    outputs_per_target = 3
+    layout = "a mean and two log-variances (noise, function)"
 
     def log_prob(self, outputs: Tensor, targets: Tensor, hyper: Hyper = None) -> Tensor:
         """Return the log-density of the targets ``[B]``, summed over outputs."""
@@ -123,22 +111,10 @@ class GaussianWithUncertainty(Likelihood):
         """Draw targets ``[B, O]``."""
         return HeteroscedasticGaussian().sample(self._total(outputs), generator=generator)
 
-    def predict(self, outputs: Tensor, hyper: Hyper = None) -> RegressionPrediction:
-        """Return a Gaussian per datum with the predicted noise and function variances."""
-        return self.predict_samples(outputs.unsqueeze(0), hyper)
-
-    def predict_samples(
-        self,
-        outputs: Tensor,
-        hyper: Hyper = None,
-        *,
-        log_probs: Tensor | None = None,
-        keep_samples: bool = True,
-    ) -> RegressionPrediction:
-        """Return the equal mixture of the samples' Gaussians."""
-        no_link(log_probs)
-        means, noise, function = torch.stack([self.canonical(sample) for sample in outputs]).chunk(3, dim=-1)
-        return RegressionPrediction(means, noise.exp(), function.exp())
+    def moments(self, outputs: Tensor, hyper: Hyper) -> tuple[Tensor, Tensor, Tensor]:
+        """Return means, noise variances and function variances."""
+        means, noise, function = outputs.chunk(3, dim=-1)
+        return means, noise.exp(), function.exp()
 
     def temper(self, outputs: Tensor, temperature: float) -> tuple[Tensor, GaussianWithUncertainty]:
         """Multiply both standard deviations by the temperature."""
@@ -148,7 +124,7 @@ class GaussianWithUncertainty(Likelihood):
         return torch.cat([means, noise + shift, function + shift], dim=-1), self
 
     def _total(self, outputs: Tensor) -> Tensor:
-        """The outputs of the heteroscedastic Gaussian that this is to targets."""
+        """Return the outputs of the equivalent heteroscedastic Gaussian."""
         means, noise, function = self.canonical(outputs).chunk(3, dim=-1)
         return torch.cat([means, torch.logaddexp(noise, function)], dim=-1)
 
