@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import functools
 import json
 import os
 from abc import ABC, abstractmethod
@@ -25,6 +24,7 @@ from dubito.core.params import Params
 from dubito.core.private_draws import PrivateDraws
 from dubito.core.randomness import default_generator
 from dubito.core.settings import Setting, digest, load_all
+from dubito.fitting.family_checks import with_a_count, with_known_options
 from dubito.fitting.working_copies import HasWorkingCopies
 from dubito.networks.compiled import uncompile_parts
 
@@ -58,6 +58,8 @@ class Posterior(HasWorkingCopies, ABC):
     described: ClassVar[str] = "a posterior such as Laplace().fit(model, data)"
     draws_functions: bool = True
     """Whether sample s of a prediction comes from the same weights at every input."""
+    passes_options: ClassVar[bool] = False
+    """Whether options of `predict` are passed on to another posterior, which checks them."""
     _families: ClassVar[dict[str, type[Posterior]]] = {}
     _network_draws: bool | None = None  # whether the network draws random numbers; None before it was called
 
@@ -69,8 +71,9 @@ class Posterior(HasWorkingCopies, ABC):
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
         super().__init_subclass__(**kwargs)
-        if "sample" in cls.__dict__:
-            setattr(cls, "sample", _with_a_count(checked_arguments(cls.sample)))  # noqa: B010  (mypy forbids the plain assignment)
+        for name, with_checks in (("sample", with_a_count), ("predictor", with_known_options)):
+            if name in cls.__dict__:
+                setattr(cls, name, with_checks(getattr(cls, name)))
         if cls.family:
             Posterior._families[cls.family] = cls
 
@@ -90,7 +93,10 @@ class Posterior(HasWorkingCopies, ABC):
 
     @abstractmethod
     def predictor(self, num_samples: int, generator: torch.Generator, **options: Any) -> Predictor:
-        """Return the function that predicts for one batch of inputs; its posterior samples are drawn here, once."""
+        """Return the function that predicts for one batch of inputs; its posterior samples are drawn here, once.
+
+        The keyword-only arguments of a family are the options of its `predict`; no others are accepted.
+        """
 
     @abstractmethod
     def state(self) -> dict[str, Any]:
@@ -307,17 +313,6 @@ class Posterior(HasWorkingCopies, ABC):
             shapes = " and ".join(f"{tuple(leaf.shape)} {leaf.dtype}" for leaf in batches.leaves(inputs))
             why = next(iter(str(error).strip().splitlines()), type(error).__name__)
             raise InputError(f"The network cannot be called on inputs of shape {shapes}: {why}") from error
-
-
-def _with_a_count(sample: Callable[..., Params]) -> Callable[..., Params]:
-    """Return a family's `sample` with a check that `num_samples` is at least 1."""
-
-    @functools.wraps(sample)
-    def checked(self: Posterior, num_samples: int, *args: Any, **options: Any) -> Params:
-        check("num_samples", Count, num_samples)
-        return sample(self, num_samples, *args, **options)
-
-    return checked
 
 
 @checked_arguments

@@ -100,6 +100,7 @@ class SubspacePosterior(Posterior):
     """
 
     family = "Subspace"
+    passes_options = True
 
     def __init__(
         self,

@@ -141,6 +141,7 @@ class AugmentedPosterior(Posterior):
     """
 
     family = "TestTimeAugmentation"
+    passes_options = True
 
     def __init__(self, inner: Posterior, recipe: Any) -> None:
         super().__init__(inner.model, inner.likelihood, recipe, inner.num_data)

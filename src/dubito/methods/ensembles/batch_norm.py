@@ -125,10 +125,6 @@ class BatchNormPosterior(Posterior):
             method: ``"batches"``: a mixture over their statistics; ``"mean"``: one pass with the running statistics.
             options: No other option is known.
         """
-        if options:
-            raise InputError(f"A BatchNormNoise posterior has no predict option '{next(iter(options))}'.")
-        if method not in ("batches", "mean"):
-            raise InputError(f"method must be 'batches' or 'mean', not {method!r}.")
         if method == "mean":
             return lambda inputs: self.likelihood.predict(params.call(self.model, inputs))
         ready = len(next(iter(self.statistics.values())))

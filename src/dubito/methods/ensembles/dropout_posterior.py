@@ -9,7 +9,7 @@ from torch import nn
 
 from dubito.beliefs.likelihoods import Likelihood
 from dubito.core import params
-from dubito.core.errors import InputError, UnsupportedError
+from dubito.core.errors import UnsupportedError
 from dubito.core.params import Params
 from dubito.core.randomness import default_generator, draw_seed
 from dubito.fitting.posterior import Posterior, Predictor
@@ -108,10 +108,6 @@ class DropoutPosterior(Posterior):
                 dropout and without epistemic uncertainty.
             options: No other option is known.
         """
-        if options:
-            raise InputError(f"An MCDropout posterior has no predict option '{next(iter(options))}'.")
-        if method not in ("masks", "mean"):
-            raise InputError(f"method must be 'masks' or 'mean', not {method!r}.")
         if method == "mean":
             return lambda inputs: self.likelihood.predict(params.call(self.model, inputs))
         draws = [bernoulli(self.rates, draw_seed(generator)) for _ in range(num_samples)]

@@ -34,6 +34,7 @@ class EnsemblePosterior(Posterior):
     """
 
     family = "Ensemble"
+    passes_options = True
 
     def __init__(self, members: list[Posterior], recipe: Any) -> None:
         super().__init__(members[0].model, members[0].likelihood, recipe, members[0].num_data)

@@ -98,10 +98,6 @@ class SWAGPosterior(Posterior):
                 network at the mean, one pass without epistemic uncertainty (stochastic weight averaging).
             options: No other option is known.
         """
-        if options:
-            raise InputError(f"A SWAG posterior has no predict option '{next(iter(options))}'.")
-        if method not in ("weights", "mean"):
-            raise InputError(f"method must be 'weights' or 'mean', not {method!r}.")
         if method == "mean":
             return lambda inputs: self.likelihood.predict(params.call(self.model, inputs))
         if not self.buffers:

@@ -297,10 +297,6 @@ class LaplacePosterior(Posterior):
                 probability, in the probit link.
             options: No other option is known.
         """
-        if options:
-            raise InputError(f"A Laplace posterior has no predict option '{next(iter(options))}'.")
-        if method not in ("linearized", "weights"):
-            raise InputError(f"`method` must be 'linearized' or 'weights', got {method!r}.")
         found = links.find_link(link, self.likelihood)
         if method == "weights":
             return weight_predictor(self.model, self.likelihood, self.sample(num_samples, generator=generator))

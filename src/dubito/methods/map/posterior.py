@@ -12,7 +12,7 @@ from dubito.beliefs.likelihoods import Likelihood
 from dubito.beliefs.priors import Prior
 from dubito.core import params
 from dubito.core.batches import Data
-from dubito.core.errors import InputError, UnsupportedError
+from dubito.core.errors import UnsupportedError
 from dubito.core.params import Params
 from dubito.core.settings import Setting
 from dubito.fitting.posterior import Posterior, Predictor
@@ -66,8 +66,6 @@ class PointPosterior(Posterior):
 
     def predictor(self, num_samples: int, generator: torch.Generator, **options: Any) -> Predictor:
         """Return the network's own prediction at the chosen temperature."""
-        if options:
-            raise InputError(f"A MAP posterior has no predict option '{next(iter(options))}'.")
 
         def predict(inputs: Any) -> Any:
             outputs, likelihood = self.likelihood.temper(params.call(self.model, inputs), self.temperature)

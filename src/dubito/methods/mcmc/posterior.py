@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from dubito.beliefs.likelihoods import Categorical, Likelihood
 from dubito.core import limits, params
-from dubito.core.errors import InputError, UnsupportedError
+from dubito.core.errors import UnsupportedError
 from dubito.core.params import Params
 from dubito.core.randomness import default_generator
 from dubito.fitting.history import History
@@ -112,8 +112,6 @@ class ParticlePosterior(Posterior):
 
     def predictor(self, num_samples: int, generator: torch.Generator, **options: Any) -> Predictor:
         """Return the mixture over at most `num_samples` particles, evenly spaced."""
-        if options:
-            raise InputError(f"A particle posterior has no predict option '{next(iter(options))}'.")
         return self._over(self.spaced(num_samples))
 
     def predictors(self, num_samples: int, generator: torch.Generator, **options: Any) -> list[Predictor]:

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from dubito.beliefs.likelihoods import Likelihood
 from dubito.beliefs.prediction import Prediction
 from dubito.core import batches, limits, params
-from dubito.core.errors import InputError, UnsupportedError
+from dubito.core.errors import UnsupportedError
 from dubito.core.limits import numbers
 from dubito.core.params import Params
 from dubito.core.randomness import default_generator
@@ -96,8 +96,6 @@ class Rank1Posterior(Posterior):
 
     def predictor(self, num_samples: int, generator: torch.Generator, **options: Any) -> Predictor:
         """Return the mixture over samples that are the same for all inputs of a call."""
-        if options:
-            raise InputError(f"A Rank1 posterior has no predict option '{next(iter(options))}'.")
         rounds = 1 if self.mixture.scale is None else -(-num_samples // self.components)
         members = torch.arange(self.components).repeat(rounds)
         outputs_of = self.networks(members, self._draw(members, generator))

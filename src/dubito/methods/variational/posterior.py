@@ -176,16 +176,11 @@ class VariationalPosterior(Posterior):
                 epistemic uncertainty.
             options: No other option is known.
         """
-        if options:
-            raise InputError(f"A variational posterior has no predict option '{next(iter(options))}'.")
-        match method:
-            case "mean":
-                return lambda inputs: self.likelihood.predict(params.call(self.model, inputs))
-            case "local":
-                return local_predictor(self._converted(), self.likelihood, num_samples)
-            case "weights":
-                return self._weight_predictor(num_samples, generator)
-        raise InputError(f"`method` must be 'weights', 'local' or 'mean', got {method!r}.")
+        if method == "mean":
+            return lambda inputs: self.likelihood.predict(params.call(self.model, inputs))
+        if method == "local":
+            return local_predictor(self._converted(), self.likelihood, num_samples)
+        return self._weight_predictor(num_samples, generator)
 
     def _weight_predictor(self, num_samples: int, generator: torch.Generator) -> Predictor:
         if num_samples * self.selection.num_weights <= numbers(limits.current().kept_weights):

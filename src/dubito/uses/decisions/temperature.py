@@ -91,6 +91,7 @@ class TemperedPosterior(WrappedPosterior):
     """
 
     family = "Tempered"
+    passes_options = True
 
     @checked_arguments
     def __init__(self, posterior: Posterior, temperature: float) -> None:

@@ -1,0 +1,43 @@
+"""Checks of arguments that every posterior family shares; `Posterior` applies them to the methods of its subclasses."""
+
+from __future__ import annotations
+
+import functools
+import inspect
+from collections.abc import Callable
+from typing import Any
+
+from dubito.core.arguments import checked_arguments
+from dubito.core.constraints import Count, check
+from dubito.core.errors import InputError
+
+
+def with_a_count(sample: Callable[..., Any]) -> Callable[..., Any]:
+    """Return a family's `sample` with a check that `num_samples` is at least 1."""
+    sample = checked_arguments(sample)
+
+    @functools.wraps(sample)
+    def checked(self: Any, num_samples: int, *args: Any, **options: Any) -> Any:
+        check("num_samples", Count, num_samples)
+        return sample(self, num_samples, *args, **options)
+
+    return checked
+
+
+def with_known_options(predictor: Callable[..., Any]) -> Callable[..., Any]:
+    """Return a family's `predictor` with a check of its options: names and values of its keyword-only arguments."""
+    parameters = inspect.signature(predictor).parameters.values()
+    known = [parameter.name for parameter in parameters if parameter.kind is parameter.KEYWORD_ONLY]
+    with_checks = checked_arguments(predictor)
+
+    @functools.wraps(predictor)
+    def checked(self: Any, num_samples: int, generator: Any, **options: Any) -> Any:
+        if not options:
+            return predictor(self, num_samples, generator)
+        unknown = next((name for name in options if name not in known), None)
+        if unknown is not None and not self.passes_options:
+            has = f"it has {', '.join(known)}" if known else "it has none"
+            raise InputError(f"A {self.family} posterior has no predict option '{unknown}': {has}.")
+        return with_checks(self, num_samples, generator, **options)
+
+    return checked
