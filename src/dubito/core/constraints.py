@@ -18,7 +18,7 @@ import os
 import reprlib
 import sys
 import types
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from numbers import Integral, Real
 from typing import Annotated, Any, Literal, Union, get_args, get_origin, get_type_hints
 
@@ -121,6 +121,7 @@ def check(name: str, kind: Any, value: Any) -> None:
     raise InputError(f"`{name}` must be {describe(kind)}, got {_show(value)}.{_suggestion(kind, value)}")
 
 
+@functools.cache
 def _limit(kind: Any) -> int | None:
     """Return the largest whole number that an annotation or one option of a union allows, or None if it allows none."""
     if kind is int:
@@ -133,42 +134,37 @@ def _limit(kind: Any) -> int | None:
 
 def accepts(kind: Any, value: Any) -> bool:
     """Return whether the annotation `kind` allows `value`; NaN is never allowed, and a bool is not a number."""
+    return _test_of(kind)(value)
+
+
+@functools.cache  # every prediction checks a few numbers
+def _test_of(kind: Any) -> Callable[[Any], bool]:
+    """Return the function that tells whether an annotation allows a value."""
     origin, inner = get_origin(kind), get_args(kind)
     if kind is Any:
-        return True
+        return lambda value: True
     if origin is Annotated:
-        also = tuple(rule.kind for rule in inner[1:] if isinstance(rule, Or))
-        ranges = [rule for rule in inner[1:] if isinstance(rule, Range | AtMost)]
-        return isinstance(value, also) or (accepts(inner[0], value) and all(rule.holds(value) for rule in ranges))
+        also, test = tuple(rule.kind for rule in inner[1:] if isinstance(rule, Or)), _test_of(inner[0])
+        ranges = [rule.holds for rule in inner[1:] if isinstance(rule, Range | AtMost)]
+        return lambda value: isinstance(value, also) or (test(value) and all(holds(value) for holds in ranges))
     if origin in (Union, types.UnionType):
-        return any(accepts(one, value) for one in inner)
+        tests = [_test_of(one) for one in inner]
+        return lambda value: any(test(value) for test in tests)
     if origin is Literal:
-        return any(isinstance(value, type(one)) and value == one for one in inner)
+        return lambda value: any(isinstance(value, type(one)) and value == one for one in inner)
     if origin is tuple:
-        return isinstance(value, tuple) and _accepts_each(inner, value)
+        return lambda value: isinstance(value, tuple) and _accepts_each(inner, value)
     if isinstance(origin, type) and issubclass(origin, Mapping):
-        return isinstance(value, Mapping) and all(
-            accepts(inner[0], key) and accepts(inner[1], one) for key, one in value.items()
-        )
-    if isinstance(origin, type) and issubclass(origin, Sequence):
-        is_one = isinstance(value, origin) and not isinstance(value, str | bytes)
-        return is_one and all(accepts(inner[0], one) for one in value)
-    if kind is float:
-        return isinstance(value, Real) and not isinstance(value, bool) and _as_float(value) is not None
-    if kind is int:
-        return isinstance(value, Integral) and not isinstance(value, bool) and abs(int(value)) <= LARGEST
-    if kind is bool:
-        return isinstance(value, bool | np.bool_)
-    return isinstance(value, type(None) if kind is None else origin or kind)
+        key, item = map(_test_of, inner)
+        return lambda value: isinstance(value, Mapping) and all(key(k) and item(v) for k, v in value.items())
+    return _TESTS.get(kind) or (lambda value: isinstance(value, type(None) if kind is None else origin or kind))
 
 
-def _as_float(value: Real) -> float | None:
-    """Return a number in floating point, or None for NaN and for one that is too large, such as 10**400."""
-    try:
-        number = float(value)
-    except OverflowError:
-        return None
-    return None if math.isnan(number) else number
+_TESTS: dict[Any, Callable[[Any], bool]] = {
+    float: lambda value: isinstance(value, Real) and not isinstance(value, bool) and not math.isnan(value),
+    int: lambda value: type(value) is int or (isinstance(value, Integral) and not isinstance(value, bool)),
+    bool: lambda value: isinstance(value, bool | np.bool_),
+}
 
 
 def _accepts_each(kinds: tuple[Any, ...], values: tuple[Any, ...]) -> bool:

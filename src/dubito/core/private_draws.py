@@ -25,29 +25,41 @@ class PrivateDraws:
     changed, the call is repeated with every random operation redirected to the call's own generator.
 
     Args:
-        seed: The seed of that generator.
+        seed: Returns the seed of that generator, which is made only if it is needed.
         device: The device of the network.
         network_draws: Whether the network is known to draw random numbers.
         others: Further generators that the call uses, which are restored before it is repeated.
     """
 
     def __init__(
-        self, seed: int, device: torch.device, *, network_draws: bool = False, others: tuple[torch.Generator, ...] = ()
+        self,
+        seed: Callable[[], int],
+        device: torch.device,
+        *,
+        network_draws: bool = False,
+        others: tuple[torch.Generator, ...] = (),
     ) -> None:
-        on_device = device if device.type == "cuda" else torch.device("cpu")
-        self.network_draws, self._generator = network_draws, torch.Generator(on_device).manual_seed(seed)
-        self._seed, self._all = seed, (self._generator, *others)
+        self.network_draws, self._seed, self._device, self._others = network_draws, seed, device, others
+        self._made: torch.Generator | None = None
+
+    def _generator(self) -> torch.Generator:
+        if self._made is None:
+            on_device = self._device if self._device.type == "cuda" else torch.device("cpu")
+            self._made = torch.Generator(on_device).manual_seed(self._seed())
+        return self._made
 
     def run(self, function: Callable[[], T]) -> T:
         """Call a function with the random numbers of this call, and return its result."""
         if self.network_draws:
             return self._redirected(function)
-        starts, before = [generator.get_state() for generator in self._all], user_state()
+        made, before = self._made, user_state()
+        starts = [(generator, generator.get_state()) for generator in (made, *self._others) if generator is not None]
         with drawing_from(self._generator):
             found = function()
         if torch.equal(before, user_state()):
             return found
-        for generator, state in zip(self._all, starts, strict=True):
+        self._made = made
+        for generator, state in starts:
             generator.set_state(state)
         found = self._redirected(function)
         if self.network_draws:  # otherwise another thread has used the global generator
@@ -56,7 +68,9 @@ class PrivateDraws:
 
     @cached_property
     def _mode(self) -> _Redirected:
-        return _Redirected(self._seed, self._generator)  # only for networks that draw: it takes longer than small ones
+        return _Redirected(
+            self._seed(), self._generator()
+        )  # only for networks that draw: it takes longer than small ones
 
     def _redirected(self, function: Callable[[], T]) -> T:
         with drawing_from(self._generator, self._mode.rest), self._mode:

@@ -58,7 +58,7 @@ def normal_like(like: Tensor) -> Tensor:
 
 
 class _PerThread(threading.local):
-    generator: torch.Generator | None = None
+    generator: Callable[[], torch.Generator] | None = None
     rest: Stream | None = None
 
 
@@ -67,12 +67,15 @@ _own = _PerThread()
 
 def own_generator() -> torch.Generator | None:
     """Return the generator of `drawing_from` in this thread, or None outside such a block (the global generator)."""
-    return _own.generator
+    return None if _own.generator is None else _own.generator()
 
 
 @contextmanager
-def drawing_from(generator: torch.Generator, rest: Stream | None = None) -> Iterator[None]:
-    """Draw our noise from `generator` inside the block, in this thread; operations that take none draw from `rest`."""
+def drawing_from(generator: Callable[[], torch.Generator], rest: Stream | None = None) -> Iterator[None]:
+    """Draw our noise from a generator inside the block, in this thread; operations that take none draw from `rest`.
+
+    The function `generator` returns the generator when it is needed, because making one takes time.
+    """
     before = _own.generator, _own.rest
     _own.generator, _own.rest = generator, rest
     try:
@@ -84,7 +87,7 @@ def drawing_from(generator: torch.Generator, rest: Stream | None = None) -> Iter
 @contextmanager
 def drawing_aside() -> Iterator[None]:
     """Restore the generators of `drawing_from` after the block, so that a trial does not change later draws."""
-    generator, rest = _own.generator, _own.rest
+    generator, rest = own_generator(), _own.rest
     state, states = None if generator is None else generator.get_state(), None if rest is None else list(rest._states)
     try:
         yield

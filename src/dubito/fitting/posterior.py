@@ -272,7 +272,8 @@ class Posterior(HasWorkingCopies, ABC):
     def _checked_predictor(self, count: int, generator: torch.Generator, options: dict[str, Any]) -> Predictor:
         """Return the predictor of one call, with input checks and its own random numbers; for a working copy."""
         origin: Posterior = self.origin
-        draws = PrivateDraws(int(digest(generator.get_state()), 16) >> 1, self.device, others=(generator,))
+        state = generator.get_state()
+        draws = PrivateDraws(lambda: int(digest(state), 16) >> 1, self.device, others=(generator,))
         predict_batch = draws.run(lambda: self.predictor(count, generator, **options))
 
         def predict(inputs: Any) -> Prediction:
@@ -287,7 +288,7 @@ class Posterior(HasWorkingCopies, ABC):
 
     def _draws_on(self, inputs: Any) -> bool:
         """Return whether the network draws random numbers on the first of these inputs."""
-        watched, example = PrivateDraws(0, self.device, network_draws=True), batches.take(inputs, slice(1))
+        watched, example = PrivateDraws(lambda: 0, self.device, network_draws=True), batches.take(inputs, slice(1))
         try:
             watched.run(lambda: params.call(self.model, batches.map_leaves(torch.clone, example)))
         except (RuntimeError, TypeError, ValueError, LookupError, DubitoError):
