@@ -50,10 +50,10 @@ def bare_products(widths: tuple[int, ...], members: int, steps: int) -> Callable
     """Only the matrix products of the training steps, batch 128, all members at once, into preallocated memory."""
     operands = []
     for i, o in pairwise(widths):
-        x, weight, slopes = torch.randn(members, 128, i), torch.randn(members, o, i), torch.randn(members, 128, o)
-        operands += [(x, weight.mT), (slopes.mT, x)]
-        if operands[2:]:  # data has no slopes
-            operands.append((slopes, weight))
+        x, weight, gradients = torch.randn(members, 128, i), torch.randn(members, o, i), torch.randn(members, 128, o)
+        operands += [(x, weight.mT), (gradients.mT, x)]
+        if operands[2:]:  # data has no gradients
+            operands.append((gradients, weight))
     triples = [(a, b, torch.bmm(a, b)) for a, b in operands]
 
     def work() -> None:

@@ -28,7 +28,7 @@ from dubito import MAP, Ensemble, Laplace, Posterior, Training, data, metrics, m
 from dubito.uses.decisions.scores import Score, score_prediction
 
 ACTIVATIONS, PRECISIONS, RADII = ("relu", "tanh"), (0.1, 1.0, 10.0), (0.1, 0.2, 0.4, 0.8)
-NETWORK, ENSEMBLE = "network, entropy", "ensemble, doubt"
+NETWORK, ENSEMBLE = "network, entropy", "ensemble, epistemic"
 
 Pair = tuple[Tensor, Tensor]
 Posteriors = dict[str, tuple[Posterior, Score]]
@@ -51,8 +51,8 @@ def pgd(model: nn.Module, x: Tensor, y: Tensor, radius: float, steps: int = 20) 
 
 def _direction(model: nn.Module, x: Tensor, y: Tensor) -> Tensor:
     leaf = x.detach().requires_grad_()
-    (slope,) = torch.autograd.grad(functional.cross_entropy(model(leaf), y), leaf)
-    return slope.sign()
+    (gradient,) = torch.autograd.grad(functional.cross_entropy(model(leaf), y), leaf)
+    return gradient.sign()
 
 
 def main() -> None:
@@ -105,7 +105,7 @@ def posteriors(activation: str, train: Pair, seed: int) -> Posteriors:
 
 
 def laplace_name(precision: float) -> str:
-    return f"Laplace {precision:g}, doubt"
+    return f"Laplace {precision:g}, epistemic"
 
 
 def attacks(found: Posteriors, images: Tensor, labels: Tensor) -> Iterator[tuple[str, float, Tensor]]:

@@ -74,6 +74,7 @@ def used(file: Path) -> Iterator[str]:
     yield from looked_up(tree_of(file))
 
 
+@cache
 def arrows() -> dict[tuple[str, str], list[str]]:
     """Return which room uses which, with the files that do."""
     found: dict[tuple[str, str], list[str]] = {}

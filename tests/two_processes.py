@@ -1,11 +1,14 @@
-"""Run one function of a file in two processes: `two_processes.py FILE CASE STORE RANK OUTPUT FOLDER`."""
+"""Run one function of a file in two processes that exchange data.
+
+The processes are forked from a server that has already imported torch and the library: that takes longer than most cases.
+"""
 
 from __future__ import annotations
 
 import importlib.util
-import os
-import subprocess
+import multiprocessing
 import sys
+import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -13,9 +16,12 @@ from typing import Any
 
 import torch
 
+import dubito
 from dubito.core import io
 
 TIMEOUT = 240
+_CONTEXT = multiprocessing.get_context("forkserver")
+_CONTEXT.set_forkserver_preload(["torch.distributed", *{module for module, _ in dubito._PUBLIC.values()}])
 
 
 def run(file: str, case: str, folder: Path) -> tuple[Any, Any]:
@@ -31,17 +37,18 @@ def started(file: str, case: str, folder: Path) -> Iterator[Callable[[], tuple[A
     They meet in a file, so no port can be taken.
     """
     outputs = [folder / f"{case}-{rank}" for rank in range(2)]
-    environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONWARNINGS": "error"}
+    store = str(folder / f"{case}-store")
     workers = [
-        subprocess.Popen(
-            [sys.executable, __file__, file, case, str(folder / f"{case}-store"), str(rank), str(output), str(folder)],
-            env=environment,
-        )
+        _CONTEXT.Process(target=_main, args=(file, case, store, rank, str(output), str(folder)))
         for rank, output in enumerate(outputs)
     ]
+    for worker in workers:
+        worker.start()
 
     def wait() -> tuple[Any, Any]:
-        assert [worker.wait(timeout=TIMEOUT) for worker in workers] == [0, 0]
+        for worker in workers:
+            worker.join(TIMEOUT)
+        assert [worker.exitcode for worker in workers] == [0, 0]
         first, second = (io.load(output, "results") for output in outputs)
         return first, second
 
@@ -52,11 +59,12 @@ def started(file: str, case: str, folder: Path) -> Iterator[Callable[[], tuple[A
             worker.kill()
 
 
-def _main(file: str, case: str, store: str, rank: str, output: str, folder: str) -> None:
+def _main(file: str, case: str, store: str, rank: int, output: str, folder: str) -> None:
     import torch.distributed as dist
 
+    warnings.simplefilter("error")
     torch.set_num_threads(1)
-    dist.init_process_group("gloo", init_method=f"file://{store}", rank=int(rank), world_size=2)
+    dist.init_process_group("gloo", init_method=f"file://{store}", rank=rank, world_size=2)
     sys.path.insert(0, str(Path(file).parent))  # for what stands beside the file
     spec = importlib.util.spec_from_file_location("cases", file)
     assert spec is not None
@@ -66,7 +74,3 @@ def _main(file: str, case: str, store: str, rank: str, output: str, folder: str)
     spec.loader.exec_module(cases)
     io.save(output, "results", getattr(cases, case)(Path(folder)))
     dist.destroy_process_group()
-
-
-if __name__ == "__main__":
-    _main(*sys.argv[1:])

@@ -46,7 +46,7 @@ def test_attacks_stay_within_their_radius_and_raise_the_loss() -> None:
     assert losses[0] < losses[1] <= losses[2] + 1e-3
 
 
-def test_attacked_digits_are_found_by_doubt(
+def test_attacked_digits_have_epistemic_uncertainty(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     attacks = example("adversarial")

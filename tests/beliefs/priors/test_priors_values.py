@@ -209,7 +209,7 @@ class TestEmpiricalBayes:
 
     @pytest.mark.parametrize("hyperprior", [None, (2.01, 0.101)])
     def test_the_gradient_does_not_see_the_scale_move(self, hyperprior: Any) -> None:
-        """At its best value the scale has no gradient of its own, so a fixed scale gives the same slopes."""
+        """At its best value the scale has no gradient of its own, so a fixed scale gives the same gradients."""
         mean, log_scale = (part.requires_grad_() for part in posterior_of(4, 3))
         prior = priors.Normal(0.0, "learn", hyperprior)
         fixed = priors.Normal(0.0, prior.fitted(mean, log_scale.exp()).scale.item())

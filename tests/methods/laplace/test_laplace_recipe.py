@@ -94,7 +94,9 @@ def test_validation_with_noise_by_evidence() -> None:
     problem, likelihood = case("gaussian"), Gaussian(noise="evidence")
     recipe = Laplace(structure="full", prior_precision="validation")
     posterior = recipe.fit(problem.model, problem.data, likelihood=likelihood, validation=problem.data)
-    evidence = Laplace(structure="full", prior_precision="evidence").fit(problem.model, problem.data, likelihood=likelihood)
+    evidence = Laplace(structure="full", prior_precision="evidence").fit(
+        problem.model, problem.data, likelihood=likelihood
+    )
     assert posterior.likelihood.noise == pytest.approx(evidence.likelihood.noise)
 
 

@@ -18,7 +18,7 @@ from oracles import fixed_normal, seeded
 
 
 class TestSharedMoments:
-    """A training step computes mean, variance and divergence together: the same numbers and slopes as apart."""
+    """A training step computes mean, variance and KL divergence together: the same values and gradients as separately."""
 
     CASES = (
         ("mlp", {}),

@@ -86,19 +86,19 @@ def _gauss_newton(posterior: LaplacePosterior, data: Data, generator: torch.Gene
     metric = _sum_matrices(posterior, new).covariance(posterior.prior_precision, scale)
     tolerance = 100 * torch.finfo(posterior.dtype).eps
     center = flat = selection.ravel(posterior.mean()).double()
-    value, slope = _objective(posterior, source, flat, center)
+    value, gradient = _objective(posterior, source, flat, center)
     for _ in range(MOST_STEPS):
-        step = -metric.solve(slope)
-        if -float(step @ slope) <= tolerance * max(abs(value), 1.0):
+        step = -metric.solve(gradient)
+        if -float(step @ gradient) <= tolerance * max(abs(value), 1.0):
             break
         for _ in range(MOST_HALVINGS):
-            at_trial, slope_there = _objective(posterior, source, flat + step, center)
+            at_trial, gradient_at_trial = _objective(posterior, source, flat + step, center)
             if at_trial <= value:
                 break
             step = step / 2
         else:
             break
-        flat, value, slope = flat + step, at_trial, slope_there
+        flat, value, gradient = flat + step, at_trial, gradient_at_trial
     return selection.merge(posterior.mean(), flat.to(posterior.dtype))
 
 

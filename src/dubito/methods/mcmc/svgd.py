@@ -136,8 +136,8 @@ class _Particles:
         gradients, loss = torch.zeros_like(particles), particles.new_zeros(())
         if batch.num_rows:
             for particle, gradient in zip(particles, gradients, strict=True):
-                one, slope = self.target.likelihood_gradient(particle, batch, self.problem.num_data / batch.size)
-                gradient.copy_(slope)
+                one, found = self.target.likelihood_gradient(particle, batch, self.problem.num_data / batch.size)
+                gradient.copy_(found)
                 loss += one / len(particles)
         distributed.sum_([loss, gradients])
         if not bool(torch.isfinite(loss + gradients.sum())):
@@ -146,8 +146,8 @@ class _Particles:
             self.target.density.add_gradient_(gradient, particle)
         direction = stein_direction(particles, gradients / self.recipe.temperature)
         lr = self.problem.training.rate(self.problem.progress_at(state["step"]))
-        slopes = {"particles": -direction / self.problem.num_data}
-        self.optimizer.step({"particles": particles}, slopes, state["optimizer"], lr)
+        directions = {"particles": -direction / self.problem.num_data}
+        self.optimizer.step({"particles": particles}, directions, state["optimizer"], lr)
         state["step"] += 1
         return state, {"potential": loss / self.problem.num_data, "lr": lr}
 

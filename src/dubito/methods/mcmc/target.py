@@ -80,10 +80,10 @@ class Target:
         with torch.enable_grad():
             outputs = params.call(self.module, batch.inputs)
             loss = self.likelihood.log_prob(outputs, batch.targets, hyper).sum() * -scale
-            slopes = torch.autograd.grad(loss, [*self.chosen, *hyper.values()], allow_unused=True)
+            found = torch.autograd.grad(loss, [*self.chosen, *hyper.values()], allow_unused=True)
         parts = []
-        for value, slope, where in zip([*self.chosen, *hyper.values()], slopes, self._places, strict=True):
-            whole = torch.zeros_like(value) if slope is None else slope
+        for value, gradient, where in zip([*self.chosen, *hyper.values()], found, self._places, strict=True):
+            whole = torch.zeros_like(value) if gradient is None else gradient
             parts.append(whole.reshape(-1) if where is None else whole.reshape(-1)[where])
         return loss.detach(), torch.cat(parts)
 
