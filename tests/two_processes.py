@@ -1,6 +1,6 @@
 """Run one function of a file in two processes that exchange data.
 
-The processes are forked from a server that has already imported torch and the library: that takes longer than most cases.
+The processes are forked from a server that has imported torch and the library, which takes longer than most cases.
 """
 
 from __future__ import annotations

@@ -141,7 +141,10 @@ class TestBad:
         ("text", "message"),
         [
             ("map(colour=red)", "MAP takes no argument 'colour'; its arguments are prior_precision, temperature"),
-            ("categorical(1, 2)", "likelihoods.Categorical takes at most 1 arguments; its arguments are ignore_index"),
+            (
+                "categorical(1, 2, 3)",
+                "likelihoods.Categorical takes at most 2 arguments; its arguments are ignore_index",
+            ),
             ("grammar.some()", "grammar.some: .*missing 1 required"),
             ("map(2, prior_precision=3)", "MAP: .*multiple values"),
             ("map(train=false, train=true)", "give each argument once"),

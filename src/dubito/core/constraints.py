@@ -157,14 +157,26 @@ def _test_of(kind: Any) -> Callable[[Any], bool]:
     if isinstance(origin, type) and issubclass(origin, Mapping):
         key, item = map(_test_of, inner)
         return lambda value: isinstance(value, Mapping) and all(key(k) and item(v) for k, v in value.items())
+    if isinstance(origin, type) and issubclass(origin, Sequence):
+        each = _test_of(inner[0])
+        return lambda value: isinstance(value, origin) and not isinstance(value, str | bytes) and all(map(each, value))
     return _TESTS.get(kind) or (lambda value: isinstance(value, type(None) if kind is None else origin or kind))
 
 
 _TESTS: dict[Any, Callable[[Any], bool]] = {
-    float: lambda value: isinstance(value, Real) and not isinstance(value, bool) and not math.isnan(value),
-    int: lambda value: type(value) is int or (isinstance(value, Integral) and not isinstance(value, bool)),
+    float: lambda value: isinstance(value, Real) and not isinstance(value, bool) and _as_float(value) is not None,
+    int: lambda value: isinstance(value, Integral) and not isinstance(value, bool) and abs(int(value)) <= LARGEST,
     bool: lambda value: isinstance(value, bool | np.bool_),
 }
+
+
+def _as_float(value: Real) -> float | None:
+    """Return a number in floating point, or None for NaN and for one that is too large, such as 10**400."""
+    try:
+        number = float(value)
+    except OverflowError:
+        return None
+    return None if math.isnan(number) else number
 
 
 def _accepts_each(kinds: tuple[Any, ...], values: tuple[Any, ...]) -> bool:

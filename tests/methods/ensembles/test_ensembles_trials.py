@@ -41,7 +41,7 @@ SWAG_NORM = SWAG(lr=0.05, collect_every=1, burn_in=0.2, num_samples=8)
     [(SWAG_NORM, True), (BatchNormNoise(num_samples=8), True), (SGMCMC(), False), (MCDropout(0.3), False)],
 )
 def test_changes_meet_different_draws(recipe: Any, norm: bool) -> None:
-    """With changes that change nothing, augmentation leaves the epistemic uncertainty of the inner posterior unchanged."""
+    """Changes that change nothing leave the epistemic uncertainty of the inner posterior as it is."""
     x, _ = data()
     inner = fit(recipe, mlp(norm))
     outer = fit(TestTimeAugmentation(recipe=recipe, noise=1e-9), mlp(norm))

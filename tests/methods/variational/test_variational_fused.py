@@ -18,7 +18,7 @@ from oracles import fixed_normal, seeded
 
 
 class TestSharedMoments:
-    """A training step computes mean, variance and KL divergence together: the same values and gradients as separately."""
+    """A training step computes mean, variance and KL divergence together, with the same values and gradients."""
 
     CASES = (
         ("mlp", {}),

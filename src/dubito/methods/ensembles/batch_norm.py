@@ -23,10 +23,7 @@ from dubito.fitting.recipe import Recipe
 from dubito.methods.map.recipe import MAP
 from dubito.networks.normalization import batch_norms, batch_statistics
 
-_NOT_IN_WEIGHTS = (
-    "BatchNormNoise has random batch statistics, not random weights: use only predict, or another "
-    "recipe."
-)
+_NOT_IN_WEIGHTS = "BatchNormNoise has random batch statistics, not random weights: use only predict, or another recipe."
 
 
 @setting
@@ -63,7 +60,7 @@ class BatchNormNoise(Recipe):
     def build(self, problem: Problem) -> Inference:
         """Return the steps of training."""
         if not batch_norms(problem.model):
-            raise InputError("BatchNormNoise needs a BatchNorm layer with running statistics, and the network has none.")
+            raise InputError("BatchNormNoise needs a BatchNorm layer with running statistics; the network has none.")
         problem.source.refuse_shards("BatchNormNoise")
         plain = self._point().build(problem)
 

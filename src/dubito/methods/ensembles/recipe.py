@@ -59,7 +59,9 @@ class Ensemble(Recipe):
     def __post_init__(self) -> None:
         if self.start == "model" and self.recipe.redraws:
             own = self.recipe.start
-            raise InputError(f"{self.recipe!r} starts {own}, but the ensemble starts from the model: use Ensemble(start='{own}').")
+            raise InputError(
+                f"{self.recipe!r} starts {own}, but the ensemble starts from the model: use Ensemble(start='{own}')."
+            )
         self.steps()  # raises an error if the recipe cannot start like this
 
     @classmethod

@@ -2,8 +2,8 @@ r"""Log scores of a Laplace posterior for many prior precisions at once, with th
 
 For a Gaussian likelihood of noise σ at temperature T, the covariance of the weights is
 $\sigma^2 T (H + \rho I)^{-1}$ with $\rho = \lambda \sigma^2 T$, so the predictive variance of a target is
-$\sigma^2 (1 + T v_n(\rho))$, where $v_n = J_n (H + \rho I)^{-1} J_n^\top$. Given ρ, the noise with the highest log score
-is in closed form: the mean of $r_n^2 / (1 + T v_n)$.
+$\sigma^2 (1 + T v_n(\rho))$, where $v_n = J_n (H + \rho I)^{-1} J_n^\top$. Given ρ, the noise with the highest log
+score is in closed form: the mean of $r_n^2 / (1 + T v_n)$.
 """
 
 from __future__ import annotations

@@ -112,8 +112,9 @@ def _by_scores(posterior: LaplacePosterior, recipe: Laplace, problem: Problem, b
     left_out = LeaveOneOut(posterior.model, problem.source) if is_gaussian and (free or by == "training") else None
     centre = _inverse_mean_square(posterior) if found is None else float(found.prior)
     if free:
-        assert found is not None and left_out is not None
-        centre *= found.likelihood.noise ** 2 * recipe.temperature  # type: ignore[attr-defined]
+        assert found is not None
+        assert left_out is not None
+        centre *= found.likelihood.noise**2 * recipe.temperature  # type: ignore[attr-defined]
         assumed = 1.0 if by == "training" else _left_out_variance(left_out, problem.source)
         scores: GridScores = FreeNoiseScores(posterior, GRID, assumed, 0.0 if by == "training" else NOISE_WEIGHT)
     else:
@@ -144,9 +145,7 @@ def _add_all(scores: GridScores, problem: Problem, by: str, left_out: LeaveOneOu
     return scores.num_rows
 
 
-def _best(
-    scores: Tensor, noises: Tensor | None, centre: float, weight: float
-) -> tuple[Tensor, bool, Tensor | None]:
+def _best(scores: Tensor, noises: Tensor | None, centre: float, weight: float) -> tuple[Tensor, bool, Tensor | None]:
     """Return the best point of the grid, refined by a parabola, whether it is at an edge, and the noise there."""
     logs = GRID.log()
     centre = min(max(math.log(centre), float(logs[0])), float(logs[-1]))
