@@ -57,7 +57,7 @@ def read_call(text: str) -> tuple[str, list[Any], dict[str, Any]]:
     ('mlp', [], {'hidden': [50, 50], 'activation': 'tanh'})
     """
     try:
-        return _Reader(text).call(ast.parse(text.strip(), mode="eval").body)
+        return _TreeReader(text).call(ast.parse(text.strip(), mode="eval").body)
     except InputError:
         raise
     except (SyntaxError, ValueError, RecursionError, MemoryError) as error:
@@ -70,7 +70,7 @@ def _line(text: str) -> str:
     return line if len(line) <= _LONGEST else f"{line[: _LONGEST - 1]}…"
 
 
-class _Reader:
+class _TreeReader:
     """Reader of the syntax tree of one text, which may consist of calls, literals and words only."""
 
     def __init__(self, text: str) -> None:

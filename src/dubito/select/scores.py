@@ -27,7 +27,7 @@ from dubito.curvature.layer_factors import layer_factors
 from dubito.networks.selection import Selection
 from dubito.select.directions import direction_columns, num_directions, random_columns
 from dubito.select.quadratic_scores import ScoreForms
-from dubito.select.sums import Sums
+from dubito.select.sums import ScoreSums
 
 # The most columns of one product; with more outputs, the curvature needs its own product.
 MOST_COLUMNS = 32
@@ -86,7 +86,9 @@ def measure(
             an unbiased estimate, cheaper if there are many outputs.
         generator: The source of randomness of `samples`.
     """
-    work = _Pass(model, names, likelihood, samples, distributed.local_generator(generator) if samples else generator)
+    work = _ScorePass(
+        model, names, likelihood, samples, distributed.local_generator(generator) if samples else generator
+    )
     check_inputs(work.engine.model, source.first().inputs, "the training")
     if context is not None:
         context = batches.place(context, source.device, source.dtype)
@@ -138,7 +140,7 @@ def check_inputs(model: nn.Module, inputs: Any, which: str) -> None:
         raise NonFiniteError(f"The model's outputs at {which} inputs are NaN: look at its weights.")
 
 
-class _Pass:
+class _ScorePass:
     """One pass over the data, which sums the scores over batches."""
 
     def __init__(
@@ -152,7 +154,7 @@ class _Pass:
         self.engine, self.likelihood = Engine(model, names), likelihood
         self.samples, self.generator = samples, generator
         self.weights = Selection.all_of(model, names)
-        self.sums = Sums(self.weights)
+        self.sums = ScoreSums(self.weights)
         self.noise: float | None = None
 
     def train(self, source: Source, derivatives: bool) -> None:
@@ -179,7 +181,7 @@ class _Pass:
 
     def look(self, context: Any) -> Tensor:
         """Return the squared derivatives at inputs without targets; every process looks at all of them."""
-        self.sums = Sums(self.weights)
+        self.sums = ScoreSums(self.weights)
         for tape in context_tapes(self.engine, context):
             self._add_derivatives(tape, None)
         return self.sums.total[0]

@@ -13,7 +13,7 @@ from dubito.networks.selection import Selection
 from dubito.select.quadratic_scores import ScoreForms
 
 
-class Sums:
+class ScoreSums:
     """The squared derivatives and the curvature of all weights, in float64.
 
     If the gradient of each example is an outer product, so is its elementwise square, and the sum over examples is one

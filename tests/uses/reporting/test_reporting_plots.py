@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from dubito.uses.reporting import plots
-from dubito.uses.reporting.evaluation import Band, Histogram, Quantiles, Reliability, RiskCoverage
+from dubito.uses.reporting.evaluation import Band, Histogram, Quantiles, Reliability, RiskCoverageCurve
 
 NASTY = "_a $very \\nasty$ <b>name</b> & 100 %"
 
@@ -44,7 +44,10 @@ def test_reliability() -> None:
 
 
 def test_risk_coverage_over_seeds() -> None:
-    one, two = RiskCoverage((0.5, 1.0), (0.1, 0.3)), RiskCoverage((0.25, 0.5, 0.75, 1.0), (0.0, 0.2, 0.3, 0.5))
+    one, two = (
+        RiskCoverageCurve((0.5, 1.0), (0.1, 0.3)),
+        RiskCoverageCurve((0.25, 0.5, 0.75, 1.0), (0.0, 0.2, 0.3, 0.5)),
+    )
     figure = plots.risk_coverage({NASTY: [one, two], "b": [one]})
     first, second = lines(figure)
     assert first == pytest.approx(np.array([[0.5, 0.15], [1.0, 0.4]]))  # the second seed is read at the first's places

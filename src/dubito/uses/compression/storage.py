@@ -222,7 +222,7 @@ def _decoded(path: Path, limits: _Sizes) -> dict[str, Tensor]:
     if len({entry.name for entry in entries}) < len(entries):
         raise FileFormatError(f"'{path}' is altered: it names a tensor twice.")
     lengths = [sum(entry.lengths[i] for entry in entries) for i in range(3)]
-    readers = [_Reader(coding.unpack(stream, length)) for stream, length in zip(streams, lengths, strict=True)]
+    readers = [_ByteReader(coding.unpack(stream, length)) for stream, length in zip(streams, lengths, strict=True)]
     return {entry.name: entry.tensor(*(reader.take(n) for reader, n in zip(readers, entry.lengths, strict=True)))
             for entry in entries}  # fmt: skip
 
@@ -263,7 +263,7 @@ def _entry(path: Path, raw: Any, limits: _Sizes) -> _Entry:
     return _Entry(name, shape, dtype, scale, (lengths[0], lengths[1], lengths[2]))
 
 
-class _Reader:
+class _ByteReader:
     """Reads bytes piece by piece."""
 
     def __init__(self, content: bytes) -> None:

@@ -175,4 +175,4 @@ def _guaranteed_threshold(scores: Tensor, losses: Tensor, risk: float, confidenc
 def _drawable(curve: RiskCoverage) -> Any:
     from dubito.uses.reporting import evaluation
 
-    return evaluation.RiskCoverage(tuple(curve.coverage.tolist()), tuple(curve.risk.tolist()))
+    return evaluation.RiskCoverageCurve(tuple(curve.coverage.tolist()), tuple(curve.risk.tolist()))

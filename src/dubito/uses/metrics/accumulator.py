@@ -19,7 +19,7 @@ from dubito.uses.metrics.regression import as_mixture
 from dubito.uses.metrics.scores import CLASS_SUMS, NUMBER_SUMS, SCORES
 
 
-class _Sums:
+class _MetricSums:
     """A flat float64 tensor of sums on the CPU, with the settings that give its entries their meaning."""
 
     def __init__(self, size: int, **settings: Any) -> None:
@@ -59,7 +59,7 @@ class _Sums:
             raise InputError(f"{type(self).__name__} has seen no data: call update first.")
 
 
-class ClassificationMetrics(_Sums):
+class ClassificationMetrics(_MetricSums):
     """Accuracy, NLL, Brier score and equal-width ECE and MCE, batch by batch.
 
     Args:
@@ -101,7 +101,7 @@ class ClassificationMetrics(_Sums):
         return {**first, "ece": float(bins.ece), "mce": float(bins.mce), "count": float(count)}
 
 
-class RegressionMetrics(_Sums):
+class RegressionMetrics(_MetricSums):
     """RMSE, NLL, CRPS and the coverage and width of central intervals, batch by batch, for Gaussians and mixtures.
 
     Args:

@@ -55,7 +55,7 @@ class RescaledDraws:
 
 
 @dataclasses.dataclass(frozen=True)
-class Pass:
+class EvaluationPass:
     """The result of one pass over a data set, summed and gathered over processes.
 
     Attributes:
@@ -75,8 +75,13 @@ class Pass:
 
 
 def collect(
-    predictor: RescaledDraws, data: Data | Tensor, what: str, like: Pass | None = None, *, labelled: bool = True
-) -> Pass:
+    predictor: RescaledDraws,
+    data: Data | Tensor,
+    what: str,
+    like: EvaluationPass | None = None,
+    *,
+    labelled: bool = True,
+) -> EvaluationPass:
     """Predict all of `data` batch by batch.
 
     Args:
@@ -108,7 +113,7 @@ def collect(
     vectors = _gathered(kept)
     if not vectors:
         raise InputError(f"{what} is empty, or every target is to be ignored: give at least one example.")
-    return Pass(_summed(sums, vectors) if labelled else None, vectors, float(clock[0]), int(clock[1]), shapes)
+    return EvaluationPass(_summed(sums, vectors) if labelled else None, vectors, float(clock[0]), int(clock[1]), shapes)
 
 
 def _batches(data: Any, batch_size: int, what: str) -> Iterator[tuple[Any, Any]]:
@@ -122,7 +127,7 @@ def _batches(data: Any, batch_size: int, what: str) -> Iterator[tuple[Any, Any]]
     yield from ((batch.inputs, batch.targets) for batch in source.epoch() if batches.num_rows(batch.inputs) > 0)
 
 
-def _predict(predictor: RescaledDraws, inputs: Any, what: str, like: Pass | None) -> Prediction:
+def _predict(predictor: RescaledDraws, inputs: Any, what: str, like: EvaluationPass | None) -> Prediction:
     """Predict; if the network fails on inputs of another shape than the evaluated data, raise an error that says so."""
     try:
         return predictor.predict(inputs)

@@ -36,7 +36,7 @@ class Reliability:
 
 
 @dataclass(frozen=True)
-class RiskCoverage:
+class RiskCoverageCurve:
     """The mean loss when only the most certain fraction of inputs is answered.
 
     Attributes:
@@ -110,7 +110,7 @@ class Curves:
         chains: How the chains of a sampler went, where the posterior is a sampler's.
     """
 
-    risk_coverage: RiskCoverage
+    risk_coverage: RiskCoverageCurve
     reliability: Reliability | None = None
     quantiles: Quantiles | None = None
     band: Band | None = None

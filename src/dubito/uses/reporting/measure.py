@@ -19,7 +19,7 @@ from dubito.fitting.posterior import Posterior
 from dubito.uses import metrics
 from dubito.uses.fixed_draws import FixedDraws
 from dubito.uses.metrics.scores import UNCERTAINTIES, computed
-from dubito.uses.reporting.collect import BAND_LEVEL, Pass, RescaledDraws, Scale, Vectors, collect
+from dubito.uses.reporting.collect import BAND_LEVEL, EvaluationPass, RescaledDraws, Scale, Vectors, collect
 from dubito.uses.reporting.evaluation import (
     Band,
     Curves,
@@ -27,7 +27,7 @@ from dubito.uses.reporting.evaluation import (
     Histogram,
     Quantiles,
     Reliability,
-    RiskCoverage,
+    RiskCoverageCurve,
     Scores,
     Task,
     has_severities,
@@ -105,11 +105,11 @@ def evaluate(
     )
 
 
-def _task(done: Pass) -> Task:
+def _task(done: EvaluationPass) -> Task:
     return "classification" if isinstance(done.metrics, metrics.ClassificationMetrics) else "regression"
 
 
-def _shift(predictor: RescaledDraws, kind: str, value: Any, main: Pass) -> Scores | dict[float, Scores]:
+def _shift(predictor: RescaledDraws, kind: str, value: Any, main: EvaluationPass) -> Scores | dict[float, Scores]:
     if not isinstance(value, Mapping):
         return _scores(collect(predictor, value, f"The shift '{kind}'", main))
     if not has_severities(value):
@@ -120,7 +120,7 @@ def _shift(predictor: RescaledDraws, kind: str, value: Any, main: Pass) -> Score
     }
 
 
-def _scores(done: Pass) -> Scores:
+def _scores(done: EvaluationPass) -> Scores:
     assert done.metrics is not None
     scores = done.metrics.compute()
     del scores["count"]
@@ -128,11 +128,11 @@ def _scores(done: Pass) -> Scores:
     return scores | computed({**done.vectors, "uncertainty": uncertainty})
 
 
-def _risks(done: Pass) -> tuple[Tensor, Tensor]:
+def _risks(done: EvaluationPass) -> tuple[Tensor, Tensor]:
     return done.vectors[UNCERTAINTIES[_task(done)][0]], done.vectors["loss"]
 
 
-def _detection(main: Pass, other: Pass) -> dict[str, Scores]:
+def _detection(main: EvaluationPass, other: EvaluationPass) -> dict[str, Scores]:
     """Return how well each uncertainty tells the other set (the positives) from the data."""
     found: dict[str, Scores] = {}
     for name in UNCERTAINTIES[_task(main)]:
@@ -142,7 +142,7 @@ def _detection(main: Pass, other: Pass) -> dict[str, Scores]:
     return found
 
 
-def _curves(main: Pass, outside: Mapping[str, Pass]) -> Curves:
+def _curves(main: EvaluationPass, outside: Mapping[str, EvaluationPass]) -> Curves:
     curve = metrics.risk_coverage(*_risks(main))
     points = evenly_spaced(len(curve.risk), _MAX_POINTS)
     reliability = quantiles = None
@@ -155,7 +155,7 @@ def _curves(main: Pass, outside: Mapping[str, Pass]) -> Curves:
     if outside:
         histograms = {name: _histogram(name, main, outside) for name in UNCERTAINTIES[_task(main)]}
     return Curves(
-        risk_coverage=RiskCoverage(_numbers(curve.coverage[points]), _numbers(curve.risk[points])),
+        risk_coverage=RiskCoverageCurve(_numbers(curve.coverage[points]), _numbers(curve.risk[points])),
         reliability=reliability,
         quantiles=quantiles,
         band=_band(main.vectors) if "x" in main.vectors else None,
@@ -163,14 +163,14 @@ def _curves(main: Pass, outside: Mapping[str, Pass]) -> Curves:
     )
 
 
-def _histogram(name: str, main: Pass, outside: Mapping[str, Pass]) -> Histogram:
+def _histogram(name: str, main: EvaluationPass, outside: Mapping[str, EvaluationPass]) -> Histogram:
     """Count in equal bins from 0 to the 99.5 % point of all values, so that a few huge ones do not hide the rest."""
     everything = torch.cat([done.vectors[name] for done in (main, *outside.values())]).double()
     rank = max(round(0.995 * len(everything)), 1)
     top = float(everything.kthvalue(rank).values) or float(everything.max()) or 1.0
     edges = torch.linspace(0, top, _NUM_BINS + 1, dtype=torch.float64)
 
-    def count(done: Pass) -> Numbers:
+    def count(done: EvaluationPass) -> Numbers:
         index = torch.bucketize(done.vectors[name].double(), edges[1:-1], right=True)
         return _numbers(torch.bincount(index, minlength=_NUM_BINS))
 

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from dubito.fitting.history import Trace
-from dubito.uses.reporting.evaluation import Band, Histogram, Quantiles, Reliability, RiskCoverage
+from dubito.uses.reporting.evaluation import Band, Histogram, Quantiles, Reliability, RiskCoverageCurve
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -109,7 +109,7 @@ def reliability(curve: Reliability, *, look: Look | None = None, title: str = ""
 
 
 def risk_coverage(
-    methods: Mapping[str, Sequence[RiskCoverage]],
+    methods: Mapping[str, Sequence[RiskCoverageCurve]],
     *,
     look_of: Mapping[str, Look] | None = None,
     loss: str = "Error rate",

@@ -38,7 +38,7 @@ _SHOWN_UNCERTAINTIES = {"classification": ("entropy", "epistemic"), "regression"
 
 
 @dataclass(frozen=True)
-class Table:
+class ReportTable:
     """A table that compares methods, one row each."""
 
     caption: str
@@ -74,7 +74,7 @@ class Section:
     key: str
     title: str
     note: str
-    tables: tuple[Table, ...] = ()
+    tables: tuple[ReportTable, ...] = ()
     groups: tuple[tuple[Panel, ...], ...] = ()
     legend: bool = False
     sets: tuple[tuple[str, Look], ...] = ()
@@ -93,8 +93,8 @@ def _task(methods: Methods) -> str:
     return next(iter(methods.values()))[0].task
 
 
-def _table(caption: str, methods: Methods, columns: Sequence[Column]) -> Table:
-    return Table(caption, tuple(methods), tuple(columns))
+def _table(caption: str, methods: Methods, columns: Sequence[Column]) -> ReportTable:
+    return ReportTable(caption, tuple(methods), tuple(columns))
 
 
 def _column(name: str, methods: Methods, value: Callable[[Evaluation], float | None], **texts: str) -> Column:
