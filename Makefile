@@ -10,7 +10,7 @@ PEERS := laplace-torch curvlinops-for-pytorch asdfghjkl asdl backpack-for-pytorc
 # Tests of what the extras and the peers add; laplace-torch and the like are installed without their dependencies.
 WITH_EXTRAS := tests/peers tests/uses/compression tests/methods/mcmc
 
-.PHONY: fuzz demo test test-fast test-extras lint format clean
+.PHONY: fuzz demo test test-fast test-extras test-torch lint format clean
 
 $(STAMP): pyproject.toml constraints.txt
 	$(PYTHON) -m venv .venv
@@ -37,6 +37,20 @@ test-fast: $(STAMP)  # for the edit loop: everything that is not marked slow
 test-extras: $(EXTRAS_STAMP)
 	DUBITO_TEST_EXTRAS=1 OMP_NUM_THREADS=1 $(EXTRAS)/pytest -n 2 $(WITH_EXTRAS)
 
+# The core suite on another torch, in an environment of its own: make test-torch VERSION=2.6.0. The builds of the ordinary
+# registry link to CUDA; stand-ins for its libraries are made, so that only torch itself is fetched (about 0.8 GB).
+VERSION ?= 2.6.0
+OTHER := .venv-torch-$(VERSION)
+OTHER_TEST := LD_LIBRARY_PATH=$(OTHER)/stubs OMP_NUM_THREADS=1 PYTHONPATH=src $(OTHER)/bin/python -m pytest -n 2
+test-torch: $(STAMP)
+	$(PYTHON) -m venv $(OTHER)
+	$(OTHER)/bin/pip install --quiet --disable-pip-version-check --no-deps torch==$(VERSION)
+	$(BIN)/pip freeze --exclude-editable --exclude torch --exclude dubito > $(OTHER)/requirements.txt
+	$(OTHER)/bin/pip install --quiet --disable-pip-version-check --no-deps -r $(OTHER)/requirements.txt
+	$(OTHER)/bin/python tests/cuda_stubs.py $(OTHER)/lib/python3*/site-packages/torch/lib $(OTHER)/stubs
+	$(OTHER_TEST) -m "not slow"
+	$(OTHER_TEST) tests/contracts/test_posterior_contract.py
+
 # Long runs of the fuzzer, N cases of every target; started again, it goes on where it stopped (state in .fuzz).
 N ?= 1000
 fuzz: $(STAMP)
@@ -52,4 +66,4 @@ format: $(STAMP)
 	$(BIN)/ruff format .
 
 clean:
-	rm -rf .venv .venv-extras .mypy_cache .ruff_cache .pytest_cache
+	rm -rf .venv .venv-extras .venv-torch-* .mypy_cache .ruff_cache .pytest_cache
