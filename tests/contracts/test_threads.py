@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 import sys
 import threading
 from collections.abc import Callable, Iterator
@@ -9,6 +10,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from dubito.ensembles import BatchNormNoise, Ensemble, MCDropout
@@ -128,6 +130,18 @@ class Drawing(nn.Module):
         return self.second(hidden + 0.1 * torch.randn_like(hidden))
 
 
+class Libraries(nn.Module):
+    """A network that draws from numpy and `random`, and keeps a result of its last call."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.second = nn.Linear(8, 16), nn.Linear(16, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.last = self.first(x.mean(1)) + random.random() + float(np.random.standard_normal())  # noqa: NPY002
+        return self.second(self.last)
+
+
 class Counting(nn.Module):
     """A network that writes into one of its buffers."""
 
@@ -188,6 +202,18 @@ def test_threads_on_networks_of_all_kinds(kind: str, recipe: Recipe) -> None:
 def test_noise_on_outputs_may_be_drawn_by_threads(kind: str) -> None:
     check_threads(fit(Variational(), made(kind)), batches_of(5, 8), method="local")
     assert torch.backends.mha.get_fastpath_enabled()
+
+
+@pytest.mark.parametrize(
+    "recipe", [Variational(), Laplace(prior_precision=1.0), SGMCMC(burn_in=1, thinning=1, num_samples=4)], ids=repr
+)
+def test_a_network_that_draws_from_numpy_and_random(recipe: Recipe) -> None:
+    model, states = Libraries(), (random.getstate(), str(np.random.get_state()))  # noqa: NPY002
+    posterior = fit(recipe, model)
+    check_threads(posterior, batches_of(5, 8), rounds=1)
+    assert states == (random.getstate(), str(np.random.get_state()))  # noqa: NPY002
+    random.random()
+    assert fit(recipe, model).digest() == posterior.digest()
 
 
 def test_a_network_that_writes_into_its_buffers_does_not_change_the_posterior() -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import io as text_io
 import random
+import threading
 from collections.abc import Iterator
 from typing import Any
 
@@ -352,7 +353,7 @@ class TestBadInput:
 
     def test_a_model_that_cannot_be_copied(self) -> None:
         model = nn.Linear(4, 3)
-        model.cache = model.weight * 2  # type: ignore[assignment]
+        model.lock = threading.Lock()  # type: ignore[assignment]
         with pytest.raises(InputError, match="The model cannot be copied"):
             MAP().fit(model, (self.x, self.y))
 

@@ -1,7 +1,8 @@
 """Give each call its own random numbers, so that calls from several threads do not influence each other.
 
 torch has one global generator for all threads, and a network that draws random numbers itself (`F.dropout` in
-evaluation mode, say) uses it. Here such draws are redirected to a generator that belongs to the call.
+evaluation mode, say) uses it. Here such draws are redirected to a generator that belongs to the call. Draws from numpy
+and `random` cannot be redirected; calls of networks that use them take turns, each with its own states of these.
 """
 
 from __future__ import annotations
@@ -27,7 +28,8 @@ class PrivateDraws:
     Args:
         seed: Returns the seed of that generator, which is made only if it is needed.
         device: The device of the network.
-        network_draws: Whether the network is known to draw random numbers.
+        network_draws: Whether the network is known to draw random numbers from torch.
+        uses_libraries: Whether the network is known to draw random numbers from numpy or `random`.
         others: Further generators that the call uses, which are restored before it is repeated.
     """
 
@@ -37,9 +39,11 @@ class PrivateDraws:
         device: torch.device,
         *,
         network_draws: bool = False,
+        uses_libraries: bool = False,
         others: tuple[torch.Generator, ...] = (),
     ) -> None:
         self.network_draws, self._seed, self._device, self._others = network_draws, seed, device, others
+        self.uses_libraries = uses_libraries
         self._made: torch.Generator | None = None
 
     def _generator(self) -> torch.Generator:
@@ -50,6 +54,18 @@ class PrivateDraws:
 
     def run(self, function: Callable[[], T]) -> T:
         """Call a function with the random numbers of this call, and return its result."""
+        if not self.uses_libraries:
+            return self._run(function)
+        with self._libraries.active():
+            found = self._run(function)
+        self.uses_libraries = self._libraries.has_used_libraries()
+        return found
+
+    @cached_property
+    def _libraries(self) -> Stream:
+        return Stream(derive_seed(self._seed(), "libraries"), libraries=True)
+
+    def _run(self, function: Callable[[], T]) -> T:
         if self.network_draws:
             return self._redirected(function)
         made, before = self._made, user_state()

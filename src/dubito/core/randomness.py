@@ -6,7 +6,7 @@ import hashlib
 import random
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from typing import Any
 
 import numpy as np
@@ -90,7 +90,8 @@ def drawing_aside() -> Iterator[None]:
     generator, rest = own_generator(), _own.rest
     state, states = None if generator is None else generator.get_state(), None if rest is None else list(rest._states)
     try:
-        yield
+        with restoring_generators() if _users.has_libraries else nullcontext():
+            yield
     finally:
         if generator is not None and state is not None:
             generator.set_state(state)
@@ -118,20 +119,31 @@ class Stream:
             cuda = torch.cuda
             self._access.append((lambda: cuda.get_rng_state(device), lambda state: cuda.set_rng_state(state, device)))
             self._states.append(torch.Generator(device).manual_seed(seed).get_state())
+        self._fresh: list[Any] = []
         if libraries:
             self._access += [(random.getstate, random.setstate), (np.random.get_state, np.random.set_state)]
-            self._states += [random.Random(seed).getstate(), np.random.RandomState(seed % 2**32).get_state()]
+            self._fresh = [random.Random(seed).getstate(), np.random.RandomState(seed % 2**32).get_state()]
+            self._states += self._fresh
+
+    def has_used_libraries(self) -> bool:
+        """Return whether the generators of `random` or `numpy` have been used inside `active`."""
+        if not self._fresh:
+            return False
+        (own, theirs), (start, begin) = self._states[-2:], self._fresh
+        return bool(own != start or theirs[2] != begin[2] or (theirs[1] != begin[1]).any())
 
     @contextmanager
     def active(self) -> Iterator[None]:
         """Let the global generators continue this stream inside the block."""
         with _exchanging:
-            before, outside = _users.state, self._exchange(self._states)
-            _users.state = outside[0] if before is None else before
+            before, outside = (_users.state, _users.has_libraries), self._exchange(self._states)
+            _users.state = outside[0] if before[0] is None else before[0]
+            _users.has_libraries = before[1] or bool(self._fresh)
             try:
                 yield
             finally:
-                self._states, _users.state = self._exchange(outside), before
+                self._states = self._exchange(outside)
+                _users.state, _users.has_libraries = before
 
     def _exchange(self, states: list[Any]) -> list[Any]:
         before = [read() for read, _ in self._access]
@@ -142,6 +154,7 @@ class Stream:
 
 class _Users:
     state: Tensor | None = None  # the user's state of torch's global generator, while a stream is active
+    has_libraries: bool = False  # whether the active stream includes the generators of numpy and `random`
 
 
 _users, _exchanging = _Users(), ProcessLock()
@@ -155,7 +168,7 @@ def user_state() -> Tensor:
 
 @contextmanager
 def restoring_generators() -> Iterator[None]:
-    """Restore the global generators of torch, numpy and `random` if the block fails or is interrupted.
+    """Restore the global generators of torch, numpy and `random` after the block, also if it fails or is interrupted.
 
     A `Stream` restores them itself, unless Ctrl-C comes while it exchanges them.
     """
@@ -164,7 +177,6 @@ def restoring_generators() -> Iterator[None]:
     states = [read() for read, _ in access]
     try:
         yield
-    except BaseException:
+    finally:
         for (_, write), state in zip(access, states, strict=True):
             write(state)
-        raise

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import math
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -18,6 +17,7 @@ from dubito.core.batches import Batch, Source
 from dubito.core.errors import DubitoError, InputError
 from dubito.core.randomness import Stream
 from dubito.fitting.inference import Problem
+from dubito.networks.twin import copied
 
 # The number of examples on which the network is tried.
 TRIED = 32
@@ -94,7 +94,7 @@ def _needs_two_rows(model: nn.Module, inputs: Any) -> bool:
     row = batches.map_leaves(torch.clone, batches.take(inputs, slice(0, 1)))
     try:
         with torch.no_grad(), Stream(0, next(model.parameters()).device).active():
-            params.call(copy.deepcopy(model).train(), row)
+            params.call(copied(model).train(), row)
     except (RuntimeError, TypeError, ValueError, LookupError) as error:  # other errors are explained by `outputs_of`
         return "more than 1 value per channel" in str(error)
     return False

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import inspect
 import math
 import sys
@@ -17,6 +16,7 @@ from dubito.core import params
 from dubito.core.errors import InputError
 from dubito.core.once import warn_once
 from dubito.networks.output_layer import output_layer
+from dubito.networks.twin import copied
 
 # Parameters that nobody can redraw keep their values if they are at most this fraction of all weights.
 KEPT = 0.05
@@ -41,7 +41,7 @@ def redraw(model: nn.Module, start: Any, inputs: Callable[[], Any]) -> None:
                 "start='head' needs a linear layer that gives the outputs, and this network has none that is trainable:"
                 " use start='model' or 'fresh'."
             )
-        fresh = copy.deepcopy(model)
+        fresh = copied(model)
         reset_parameters(fresh, only=set(head))
         own = dict(fresh.named_parameters())
         params.load_(model, {name: own[name].detach() for name in head})

@@ -84,7 +84,7 @@ def fit(
     seed = draw_seed(generator)
     try:
         with explaining_shapes(problem.source):
-            with Stream(derive_seed(seed, "build"), weight.device).active():
+            with Stream(derive_seed(seed, "build"), weight.device, libraries=True).active():
                 redraw(private, recipe.start, lambda: problem.source.first().inputs)
                 own = {} if training.checkpoint is None else run_identity.identity(recipe, problem, private, start)
                 inference = build(recipe, problem)
@@ -123,6 +123,7 @@ class _Loop:
     first_states: list[Tensor] = field(default_factory=list)  # of these generators at the start of the first epoch
     loader_digest: LoaderDigest = field(default_factory=LoaderDigest)  # of the first pass
     last_write: float = 0.0
+    watched: int = 3  # how many more updates are watched for draws of the network from numpy or `random`
 
     @cached_property
     def interrupts(self) -> Interrupts:
@@ -176,11 +177,13 @@ class _Loop:
         if self.epoch == 0 and self.problem.source.in_memory is None:
             check_batch(self.problem.model, self.problem.likelihood, batch, self.template)
         try:
-            with self.interrupts.held(), self._stream("update", self.epoch, self.batch, distributed.rank()):
+            with self.interrupts.held(), self._stream("update", self.epoch, self.batch, distributed.rank()) as stream:
                 self.state, info = self.inference.update(self.state, batch, self.problem.generator)
                 self.batch, self.good = self.batch + 1, self.start
         except NonFinite as error:
             raise self._non_finite(str(error)) from error
+        if self.watched > 0:
+            self.watched = -1 if stream.has_used_libraries() else self.watched - 1
         bar.update(1)
         if not bar.disable and self.batch % 10 == 1:
             bar.set_postfix({key: f"{float(value):.4g}" for key, value in info.items()}, refresh=False)
@@ -207,10 +210,13 @@ class _Loop:
         return self.loader_digest.add
 
     @contextmanager
-    def _stream(self, *place: int | str) -> Iterator[None]:
+    def _stream(self, *place: int | str) -> Iterator[Stream]:
         """Let the user's code draw from the random stream of one place in the run."""
-        with Stream(derive_seed(self.seed, *place), self.problem.source.device).active():
-            yield
+        seed = derive_seed(self.seed, *place)
+        has_libraries = self.watched != 0 or place[0] != "update"  # they are slow to exchange
+        stream = Stream(seed, self.problem.source.device, libraries=has_libraries)
+        with stream.active():
+            yield stream
 
     def _remember_start(self) -> None:
         """Store the generator states of the loader and the inference state at the start of an epoch."""

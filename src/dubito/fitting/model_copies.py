@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import copy
-
 from torch import nn
 
 from dubito.core import distributed, params
 from dubito.core.errors import InputError, UnsupportedError
 from dubito.networks.compiled import uncompile_parts
+from dubito.networks.twin import copied
 
 
 def check_model(model: nn.Module) -> None:
@@ -32,7 +31,7 @@ def private_copy(model: nn.Module) -> nn.Module:
     check_model(model)
     model = params.unwrapped(model)
     try:
-        private = uncompile_parts(copy.deepcopy(model))
+        private = uncompile_parts(copied(model))
     except (RuntimeError, TypeError) as error:
         raise InputError(f"The model cannot be copied with copy.deepcopy: {error}") from error
     for value in private.parameters():

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import json
 import os
 from abc import ABC, abstractmethod
@@ -27,6 +26,7 @@ from dubito.core.settings import Setting, digest, load_all
 from dubito.fitting.family_checks import with_a_count, with_known_options
 from dubito.fitting.working_copies import HasWorkingCopies
 from dubito.networks.compiled import uncompile_parts
+from dubito.networks.twin import copied
 
 if TYPE_CHECKING:
     from dubito.beliefs.likelihoods import Likelihood
@@ -62,6 +62,7 @@ class Posterior(HasWorkingCopies, ABC):
     """Whether options of `predict` are passed on to another posterior, which checks them."""
     _families: ClassVar[dict[str, type[Posterior]]] = {}
     _network_draws: bool | None = None  # whether the network draws random numbers; None before it was called
+    _uses_libraries: bool = False  # whether it draws them from numpy or `random`
 
     def __init__(self, model: nn.Module, likelihood: Likelihood, recipe: Recipe, num_data: int) -> None:
         self.model = model.eval()
@@ -278,22 +279,24 @@ class Posterior(HasWorkingCopies, ABC):
 
         def predict(inputs: Any) -> Prediction:
             if origin._network_draws is None:
-                origin._network_draws = self._draws_on(inputs)
+                origin._network_draws, origin._uses_libraries = self._draws_on(inputs)
             draws.network_draws = draws.network_draws or origin._network_draws
+            draws.uses_libraries = origin._uses_libraries
             found = draws.run(lambda: self._predict_batch(predict_batch, inputs))
             origin._network_draws = draws.network_draws
             return found
 
         return predict
 
-    def _draws_on(self, inputs: Any) -> bool:
-        """Return whether the network draws random numbers on the first of these inputs."""
-        watched, example = PrivateDraws(lambda: 0, self.device, network_draws=True), batches.take(inputs, slice(1))
+    def _draws_on(self, inputs: Any) -> tuple[bool, bool]:
+        """Return whether the network draws random numbers on the first of these inputs: of torch, of libraries."""
+        watched = PrivateDraws(lambda: 0, self.device, network_draws=True, uses_libraries=True)
+        example = batches.take(inputs, slice(1))
         try:
             watched.run(lambda: params.call(self.model, batches.map_leaves(torch.clone, example)))
         except (RuntimeError, TypeError, ValueError, LookupError, DubitoError):
-            return True  # the error is explained when the inputs are predicted
-        return watched.network_draws
+            return True, False  # the error is explained when the inputs are predicted
+        return watched.network_draws, watched.uses_libraries
 
     def _predict_batch(self, predict_batch: Predictor, inputs: Any) -> Prediction:
         """Predict one batch; raise an `InputError` if the network cannot process the inputs."""
@@ -344,7 +347,7 @@ def restored(tree: Mapping[str, Any], model: nn.Module) -> Posterior:
     load_all()
     if tree["family"] not in Posterior._families:
         raise FileFormatError(f"The file holds a '{tree['family']}' posterior, which this version lacks: upgrade it.")
-    private = uncompile_parts(copy.deepcopy(model))
+    private = uncompile_parts(copied(model))
     own = _tensors(private)
     for name, value in {**tree["params"], **tree["buffers"]}.items():
         if value.shape != own[name].shape or value.is_floating_point() != own[name].is_floating_point():

@@ -20,7 +20,7 @@ from dubito.fitting.inference import Inference, Problem, State
 from dubito.fitting.posterior import Posterior, Predictor
 from dubito.networks.selection import Selection
 from dubito.networks.subspace import Subspace
-from dubito.networks.twin import twin
+from dubito.networks.twin import copied, twin
 
 if TYPE_CHECKING:
     from dubito.core.batches import Data
@@ -42,7 +42,7 @@ class SubspaceNetwork(nn.Module):
     def __init__(self, model: nn.Module, subspace: Subspace, coordinates: Tensor | None = None) -> None:
         super().__init__()
         self._hidden: list[Any] = [
-            copy.deepcopy(model).eval().requires_grad_(False),
+            copied(model).eval().requires_grad_(False),
             subspace,
         ]  # in a list, so that they are not submodules
         start = torch.zeros(subspace.num_weights) if coordinates is None else coordinates
@@ -83,7 +83,7 @@ def build_on_subspace(recipe: Recipe, problem: Problem, subspace: Subspace) -> I
 def lift_posterior(found: Posterior, recipe: Any, model: nn.Module, subspace: Subspace) -> SubspacePosterior:
     """Turn a posterior over coordinates into one over weights."""
     center = found.mean()["z"].reshape(-1)
-    network = params.load_(copy.deepcopy(model), subspace.merge(params.of(model), center))
+    network = params.load_(copied(model), subspace.merge(params.of(model), center))
     return SubspacePosterior(network, found.likelihood, recipe, found.num_data, subspace, found)
 
 

@@ -1,12 +1,41 @@
-"""Copies of a network that share the memory of its weights but can be called, hooked and swapped independently."""
+"""Copies of a network, and twins, which share the memory of its weights but can be called and hooked on their own."""
 
 from __future__ import annotations
 
 import copy
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor, nn
+from torch.overrides import TorchFunctionMode
+
+M = TypeVar("M", bound=nn.Module)
+
+
+def copied(model: M, memo: dict[int, Any] | None = None) -> M:
+    """Return a deep copy of a network, also of one that keeps results of its last call, such as attention weights.
+
+    `copy.deepcopy` refuses such results if they have gradients. The copy has them without.
+
+    >>> model = nn.Linear(2, 2)
+    >>> model.last = model(torch.ones(1, 2))
+    >>> copied(model).last.requires_grad
+    False
+    """
+    with _WithoutGraphs():
+        return copy.deepcopy(model, memo)
+
+
+class _WithoutGraphs(TorchFunctionMode):
+    """Let `copy.deepcopy` copy the values of tensors that were computed from others."""
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func is Tensor.__deepcopy__ and not args[0].is_leaf:
+            value, memo = args
+            if id(value) not in memo:
+                memo[id(value)] = value.detach().clone()
+            return memo[id(value)]
+        return func(*args, **(kwargs or {}))
 
 
 @torch.inference_mode(False)
@@ -30,12 +59,12 @@ def twin(model: nn.Module, memo: dict[int, Any] | None = None) -> nn.Module:
         if type(value) is nn.Parameter and id(value) not in memo:  # other kinds define how they are copied
             memo[id(value)] = nn.Parameter(value.detach(), requires_grad=value.requires_grad)
     with torch.no_grad():  # else the copied weights of a `torch.jit.ScriptModule` would not be leaves
-        copied = copy.deepcopy(model, memo)
+        other = copied(model, memo)
     own = dict(model.named_parameters(remove_duplicate=False))
-    for name, value in copied.named_parameters():
+    for name, value in other.named_parameters():
         if value.requires_grad != own[name].requires_grad:
             value.requires_grad_(own[name].requires_grad)
-    return copied
+    return other
 
 
 class BufferVersions:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import math
 
 import torch
@@ -19,6 +18,7 @@ from dubito.fitting.training import Training
 from dubito.methods.ensembles.points import check_training, plain_descent, point
 from dubito.methods.ensembles.posterior import EnsemblePosterior
 from dubito.methods.map.recipe import MAP
+from dubito.networks.twin import copied
 
 
 @setting
@@ -98,4 +98,4 @@ class _SnapshotRun:
         return EnsemblePosterior(members, self.recipe)
 
     def _model(self, found: State) -> torch.nn.Module:
-        return params.load_(copy.deepcopy(self.problem.model), found["params"], found["buffers"])
+        return params.load_(copied(self.problem.model), found["params"], found["buffers"])

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import math
 from collections.abc import Mapping
 from typing import ClassVar
@@ -25,6 +24,7 @@ from dubito.methods.ensembles.swag_posterior import SWAGPosterior
 from dubito.methods.map.recipe import MAP
 from dubito.networks.normalization import recalibrate, running_norms, running_statistics
 from dubito.networks.selection import Selection
+from dubito.networks.twin import copied
 from dubito.select import all as all_weights
 from dubito.select.rule import SelectionRule
 
@@ -149,7 +149,7 @@ class _SWAGRun:
     def posterior(self, state: State) -> SWAGPosterior:
         """Return the Gaussian; before the first iterate is collected, its mean is the current network."""
         problem, count = self.problem, state["count"]
-        model = copy.deepcopy(self.descent.load(state))
+        model = copied(self.descent.load(state))
         params.load_(model, state["mean"] if count else {})
         recalibrate(model, problem.source)
         centre = point(MAP(prior_precision=self.recipe.prior_precision), problem, model, state["hyper"])
@@ -170,5 +170,5 @@ class _SWAGRun:
         return (torch.stack(kept) - self.selection.ravel(state["mean"])) / math.sqrt(len(kept) * (count - 1) / count)
 
     def _statistics(self, found: SWAGPosterior, s: int) -> Buffers:
-        model = params.load_(copy.deepcopy(found.model), found.draw(s))
+        model = params.load_(copied(found.model), found.draw(s))
         return running_statistics(running_norms(recalibrate(model, self.problem.source)))

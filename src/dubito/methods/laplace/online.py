@@ -9,7 +9,6 @@ linear model with full structure this is exact Bayesian updating. The prior prec
 
 from __future__ import annotations
 
-import copy
 from typing import Any
 
 import torch
@@ -26,6 +25,7 @@ from dubito.fitting.posterior import Posterior
 from dubito.fitting.recipe import Recipe
 from dubito.fitting.training import Training
 from dubito.methods.laplace.posterior import LaplacePosterior
+from dubito.networks.twin import copied
 from dubito.select import mask
 
 # The largest number of Gauss-Newton steps; a linear model needs one.
@@ -50,7 +50,7 @@ def update(
     """
     if distributed.is_active():
         distributed.check_same(posterior.digest(), "posteriors")
-    moved = copy.deepcopy(posterior.model)
+    moved = copied(posterior.model)
     if training is None:
         params.load_(moved, _gauss_newton(posterior, data, generator))
     else:
@@ -151,7 +151,7 @@ class PenalizedTraining(Recipe):
             from dubito.methods.map.recipe import MAP
 
             weights = old.selection.merge(old.mean(), state["params"]["flat"].detach())
-            model = params.load_(copy.deepcopy(problem.model), weights)
+            model = params.load_(copied(problem.model), weights)
             return PointPosterior(model, problem.likelihood, MAP(), problem.num_data)
 
         return Inference(descent.init, descent.update, posterior, epochs=problem.training.epochs)

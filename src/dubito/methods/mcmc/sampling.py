@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 from typing import Any
 
 import torch
@@ -18,6 +17,7 @@ from dubito.methods.mcmc.cached_head import RandomHead, split
 from dubito.methods.mcmc.posterior import ParticlePosterior, function_values, mean_and_variance
 from dubito.methods.mcmc.prior_energy import PriorDensity, from_particles, make_prior_density
 from dubito.methods.mcmc.target import Target, start_of
+from dubito.networks.twin import copied
 
 # The largest number of traced outputs, and of the training inputs that they belong to.
 TRACED = 64
@@ -40,7 +40,7 @@ class Setup:
         self.log_noise = fit_log_noise(problem.model, problem) if "log_noise" in hyper else None
         self.start = start_of(problem, self.selection, self.log_noise)
         self.density = self._density(len(hyper))
-        self.model = copy.deepcopy(problem.model)  # positions are loaded into this copy
+        self.model = copied(problem.model)  # positions are loaded into this copy
         self.probes = self._probe_inputs()
         self.head: RandomHead | None = split(self.model.eval(), self.selection.names, self.probes)
 
@@ -65,7 +65,7 @@ class Setup:
         return torch.stack([self.start, *others])
 
     def _redrawn(self) -> Tensor:
-        other = copy.deepcopy(self.problem.model)
+        other = copied(self.problem.model)
         redraw(other, self.recipe.start, lambda: self.problem.source.first().inputs)
         flat = self.selection.ravel(params.of(other))
         return torch.cat([flat, self.start[self.selection.num_weights :]])
@@ -81,9 +81,7 @@ class Setup:
         problem, recipe, size = self.problem, self.recipe, self.selection.num_weights
         flat = samples.flatten(0, 1)
         center = flat[-1] if recipe.explores_modes else mean_and_variance(flat)[0].to(flat)
-        model = params.load_(
-            copy.deepcopy(problem.model), self.selection.merge(params.of(problem.model), center[:size])
-        )
+        model = params.load_(copied(problem.model), self.selection.merge(params.of(problem.model), center[:size]))
         if buffers:
             params.load_(model, {}, {name: value[-1, -1] for name, value in buffers.items()})
         hyper = {} if self.log_noise is None else {"log_noise": center[size].double()}

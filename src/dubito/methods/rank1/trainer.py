@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import math
 from typing import TYPE_CHECKING, Any
 
@@ -26,6 +25,7 @@ from dubito.methods.rank1.module import Rank1Module, split_blocks
 from dubito.methods.rank1.posterior import Components, Rank1Posterior
 from dubito.methods.rank1.sites import find_layout, without_batch_axis
 from dubito.networks.normalization import recalibrate
+from dubito.networks.twin import copied
 
 if TYPE_CHECKING:
     from dubito.methods.rank1.recipe import BatchEnsemble, Rank1
@@ -59,7 +59,7 @@ class Rank1Trainer:
         self.progress = 0.0
         earlier = _load_start(self.rank1, problem.model)
         # a plain copy of the network, into which `_found` loads the current weights
-        self.plain = copy.deepcopy(problem.model).eval()
+        self.plain = copied(problem.model).eval()
         inputs = problem.source.first().inputs
         self.left_out = without_batch_axis(self.plain, find_layout(self.plain, self.rank1.factors), inputs)
         layout = find_layout(self.plain, self.rank1.factors, self.left_out)
@@ -95,7 +95,7 @@ class Rank1Trainer:
         if self.rank1.recalibrate:
             recalibrate(self.module, self.problem.source, call=self.module.all_components, rows=None)
         found = self._found()
-        found.model = copy.deepcopy(found.model)
+        found.model = copied(found.model)
         hyper = {name: value.detach() for name, value in state["hyper"].items()}
         if "log_noise" in hyper:
             hyper["log_noise"] = self._log_noise(found)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 from typing import Any
 
 from dubito.core.settings import setting
@@ -14,6 +13,7 @@ from dubito.methods.variational.module import VariationalModule
 from dubito.methods.variational.recipe import Variational
 from dubito.methods.variational.trainer import VariationalTrainer
 from dubito.networks.selection import Selection
+from dubito.networks.twin import copied
 from dubito.select import mask
 
 
@@ -32,7 +32,7 @@ class Finished(Recipe):
 
     def build(self, problem: Problem) -> Inference:
         """Return an inference without steps."""
-        module: VariationalModule = copy.deepcopy(self.module)
+        module: VariationalModule = copied(self.module)
         trainer = GroupTrainer if isinstance(module, GroupModule) else VariationalTrainer
         return trainer(self._recipe(), problem, module).inference()
 

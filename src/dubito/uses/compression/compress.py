@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import warnings
 from contextlib import nullcontext
 from dataclasses import dataclass, replace
@@ -20,6 +19,7 @@ from dubito.core.params import Params
 from dubito.fitting.checks import outputs_of
 from dubito.fitting.posterior import Posterior
 from dubito.fitting.training import Training
+from dubito.networks.twin import copied
 from dubito.uses.compression.features import first_matrix, live_features
 from dubito.uses.compression.finetune import finetune as train_on
 from dubito.uses.compression.plan import Plan, both
@@ -148,7 +148,7 @@ class Pruner:
     ) -> Pruner:
         """Compute the relevances and, for units, the groups."""
         relevance = rule.relevance(statistics_of(posterior, rule), generator=generator)
-        center = params.load_(copy.deepcopy(posterior.model).eval(), posterior.marginals()[0])
+        center = params.load_(copied(posterior.model).eval(), posterior.marginals()[0])
         groups: list[UnitGroup] = []
         columns: Params = {}
         if structure == "units":
@@ -163,7 +163,7 @@ class Pruner:
     def at(self, rule: Rule) -> tuple[Plan, nn.Module]:
         """Return the plan and the network of `rule`, which may differ from ours only in how much it removes."""
         kept = {name: mask.cpu() for name, mask in rule.keep(self.relevance).items()}
-        model = copy.deepcopy(self.center)
+        model = copied(self.center)
         if not self.groups:
             plan = Plan(kept, {}, None, rule).check(self.allow_empty)
             masked = plan.masked(self._adapted(model, kept))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import time
 import warnings
 from typing import Any
@@ -10,6 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from dubito.networks.twin import copied
 from dubito.networks.watching import inputs_of
 
 
@@ -58,7 +58,7 @@ def _time(layer: nn.Module, x: Tensor) -> float:
 
 def faster_layers(model: nn.Module, example: Any) -> nn.Module:
     """Return a copy in which each linear layer is sparse rows if that is faster on the inputs that it gets here."""
-    faster = copy.deepcopy(model).eval()
+    faster = copied(model).eval()
     names = [name for name, module in faster.named_modules() if type(module) is nn.Linear]
     seen = inputs_of(faster, {name: faster.get_submodule(name) for name in names}, example)
     with torch.no_grad():

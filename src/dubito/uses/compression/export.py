@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import copy
 import io as streams
 import logging
 import warnings
@@ -16,6 +15,7 @@ from torch import nn
 
 from dubito.core import batches, params
 from dubito.core.errors import FileFormatError, InputError, UnsupportedError
+from dubito.networks.twin import copied
 from dubito.uses.compression.verify import TOLERANCE
 
 
@@ -45,7 +45,7 @@ def export(model: nn.Module, path: Path, example: Any) -> Exported:
         raise InputError(f"'{path.name}' must end in .onnx or .pt2, which decides the format.")
     if not path.parent.is_dir():
         raise InputError(f"The folder of '{path}' does not exist: create it first.")
-    private = copy.deepcopy(model).eval()
+    private = copied(model).eval()
     inputs = example if isinstance(example, tuple) else (example,)
     if not all(isinstance(one, torch.Tensor) for one in inputs):
         raise InputError("Only networks that take tensors can be exported: wrap this one in such a module.")

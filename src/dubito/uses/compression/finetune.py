@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Callable
 from typing import Any
 
@@ -22,6 +21,7 @@ from dubito.fitting.recipe import Recipe
 from dubito.fitting.training import Training
 from dubito.methods.map.posterior import PointPosterior
 from dubito.methods.map.recipe import MAP
+from dubito.networks.twin import copied
 from dubito.uses.compression.rules import Masks, lowest_removed
 from dubito.uses.compression.weight_statistics import prunable
 
@@ -132,7 +132,7 @@ def _masked_training(problem: Problem, masks: Masks, choose: Callable[[State], M
         return descent.update(state, batch, generator)
 
     def masked(state: State) -> nn.Module:
-        module = copy.deepcopy(descent.load(state))
+        module = copied(descent.load(state))
         with torch.no_grad():
             for name, weight in module.named_parameters():
                 weight.mul_(state["masks"].get(name, 1.0))

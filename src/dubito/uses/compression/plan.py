@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 from dataclasses import dataclass, field
 
 import torch
@@ -10,6 +9,7 @@ from torch import Tensor, nn
 from torch.nn.utils import prune
 
 from dubito.core.errors import InputError
+from dubito.networks.twin import copied
 from dubito.uses.compression.rules import Masks, Rule
 
 
@@ -70,7 +70,7 @@ class Plan:
 
     def masked(self, model: nn.Module) -> nn.Module:
         """Return a copy of `model` in which the removed weights are zero; for units, those of `silent`."""
-        masked = copy.deepcopy(model)
+        masked = copied(model)
         parameters = dict(masked.named_parameters())
         with torch.no_grad():
             for name, mask in (self.silent or self.keep).items():
@@ -82,7 +82,7 @@ class Plan:
 
         `prune.remove` on its layers, or `Plan.from_torch`, goes the other way.
         """
-        pruned = copy.deepcopy(model)
+        pruned = copied(model)
         named = dict(model.named_parameters(remove_duplicate=False))
         masks = self.silent or self.keep
         for name, value in named.items():  # all names of a tied weight get its mask

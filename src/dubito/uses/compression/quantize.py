@@ -19,7 +19,6 @@ weight. It also ignores the size of a weight, and its exponent bits are undefine
 
 from __future__ import annotations
 
-import copy
 import logging
 import math
 import warnings
@@ -29,6 +28,7 @@ from torch import Tensor, nn
 
 from dubito.core.errors import InputError, UnsupportedError
 from dubito.core.params import Params
+from dubito.networks.twin import copied
 from dubito.uses.compression.rules import Masks
 
 # Levels of parameters without a posterior (biases trained as points): those of 8 bits.
@@ -99,7 +99,7 @@ def int8(model: nn.Module) -> nn.Module:
         raise UnsupportedError("Only linear layers are stored in 8 bits, and this network has none.")
     if any(value.dtype == torch.float64 for value in model.parameters()):
         raise UnsupportedError("torchao converts float32 and half-precision layers only: call .float() first.")
-    private = copy.deepcopy(model).eval()
+    private = copied(model).eval()
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # about versions of its own settings
         quantize_(private, Int8WeightOnlyConfig())

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 from typing import NamedTuple
 
 import torch
@@ -15,6 +14,7 @@ from dubito.core.arguments import checked_arguments
 from dubito.core.errors import UnsupportedError
 from dubito.fitting.posterior import Posterior
 from dubito.networks.selection import Selection
+from dubito.networks.twin import copied
 
 
 class Codes(NamedTuple):
@@ -64,7 +64,7 @@ def share_weights(posterior: Posterior, *, tolerance: float = MERGED) -> dict[st
 def shared_network(posterior: Posterior, codes: dict[str, Codes]) -> nn.Module:
     """Return a plain network with the weights that the codes stand for."""
     with torch.no_grad():
-        return params.load_(copy.deepcopy(posterior.model), {name: code.weights for name, code in codes.items()})
+        return params.load_(copied(posterior.model), {name: code.weights for name, code in codes.items()})
 
 
 def _mixtures(posterior: Posterior) -> dict[str, Mixture]:

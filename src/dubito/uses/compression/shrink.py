@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import copy
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from dubito.networks.layers import require_rule
+from dubito.networks.twin import copied
 from dubito.networks.watching import inputs_of
 from dubito.uses.compression.plan import Plan, both
 from dubito.uses.compression.rules import Masks
@@ -41,7 +41,7 @@ def silenced(model: nn.Module, groups: list[UnitGroup], kept: Masks, example: An
 
 def shrink(model: nn.Module, groups: list[UnitGroup], kept: Masks, example: Any) -> nn.Module:
     """Return a smaller copy of a network that `silenced` prepared; it must be verified against that one."""
-    small = copy.deepcopy(model)
+    small = copied(model)
     changed = [group for group in groups if group.name in kept]
     seen = inputs_of(model, _consumers(model, changed), example)
     outputs: dict[str, list[Tensor]] = {}

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import json
 import math
 import os
@@ -23,6 +22,7 @@ from dubito.core.constraints import Natural, Range, accepts
 from dubito.core.errors import FileFormatError, InputError
 from dubito.core.settings import bytes_of
 from dubito.networks.layers import rule_for
+from dubito.networks.twin import copied
 from dubito.uses.compression import coding
 from dubito.uses.compression.quantize import rounded
 
@@ -75,7 +75,7 @@ def load(path: str | os.PathLike[str], model: nn.Module) -> nn.Module:
         raise InputError(f"load(path, model) needs the network as a torch.nn.Module, not {model!r}.")
     with io.reading(path):
         tensors = _read(Path(path), _Sizes(path, model))
-        found = copy.deepcopy(model)
+        found = copied(model)
         for name, module in list(found.named_modules()):
             _resize(found, name, module, tensors)
         own = {**dict(found.named_parameters()), **dict(found.named_buffers())}
@@ -292,7 +292,7 @@ def _resize(model: nn.Module, name: str, module: nn.Module, tensors: Mapping[str
     if inputs is not None and rule.num_inputs(module) > given.shape[inputs]:
         smaller = rule.keep_inputs(smaller, torch.arange(given.shape[inputs], device=given.device))
     if own["bias"] is not None and getattr(smaller, "bias", None) is None:
-        smaller = copy.deepcopy(smaller) if smaller is module else smaller
+        smaller = copied(smaller) if smaller is module else smaller
         smaller.bias = nn.Parameter(own["bias"].clone())
     if smaller is not module:
         model.set_submodule(name, smaller)

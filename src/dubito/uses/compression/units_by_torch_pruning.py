@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import warnings
 from typing import Any
 
@@ -12,6 +11,7 @@ from torch import nn
 from dubito.core.errors import DubitoError, UnsupportedError
 from dubito.networks.layers import rule_for
 from dubito.networks.layers.norm import NormRule
+from dubito.networks.twin import copied
 from dubito.uses.compression.shrink import shrink, silenced
 from dubito.uses.compression.units_by_fx import LayerChannels, UnitGroup
 from dubito.uses.compression.verify import TOLERANCE, largest_difference
@@ -31,7 +31,7 @@ def depend(model: nn.Module, example: Any) -> list[UnitGroup]:
             "This network is no plain chain of layers, so removing its units needs torch-pruning: pip install "
             "'dubito[shrink]', or use structure=\"weights\"."
         ) from error
-    private = copy.deepcopy(model).eval()
+    private = copied(model).eval()
     for value in private.parameters():
         value.requires_grad_()
     names = {module: name for name, module in private.named_modules()}

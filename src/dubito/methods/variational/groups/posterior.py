@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any, Self
 
@@ -20,6 +19,7 @@ from dubito.methods.variational.groups.module import GroupModule
 from dubito.methods.variational.groups.scales import GateScales
 from dubito.methods.variational.posterior import Record, VariationalPosterior
 from dubito.networks.selection import Selection
+from dubito.networks.twin import copied
 
 if TYPE_CHECKING:
     from dubito.core.batches import Data
@@ -88,7 +88,7 @@ class GroupPosterior(VariationalPosterior):
         factors: dict[str, Tensor],
         record: Record,
     ) -> None:
-        network = copy.deepcopy(model).requires_grad_(False)
+        network = copied(model).requires_grad_(False)
         module = convert_groups(network, selection, recipe.prior, "weight", recipe.initial_scale)
         self.factors, self.module = factors, module.requires_grad_(False)
         params.load_(self.module, factors)
