@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import gzip
+import io
 import os
 import zipfile
 from pathlib import Path
@@ -10,6 +11,7 @@ import pytest
 from dubito.errors import FileFormatError
 from tiny_files import write_idx, write_npz
 
+from dubito.core import limits
 from dubito.data import formats
 
 
@@ -95,3 +97,17 @@ def test_checksums(tmp_path: Path):
     empty = "e3b0c44298fc1c149afbf4c8996fb92427ae41e4649b934ca495991b7852b855"  # SHA-256 of nothing
     (tmp_path / "SHA256SUMS").write_text(f"{empty}  a\n{empty} *b\n\n{empty}  not-here\n")
     assert formats.wrong_checksums(tmp_path, ("a", "b", "unlisted")) == ["b"]
+
+
+def test_an_npz_file_may_not_fill_the_memory(tmp_path: Path) -> None:
+    path = tmp_path / "a.npz"
+    write_npz(path, zipfile.ZIP_DEFLATED, a=np.zeros(10**6))
+    with limits.using(unpacked=10**6), pytest.raises(FileFormatError, match="unpacks to more than 100 times its size"):
+        formats.read_npz(path, "a")
+    header = {"descr": "<f8", "fortran_order": False, "shape": (10**12,)}
+    stream = io.BytesIO()
+    np.lib.format.write_array_header_1_0(stream, header)
+    with zipfile.ZipFile(path, "w") as archive:
+        archive.writestr("a.npy", stream.getvalue() + bytes(8))
+    with pytest.raises(FileFormatError, match=r"declares the shape \(1000000000000,\) but holds 1 values"):
+        formats.read_npz(path, "a")

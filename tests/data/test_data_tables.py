@@ -323,6 +323,25 @@ def test_a_gzip_file_may_not_fill_the_memory(tmp_path: Path, monkeypatch):
         assert len(data.read_table(path, max_ratio=2000)) == 1_000_000
 
 
+@pytest.mark.parametrize("column", [[1] * 300_000, ["a" * 10_000] * 300, ["a", "b"] * 100_000], ids=["1", "a", "ab"])
+def test_a_parquet_file_may_not_fill_the_memory(tmp_path: Path, column: list[object]):
+    path = tmp_path / "a.parquet"
+    pd.DataFrame({"a": column}).to_parquet(path)
+    assert path.stat().st_size < 20_000  # for all of the equal cells
+    with limits.using(unpacked=1_000_000):
+        with pytest.raises(FileFormatError, match=r"unpacks to more than 10 times its size.*raise data.read_table"):
+            data.read_table(path, max_ratio=10)
+        assert len(data.read_table(path, max_ratio=10_000)) == len(column)
+
+
+def test_damaged_text_in_a_parquet_file_is_refused(tmp_path: Path):
+    path = tmp_path / "a.parquet"
+    pd.DataFrame({"a": ["some text", "more"] * 10, "y": [0, 1] * 10}).to_parquet(path, compression=None)
+    path.write_bytes(path.read_bytes().replace(b"some text", b"some\xfftext"))
+    with pytest.raises(FileFormatError, match="not a readable parquet table"):
+        data.load_table(path, "y")
+
+
 @pytest.mark.parametrize(("module", "suffix"), [("openpyxl", ".xlsx"), ("pyarrow", ".parquet")])
 def test_a_missing_package_is_one_clear_sentence(tmp_path: Path, monkeypatch, module: str, suffix: str):
     path = tmp_path / f"a{suffix}"

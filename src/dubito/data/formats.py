@@ -6,6 +6,7 @@ import contextlib
 import gzip
 import hashlib
 import io
+import math
 import zipfile
 import zlib
 from pathlib import Path
@@ -26,13 +27,27 @@ MAX_RATIO = 100.0
 CHUNK = 2**22
 
 
+def most_unpacked(path: Path, max_ratio: float = MAX_RATIO) -> float:
+    """Return how many bytes a packed file may have when it is unpacked."""
+    return max(max_ratio * path.stat().st_size, limits.current().unpacked)
+
+
+def check_unpacked(path: Path, size: int, most: float, max_ratio: float = MAX_RATIO) -> None:
+    """Raise an error if a file has more than `most` bytes when it is unpacked."""
+    if size > most:
+        raise FileFormatError(
+            f"The file {path} unpacks to more than {max_ratio:g} times its size, as files do that are made to fill the "
+            "memory: if you trust it, unpack it yourself, or raise data.read_table(..., max_ratio=)."
+        )
+
+
 class Unpacked(io.RawIOBase):
     """The unpacked bytes of a gzip file, at most `max_ratio` times its size or `Limits.unpacked`."""
 
     def __init__(self, path: Path, max_ratio: float = MAX_RATIO) -> None:
         self._path, self._max_ratio, self._count = path, max_ratio, 0
         self._packed = path.open("rb")
-        self._most = max(max_ratio * path.stat().st_size, limits.current().unpacked)
+        self._most = most_unpacked(path, max_ratio)
         self._stream = gzip.GzipFile(fileobj=self._packed)
 
     def readable(self) -> bool:
@@ -48,12 +63,7 @@ class Unpacked(io.RawIOBase):
                 f"The file {self._path} is not a complete gzip file ({error}): fetch it again."
             ) from error
         self._count += len(part)
-        if self._count > self._most:
-            raise FileFormatError(
-                f"The file {self._path} unpacks to more than {self._max_ratio:g} times its size, as files do that are "
-                "made to fill the memory: if you trust it, unpack it yourself, or raise data.read_table(..., "
-                "max_ratio=)."
-            )
+        check_unpacked(self._path, self._count, self._most, self._max_ratio)
         buffer[: len(part)] = part
         return len(part)
 
@@ -101,6 +111,8 @@ def read_npz(path: Path, *keys: str) -> list[Array]:
     """
     try:
         with zipfile.ZipFile(path) as archive:
+            sizes = [archive.getinfo(f"{key}.npy").file_size for key in keys]  # no more than that is unpacked
+            check_unpacked(path, sum(sizes), most_unpacked(path))
             return [_read_member(archive, f"{key}.npy") for key in keys]
     except KeyError as error:
         raise FileFormatError(f"The file {path} lacks an array ({error.args[0]}): fetch it again.") from error
@@ -114,7 +126,21 @@ def _read_member(archive: zipfile.ZipFile, member: str) -> Array:
         content = _unpack_cached(archive, info)
     else:
         content = archive.read(info)
-    return np.lib.format.read_array(io.BytesIO(content), allow_pickle=False)
+    return _array(content)
+
+
+def _array(content: bytes) -> Array:
+    """Return the array of a `.npy` file; numpy's own reader asks for the memory of any shape before it looks."""
+    stream = io.BytesIO(content)
+    version = np.lib.format.read_magic(stream)
+    read_header = np.lib.format.read_array_header_1_0 if version == (1, 0) else np.lib.format.read_array_header_2_0
+    shape, is_fortran, dtype = read_header(stream)
+    if dtype.hasobject:
+        raise ValueError("it holds objects")
+    values = np.frombuffer(content, dtype, offset=stream.tell()).copy() if dtype.itemsize else np.empty(0, dtype)
+    if values.size != math.prod(shape):
+        raise ValueError(f"it declares the shape {shape} but holds {values.size} values")
+    return values.reshape(shape, order="F" if is_fortran else "C")
 
 
 def _unpack_cached(archive: zipfile.ZipFile, info: zipfile.ZipInfo) -> bytes:

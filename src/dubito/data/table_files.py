@@ -5,6 +5,7 @@ from __future__ import annotations
 import stat
 import sys
 import warnings
+import zipfile
 from collections.abc import Callable, Iterator
 from functools import partial
 from importlib.util import find_spec
@@ -16,7 +17,8 @@ from typing import Any, BinaryIO, Protocol
 from dubito.core.errors import DubitoError, FileFormatError, InputError, MissingDataError, UnsupportedError
 from dubito.data.cells import Cells
 from dubito.data.dialect import Dialect
-from dubito.data.formats import MAX_RATIO, Unpacked
+from dubito.data.formats import MAX_RATIO, Unpacked, check_unpacked, most_unpacked
+from dubito.data.parquet import ParquetFile
 from dubito.data.table import Table
 from dubito.data.text_file import TextFile, unique_names
 
@@ -55,7 +57,7 @@ class OpenTable:
         separator: What separates the cells of a text file, or None to find it.
         encoding: The encoding of a text file, or None to find it.
         decimal: The decimal mark of a text file, or None to find it.
-        max_ratio: How many times its own size a gzipped file may have when it is unpacked.
+        max_ratio: How many times its own size a packed file may have when it is unpacked.
         usual: What to assume where a text file leaves something open.
     """
 
@@ -87,7 +89,8 @@ class OpenTable:
         shown = f"The file {path}"
         self._size = path.stat().st_size
         if suffix in OTHER_SUFFIXES:
-            return _explained(shown, suffix, lambda: _ParquetFile(path) if suffix == ".parquet" else _Spreadsheet(path))
+            opened = _Parquet if suffix == ".parquet" else _Spreadsheet
+            return _explained(shown, suffix, lambda: opened(path, self._max_ratio))
         opener = partial(_opened, path, self._max_ratio)
         self._stream = opener()
         if suffix in (".tsv", ".tab") and self._text["separator"] is None and self._text["usual"] is None:
@@ -146,7 +149,7 @@ def read_table(
         separator: What separates the cells.
         encoding: The encoding, such as "utf-8" or "latin-1".
         decimal: The decimal mark, "." or ",".
-        max_ratio: How many times its own size a gzipped file may have when it is unpacked; 100 MB are always allowed.
+        max_ratio: How many times its own size a packed file may have when it is unpacked; 100 MB are always allowed.
     """
     opened = OpenTable(path, separator=separator, encoding=encoding, decimal=decimal, max_ratio=max_ratio)
     with opened as file:
@@ -190,52 +193,31 @@ def _explained(name: str, suffix: str, call: Callable[[], Any]) -> Any:
         raise FileFormatError(f"{name} is not a readable {suffix[1:]} table ({why}).") from error
 
 
-class _ParquetFile:
-    """A Parquet file, read by pyarrow."""
+class _Parquet:
+    """A Parquet file."""
 
-    def __init__(self, path: Path) -> None:
-        from pyarrow import parquet
-
+    def __init__(self, path: Path, max_ratio: float) -> None:
         self.name, self.dialect, self.num_short = f"The file {path}", None, 0
-        self._file = parquet.ParquetFile(path)
-        schema = self._file.schema_arrow
-        index = (schema.pandas_metadata or {}).get("index_columns", [])
-        self._wanted = [name for name in schema.names if name not in index or not name.startswith("__index_level")]
-        self.header = list(self._wanted)
-        self.names = unique_names(self.header)
+        self._file = ParquetFile(path, max_ratio)
+        self.header, self.names = self._file.header, self._file.names
 
     def chunks(self, num_rows: int) -> Iterator[Table]:
-        batches = self._file.iter_batches(batch_size=num_rows, columns=self._wanted)
-        first = 1
-        while batch := _explained(self.name, ".parquet", lambda: next(batches, None)):
-            rows = range(first, first + batch.num_rows)
-            first += batch.num_rows
-            if batch.num_rows:
-                columns = _explained(self.name, ".parquet", partial(_columns_of, batch))
-                yield Table({name: Cells.of(name, each, rows) for name, each in zip(self.names, columns, strict=True)})
-
-
-def _columns_of(batch: Any) -> list[Any]:
-    return [_arrow(column) for column in batch.columns]
-
-
-def _arrow(column: Any) -> Any:
-    import pyarrow as pa
-
-    kind = column.type
-    if pa.types.is_integer(kind) or pa.types.is_floating(kind):
-        return column.to_numpy(zero_copy_only=False)
-    if pa.types.is_timestamp(kind) and kind.tz is None:
-        return column.to_numpy(zero_copy_only=False)
-    return column.to_pylist()
+        batches, first = self._file.batches(num_rows), 1
+        while columns := _explained(self.name, ".parquet", lambda: next(batches, None)):
+            rows = range(first, first + len(columns[0]))
+            first += len(rows)
+            yield Table({name: Cells.of(name, each, rows) for name, each in zip(self.names, columns, strict=True)})
 
 
 class _Spreadsheet:
     """The first sheet of an .xlsx file, read by openpyxl."""
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, max_ratio: float) -> None:
         from openpyxl import load_workbook
 
+        with zipfile.ZipFile(path) as archive:
+            size = sum(member.file_size for member in archive.infolist())  # no more than that is unpacked
+        check_unpacked(path, size, most_unpacked(path, max_ratio), max_ratio)
         self.name, self.dialect, self.num_short = f"The file {path}", None, 0
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # about styles and the like, which are not read

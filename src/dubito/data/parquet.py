@@ -1,0 +1,72 @@
+"""Parquet files, whose size in memory is bounded before anything is made of them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+from dubito.data.formats import MAX_RATIO, check_unpacked, most_unpacked
+from dubito.data.text_file import unique_names
+
+# Bytes of a number, or of the place of a text, in memory.
+CELL = 8
+
+
+class ParquetFile:
+    """A Parquet file, read by pyarrow, of at most `max_ratio` times its size or 100 MB.
+
+    A few bytes can stand for many equal cells. So cells are counted before they are read; texts are read as numbers of
+    a dictionary, and measured before they are repeated.
+    """
+
+    def __init__(self, path: Path, max_ratio: float = MAX_RATIO) -> None:
+        import pyarrow as pa
+        from pyarrow import parquet
+
+        self._path, self._max_ratio, self._most = path, max_ratio, most_unpacked(path, max_ratio)
+        with parquet.ParquetFile(path) as file:
+            schema, metadata = file.schema_arrow, file.metadata
+        groups = [metadata.row_group(i) for i in range(metadata.num_row_groups)]
+        cells = sum(group.column(j).num_values for group in groups for j in range(group.num_columns))
+        self._check(max(CELL * cells, sum(group.total_byte_size for group in groups)))
+        kinds: tuple[Callable[[Any], bool], ...] = (
+            pa.types.is_string, pa.types.is_large_string, pa.types.is_binary, pa.types.is_large_binary
+        )  # fmt: skip
+        texts = [field.name for field in schema if any(is_text(field.type) for is_text in kinds)]
+        self._file = parquet.ParquetFile(path, read_dictionary=texts)
+        index = (schema.pandas_metadata or {}).get("index_columns", [])
+        self.header = [name for name in schema.names if name not in index or not name.startswith("__index_level")]
+        self.names = unique_names(self.header)
+
+    def batches(self, num_rows: int) -> Iterator[list[Any]]:
+        """Yield the columns of at most so many rows, as arrays or lists."""
+        size = 0
+        for batch in self._file.iter_batches(batch_size=num_rows, columns=self.header):
+            size += sum(map(_size, batch.columns))
+            self._check(size)
+            if batch.num_rows:
+                yield [_values(column) for column in batch.columns]
+
+    def _check(self, size: int) -> None:
+        check_unpacked(self._path, size, self._most, self._max_ratio)
+
+
+def _size(column: Any) -> int:
+    """Return the number of bytes of the texts of a column, of which each may occur many times."""
+    import pyarrow as pa
+    import pyarrow.compute as pc
+
+    if not pa.types.is_dictionary(column.type) or pa.types.is_primitive(column.type.value_type):
+        return 0
+    return pc.sum(pc.take(pc.binary_length(column.dictionary), column.indices)).as_py() or 0
+
+
+def _values(column: Any) -> Any:
+    import pyarrow as pa
+
+    kind = column.type
+    is_plain_time = pa.types.is_timestamp(kind) and kind.tz is None
+    if pa.types.is_integer(kind) or pa.types.is_floating(kind) or is_plain_time:
+        return column.to_numpy(zero_copy_only=False)
+    return column.to_pylist()
