@@ -40,7 +40,7 @@ _PUBLIC: dict[str, tuple[str, str | None]] = {
     "compare": ("dubito.uses.comparison", "compare"),
     "compress": ("dubito.uses.compression", "compress"),
     "distill": ("dubito.uses.transfer", "distill"),
-    "load": ("dubito.fitting.posterior", "load"),
+    "load": ("dubito.fitting.loading", "load"),
     "parse": ("dubito.core.grammar", "parse"),
     "evaluate": ("dubito.uses.reporting", "evaluate"),
     "report": ("dubito.uses.reporting", "report"),
@@ -72,7 +72,8 @@ if TYPE_CHECKING:
     from dubito.beliefs.prediction import Prediction
     from dubito.core import errors
     from dubito.core.grammar import parse
-    from dubito.fitting.posterior import Posterior, load
+    from dubito.fitting.loading import load
+    from dubito.fitting.posterior import Posterior
     from dubito.fitting.training import Training
     from dubito.methods import ensembles, mcmc, rank1, variational
     from dubito.methods.ensembles import SWAG, Ensemble, MCDropout, Snapshot

@@ -92,6 +92,18 @@ class TestBombs:
             dubito.load(tmp_path / "file", network_of("Ensemble", "classification"))
 
 
+def test_content_that_does_not_fit_together_is_named_when_it_is_used(tmp_path: Path) -> None:
+    tree = io.load(FILES / "Variational-classification.safetensors", "posterior")
+    tree["state"]["scale"] = tree["state"]["scale"][:-1]
+    io.save(tmp_path / "file", "posterior", tree)
+    posterior = dubito.load(tmp_path / "file", network_of("Variational", "classification"))
+    for use in (lambda: posterior.predict(torch.ones(2, 4)), lambda: posterior.sample(1)):
+        with pytest.raises(FileFormatError, match="file' lacks the content that a file of its kind must have"):
+            use()
+    with pytest.raises(InputError, match="The network cannot be called on inputs"):
+        posterior.predict(torch.ones(2, 5))
+
+
 def test_a_file_cannot_run_what_it_names(tmp_path: Path) -> None:
     """Types are looked up among what is loaded, without running a module's own look-up, and are never called."""
     tree = io.load(FILES / "MAP-classification.safetensors", "posterior")

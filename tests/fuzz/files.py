@@ -1,13 +1,19 @@
-"""Files of posteriors and compressed networks: forged with a checksum that fits, with flipped bits, cut, or extended."""
+"""Files of posteriors, compressed networks and checkpoints: forged with a fitting checksum, damaged, cut or extended."""
 
 from __future__ import annotations
 
+import contextlib
 import random
+import shutil
 import sys
 import tempfile
 from functools import cache
 from pathlib import Path
 
+import torch
+from dubito.errors import DubitoError
+
+from fuzz.checkpoints import RECIPES, checkpoint_of, fit
 from fuzz.engine import Case, require
 
 sys.path.insert(0, str(Path(__file__).parent.parent / "contracts"))
@@ -21,10 +27,11 @@ def _names() -> list[str]:
 
 
 class Files:
-    """One damaged file, loaded as a user does."""
+    """One damaged file, loaded and used as a user does; or a damaged checkpoint, from which a run continues."""
 
     def generate(self, rng: random.Random) -> Case:
-        case: Case = {"file": rng.choice(_names())}
+        place = ["checkpoint", rng.choice(RECIPES)] if rng.random() < 0.15 else ["file", rng.choice(_names())]
+        case: Case = dict([place])
         kind = rng.choice(["forged", "forged", "forged", "flips", "cut", "extended"])
         if kind == "forged":
             case["seed"] = rng.randrange(2**31)
@@ -40,15 +47,14 @@ class Files:
         return case
 
     def run(self, case: Case) -> None:
-        file = FILES / case["file"]
-        name, _, task = file.stem.rpartition("-")
+        file = FILES / case["file"] if "file" in case else checkpoint_of(case["checkpoint"])
+        content = _damaged(file, case)
         with tempfile.TemporaryDirectory() as folder:
-            path = Path(folder) / "file"
-            content = _damaged(file, case)
+            path = Path(folder) / file.name
             path.write_bytes(content)
             try:
                 with limited_memory():
-                    read(path, name, task)
+                    self._use(path, case)
             except Exception as error:
                 cause = error.__cause__
                 require(
@@ -56,6 +62,22 @@ class Files:
                 )
                 raise
         require("seed" in case or content == file.read_bytes(), "a damaged file was loaded")  # two flips may cancel out
+
+    def _use(self, path: Path, case: Case) -> None:
+        if "checkpoint" in case:
+            for beside in checkpoint_of(case["checkpoint"]).parent.glob("run.*"):
+                shutil.copy(beside, path.parent)
+            fit(case["checkpoint"], path)
+            return
+        name, _, task = path.stem.rpartition("-")
+        found = read(path, name, task)
+        if name == "compressed":
+            return
+        inputs = torch.linspace(-1, 1, 12).reshape(3, 4)
+        for use in (lambda: found.predict(inputs, num_samples=2), lambda: found.sample(2), found.marginals, found.prior,
+                    found.log_evidence, found.digest, lambda: repr(found), lambda: found.save(path)):  # fmt: skip
+            with contextlib.suppress(DubitoError):
+                use()
 
 
 def _damaged(file: Path, case: Case) -> bytes:

@@ -69,13 +69,25 @@ def reading(path: str | os.PathLike[str]) -> Iterator[None]:
     have another type, size or depth.
     """
     try:
-        yield
+        with explaining_content(path):
+            yield
     except FileFormatError:
         raise
     except DubitoError as error:
         raise FileFormatError(f"'{path}' cannot be read: {error}") from error
+
+
+@contextmanager
+def explaining_content(path: str | os.PathLike[str] | None) -> Iterator[None]:
+    """Convert an error of another library inside the block into a `FileFormatError`, if there is a path."""
+    try:
+        yield
+    except DubitoError:
+        raise
     except (ArithmeticError, AssertionError, AttributeError, LookupError, MemoryError, RuntimeError, TypeError,
             ValueError) as error:  # fmt: skip
+        if path is None or isinstance(error, torch.OutOfMemoryError):  # not what the file holds
+            raise
         why = next(iter(str(error).strip().splitlines()), "")[:200]
         raise FileFormatError(
             f"'{path}' lacks the content that a file of its kind must have ({type(error).__name__}: {why})."

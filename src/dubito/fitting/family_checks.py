@@ -1,4 +1,4 @@
-"""Checks of arguments that every posterior family shares; `Posterior` applies them to the methods of its subclasses."""
+"""Checks that every posterior family shares; `Posterior` applies them to the methods of its subclasses."""
 
 from __future__ import annotations
 
@@ -7,9 +7,16 @@ import inspect
 from collections.abc import Callable
 from typing import Any
 
+from dubito.core import io
 from dubito.core.arguments import checked_arguments
 from dubito.core.constraints import Count, check
 from dubito.core.errors import InputError
+
+# Methods whose errors are explained for a posterior that was loaded from a file.
+EXPLAINED = {
+    "sample", "marginals", "prior", "predictor", "predictors", "log_evidence", "precision_diagonal", "conditional_mean",
+    "history", "mean", "__repr__",
+}  # fmt: skip
 
 
 def with_a_count(sample: Callable[..., Any]) -> Callable[..., Any]:
@@ -41,3 +48,14 @@ def with_known_options(predictor: Callable[..., Any]) -> Callable[..., Any]:
         return with_checks(self, num_samples, generator, **options)
 
     return checked
+
+
+def explained(method: Callable[..., Any]) -> Callable[..., Any]:
+    """Return a method that names the file of a loaded posterior in errors that its content causes."""
+
+    @functools.wraps(method)
+    def call(self: Any, *args: Any, **options: Any) -> Any:
+        with io.explaining_content(self._file):
+            return method(self, *args, **options)
+
+    return call

@@ -38,7 +38,7 @@ class Inference(NamedTuple):
     anytime: bool = True  # whether every state gives a posterior; otherwise only the last one does
 
 
-class NonFinite(ArithmeticError):
+class NonFinite(Exception):
     """The loss of an update is NaN or infinite."""
 
 

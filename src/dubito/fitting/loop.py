@@ -123,6 +123,7 @@ class _Loop:
     first_states: list[Tensor] = field(default_factory=list)  # of these generators at the start of the first epoch
     loader_digest: LoaderDigest = field(default_factory=LoaderDigest)  # of the first pass
     last_write: float = 0.0
+    resumed_from: str | None = None  # the checkpoint, until the first update from it has succeeded
     watched: int = 3  # how many more updates are watched for draws of the network from numpy or `random`
 
     @cached_property
@@ -146,7 +147,7 @@ class _Loop:
         if not self.done:
             self.done = True
             self._write()
-        with self._stream("posterior"):
+        with self._stream("posterior"), io.explaining_content(self.resumed_from):
             return inference.posterior(self.state)
 
     def _drive(self, bar: Any) -> None:
@@ -178,10 +179,12 @@ class _Loop:
             check_batch(self.problem.model, self.problem.likelihood, batch, self.template)
         try:
             with self.interrupts.held(), self._stream("update", self.epoch, self.batch, distributed.rank()) as stream:
-                self.state, info = self.inference.update(self.state, batch, self.problem.generator)
+                with io.explaining_content(self.resumed_from):
+                    self.state, info = self.inference.update(self.state, batch, self.problem.generator)
                 self.batch, self.good = self.batch + 1, self.start
         except NonFinite as error:
             raise self._non_finite(str(error)) from error
+        self.resumed_from = None
         if self.watched > 0:
             self.watched = -1 if stream.has_used_libraries() else self.watched - 1
         bar.update(1)
@@ -329,6 +332,7 @@ class _Loop:
             self.best = Best(float(best["score"]), int(best["epoch"]), found)
             if not self.inference.additive or distributed.rank() == 0:  # an additive state is a sum over all processes
                 self.state = io.copy_into(self.state, saved["state"])
+        self.resumed_from = path
 
     def _check_identity(self, path: str, saved: dict[str, Any]) -> None:
         """Raise an error if the checkpoint belongs to another run; of several processes, the first one decides."""

@@ -16,17 +16,15 @@ from torch.utils.data import DataLoader, Dataset
 from dubito.beliefs.prediction import Prediction
 from dubito.core import batches, io, limits, params
 from dubito.core.arguments import checked_arguments
-from dubito.core.constraints import Count, LargeCount, Natural, accepts, check
-from dubito.core.errors import DubitoError, FileFormatError, InputError, NonFiniteError, UnsupportedError
+from dubito.core.constraints import Count, LargeCount, check
+from dubito.core.errors import DubitoError, InputError, NonFiniteError, UnsupportedError
 from dubito.core.limits import numbers
 from dubito.core.params import Params
 from dubito.core.private_draws import PrivateDraws
 from dubito.core.randomness import default_generator
-from dubito.core.settings import Setting, digest, load_all
-from dubito.fitting.family_checks import with_a_count, with_known_options
+from dubito.core.settings import digest
+from dubito.fitting.family_checks import EXPLAINED, explained, with_a_count, with_known_options
 from dubito.fitting.working_copies import HasWorkingCopies
-from dubito.networks.compiled import uncompile_parts
-from dubito.networks.twin import copied
 
 if TYPE_CHECKING:
     from dubito.beliefs.likelihoods import Likelihood
@@ -63,6 +61,7 @@ class Posterior(HasWorkingCopies, ABC):
     _families: ClassVar[dict[str, type[Posterior]]] = {}
     _network_draws: bool | None = None  # whether the network draws random numbers; None before it was called
     _uses_libraries: bool = False  # whether it draws them from numpy or `random`
+    _file: str | None = None  # the file from which the posterior was loaded
 
     def __init__(self, model: nn.Module, likelihood: Likelihood, recipe: Recipe, num_data: int) -> None:
         self.model = model.eval()
@@ -75,6 +74,8 @@ class Posterior(HasWorkingCopies, ABC):
         for name, with_checks in (("sample", with_a_count), ("predictor", with_known_options)):
             if name in cls.__dict__:
                 setattr(cls, name, with_checks(getattr(cls, name)))
+        for name in EXPLAINED & set(cls.__dict__):
+            setattr(cls, name, explained(getattr(cls, name)))
         if cls.family:
             Posterior._families[cls.family] = cls
 
@@ -161,6 +162,7 @@ class Posterior(HasWorkingCopies, ABC):
                 memory.
             options: Further options of the family, such as `link` for Laplace.
         """
+        check("keep_samples", bool | None, keep_samples)
         streamed, kept = isinstance(x, DataLoader | Dataset), 0
         parts: list[Prediction] = []
         for part in self.predict_batches(
@@ -230,12 +232,12 @@ class Posterior(HasWorkingCopies, ABC):
     @property
     def device(self) -> torch.device:
         """The device of the network."""
-        return _first(self.model).device
+        return first_tensor(self.model).device
 
     @property
     def dtype(self) -> torch.dtype:
         """The dtype of the network."""
-        return _first(self.model).dtype
+        return first_tensor(self.model).dtype
 
     def __repr__(self) -> str:
         total, selection = params.num_weights(self.mean()), getattr(self, "selection", None)
@@ -307,7 +309,8 @@ class Posterior(HasWorkingCopies, ABC):
             raise
         except (RuntimeError, TypeError, ValueError, LookupError):
             self._check_fit(inputs)
-            raise  # the network can process them, so the error has another cause
+            with io.explaining_content(self._file):
+                raise  # the network can process them, so the error has another cause
 
     def _check_fit(self, inputs: Any) -> None:
         """Raise an error unless the network can be called on the first of these inputs."""
@@ -317,49 +320,6 @@ class Posterior(HasWorkingCopies, ABC):
             shapes = " and ".join(f"{tuple(leaf.shape)} {leaf.dtype}" for leaf in batches.leaves(inputs))
             why = next(iter(str(error).strip().splitlines()), type(error).__name__)
             raise InputError(f"The network cannot be called on inputs of shape {shapes}: {why}") from error
-
-
-@checked_arguments
-def load(path: str | os.PathLike[str], model: nn.Module) -> Posterior:
-    """Load a posterior from a file that `posterior.save(path)` wrote.
-
-    Args:
-        path: The file.
-        model: A network of the same architecture. Its weights are not used, and it is not changed.
-    """
-    model, tree = params.unwrapped(model), io.load(path, "posterior")
-    with io.reading(path):
-        own, saved = _tensors(model), {**tree["params"], **tree["buffers"]}
-        for name in {**own, **saved}:
-            there, here = (tuple(side[name].shape) if name in side else "missing" for side in (saved, own))
-            if there != here:
-                raise FileFormatError(
-                    f"'{path}' was saved for another network: '{name}' is {there} in the file and {here} in the model."
-                )
-        return restored({**tree, "state": io.clone(tree["state"], _first(model).device)}, model)
-
-
-def restored(tree: Mapping[str, Any], model: nn.Module) -> Posterior:
-    """Restore a posterior from its saved tree; weights that are not in the tree are taken from `model`."""
-    from dubito.beliefs.likelihoods import Likelihood
-    from dubito.fitting.recipe import Recipe
-
-    load_all()
-    if tree["family"] not in Posterior._families:
-        raise FileFormatError(f"The file holds a '{tree['family']}' posterior, which this version lacks: upgrade it.")
-    private = uncompile_parts(copied(model))
-    own = _tensors(private)
-    for name, value in {**tree["params"], **tree["buffers"]}.items():
-        if value.shape != own[name].shape or value.is_floating_point() != own[name].is_floating_point():
-            raise FileFormatError(f"The weight '{name}' in the file does not fit the model in shape or type.")
-        own[name].data = value.to(own[name].device)  # replaced, not copied into: the file determines the precision
-    recipe, likelihood = (
-        Setting.from_json(json.loads(tree["settings"][name]), tree["tensors"]) for name in ("recipe", "likelihood")
-    )
-    kinds = (Recipe, recipe), (Likelihood, likelihood), (Natural, tree["num_data"])
-    if not all(accepts(*pair) for pair in kinds):
-        raise FileFormatError("The file does not hold a recipe, a likelihood and a number of examples.")
-    return Posterior._families[tree["family"]].from_state(private, likelihood, recipe, tree["num_data"], tree["state"])
 
 
 def _finite(prediction: Prediction) -> Prediction:
@@ -373,11 +333,8 @@ def _finite(prediction: Prediction) -> Prediction:
     return prediction
 
 
-def _tensors(model: nn.Module) -> dict[str, Tensor]:
-    return {**dict(model.named_parameters()), **dict(model.named_buffers())}
-
-
-def _first(model: nn.Module) -> Tensor:
+def first_tensor(model: nn.Module) -> Tensor:
+    """Return the first parameter or buffer of a network, whose device and dtype stand for all; else an empty tensor."""
     for tensor in chain(model.parameters(), model.buffers()):  # the others are not walked through
         return tensor
     return torch.empty(0)

@@ -17,7 +17,8 @@ from dubito.core.params import Params
 from dubito.core.randomness import derive_seed, draw_seed
 from dubito.core.settings import setting
 from dubito.fitting.inference import Inference, Problem
-from dubito.fitting.posterior import Posterior, Predictor, restored
+from dubito.fitting.loading import restored
+from dubito.fitting.posterior import Posterior, Predictor
 from dubito.fitting.recipe import Recipe
 from dubito.fitting.training import Training
 from dubito.methods.ensembles.mixture import mixture

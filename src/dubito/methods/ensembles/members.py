@@ -15,8 +15,9 @@ from dubito.core.errors import InputError
 from dubito.core.randomness import Stream, default_generator, derive_seed, draw_seed
 from dubito.core.settings import digest
 from dubito.fitting.initialization import redraw
+from dubito.fitting.loading import load
 from dubito.fitting.model_copies import private_copy, shared_copy
-from dubito.fitting.posterior import Posterior, load
+from dubito.fitting.posterior import Posterior
 from dubito.fitting.recipe import Recipe
 from dubito.fitting.training import Training
 from dubito.methods.ensembles.batched_members import BatchedMembers, obstacle

@@ -13,7 +13,8 @@ from dubito.core import params
 from dubito.core.errors import InputError, UnsupportedError
 from dubito.core.params import Params
 from dubito.core.randomness import default_generator, derive_seed, draw_seed
-from dubito.fitting.posterior import Posterior, Predictor, restored
+from dubito.fitting.loading import restored
+from dubito.fitting.posterior import Posterior, Predictor
 from dubito.methods.ensembles.mixture import mixture
 
 if TYPE_CHECKING:

@@ -1,0 +1,67 @@
+"""Load posteriors from files."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Mapping
+from typing import Any
+
+from torch import Tensor, nn
+
+from dubito.beliefs.likelihoods import Likelihood
+from dubito.core import io, params
+from dubito.core.arguments import checked_arguments
+from dubito.core.constraints import Natural, accepts
+from dubito.core.errors import FileFormatError
+from dubito.core.settings import Setting, load_all
+from dubito.fitting.posterior import Posterior, first_tensor
+from dubito.fitting.recipe import Recipe
+from dubito.networks.compiled import uncompile_parts
+from dubito.networks.twin import copied
+
+
+@checked_arguments
+def load(path: str | os.PathLike[str], model: nn.Module) -> Posterior:
+    """Load a posterior from a file that `posterior.save(path)` wrote.
+
+    Args:
+        path: The file.
+        model: A network of the same architecture. Its weights are not used, and it is not changed.
+    """
+    model, tree = params.unwrapped(model), io.load(path, "posterior")
+    with io.reading(path):
+        own, saved = _tensors(model), {**tree["params"], **tree["buffers"]}
+        for name in {**own, **saved}:
+            there, here = (tuple(side[name].shape) if name in side else "missing" for side in (saved, own))
+            if there != here:
+                raise FileFormatError(
+                    f"'{path}' was saved for another network: '{name}' is {there} in the file and {here} in the model."
+                )
+        found = restored({**tree, "state": io.clone(tree["state"], first_tensor(model).device)}, model)
+        found._file = str(path)
+        return found
+
+
+def restored(tree: Mapping[str, Any], model: nn.Module) -> Posterior:
+    """Restore a posterior from its saved tree; weights that are not in the tree are taken from `model`."""
+    load_all()
+    if tree["family"] not in Posterior._families:
+        raise FileFormatError(f"The file holds a '{tree['family']}' posterior, which this version lacks: upgrade it.")
+    private = uncompile_parts(copied(model))
+    own = _tensors(private)
+    for name, value in {**tree["params"], **tree["buffers"]}.items():
+        if value.shape != own[name].shape or value.is_floating_point() != own[name].is_floating_point():
+            raise FileFormatError(f"The weight '{name}' in the file does not fit the model in shape or type.")
+        own[name].data = value.to(own[name].device)  # replaced, not copied into: the file determines the precision
+    recipe, likelihood = (
+        Setting.from_json(json.loads(tree["settings"][name]), tree["tensors"]) for name in ("recipe", "likelihood")
+    )
+    kinds = (Recipe, recipe), (Likelihood, likelihood), (Natural, tree["num_data"])
+    if not all(accepts(*pair) for pair in kinds):
+        raise FileFormatError("The file does not hold a recipe, a likelihood and a number of examples.")
+    return Posterior._families[tree["family"]].from_state(private, likelihood, recipe, tree["num_data"], tree["state"])
+
+
+def _tensors(model: nn.Module) -> dict[str, Tensor]:
+    return {**dict(model.named_parameters()), **dict(model.named_buffers())}
