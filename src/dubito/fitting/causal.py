@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
@@ -19,7 +19,7 @@ TRIED, TOLERANCE = 8, 1e-3
 MOSTLY = 0.9
 
 
-def with_next_token(likelihood: Likelihood, model: nn.Module, batch: Batch) -> Likelihood:
+def with_next_token(likelihood: Likelihood, model: nn.Module, first: Callable[[], Batch]) -> Likelihood:
     """Return a categorical likelihood that compares each position with the next label, if the model is made for that.
 
     Hugging Face models shift the labels inside their own loss, so their labels are the inputs themselves. Whether this
@@ -28,6 +28,9 @@ def with_next_token(likelihood: Likelihood, model: nn.Module, batch: Batch) -> L
     """
     if not isinstance(likelihood, Categorical) or likelihood.next_token != "auto":
         return likelihood
+    if not hasattr(model, "config"):  # not a Hugging Face model
+        return likelihood
+    batch = first()
     inputs, targets = (batches.take(part, slice(0, TRIED)) for part in (batch.inputs, batch.targets))
     if targets.ndim != 2 or targets.shape[1] < 2 or not _shifts(model, inputs, targets, likelihood):
         return likelihood
@@ -43,8 +46,6 @@ def with_next_token(likelihood: Likelihood, model: nn.Module, batch: Batch) -> L
 
 def _shifts(model: nn.Module, inputs: Any, targets: Tensor, likelihood: Categorical) -> bool:
     """Return whether the model's own loss compares logits with the next labels."""
-    if not hasattr(model, "config"):  # not a Hugging Face model
-        return False
     outputs, loss = _own_loss(model, inputs, targets)
     if outputs is not None and loss is not None:
         same, following = (

@@ -79,7 +79,7 @@ def fit(
         if source is not None:
             source.agree()
     template = check(problem)
-    problem = replace(problem, likelihood=with_next_token(problem.likelihood, private, problem.source.first()))
+    problem = replace(problem, likelihood=with_next_token(problem.likelihood, private, problem.source.first))
     start = generator.get_state()
     seed = draw_seed(generator)
     try:
