@@ -149,7 +149,7 @@ def test_what_cannot_start_with_a_new_head() -> None:
         Variational(prior=priors.Normal("model"), start="head")
     with pytest.raises(InputError, match=r"MAP\(start='head', train=False\)"):
         MAP(start="head", train=False)
-    with pytest.raises(InputError, match="starts head, the ensemble from the model"):
+    with pytest.raises(InputError, match="starts head, but the ensemble starts from the model"):
         Ensemble(recipe=MAP(start="head"), start="model")
 
 
