@@ -79,5 +79,5 @@ def test_commands_of_dubito_exist() -> None:
     for command in shown:
         assert CliRunner().invoke(app, [*command.split(), "--help"]).exit_code == 0
     options = set(re.findall(r"--[a-z]+", "\n".join(blocks(README, "bash"))))
-    help_text = CliRunner().invoke(app, ["compare", "--help"]).stdout
+    help_text = "".join(CliRunner().invoke(app, [command, "--help"]).stdout for command in ("fit", "compare"))
     assert [option for option in options if option not in help_text] == []

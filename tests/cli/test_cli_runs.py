@@ -11,6 +11,7 @@ import pytest
 from typer.testing import CliRunner, Result
 
 from dubito.cli.app import app
+from dubito.cli.methods import METHODS
 from interrupting import before_updates, interrupt_at
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "uses" / "runs"))
@@ -113,6 +114,61 @@ def test_odd_rows_are_counted(fitted: Run, tmp_path: Path) -> None:
     assert "1 cell(s) hold a category that the training rows did not have (town 1; the first is 'Rom'" in result.stderr
     assert "1 cell(s) lie outside of the range of the training rows (size 1" in result.stderr
     assert "2 of 12 rows hold such cells" in result.stderr
+
+
+def test_runs_are_explained_examined_and_compared(fitted: Run, tmp_path: Path) -> None:
+    found = json.loads(fitted("explain", "run", "sold.csv", "--row", 3, "--json").stdout)
+    assert {cause["column"] for cause in found["causes"]} == {"size", "town"}
+    assert "epistemic uncertainty" in fitted("explain", "run", "--row", 17).stdout  # of the table of the fit
+    assert "there is no row 999" in fitted("explain", "run", "--row", 999).stderr
+    doctor = fitted("doctor", "run")
+    assert doctor.exit_code == 0, doctor.output
+    assert "give the same scores as when the run was made" in doctor.stdout
+    assert "need no extra" in fitted("doctor").stdout
+    assert fitted("fit", "houses.csv", "--target", "price", "-o", "other", *QUICK, "--method", "map()").exit_code == 0
+    report = fitted("report", "run", "other", "--out", "both.html")
+    assert [line.split()[0] for line in report.stdout.splitlines()] == ["RMSE", "run", "other"]
+    assert "<html" in (tmp_path / "both.html").read_text()
+    assert "different rows" not in report.stderr
+    assert set(json.loads(fitted("report", "run", "other", "--json").stdout)) == {"run", "other"}
+
+
+def test_a_run_is_compressed_exported_and_updated(fitted: Run, tmp_path: Path) -> None:
+    result = fitted("compress", "run", "--at-most", "5%", "-o", "small", "--json")
+    assert result.exit_code == 0, result.stderr
+    found = json.loads(result.stdout)
+    assert found["report"]["parameters"][1] <= found["report"]["parameters"][0]
+    assert found["before"]["rmse"] > 5  # in original units
+    assert fitted("predict", "small", "new.csv", "-o", "out.csv").exit_code == 0
+    (tmp_path / "houses.csv").rename(tmp_path / "moved.csv")
+    assert "give it as --data" in fitted("compress", "run", "-o", "x").stderr
+    assert "unit" in fitted("compress", "run", "-o", "x", "--data", "moved.csv", "--at-most", "50%").stdout
+    assert "its content differs" in fitted("compress", "run", "-o", "y", "--data", "sold.csv").stderr
+    export = fitted("export", "run", "-o", "net.pt2", "--json")
+    assert json.loads(export.stdout)["inputs"][0] == "size"
+    result = fitted("update", "run", "sold.csv", "-o", "new", "--json")
+    assert result.exit_code == 0, result.stderr
+    assert json.loads(result.stdout)["settings"]["updates"] == [{"rows": 24, "held_out": 6}]
+    assert fitted("update", "run", "sold.csv").exit_code == 0  # in place
+    assert "more rows than its table" in fitted("compress", "run", "-o", "y", "--data", "moved.csv").stderr
+    for words, sentence in (
+        (["compress", "run", "--at-most", "much", "-o", "z"], "'much' is not a share"),
+        (["compress", "run"], "say where to write the smaller run"),
+        (["compress", "--at-most", "1%"], "for a RUN, which was not given"),
+        (["compress"], "give a RUN that `dubito fit` wrote, or --data"),
+        (["export", "run", "-o", "net.txt"], "must end in .onnx or .pt2"),
+        (["update", "run", "new.csv"], "no target column 'price'"),
+        (["report", "none"], "does not exist"),
+    ):
+        result = fitted(*words)
+        assert (result.exit_code, sentence in result.stderr) == (2, True), result.output
+
+
+def test_methods_are_listed(run: Run) -> None:
+    lines = run("methods").stdout.splitlines()
+    assert len(lines) == 1 + len(METHODS)
+    found = {row["method"]: row for row in json.loads(run("methods", "--json").stdout)}
+    assert found["laplace()"]["trains"] is False
 
 
 @pytest.mark.parametrize(

@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+import csv
 import importlib
 import re
+import shlex
+import warnings
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from typer.testing import CliRunner
 
 import dubito
+from dubito.cli.app import app
 
 pytestmark = pytest.mark.slow
 
@@ -46,7 +51,13 @@ def examples(page: Path) -> list[str]:
     return re.findall(r"^```python\n(.*?)^```$", page.read_text(), flags=re.DOTALL | re.MULTILINE)
 
 
-@pytest.mark.parametrize("page", [page for page in PAGES if examples(page)], ids=name_of)
+# The code of the tutorial needs its commands: they run together, below.
+WITH_COMMANDS = ("tables.md",)
+
+
+@pytest.mark.parametrize(
+    "page", [page for page in PAGES if examples(page) and name_of(page) not in WITH_COMMANDS], ids=name_of
+)
 def test_the_examples_run(
     page: Path, capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -59,6 +70,33 @@ def test_the_examples_run(
     for pattern in PRINTS.get(name_of(page), ()):
         assert re.search(pattern, printed), pattern
     assert eval(HOLDS.get(name_of(page), "True"), {**names, "Path": Path})
+
+
+def test_the_commands_of_the_tutorial_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Code and commands of the page on tables, in their order, in one folder."""
+    monkeypatch.chdir(tmp_path)
+    blocks = re.findall(r"^```(python|bash)\n(.*?)^```$", (DOCS / "tables.md").read_text(), re.DOTALL | re.MULTILINE)
+    names: dict[str, Any] = {"__name__": "page"}
+    for language, code in blocks:
+        if language == "python":
+            exec(code, names)
+            continue
+        for line in code.splitlines():
+            with warnings.catch_warnings():
+                warnings.simplefilter("default")  # the command line prints them
+                result = CliRunner().invoke(app, shlex.split(line)[1:], prog_name="dubito")
+            assert result.exit_code == 0, f"{line}: {result.stderr}"
+    rows = csv.DictReader((tmp_path / "out.csv").read_text().splitlines())
+    assert "Rom" in {row["town"] for row in rows}
+    assert names["found"]["decision"].tolist() == ["answer", "ask"]
+
+
+def test_every_command_has_a_line_and_every_line_a_command() -> None:
+    page = (DOCS / "command-line.md").read_text()
+    shown = set(re.findall(r"`dubito ([a-z]+)", page))
+    assert {command.name or command.callback.__name__ for command in app.registered_commands} - {"version"} <= shown
+    for command in shown:
+        assert CliRunner().invoke(app, [command, "--help"], prog_name="dubito").exit_code == 0
 
 
 def test_every_expectation_belongs_to_a_page() -> None:

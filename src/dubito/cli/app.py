@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from dubito.cli import comparing, compressing, datasets, manual, running
+from dubito.cli import comparing, compressing, datasets, inspecting, manual, running
 from dubito.cli.failures import CommandGroup
 
 _STYLE = {"help_option_names": ["-h", "--help"], "max_content_width": 110}
@@ -62,9 +62,15 @@ def version() -> None:
 app.command(help=manual.FIT, short_help="Learn to predict a column of a table.")(running.fit)
 app.command(help=manual.PREDICT, short_help="Predict the rows of a table.")(running.predict)
 app.command(help=manual.EVALUATE, short_help="Score the predictions for labelled rows.")(running.evaluate)
+app.command(help=manual.UPDATE, short_help="Learn from more rows.")(running.update)
+app.command(help=manual.EXPLAIN, short_help="Say which columns made a row uncertain.")(inspecting.explain)
+app.command(help=manual.REPORT, short_help="Compare runs by their scores.")(inspecting.report)
+app.command(help=manual.DOCTOR, short_help="Look for what may be wrong.")(inspecting.doctor)
+app.command(help=manual.EXPORT, short_help="Write the network of a run for other programs.")(running.export)
+app.command(help=manual.LIST_METHODS, short_help="List the methods.")(inspecting.methods)
 app.command(help=manual.DEMO, short_help="Compare every method on handwritten digits.")(comparing.demo)
 app.command(help=manual.COMPARE, short_help="Compare methods on a data set or a table.")(comparing.compare)
-app.command(help=manual.COMPRESS, short_help="Train a network and compress it.")(compressing.compress)
+app.command(help=manual.COMPRESS, short_help="Make a network smaller.")(compressing.compress)
 app.command(help="Print the version.")(version)
 
 data_app.command("list", help=manual.DATA_LIST, short_help="List all data sets and where each was found.")(

@@ -3,32 +3,46 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
 from dubito.cli import arguments as args
+from dubito.cli.failures import interruptible
+
+METHOD = "variational(prior=priors.LogUniform(), kl_warmup=0.5)"
 
 
 def compress(
-    data: Annotated[str, typer.Option("--data", metavar="NAME|TABLE", help="The name of a data set, or a table.")],
+    run: Annotated[Path | None, typer.Argument(metavar="[RUN]", help="A folder that `dubito fit` wrote.")] = None,
+    data: Annotated[
+        str | None, typer.Option("--data", metavar="NAME|TABLE", help="A data set by name, or a table; see above.")
+    ] = None,
     target: args.Target = None,
-    model: Annotated[str, typer.Option(metavar="NETWORK", help="The network, as for compare.")] = "mlp",
+    at_most: Annotated[
+        str | None,
+        typer.Option("--at-most", metavar="SHARE", help="With RUN: what it may cost.  [default: 0.5%]"),
+    ] = None,
+    out: Annotated[
+        Path | None, typer.Option("--out", "-o", metavar="RUN", help="With RUN: the folder to write.")
+    ] = None,
+    model: Annotated[str | None, typer.Option(metavar="NETWORK", help="The network.  [default: mlp]")] = None,
     method: Annotated[
-        str, typer.Option(metavar="METHOD", help="The method that finds the posterior.")
-    ] = "variational(prior=priors.LogUniform(), kl_warmup=0.5)",
+        str | None, typer.Option(metavar="METHOD", help="The method that finds the posterior.  [default: see above]")
+    ] = None,
     rule: Annotated[
         str | None, typer.Option(metavar="RULE", help="Which weights to remove.  [default: chosen from the posterior]")
     ] = None,
     structure: Annotated[
-        str, typer.Option(metavar="WHAT", help="Remove single 'weights' or whole 'units'.")
-    ] = "weights",
+        str | None,
+        typer.Option(metavar="WHAT", help="Remove 'weights' or 'units'.  [default: units of a RUN, else weights]"),
+    ] = None,
     finetune: Annotated[int, typer.Option(metavar="N", min=0, help="Epochs of fine-tuning after the removal.")] = 0,
     epochs: args.Epochs = None,
     lr: args.Rate = None,
     batch_size: args.BatchSize = None,
     limit: args.Limit = None,
-    seed: Annotated[int, typer.Option(metavar="N", help="The random seed.")] = 0,
+    seed: args.Seed = 0,
     task: args.Task = None,
     sep: args.Sep = None,
     encoding: args.Encoding = None,
@@ -39,24 +53,40 @@ def compress(
     date: args.Date = None,
     save: Annotated[Path | None, typer.Option(metavar="FILE", help="Save the compressed network to this file.")] = None,
     export: Annotated[Path | None, typer.Option(metavar="FILE", help="Export it to an .onnx or .pt2 file.")] = None,
+    overwrite: args.Overwrite = False,
+    config: args.Config = None,
     json: args.Json = False,
 ) -> None:
-    """Train a network and compress it."""
+    """Compress the network of a run, or train a network and compress it."""
+    if run is not None:
+        _compress_run(
+            run, at_most or "0.5%", out, table=data, rule=rule, structure=structure or "units", method=method,
+            finetune=finetune, model=model, seed=seed, overwrite=overwrite, as_json=json,
+        )  # fmt: skip
+        return
+    for option, value in (("--at-most", at_most), ("--out", out)):
+        if value is not None:
+            raise typer.BadParameter("it is for a RUN, which was not given", param_hint=f"'{option}'")
+    if data is None:
+        raise typer.BadParameter("give a RUN that `dubito fit` wrote, or --data", param_hint="'RUN'")
     from dubito.cli import options
     from dubito.cli.fit_and_compress import fit_and_compress, read_rule
     from dubito.cli.output import print_json
     from dubito.core.atomic import check_place
+    from dubito.uses.compression.export import check_installed
 
     for path in (save, export):
         if path is not None:
             check_place(path, "The network")
+    if export is not None:
+        check_installed(export)
     chosen = options.read_training(None, epochs=epochs, lr=lr, batch_size=batch_size)
     wanted = read_rule(rule)
     table = args.TableOptions(target, task, sep, encoding, decimal, ignore, keep, categorical, date)
     dataset = options.read_data(data, table, split=0, gap=False, limit=limit, limit_test=None)
     made = fit_and_compress(
-        dataset, model=model, method=method, rule=wanted, structure=structure, training=chosen, finetune=finetune,
-        seed=seed,
+        dataset, model=model or "mlp", method=method or METHOD, rule=wanted, structure=structure or "weights",
+        training=chosen, finetune=finetune, seed=seed,
     )  # fmt: skip
     report = made.report(dataset.test, feature_names=dataset.feature_names, target_scale=dataset.target_scale)
     if save is not None:
@@ -64,3 +94,12 @@ def compress(
     if export is not None:
         made.export(export)
     print_json(report.to_json()) if json else typer.echo(str(report))
+
+
+def _compress_run(run: Path, at_most: str, out: Path | None, *, table: str | None, **options: Any) -> None:
+    from dubito.cli.changing import compress_run
+
+    if out is None:
+        raise typer.BadParameter("say where to write the smaller run", param_hint="'--out'")
+    with interruptible("the run is as it was"):
+        compress_run(run, at_most, out, table=None if table is None else Path(table), **options)

@@ -62,7 +62,7 @@ def fit_run(
     sizes = {part: f"{len(pair[1]):,}" for part, pair in dataset.parts.items()}
     note(f"training on {sizes['train']} rows; {sizes['validation']} choose settings, {sizes['test']} are held out")
     remembered = {
-        "table": table, "sha256": _digest(table), "options": vars(options), "limit": limit, "scale": scale,
+        "table": table, "sha256": file_digest(table), "options": vars(options), "limit": limit, "scale": scale,
         "held_out": held_out,
     }  # fmt: skip
     run = runs.fit_dataset(
@@ -157,7 +157,7 @@ def _rows_bar() -> Iterator[Callable[[int, float | None], None] | None]:
         yield show
 
 
-def _digest(table: str) -> str | None:
+def file_digest(table: str) -> str | None:
     """Return the digest of a file, by which it is recognized later; None for standard input."""
     if table == STANDARD_INPUT or not Path(table).is_file():
         return None

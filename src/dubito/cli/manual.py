@@ -11,7 +11,7 @@ Exit codes:
   0    success
   1    a computation failed, for example a loss became NaN
   2    wrong usage or input, for example an unknown name or an unreadable table
-  3    a data set was not found on this machine
+  3    a file or a data set was not found on this machine
   130  interrupted with Ctrl-C; finished results are kept
 """
 
@@ -22,16 +22,17 @@ Environment:
 
 MAIN = f"""Find out how far to trust each prediction of a PyTorch network.
 
-All methods are compared on the same data with the same network: how accurate they are, how well their probabilities are
+`fit` learns from a table and writes a folder, a run; `predict` adds predictions with their uncertainty to the rows of
+another table. `compare` shows all methods on the same data: how accurate they are, how well their probabilities are
 calibrated, and whether they flag unfamiliar data.
 
 \b
 Examples:
-  dubito demo
-  dubito compare --data digits --method "map()" --method "laplace(structure=kron)"
+  dubito fit houses.csv --target price -o houses/
+  dubito predict houses/ new.csv -o out.csv
+  dubito explain houses/ new.csv --row 17
   dubito compare --data houses.csv --target price --seeds 5
-  dubito compress --data digits --save digits.dubito
-  dubito data list
+  dubito demo
 
 Results go to stdout, progress and errors to stderr. At any position, --quiet leaves out notes and progress, and --debug
 shows the traceback of an error.
@@ -100,6 +101,70 @@ Examples:
 
 {_EXIT_CODES}"""
 
+UPDATE = f"""Learn from more rows: the posterior of the run is the prior for them.
+
+{_TABLES}
+
+A fifth of the new rows joins the held-out rows, on which intervals and decisions are calibrated anew. The encoder
+stays: a category that the first rows did not have is still unseen. Without -o the run is replaced.
+
+\b
+Examples:
+  dubito update houses/ march.csv
+  dubito update houses/ march.csv -o houses-march/
+
+{_EXIT_CODES}"""
+
+EXPLAIN = f"""Say which columns made the prediction of a row uncertain.
+
+The uncertainty of the row is compared with that of held-out rows, and the difference is divided among the columns
+(Shapley values). Rows are counted from 1. Without a TABLE the row is taken from the table of the fit.
+
+\b
+Examples:
+  dubito explain houses/ --row 17
+  dubito explain houses/ new.csv --row 3 --json
+
+{_EXIT_CODES}"""
+
+REPORT = f"""Compare runs by their scores on held-out rows, in a table and in a report that opens in any browser.
+
+\b
+Examples:
+  dubito report houses/ houses-ensemble/
+  dubito report houses/ houses-ensemble/ --out comparison.html
+
+{_EXIT_CODES}"""
+
+DOCTOR = f"""Look for what may be wrong with a run, or without one, with the installation.
+
+A run's files are read and checked, its held-out rows are predicted again, and its intervals and decisions are looked
+at. Exits with 1 if there is a problem.
+
+\b
+Examples:
+  dubito doctor
+  dubito doctor houses/
+
+{_EXIT_CODES}"""
+
+EXPORT = f"""Write the network of a run for other programs, as ONNX (checked with onnxruntime) or with torch.export.
+
+Its inputs are the features that encoder.json of the run describes.
+
+\b
+Examples:
+  dubito export houses/ -o houses.onnx
+
+{_EXIT_CODES}"""
+
+LIST_METHODS = """List the methods, as --method of `fit` and `compare` takes them, and what each does.
+
+\b
+Examples:
+  dubito methods
+"""
+
 DEMO = f"""Train on handwritten digits, compare every method, and write a report.
 
 The data (1,797 images of 8 x 8 pixels) comes with scikit-learn, so nothing is downloaded. Every method is evaluated
@@ -146,10 +211,16 @@ Examples:
 {_EXIT_CODES}
 {_ENVIRONMENT}"""
 
-COMPRESS = f"""Train a network, find the posterior over its weights, remove the weights it does not need, and report.
+COMPRESS = f"""Make a network smaller: remove the weights or units that its posterior shows to be unneeded, and report.
 
-The report gives the remaining size of every layer, the size of real files, the speed, and the scores before and after;
-the compressed network is measured after saving and loading it.
+With a RUN of `dubito fit`, the smaller network gets a posterior of its own, and a new run is written. --at-most is what
+it may cost on the rows that were trained on: accuracy, or for numbers the growth of the root mean squared error as a
+share of itself. The scores of the new run are those of the held-out rows.
+The table of the run is read again; --data gives its place if it has moved.
+
+With --data alone a network is trained first, by default with variational(prior=priors.LogUniform(), kl_warmup=0.5). The
+report gives the remaining size of every layer, the size of real files, the speed, and the scores before and after in
+original units; the compressed network is measured after saving and loading it.
 
 \b
 Rules:        log_alpha(3), signal_to_noise(1), model_reduction()
@@ -158,6 +229,7 @@ Rules:        log_alpha(3), signal_to_noise(1), model_reduction()
 
 \b
 Examples:
+  dubito compress houses/ --at-most 0.5% -o small/
   dubito compress --data digits --epochs 100
   dubito compress --data digits --method "laplace()" --rule "posterior_damage(0.6)" --structure units --finetune 20
   dubito compress --data houses.csv --target price --save houses.dubito --json

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from rich.console import Console
@@ -58,6 +58,15 @@ def print_columns(names: Sequence[str], columns: Sequence[Column]) -> None:
     for name, row in zip(names, cells, strict=True):
         table.add_row(Text(name), *row)
     console.print(table)
+
+
+def print_methods(rows: Sequence[Mapping[str, Any]]) -> None:
+    """Print one row per method: how it is written, and what it does."""
+    table = _table(left=["method", "what it does"], right=[])
+    for row in rows:
+        trained = "" if row["trains"] else " Starts from a trained network."
+        table.add_row(Text(row["method"]), Text(f"{row['what']}{trained}"))
+    _console().print(table)
 
 
 def print_availability(rows: Sequence[Availability], as_json: bool) -> None:

@@ -113,3 +113,43 @@ def evaluate(
 
     text = args.TableOptions(sep=sep, encoding=encoding, decimal=decimal).text()
     evaluate_rows(run, table, model=model, text=text, report=report, as_json=json)
+
+
+def update(
+    run: args.RunFolder,
+    table: Annotated[str, typer.Argument(metavar="TABLE", help="More rows with the target; - for standard input.")],
+    out: Annotated[
+        Path | None, typer.Option("--out", "-o", metavar="RUN", help="Another folder.  [default: replace the run]")
+    ] = None,
+    epochs: args.Epochs = None,
+    lr: args.Rate = None,
+    batch_size: args.BatchSize = None,
+    seed: args.Seed = 0,
+    model: args.MovedModel = None,
+    sep: args.Sep = None,
+    encoding: args.Encoding = None,
+    decimal: args.Decimal = None,
+    overwrite: args.Overwrite = False,
+    config: args.Config = None,
+    json: args.Json = False,
+) -> None:
+    """Learn from more rows."""
+    from dubito.cli import options
+    from dubito.cli.changing import update_run
+
+    text = args.TableOptions(sep=sep, encoding=encoding, decimal=decimal).text()
+    how = options.read_training(None, epochs=epochs, lr=lr, batch_size=batch_size)
+    with interruptible("the run is as it was"):
+        update_run(run, table, out, model=model, text=text, training=how, seed=seed, overwrite=overwrite, as_json=json)
+
+
+def export(
+    run: args.RunFolder,
+    out: Annotated[Path, typer.Option("--out", "-o", metavar="FILE", help="An .onnx or .pt2 file.")],
+    model: args.MovedModel = None,
+    json: args.Json = False,
+) -> None:
+    """Write the network of a run for other programs."""
+    from dubito.cli.changing import export_run
+
+    export_run(run, out, model=model, as_json=json)

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -41,6 +42,10 @@ class NumberColumn:
     def ranges(self) -> list[tuple[float, float]]:
         """Return the ends of each feature in the training rows."""
         return [_encoded_range(self.low, self.high, self.loc, self.scale), *[(0.0, 1.0)] * self.indicator]
+
+    def widened(self, cells: Cells) -> NumberColumn:
+        """Return the column with the range of these cells and of the training rows together."""
+        return replace(self, **_joint_range(self.low, self.high, cells.numbers(words=self.boolean)))
 
     def encode(self, cells: Cells, tally: Tally | None = None) -> Floats:
         """Encode values `[N]` as features `[N, features]`; a tally counts odd cells."""
@@ -82,6 +87,10 @@ class CategoryColumn:
     def ranges(self) -> list[tuple[float, float]]:
         """Return the ends of each feature in the training rows."""
         return [(0.0, 1.0)] * len(self.feature_names)
+
+    def widened(self, cells: Cells) -> CategoryColumn:
+        """Return the column itself: a new level has no feature."""
+        return self
 
     def encode(self, cells: Cells, tally: Tally | None = None) -> Floats:
         """Encode values `[N]` as features `[N, features]`; a tally counts odd cells."""
@@ -128,6 +137,10 @@ class DateColumn:
             ends["year"] = (first, last)
         found = [_encoded_range(*ends.get(part, (None, None)), loc, scale) for part, loc, scale in self.parts]
         return [*found, *[(0.0, 1.0)] * self.indicator]
+
+    def widened(self, cells: Cells) -> DateColumn:
+        """Return the column with the range of these cells and of the training rows together."""
+        return replace(self, **_joint_range(self.low, self.high, cells.days(self.format)))
 
     def encode(self, cells: Cells, tally: Tally | None = None) -> Floats:
         """Encode values `[N]` as features `[N, features]`; a tally counts odd cells."""
@@ -226,6 +239,12 @@ def _columns(features: list[Floats], missing: NDArray[np.bool_], indicator: bool
 
 def _indicator_name(name: str, indicator: bool) -> tuple[str, ...]:
     return (f"{name} missing",) if indicator else ()
+
+
+def _joint_range(low: float | None, high: float | None, values: Floats) -> dict[str, Any]:
+    present = values[~np.isnan(values)].tolist()
+    ends = [*present, *(end for end in (low, high) if end is not None)]
+    return {"low": min(ends), "high": max(ends)} if ends else {}
 
 
 def _encoded_range(low: float | None, high: float | None, loc: float, scale: float) -> tuple[float, float]:

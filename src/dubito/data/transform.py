@@ -170,6 +170,12 @@ class TableTransform:
             raise InputError(f"The target {self.target!r} holds the unknown class {unknown[0]!r}; known are {known}.")
         return torch.tensor([numbers[label] for label in labels])
 
+    def widened(self, table: Any) -> TableTransform:
+        """Return the transform with the ranges of these rows and of the training rows together."""
+        table = Table.of(table)
+        columns = tuple(column.widened(table[column.name]) for column in self.columns)
+        return dataclasses.replace(self, columns=columns)
+
     def to_json(self) -> str:
         """Return the transform as JSON, to be saved with the model."""
         kinds = {column_type: kind for kind, column_type in _KINDS.items()}

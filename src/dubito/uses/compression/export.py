@@ -7,6 +7,7 @@ import io as streams
 import logging
 import warnings
 from dataclasses import dataclass
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -56,6 +57,15 @@ def export(model: nn.Module, path: Path, example: Any) -> Exported:
     if not difference <= TOLERANCE:
         raise FileFormatError(f"'{path}' was written, but its outputs differ by {difference:.2g} from the network's.")
     return Exported(path, path.stat().st_size, difference)
+
+
+def check_installed(path: Path) -> None:
+    """Raise, before any work is done, if the file cannot be written: a wrong ending, or a package that is missing."""
+    if path.suffix not in (".onnx", ".pt2"):
+        raise InputError(f"'{path.name}' must end in .onnx or .pt2, which decides the format.")
+    missing = [name for name in ("onnx", "onnxscript", "onnxruntime") if find_spec(name) is None]
+    if path.suffix == ".onnx" and missing:
+        raise UnsupportedError(f"ONNX files need {', '.join(missing)}: pip install 'dubito[onnx]'.")
 
 
 def _torch_export(model: nn.Module, path: Path, inputs: tuple[torch.Tensor, ...]) -> torch.Tensor:

@@ -22,8 +22,8 @@ from dubito.core.constraints import Count, Positive
 from dubito.core.errors import UnsupportedError
 from dubito.core.numeric import minimize_scalar
 from dubito.fitting.posterior import Posterior, Predictor
+from dubito.fitting.wrapped_posterior import WrappedPosterior
 from dubito.uses.fixed_draws import FixedDraws
-from dubito.uses.wrapped import WrappedPosterior
 
 
 @checked_arguments

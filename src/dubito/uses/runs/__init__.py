@@ -9,6 +9,9 @@ run.predict("new.csv")["prediction"]
 from __future__ import annotations
 
 from dubito.uses.runs.calibration import Calibration
+from dubito.uses.runs.change import compressed, update
+from dubito.uses.runs.doctor import Finding, examine
+from dubito.uses.runs.explain import Cause, Explanation, explain
 from dubito.uses.runs.fit import fit, fit_dataset
 from dubito.uses.runs.folder import is_run, load, save
 from dubito.uses.runs.guard import GuardedPosterior, TrainingRange
@@ -18,15 +21,22 @@ from dubito.uses.runs.run import TableEvaluation, TableRun
 
 __all__ = [
     "Calibration",
+    "Cause",
+    "Explanation",
+    "Finding",
     "GuardedPosterior",
     "NetworkSource",
     "TableEvaluation",
     "TablePrediction",
     "TableRun",
     "TrainingRange",
+    "compressed",
+    "examine",
+    "explain",
     "fit",
     "fit_dataset",
     "is_run",
     "load",
     "save",
+    "update",
 ]

@@ -108,6 +108,14 @@ def load(path: str | os.PathLike[str], *, model: nn.Module | str | None = None) 
         )  # fmt: skip
 
 
+def load_summary(path: str | os.PathLike[str]) -> tuple[dict[str, Any], Evaluation]:
+    """Return the settings and the scores of a run, without its posterior."""
+    folder = Path(path)
+    content = _read_json(folder / SETTINGS, folder)
+    with io.reading(folder):
+        return dict(content["settings"]), Evaluation.from_json(_read_json(folder / SCORES, folder))
+
+
 def _network(folder: Path, source: NetworkSource, model: nn.Module | str | None) -> nn.Module:
     if isinstance(model, nn.Module):
         return model

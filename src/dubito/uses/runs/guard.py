@@ -27,7 +27,7 @@ from dubito.core.errors import UnsupportedError
 from dubito.data.columns import CategoryColumn
 from dubito.data.transform import TableTransform
 from dubito.fitting.posterior import Posterior, Predictor
-from dubito.uses.wrapped import WrappedPosterior
+from dubito.fitting.wrapped_posterior import WrappedPosterior
 
 P = TypeVar("P", bound=Prediction)
 

@@ -52,6 +52,11 @@ class TableRun:
     settings: Mapping[str, Any] = field(default_factory=dict)
 
     @property
+    def unguarded(self) -> Posterior:
+        """The posterior without the guard for rows outside of the range of the training rows."""
+        return self.posterior.posterior if isinstance(self.posterior, GuardedPosterior) else self.posterior
+
+    @property
     def task(self) -> str:
         """``"classification"`` or ``"regression"``."""
         return self.encoder.task

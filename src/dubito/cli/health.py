@@ -1,0 +1,38 @@
+"""Look at the installation: versions, extras and data sets."""
+
+from __future__ import annotations
+
+import platform
+from collections.abc import Iterator
+from importlib.util import find_spec
+
+import torch
+
+import dubito
+from dubito import data
+from dubito.uses.runs.doctor import Finding
+
+# What each extra adds, and the packages it needs.
+EXTRAS = {
+    "tables": ("Parquet files and spreadsheets", ("pandas", "pyarrow", "openpyxl")),
+    "onnx": ("ONNX files", ("onnx", "onnxscript", "onnxruntime")),
+    "shrink": ("removing units from networks with skip connections", ("torch_pruning",)),
+    "quant": ("8-bit weights", ("torchao",)),
+    "samplers": ("ArviZ objects of samplers", ("arviz",)),
+}
+
+
+def examine_machine() -> Iterator[Finding]:
+    """Yield what was found about the installation."""
+    device = "CUDA" if torch.cuda.is_available() else "no CUDA"
+    yield Finding("ok", f"dubito {dubito.__version__}, Python {platform.python_version()}, torch {torch.__version__}, "
+                        f"{device}, {torch.get_num_threads()} thread(s).")  # fmt: skip
+    yield Finding("ok", "Tables of text (.csv, .tsv) need no extra.")
+    for name, (what, packages) in EXTRAS.items():
+        missing = [package for package in packages if find_spec(package) is None]
+        if missing:
+            yield Finding("warning", f"{what}: {', '.join(missing)} not installed; pip install 'dubito[{name}]'.")
+        else:
+            yield Finding("ok", f"{what}: installed.")
+    found = [row.name for row in data.available() if row.found]
+    yield Finding("ok", f"{len(found)} data sets by name were found; `dubito data list` shows them.")
