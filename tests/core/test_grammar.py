@@ -145,7 +145,7 @@ class TestBad:
                 "categorical(1, 2, 3)",
                 "likelihoods.Categorical takes at most 2 arguments; its arguments are ignore_index",
             ),
-            ("grammar.some()", "grammar.some: .*missing 1 required"),
+            ("grammar.some()", "grammar.some: missing a required argument: 'size'; its arguments are size"),
             ("map(2, prior_precision=3)", "MAP: .*multiple values"),
             ("map(train=false, train=true)", "give each argument once"),
             ("mop", "no setting called 'mop'"),

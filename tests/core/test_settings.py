@@ -366,7 +366,7 @@ class TestOldSpellings:
     def test_other_names_are_still_wrong(self) -> None:
         with pytest.raises(AttributeError, match="no attribute 'sample'"):
             _ = Renamed().sample  # type: ignore[attr-defined]
-        with pytest.raises(TypeError, match="sample"):
+        with pytest.raises(InputError, match="'sample'; its arguments are num_samples, shape"):
             Renamed(sample=3)  # type: ignore[call-arg]
 
 

@@ -42,7 +42,7 @@ def test_json_round_trip():
 def test_bad_input():
     with pytest.raises(InputError, match="at least one text"):
         Vocabulary.fit([])
-    with pytest.raises(InputError, match="wrap it in a list"):
+    with pytest.raises(InputError, match="wrap one text in a list"):
         Vocabulary.fit(["a a"]).encode("a")
 
 

@@ -25,7 +25,7 @@ from dubito.core.errors import InputError
 F = TypeVar("F", bound=Callable[..., Any])
 
 # Types that are checked; an argument with any other annotation is passed on as it is.
-_CHECKED = (int, float, str, bool, nn.Module, torch.Generator, types.NoneType)
+_CHECKED = (int, float, str, bool, Tensor, nn.Module, torch.Generator, types.NoneType)
 
 
 def checked_arguments(function: F) -> F:
@@ -55,6 +55,7 @@ def _checked(name: str, kind: Any, value: Any) -> Any:
     if Tensor in options and set(options) <= {Tensor, types.NoneType}:
         return value if value is None and len(options) > 1 else to_tensor(value, name)
     if all(_is_checked(option) for option in options):
+        value = tuple(value) if isinstance(value, list) and get_origin(kind) is tuple else value
         check(name, kind, value)
         plain = {_without_range(option) for option in options}
         return float(value) if float in plain and int not in plain and isinstance(value, Integral) else value

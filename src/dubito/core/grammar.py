@@ -152,7 +152,4 @@ def _build(cls: type[Setting], positional: list[Any], named: dict[str, Any]) -> 
     if wrong or len(positional) > len(known):
         extra = f"no argument '{wrong[0]}'" if wrong else f"at most {len(known)} arguments"
         raise InputError(f"{cls.setting_name} takes {extra}; its arguments are {', '.join(known) or 'none'}.")
-    try:
-        return cls(*positional, **named)
-    except TypeError as error:
-        raise InputError(f"{cls.setting_name}: {error}.") from error
+    return cls(*positional, **named)

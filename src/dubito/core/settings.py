@@ -11,6 +11,7 @@ import dataclasses
 import functools
 import hashlib
 import importlib
+import inspect
 import json
 import math
 import sys
@@ -134,13 +135,19 @@ def setting(cls: type[_T]) -> type[_T]:
         cls.__post_init__ = checked_post_init  # type: ignore[attr-defined]
     made: Any = dataclasses.dataclass(frozen=True, eq=False, repr=False)(cls)
     init = made.__init__
-    if made.old_fields:
+    signature = inspect.signature(init)
 
-        @functools.wraps(init)
-        def with_old_names(self: Any, *args: Any, **kwargs: Any) -> None:
-            init(self, *args, **{_new_name(type(self), name): value for name, value in kwargs.items()})
+    @functools.wraps(init)
+    def checked_init(self: Any, *args: Any, **kwargs: Any) -> None:
+        renamed = {_new_name(type(self), name): value for name, value in kwargs.items()}
+        try:
+            signature.bind(self, *args, **renamed)
+        except TypeError as error:
+            known = ", ".join(field.name for field in _fields(made)) or "none"
+            raise InputError(f"{type(self).setting_name}: {error}; its arguments are {known}.") from error
+        init(self, *args, **renamed)
 
-        made.__init__ = with_old_names
+    made.__init__ = checked_init
     return made
 
 

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import math
-from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 
 from dubito.core import batches, params
-from dubito.curvature.factors import CallsFactor, ExplicitFactor, Factor
+from dubito.curvature.factors import CallsFactor, Factor
 from dubito.networks.layers.rows import IndexRows
 
 if TYPE_CHECKING:
@@ -28,16 +27,14 @@ def misfits(tape: Tape, names: list[str]) -> list[tuple[list[str], str]]:
     """
     if not names or not tape.outputs.requires_grad:
         return []
-    found: list[tuple[list[str], str]] = []
-    good = []
+    roles, found = tape.engine.roles, []
     for call in tape.calls:
         try:
             _ = call.rows
-            good.append(call)
         except RuntimeError as error:
-            found.append((call.names, f"{error}."))
-    bad = {name for which, _ in found for name in which}
-    names, tape = [name for name in names if name not in bad], replace(tape, calls=good)
+            found.append((list(roles[call.layer].values()), f"{error}."))
+    if found:
+        return found
     columns, examples = _single_examples(tape.outputs)
     values = [tape.engine.parameters[name] for name in names]
     try:
@@ -46,10 +43,10 @@ def misfits(tape: Tape, names: list[str]) -> list[tuple[list[str], str]]:
             for column in columns
         ]
     except RuntimeError as error:  # reentrant checkpointing forbids autograd.grad
-        return [*found, (names, str(error).strip().splitlines()[0])]
+        return [(names, str(error).strip().splitlines()[0])]
     factors = tape.pull(columns)
     wrong = [name for name, *grads in zip(names, *truth, strict=True) if not _fits(factors[name], examples, grads)]
-    return [*found, (wrong, "they are not used as the rules of their layers say.")] if wrong else found
+    return [(wrong, "they are not used as the rules of their layers say.")] if wrong else []
 
 
 def is_independent(tape: Tape) -> bool:
@@ -86,8 +83,6 @@ def _fits(factor: Factor, examples: list[int], truth: list[Tensor | None]) -> bo
 
 def _bound(factor: Factor) -> float:
     """Return a bound on the norm of the sums over rows: if they cancel, rounding errors have this scale."""
-    if isinstance(factor, ExplicitFactor):
-        return float(factor.gradient.norm())
     assert isinstance(factor, CallsFactor)
     bound = 0.0
     for call in factor.calls:

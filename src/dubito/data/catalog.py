@@ -102,6 +102,7 @@ def available() -> list[Availability]:
     return [_availability(source) for source in _SOURCES.values()]
 
 
+@checked_arguments
 def check(name: str) -> Integrity:
     """Read every split of a data set and check it against its description.
 

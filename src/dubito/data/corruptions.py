@@ -206,6 +206,7 @@ class _Severities(Mapping[int, Pair]):
         return len(self.severities)
 
 
+@checked_arguments
 def shifts(
     dataset: DataSet,
     kinds: Sequence[str] = KINDS,

@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING, Literal, NamedTuple
 import torch
 from torch import Tensor
 
-from dubito.core.errors import MissingDataError
+from dubito.core.arguments import checked_arguments
+from dubito.core.errors import InputError, MissingDataError
 
 if TYPE_CHECKING:
     from dubito.data.describe import TableDescription
@@ -35,26 +36,48 @@ class Standardizer(NamedTuple):
     scale: Tensor
 
     @classmethod
+    @checked_arguments
     def fit(cls, values: Tensor) -> Standardizer:
         """Fit to `[N, features]` or `[N, channels, ...]`: means and population standard deviations over all other axes.
 
         A feature without variation gets the scale 1, so that it becomes 0 instead of NaN.
         """
+        if values.ndim == 0 or not values.numel() or values.is_complex():
+            shape = tuple(values.shape)
+            raise InputError(f"A standardizer is fitted to real numbers [N, features], got {values.dtype} {shape}.")
+        values = values if values.is_floating_point() else values.to(torch.get_default_dtype())
         axes = [axis for axis in range(values.ndim) if axis != 1]
         variance, loc = torch.var_mean(values, dim=axes, correction=0, keepdim=True)
         # The range decides, because the computed deviation of a constant can be rounding noise above zero.
         constant = values.amax(axes, keepdim=True) == values.amin(axes, keepdim=True)
         return cls(loc.squeeze(0), torch.where(constant, 1.0, variance.sqrt()).squeeze(0))
 
+    @checked_arguments
     def encode(self, values: Tensor) -> Tensor:
         """Standardise: original units in, `(values − loc) / scale` out, in the dtype of `values`."""
-        loc, scale = self.loc.to(values.device), self.scale.to(values.device)
-        return values.to(loc.dtype).sub(loc).div_(scale).to(values.dtype)
+        loc, scale = self._statistics(values)
+        return values.to(loc.dtype).sub(loc).div_(scale).to(_floating(values, loc))
 
+    @checked_arguments
     def decode(self, values: Tensor) -> Tensor:
         """Undo `encode`: standardised values in, original units out, in the dtype of `values`."""
-        loc, scale = self.loc.to(values.device), self.scale.to(values.device)
-        return values.to(loc.dtype).mul(scale).add_(loc).to(values.dtype)
+        loc, scale = self._statistics(values)
+        return values.to(loc.dtype).mul(scale).add_(loc).to(_floating(values, loc))
+
+    def _statistics(self, values: Tensor) -> tuple[Tensor, Tensor]:
+        try:
+            fits = torch.broadcast_shapes(values.shape, self.loc.shape) == values.shape
+        except RuntimeError:
+            fits = False
+        if not fits or values.is_complex():
+            shapes = f"{tuple(values.shape)} of {values.dtype}, and it was fitted to features {tuple(self.loc.shape)}"
+            raise InputError(f"The standardizer cannot be used on values {shapes}.")
+        return self.loc.to(values.device), self.scale.to(values.device)
+
+
+def _floating(values: Tensor, other: Tensor) -> torch.dtype:
+    """Return the dtype of the values, or that of `other` if they are whole numbers."""
+    return values.dtype if values.is_floating_point() else other.dtype
 
 
 @dataclass(frozen=True, eq=False)

@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 
+from dubito.core.arguments import checked_arguments
 from dubito.core.errors import InputError
 from dubito.data.cells import Cells, Flags, Floats
 from dubito.data.dataset import Task
@@ -112,6 +113,7 @@ class TableDescription:
         return "\n".join(lines)
 
 
+@checked_arguments
 def describe_table(
     table: Any,
     target: str | None = None,

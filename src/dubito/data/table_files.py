@@ -14,6 +14,8 @@ from os import PathLike
 from pathlib import Path
 from typing import Any, BinaryIO, Protocol
 
+from dubito.core.arguments import checked_arguments
+from dubito.core.constraints import Positive
 from dubito.core.errors import DubitoError, FileFormatError, InputError, MissingDataError, UnsupportedError
 from dubito.data.cells import Cells
 from dubito.data.dialect import Dialect
@@ -132,13 +134,14 @@ def check_installed(path: str | PathLike[str]) -> None:
         )
 
 
+@checked_arguments
 def read_table(
     path: str | PathLike[str],
     *,
     separator: str | None = None,
     encoding: str | None = None,
     decimal: str | None = None,
-    max_ratio: float = MAX_RATIO,
+    max_ratio: Positive = MAX_RATIO,
 ) -> Table:
     """Read a table from a `.csv` or `.tsv` file (plain or gzipped), standard input, or a `.parquet` or `.xlsx` file.
 

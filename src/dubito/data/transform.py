@@ -12,6 +12,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from dubito.core.arguments import checked_arguments
 from dubito.core.errors import FileFormatError, InputError
 from dubito.data.cells import Cells, check_size
 from dubito.data.columns import CategoryColumn, Column, DateColumn, NumberColumn, fit_column
@@ -55,6 +56,7 @@ class TableTransform:
     target_scale: float = 1.0
 
     @classmethod
+    @checked_arguments
     def fit(
         cls,
         table: Any,
@@ -126,6 +128,7 @@ class TableTransform:
             found[column.name], start = slice(start, stop), stop
         return found
 
+    @checked_arguments
     def encode(self, table: Any, tally: Tally | None = None) -> Tensor:
         """Return float32 inputs `[N, features]`; the target and columns that were not fitted are ignored.
 
@@ -154,6 +157,7 @@ class TableTransform:
             )
         return torch.from_numpy(inputs)
 
+    @checked_arguments
     def encode_targets(self, table: Any) -> Tensor:
         """Return the target column as int64 classes `[N]`, or as standardised float32 values `[N, 1]`."""
         cells = checked_table(table, self.target)[self.target]
@@ -184,6 +188,7 @@ class TableTransform:
         return json.dumps({"format": _FORMAT, **content})
 
     @classmethod
+    @checked_arguments
     def from_json(cls, text: str) -> TableTransform:
         """Read what `to_json` wrote."""
         try:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import re
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import chain
@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from dubito.core.arguments import checked_arguments
+from dubito.core.constraints import Count
 from dubito.core.errors import FileFormatError, InputError
 
 PADDING, UNKNOWN = 0, 1
@@ -50,8 +51,9 @@ class Vocabulary:
     length: int
 
     @classmethod
+    @checked_arguments
     def fit(
-        cls, texts: Iterable[str], *, max_words: int = 20_000, min_count: int = 2, max_length: int = 64
+        cls, texts: Iterable[str], *, max_words: Count = 20_000, min_count: Count = 2, max_length: Count = 64
     ) -> Vocabulary:
         """Build the vocabulary of the training texts.
 
@@ -61,7 +63,7 @@ class Vocabulary:
             min_count: A word seen less often is unknown, so that the unknown token is trained too.
             max_length: Sequences get the length of the longest training text, but at most this.
         """
-        tokens = [tokenize(text) for text in texts]
+        tokens = _tokens(texts)
         if not tokens:
             raise InputError("A vocabulary needs at least one text, got none.")
         counts = Counter(chain.from_iterable(tokens))
@@ -76,20 +78,24 @@ class Vocabulary:
     def _numbers(self) -> dict[str, int]:
         return {word: number for number, word in enumerate(self.words)}
 
-    def encode(self, texts: Sequence[str]) -> Tensor:
+    @checked_arguments
+    def encode(self, texts: Iterable[str]) -> Tensor:
         """Return int64 tokens `[N, length]`, cut or padded at the end; an empty text becomes one unknown word."""
-        if isinstance(texts, str):
-            raise InputError("`encode` takes a list of texts, got a single string: wrap it in a list.")
-        numbers = torch.full((len(texts), self.length), PADDING, dtype=torch.int64)
-        for row, text in enumerate(texts):
-            tokens = tokenize(text)[: self.length]
+        texts_tokens = _tokens(texts)
+        numbers = torch.full((len(texts_tokens), self.length), PADDING, dtype=torch.int64)
+        for row, tokens in enumerate(texts_tokens):
             # A row of padding alone would leave a masked network nothing to attend to.
-            known = [self._numbers.get(token, UNKNOWN) for token in tokens] or [UNKNOWN]
+            known = [self._numbers.get(token, UNKNOWN) for token in tokens[: self.length]] or [UNKNOWN]
             numbers[row, : len(known)] = torch.tensor(known)
         return numbers
 
+    @checked_arguments
     def decode(self, numbers: Tensor) -> list[str]:
         """Return the words of tokens `[N, length]`, joined by spaces, without the padding."""
+        if numbers.ndim != 2 or numbers.is_floating_point() or numbers.is_complex() or numbers.dtype == torch.bool:
+            raise InputError(f"Tokens are whole numbers [N, length], got {tuple(numbers.shape)} of {numbers.dtype}.")
+        if bool(((numbers < 0) | (numbers >= len(self.words))).any()):
+            raise InputError(f"Tokens of this vocabulary are 0 to {len(self.words) - 1}, got other numbers.")
         return [" ".join(self.words[token] for token in row if token != PADDING) for row in numbers.tolist()]
 
     def to_json(self) -> str:
@@ -97,6 +103,7 @@ class Vocabulary:
         return json.dumps({"format": "dubito.vocabulary/1", "length": self.length, "words": self.words})
 
     @classmethod
+    @checked_arguments
     def from_json(cls, text: str) -> Vocabulary:
         """Read what `to_json` wrote."""
         try:
@@ -106,3 +113,14 @@ class Vocabulary:
             return cls(tuple(content["words"]), int(content["length"]))
         except (ValueError, KeyError, TypeError) as error:
             raise FileFormatError(f"This JSON was not written by Vocabulary.to_json ({error}).") from error
+
+
+def _tokens(texts: Iterable[str]) -> list[list[str]]:
+    """Return the tokens of each text."""
+    try:
+        listed = None if isinstance(texts, str | bytes) else list(texts)
+    except TypeError:  # not iterable, which a tensor says only when it is tried
+        listed = None
+    if listed is None:
+        raise InputError(f"`texts` must be a list of texts, got a {type(texts).__name__}: wrap one text in a list.")
+    return [tokenize(text) for text in listed]

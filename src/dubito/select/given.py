@@ -31,7 +31,8 @@ def given(model: nn.Module, data: Any, likelihood: Any) -> Iterator[tuple[nn.Mod
         weight = next(private.parameters())
         source = Source(data, batch_size=BATCH_SIZE, must_count=False, device=weight.device, dtype=weight.dtype)
         source.agree()
-        check_source(private, likelihoods.resolve(likelihood or "categorical"), source)
+        known = likelihoods.resolve("categorical" if likelihood is None else likelihood)
+        check_source(private, known, source)
         with explaining_shapes(source):
             yield private, source
 

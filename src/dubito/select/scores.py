@@ -53,7 +53,7 @@ class Scores:
 
     def variance(self, prior_precision: float) -> Tensor:
         """Return the variance of each weight given all others, ``1 / (h_d + λ)``."""
-        return 1 / (self.curvature + prior_precision)
+        return 1 / (self.curvature + float(prior_precision))
 
     def of(self, candidates: Selection) -> Scores:
         """Return the scores of some of the weights."""

@@ -155,7 +155,7 @@ def test_damaged_files(tmp_path: Path) -> None:
         load(tmp_path / "net", build("no bias")[0])
     with pytest.raises(InputError, match="'dense', 'csr' or 'coded'"):
         made.save(tmp_path / "net", format="zip")  # type: ignore[arg-type]
-    with pytest.raises(InputError, match="positive number of nats"):
+    with pytest.raises(InputError, match="`rounding` must be a positive number"):
         made.save(tmp_path / "net", rounding=0.0)
 
 

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
+from dubito.core.errors import InputError
 from dubito.core.params import Params
 
 if TYPE_CHECKING:
@@ -24,6 +25,7 @@ def conditional_mean(posterior: LaplacePosterior, keep: Mapping[str, Tensor]) ->
     update of optimal brain surgeon for all removed weights at once.
     """
     selection, mean = posterior.selection, posterior.mean()
+    _check_masks(keep, mean)
     stays = selection.ravel({n: keep.get(n, torch.ones_like(v, dtype=torch.bool)) for n, v in mean.items()}).double()
     center = selection.ravel(mean).double()
 
@@ -35,6 +37,16 @@ def conditional_mean(posterior: LaplacePosterior, keep: Mapping[str, Tensor]) ->
 
     solution = conjugate_gradients(matmul, precondition, stays * posterior.precision_matmul(center), stays * center)
     return selection.merge(mean, solution.to(posterior.dtype))
+
+
+def _check_masks(keep: Mapping[str, Tensor], mean: Params) -> None:
+    if not isinstance(keep, Mapping):
+        raise InputError(f"`keep` must map parameter names to boolean masks, got a {type(keep).__name__}.")
+    for name, mask in keep.items():
+        if name not in mean:
+            raise InputError(f"`keep` has a mask of {name!r}, but the posterior has no parameter of that name.")
+        if not isinstance(mask, Tensor) or mask.dtype != torch.bool or mask.shape != mean[name].shape:
+            raise InputError(f"The mask of {name} must be a boolean tensor of shape {tuple(mean[name].shape)}.")
 
 
 def conjugate_gradients(

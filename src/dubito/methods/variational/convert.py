@@ -11,6 +11,7 @@ from torch import Tensor, nn
 
 from dubito.beliefs.priors import GroupPrior, Normal, Prior
 from dubito.beliefs.priors.base import require_real
+from dubito.core.arguments import checked_arguments
 from dubito.core.constraints import Count, Positive, check
 from dubito.core.errors import InputError
 from dubito.fitting.model_copies import private_copy
@@ -29,6 +30,7 @@ Estimator = Literal["local", "flipout", "weight"]
 Biases = Literal["deterministic", "random"]
 
 
+@checked_arguments
 def convert(
     model: nn.Module,
     *,

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from dubito.core import params
+from dubito.core.arguments import checked_arguments
 from dubito.core.errors import InputError
 from dubito.core.params import Params
 from dubito.methods.variational.layer import StochasticLayer, compute_moments, make_plain
@@ -64,6 +65,7 @@ class VariationalModule(nn.Module):
             return self.forward(*args, **kwargs)  # once at most: layers that are called twice now share a sample
         return output
 
+    @checked_arguments
     def kl(self, *, generator: torch.Generator | None = None) -> Tensor:
         """Return the KL divergence of the posterior from the prior, summed over all random weights, tied ones once.
 
@@ -205,6 +207,7 @@ class VariationalModule(nn.Module):
             vars(self)["weight_noise"] = None
 
 
+@checked_arguments
 def kl(module: nn.Module) -> Tensor:
     """Return the total KL divergence of all converted parts of a module."""
     parts = [part.kl() for part in module.modules() if isinstance(part, VariationalModule)]

@@ -2,22 +2,23 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from typing import Literal
 
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from dubito.core.constraints import Count, accepts
+from dubito.core.arguments import checked_arguments
+from dubito.core.constraints import Count
 from dubito.core.errors import InputError
 from dubito.networks.models.dense import check_num_weights
 
-ImageShape = tuple[int, int, int]  # channels, height, width
+ImageShape = tuple[Count, Count, Count]  # channels, height, width
 Shortcut = Literal["pad", "projection"]
 
 
-def lenet5(input_shape: ImageShape = (1, 28, 28), outputs: int = 10) -> nn.Sequential:
+@checked_arguments
+def lenet5(input_shape: ImageShape = (1, 28, 28), outputs: Count = 10) -> nn.Sequential:
     """Return the LeNet-5 of Caffe: 20 and 50 filters of 5 x 5, each with ReLU and 2 x 2 pooling, then 500 units.
 
     It has 431,080 weights for 28 x 28 images of one channel and 10 classes (Caffe itself has no ReLU after the
@@ -27,6 +28,7 @@ def lenet5(input_shape: ImageShape = (1, 28, 28), outputs: int = 10) -> nn.Seque
     rows, columns = (((side - 4) // 2 - 4) // 2 for side in (height, width))
     if min(rows, columns) < 1:
         raise InputError(f"lenet5 needs images of at least 16 x 16 pixels, not {height} x {width}; try resnet20.")
+    check_num_weights(500 * (channels + 50 * rows * columns + outputs))
     return nn.Sequential(
         nn.Conv2d(channels, 20, kernel_size=5),
         nn.ReLU(),
@@ -78,10 +80,11 @@ class BasicBlock(nn.Module):
         return self.relu(self.norm2(self.conv2(out)) + self.shortcut(x))
 
 
+@checked_arguments
 def resnet20(
     input_shape: ImageShape = (3, 32, 32),
-    outputs: int = 10,
-    width: int = 16,
+    outputs: Count = 10,
+    width: Count = 16,
     shortcut: Shortcut = "pad",
 ) -> nn.Sequential:
     """Return the 20-layer residual network for small images (He et al. 2016, https://arxiv.org/abs/1512.03385).
@@ -93,7 +96,8 @@ def resnet20(
     return _resnet(input_shape, outputs, [width, 2 * width, 4 * width], num_blocks=3, shortcut=shortcut)
 
 
-def resnet18(input_shape: ImageShape = (3, 32, 32), outputs: int = 10, width: int = 64) -> nn.Sequential:
+@checked_arguments
+def resnet18(input_shape: ImageShape = (3, 32, 32), outputs: Count = 10, width: Count = 64) -> nn.Sequential:
     """Return the 18-layer residual network for small images: a 3 x 3 stem in place of the 7 x 7 one and its pooling.
 
     Four stages of two blocks with `width` to 8 `width` channels and projection shortcuts (He et al. 2016, option B):
@@ -109,12 +113,6 @@ def _resnet(
     num_blocks: int,
     shortcut: Shortcut,
 ) -> nn.Sequential:
-    if shortcut not in ("pad", "projection"):
-        raise InputError(f"shortcut must be 'pad' or 'projection', got {shortcut!r}.")
-    if not accepts(Count, widths[0]):
-        raise InputError(f"width must be a whole number of channels, at least 1; got {widths[0]!r}.")
-    if math.prod(input_shape) < 1:
-        raise InputError(f"A residual network needs images of at least one pixel, not {input_shape}.")
     check_num_weights(widths[-1] * (18 * num_blocks * widths[-1] + outputs))
     blocks: list[nn.Module] = []
     channels = widths[0]

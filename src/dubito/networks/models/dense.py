@@ -7,7 +7,8 @@ from itertools import pairwise
 
 from torch import nn
 
-from dubito.core.constraints import Count, accepts
+from dubito.core.arguments import checked_arguments
+from dubito.core.constraints import Count
 from dubito.core.errors import InputError
 
 ACTIVATIONS: dict[str, type[nn.Module]] = {
@@ -28,7 +29,10 @@ def check_num_weights(number: int) -> None:
         raise InputError(f"A network of {number:,} weights is too large: the limit is {MOST_WEIGHTS:,}.")
 
 
-def mlp(inputs: int, outputs: int, hidden: Sequence[int] | int = (50,), activation: str = "relu") -> nn.Sequential:
+@checked_arguments
+def mlp(
+    inputs: Count, outputs: Count, hidden: Sequence[Count] | Count = (50,), activation: str = "relu"
+) -> nn.Sequential:
     """Return a multi-layer perceptron; inputs of any shape are flattened to `inputs` features.
 
     Args:
@@ -40,11 +44,9 @@ def mlp(inputs: int, outputs: int, hidden: Sequence[int] | int = (50,), activati
     >>> sum(p.numel() for p in mlp(3, 2, hidden=(5,)).parameters()) == (3 + 1) * 5 + (5 + 1) * 2
     True
     """
-    if not isinstance(activation, str) or activation not in ACTIVATIONS:
+    if activation not in ACTIVATIONS:
         raise InputError(f"There is no activation '{activation}': use one of {', '.join(ACTIVATIONS)}.")
     widths = [inputs, *(hidden if isinstance(hidden, Sequence) else [hidden]), outputs]
-    if not all(accepts(Count, width) for width in widths):
-        raise InputError(f"Every layer of an mlp needs a whole number of units, from 1 to 100,000,000; got {widths}.")
     check_num_weights(sum(fan_in * fan_out for fan_in, fan_out in pairwise(widths)))
     layers: list[nn.Module] = [nn.Flatten()]
     for fan_in, fan_out in pairwise(widths):
@@ -52,7 +54,8 @@ def mlp(inputs: int, outputs: int, hidden: Sequence[int] | int = (50,), activati
     return nn.Sequential(*layers[:-1])
 
 
-def lenet_300_100(inputs: int = 784, outputs: int = 10) -> nn.Sequential:
+@checked_arguments
+def lenet_300_100(inputs: Count = 784, outputs: Count = 10) -> nn.Sequential:
     """Return LeNet-300-100 (LeCun et al. 1998, "Gradient-based learning applied to document recognition") with ReLU.
 
     It has 266,610 weights for 28 x 28 images and 10 classes: the usual first network of papers on pruning.

@@ -11,7 +11,8 @@ import math
 import torch
 from torch import Tensor, nn
 
-from dubito.core.constraints import Count, Share, accepts
+from dubito.core.arguments import checked_arguments
+from dubito.core.constraints import Count, Share
 from dubito.core.errors import InputError
 from dubito.networks.models.dense import check_num_weights
 
@@ -105,14 +106,15 @@ class LSTM(nn.Module):
         return self.head(self.dropout(mean_over_tokens(states, tokens != PADDING)))
 
 
+@checked_arguments
 def transformer(
-    vocabulary: int,
-    outputs: int,
-    length: int = 64,
-    width: int = 64,
-    depth: int = 2,
-    heads: int = 4,
-    dropout: float = 0.1,
+    vocabulary: Count,
+    outputs: Count,
+    length: Count = 64,
+    width: Count = 64,
+    depth: Count = 2,
+    heads: Count = 4,
+    dropout: Share = 0.1,
 ) -> Transformer:
     """Return a small pre-norm transformer classifier (Vaswani et al. 2017, https://arxiv.org/abs/1706.03762).
 
@@ -125,16 +127,15 @@ def transformer(
         heads: The number of attention heads.
         dropout: The dropout rate of embeddings and blocks.
     """
-    _check_sizes(vocabulary=vocabulary, outputs=outputs, length=length, width=width, depth=depth, heads=heads)
-    _check_rate(dropout)
     if width % heads:
         raise InputError(f"width={width} must be a multiple of heads={heads}.")
     check_num_weights(width * (vocabulary + length + outputs) + 12 * depth * width**2)
     return Transformer(vocabulary, outputs, length, width, depth, heads, dropout)
 
 
+@checked_arguments
 def lstm(
-    vocabulary: int, outputs: int, width: int = 64, embedding: int = 64, depth: int = 1, dropout: float = 0.1
+    vocabulary: Count, outputs: Count, width: Count = 64, embedding: Count = 64, depth: Count = 1, dropout: Share = 0.1
 ) -> LSTM:
     """Return an LSTM classifier (Hochreiter and Schmidhuber 1997) of sequences that are padded at the end.
 
@@ -146,18 +147,5 @@ def lstm(
         depth: The number of layers.
         dropout: The dropout rate between layers and before the last one.
     """
-    _check_sizes(vocabulary=vocabulary, outputs=outputs, width=width, embedding=embedding, depth=depth)
-    _check_rate(dropout)
     check_num_weights(vocabulary * embedding + width * (4 * embedding + outputs) + (8 * depth - 4) * width**2)
     return LSTM(vocabulary, outputs, width, embedding, depth, dropout)
-
-
-def _check_sizes(**sizes: int) -> None:
-    for name, size in sizes.items():
-        if not accepts(Count, size):
-            raise InputError(f"{name} must be a whole number, at least 1 and at most 100,000,000; got {size!r}.")
-
-
-def _check_rate(dropout: float) -> None:
-    if not accepts(Share, dropout):
-        raise InputError(f"dropout must be a number, at least 0 and below 1; got {dropout!r}.")

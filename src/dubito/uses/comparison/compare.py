@@ -10,6 +10,7 @@ from typing import Annotated, Any
 from torch import Tensor, nn
 
 from dubito.beliefs.likelihoods import Likelihood
+from dubito.core.arguments import checked_arguments
 from dubito.core.batches import Data
 from dubito.core.constraints import AtMost, Natural, Range, accepts, check
 from dubito.core.errors import DubitoError, InputError
@@ -23,6 +24,7 @@ from dubito.uses.reporting.measure import Shifts
 MOST_SEEDS = 100_000
 
 
+@checked_arguments
 def compare(
     model: Model,
     data: Data,

@@ -26,7 +26,7 @@ import warnings
 import torch
 from torch import Tensor, nn
 
-from dubito.core.errors import InputError, UnsupportedError
+from dubito.core.errors import UnsupportedError
 from dubito.core.params import Params
 from dubito.networks.twin import copied
 from dubito.uses.compression.rules import Masks
@@ -51,8 +51,6 @@ def steps(mean: Params, precision: Params, keep: Masks, num_data: int, loss: flo
     >>> steps({"w": torch.ones(2)}, {"w": torch.tensor([100.0, 100.0])}, {}, num_data=1000, loss=0.1)
     {'w': 0.1}
     """
-    if not 0 < loss < math.inf:
-        raise InputError(f"`rounding` must be a positive number of nats per example, got {loss!r}.")
     sharp = {n: p[keep[n].to(p.device)] if n in keep else p.flatten() for n, p in precision.items()}
     random = {name: value for name, value in sharp.items() if len(value) and bool((value > 0).all())}
     count = sum(len(value) for value in random.values())

@@ -12,7 +12,9 @@ from torch import nn
 
 from dubito import select
 from dubito.core import params
+from dubito.core.arguments import checked_arguments
 from dubito.core.batches import Data
+from dubito.core.constraints import Positive, Share
 from dubito.core.errors import InputError, MissingDataError, UnsupportedError
 from dubito.fitting.posterior import Posterior
 from dubito.fitting.recipe import Recipe
@@ -58,13 +60,14 @@ class Compression:
         self.source, self.rule, self.plan, self.model, self.dense = source, rule, plan, model, pruner.center
         self._pruner, self._data, self._example = pruner, data, example
 
+    @checked_arguments
     def report(
         self,
         data: Data | None = None,
         *,
         feature_names: tuple[str, ...] = (),
-        rounding: float = ROUNDING,
-        seconds: float = 0.2,
+        rounding: Positive = ROUNDING,
+        seconds: Positive = 0.2,
         target_scale: Scale | None = None,
     ) -> Report:
         """Measure: sizes, real bytes on disk, operations, latency, and scores before and after.
@@ -82,15 +85,17 @@ class Compression:
         data = self._data if data is None else data
         return make_report(self, data, self._example, feature_names, rounding, seconds, target_scale)
 
-    def sweep(self, data: Data | None = None, *, targets: Sequence[float] = TARGETS) -> Sweep:
+    @checked_arguments
+    def sweep(self, data: Data | None = None, *, targets: Sequence[Share] = TARGETS) -> Sweep:
         """Measure the score against sparsity: the same rule with more and more removed, without fine-tuning."""
         data = self._data if data is None else data
         if data is None:
             raise MissingDataError("A sweep needs held-out data with targets: give `data=` here or to compress.")
         return sweep(self._pruner, self.rule, score_of(self.source, data), targets)
 
+    @checked_arguments
     def save(
-        self, path: str | os.PathLike[str], *, format: storage.Format = "coded", rounding: float = ROUNDING
+        self, path: str | os.PathLike[str], *, format: storage.Format = "coded", rounding: Positive = ROUNDING
     ) -> int:
         """Write the network to one file and return its size in bytes; `dubito.compression.load(path, model)` reads it.
 
@@ -102,7 +107,8 @@ class Compression:
         """
         return storage.save(path, self.model, format, self.steps(rounding))
 
-    def steps(self, rounding: float = ROUNDING) -> dict[str, float]:
+    @checked_arguments
+    def steps(self, rounding: Positive = ROUNDING) -> dict[str, float]:
         """Return the step in which each parameter is stored; see `dubito.compression.quantize`."""
         weights = params.of(self.model)
         owners = {name: self.model.get_submodule(name.rpartition(".")[0]) for name in weights}
@@ -113,11 +119,13 @@ class Compression:
         left = {name: (value != 0) & self.plan.keep.get(name, torch.tensor(True)) for name, value in dense.items()}
         return quantize.steps(layers, precision, left, self.source.num_data, rounding)
 
-    def bits(self, rounding: float = ROUNDING) -> dict[str, int]:
+    @checked_arguments
+    def bits(self, rounding: Positive = ROUNDING) -> dict[str, int]:
         """Return the bits of a weight of each parameter, sign included."""
         weights = params.of(self.model)
         return {name: quantize.bits(weights[name], step) for name, step in self.steps(rounding).items()}
 
+    @checked_arguments
     def export(self, path: str | os.PathLike[str], *, example: Any = None) -> export.Exported:
         """Write the network for other programs: ``.onnx`` (checked in onnxruntime) or ``.pt2`` (`torch.export`)."""
         example = self._example if example is None else example
@@ -129,6 +137,7 @@ class Compression:
         """Return a copy whose linear layers hold 8-bit weights (torchao)."""
         return quantize.int8(self.model)
 
+    @checked_arguments
     def sparse(self, *, example: Any = None) -> nn.Module:
         """Return a copy whose linear layers are sparse rows wherever that is faster here, as measured."""
         from dubito.uses.compression.csr import faster_layers
@@ -138,6 +147,7 @@ class Compression:
             raise InputError("Speed is measured on one batch of inputs: give `example=` here, or `data=` to compress.")
         return faster_layers(self.model, example)
 
+    @checked_arguments
     def posterior(
         self,
         recipe: Recipe,

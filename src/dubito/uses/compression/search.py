@@ -12,9 +12,9 @@ from torch import nn
 
 from dubito.beliefs.likelihoods.kinds import ClassLikelihood
 from dubito.beliefs.prediction import ClassPrediction, RegressionPrediction
-from dubito.core import params
 from dubito.core.batches import Data, Source
 from dubito.core.errors import InputError
+from dubito.fitting.checks import outputs_of
 from dubito.fitting.posterior import Posterior
 from dubito.methods.map.posterior import PointPosterior
 from dubito.methods.map.recipe import MAP
@@ -47,7 +47,9 @@ def score_of(posterior: Posterior, data: Data) -> Score:
     def score(model: nn.Module) -> float:
         right, count = 0.0, 0
         for batch in source.replay():
-            prediction = posterior.likelihood.predict(params.call(model, batch.inputs))
+            outputs = outputs_of(model, batch.inputs)
+            posterior.likelihood.check(outputs, batch.targets)
+            prediction = posterior.likelihood.predict(outputs)
             if isinstance(prediction, ClassPrediction):
                 given = batch.targets.reshape(prediction.mode.shape)
                 kept = posterior.likelihood.observed(given)

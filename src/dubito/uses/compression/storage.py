@@ -17,6 +17,7 @@ import torch
 from torch import Tensor, nn
 
 from dubito.core import io
+from dubito.core.arguments import checked_arguments
 from dubito.core.atomic import write_atomic
 from dubito.core.constraints import Natural, Range, accepts
 from dubito.core.errors import FileFormatError, InputError
@@ -37,6 +38,7 @@ ROWS_HEADER = 300
 SHARED = 64
 
 
+@checked_arguments
 def save(
     path: str | os.PathLike[str],
     model: nn.Module,
@@ -65,6 +67,7 @@ def save(
     return Path(path).stat().st_size
 
 
+@checked_arguments
 def load(path: str | os.PathLike[str], model: nn.Module) -> nn.Module:
     """Return the network that `save` wrote, as a plain module of the architecture of `model`.
 

@@ -12,6 +12,8 @@ import torch
 from torch import Tensor
 
 from dubito.beliefs.prediction import gaussian_mixture
+from dubito.core.arguments import checked_arguments
+from dubito.core.constraints import Count, OpenProbability
 from dubito.core.errors import InputError
 from dubito.core.tensor_checks import check_num_bins, class_rows, top_class
 from dubito.uses.metrics.calibration import ReliabilityBins, bin_rows
@@ -31,6 +33,7 @@ class _MetricSums:
         return self._sums.clone()
 
     @classmethod
+    @checked_arguments
     def from_state(cls, state: Tensor, **settings: Any) -> Self:
         """Rebuild from a (summed) `state()` and the settings that made it, those of the constructor."""
         restored = cls(**settings)
@@ -42,6 +45,7 @@ class _MetricSums:
         restored._sums = state.detach().to("cpu", torch.float64, copy=True)
         return restored
 
+    @checked_arguments
     def merge(self, other: Self) -> Self:
         """Return the metrics of the data of both; neither is changed."""
         if type(other) is not type(self) or other._settings != self._settings:
@@ -72,12 +76,14 @@ class ClassificationMetrics(_MetricSums):
     0.5
     """
 
-    def __init__(self, num_bins: int = 15, ignore_index: int | None = None) -> None:
+    @checked_arguments
+    def __init__(self, num_bins: Count = 15, ignore_index: int | None = None) -> None:
         check_num_bins(num_bins)
         super().__init__(len(CLASS_SUMS) + 3 * num_bins, num_bins=num_bins, ignore_index=ignore_index)
         self.num_bins = num_bins
         self.ignore_index = ignore_index
 
+    @checked_arguments
     def update(self, log_probs: Tensor, targets: Tensor) -> None:
         """Add a batch of log-probabilities [..., C] and class indices [...]."""
         rows, labels = class_rows("log_probs", log_probs, targets, self.ignore_index)
@@ -113,12 +119,14 @@ class RegressionMetrics(_MetricSums):
     0.5
     """
 
-    def __init__(self, levels: Sequence[float] = (0.5, 0.9, 0.95)) -> None:
+    @checked_arguments
+    def __init__(self, levels: Sequence[OpenProbability] = (0.5, 0.9, 0.95)) -> None:
         self.levels = tuple(levels)
         if not all(0 < level < 1 for level in self.levels):
             raise InputError(f"`levels` must lie strictly between 0 and 1, got {self.levels}.")
         super().__init__(1 + len(NUMBER_SUMS) + 2 * len(self.levels), levels=self.levels)
 
+    @checked_arguments
     def update(self, mean: Tensor, stddev: Tensor, targets: Tensor, *, weights: Tensor | None = None) -> None:
         """Add a batch of Gaussians [...] or mixtures [K, ...] and targets [...], as `dubito.metrics.gaussian_nll`."""
         mixture = as_mixture(mean, stddev, targets, weights)

@@ -12,6 +12,7 @@ from typing import Annotated, Any, ClassVar, Literal
 import torch
 from torch import Tensor
 
+from dubito.core.arguments import checked_arguments
 from dubito.core.constraints import Probability
 from dubito.core.errors import InputError, UnsupportedError
 from dubito.core.params import Params
@@ -135,12 +136,15 @@ class Rule(Setting, ABC):
             raise InputError(f"`reduce` of {self.setting_name} must be one of {', '.join(kinds)}, got {self.reduce!r}.")
 
 
-def lowest_removed(relevance: Params, fraction: float) -> Masks:
+@checked_arguments
+def lowest_removed(relevance: Params, fraction: Probability) -> Masks:
     """Keep all but a fraction of the finite relevances; of equal ones the earlier is removed, so the count is exact.
 
     >>> lowest_removed({"a": torch.tensor([3.0, 1.0]), "b": torch.tensor([2.0, math.inf])}, 2 / 3)
     {'a': tensor([ True, False]), 'b': tensor([False,  True])}
     """
+    if not relevance:
+        return {}
     flat = torch.cat([value.reshape(-1) for value in relevance.values()])
     count = round(fraction * int((flat != math.inf).sum()))
     keep = torch.ones(len(flat), dtype=torch.bool, device=flat.device)
