@@ -41,7 +41,8 @@ pytestmark = pytest.mark.slow
 class Awkward(NamedTuple):
     case: Case
     sentences: list[str]  # a piece of each sentence that is expected
-    fallback: set[str]  # the parameters that fall back
+    followed: set[str]  # the parameters without a rule that are followed through the graph
+    fallback: frozenset[str] = frozenset()  # those that fall back
 
 
 def recurrent(kind: type[nn.Module]) -> Awkward:
@@ -50,7 +51,7 @@ def recurrent(kind: type[nn.Module]) -> Awkward:
 
     model = Net(use, states=kind(2, 2, batch_first=True), out=nn.Linear(2, 3))
     names = {name for name, _ in model.named_parameters() if name.startswith("states")}
-    return Awkward(classes(model, normal(BATCH, 3, 2)), [f"a layer rule for {kind.__name__}"], names)
+    return Awkward(classes(model, normal(BATCH, 3, 2)), [], names)
 
 
 def lstm() -> Awkward:
@@ -68,8 +69,7 @@ def attention() -> Awkward:
 
     model = Net(use, first=nn.Linear(3, 2), mix=nn.MultiheadAttention(2, 1, batch_first=True), out=nn.Linear(2, 3))
     names = {"mix.in_proj_weight", "mix.in_proj_bias", "mix.out_proj.weight", "mix.out_proj.bias"}
-    sentences = ["a layer rule for MultiheadAttention", "not used as the rules of their layers say"]
-    return Awkward(classes(model, normal(BATCH, 3, 3)), sentences, names)
+    return Awkward(classes(model, normal(BATCH, 3, 3)), [], names)
 
 
 def encoder_layer() -> Awkward:
@@ -80,8 +80,7 @@ def encoder_layer() -> Awkward:
 
     model = Net(use, block=nn.TransformerEncoderLayer(2, 1, 3, batch_first=True), out=nn.Linear(2, 3))
     names = {f"block.self_attn.{n}" for n in ("in_proj_weight", "in_proj_bias", "out_proj.weight", "out_proj.bias")}
-    sentences = ["a layer rule for MultiheadAttention", "not used as the rules of their layers say"]
-    return Awkward(classes(model, normal(BATCH, 3, 2)), sentences, names)
+    return Awkward(classes(model, normal(BATCH, 3, 2)), [], names)
 
 
 class Scale(nn.Module):
@@ -95,7 +94,7 @@ class Scale(nn.Module):
 
 def own_parameter() -> Awkward:
     model = nn.Sequential(nn.Linear(3, 4), Scale(4), nn.Tanh(), nn.Linear(4, 3))
-    return Awkward(classes(model, normal(BATCH, 3)), ["a layer rule for Scale"], {"1.factor"})
+    return Awkward(classes(model, normal(BATCH, 3)), [], {"1.factor"})
 
 
 class Doubled(nn.Linear):
@@ -105,14 +104,14 @@ class Doubled(nn.Linear):
 
 def overridden_forward() -> Awkward:
     model = nn.Sequential(Doubled(3, 4), nn.Tanh(), nn.Linear(4, 3))
-    return Awkward(classes(model, normal(BATCH, 3)), ["its forward is not that of Linear"], {"0.weight", "0.bias"})
+    return Awkward(classes(model, normal(BATCH, 3)), [], {"0.weight", "0.bias"})
 
 
 def parametrized() -> Awkward:
     first = nn.utils.parametrizations.weight_norm(nn.Linear(3, 4))
     model = nn.Sequential(first, nn.Tanh(), nn.Linear(4, 3))
     names = {"0.bias", "0.parametrizations.weight.original0", "0.parametrizations.weight.original1"}
-    return Awkward(classes(model, normal(BATCH, 3)), ["parametrized", "ParametrizationList"], names)
+    return Awkward(classes(model, normal(BATCH, 3)), [], names)
 
 
 class Numpy(torch.autograd.Function):
@@ -142,9 +141,7 @@ def custom_function_and_own_parameter() -> Awkward:
         return net.out(Numpy.apply(net.scale(net.first(x))))
 
     model = Net(use, first=nn.Linear(3, 4), scale=Scale(4), out=nn.Linear(4, 3))
-    return Awkward(
-        classes(model, normal(BATCH, 3)), ["a layer rule for Scale", "are computed one by one"], {"scale.factor"}
-    )
+    return Awkward(classes(model, normal(BATCH, 3)), ["are computed one by one"], {"scale.factor"})
 
 
 def checkpointed(reentrant: bool) -> Case:
@@ -165,7 +162,7 @@ def checkpoint_not_reentrant() -> Awkward:
 
 def checkpoint_reentrant() -> Awkward:
     case = checkpointed(reentrant=True)
-    return Awkward(case, ["use_reentrant=True"], {name for name, _ in case.model.named_parameters()})
+    return Awkward(case, ["use_reentrant=True"], set(), {name for name, _ in case.model.named_parameters()})
 
 
 def weight_read_beside_the_call() -> Awkward:
@@ -173,7 +170,7 @@ def weight_read_beside_the_call() -> Awkward:
         return net.out(torch.tanh(net.first(x)) + F.linear(x, net.first.weight))
 
     model = Net(use, first=nn.Linear(3, 4), out=nn.Linear(4, 3))
-    return Awkward(classes(model, normal(BATCH, 3)), ["not used as the rules of their layers say"], {"first.weight"})
+    return Awkward(classes(model, normal(BATCH, 3)), [], {"first.weight"})
 
 
 def positions_without_batch() -> Awkward:
@@ -181,7 +178,7 @@ def positions_without_batch() -> Awkward:
         return net.out(torch.tanh(net.table(ids) + net.places(torch.arange(ids.shape[1]))).sum(1))
 
     model = Net(use, table=nn.Embedding(4, 3), places=nn.Embedding(5, 3), out=nn.Linear(3, 3))
-    return Awkward(classes(model, tokens(3)), ["one row per example"], {"places.weight"})
+    return Awkward(classes(model, tokens(3)), [], {"places.weight"})
 
 
 def as_many_positions_as_examples() -> Awkward:
@@ -191,7 +188,7 @@ def as_many_positions_as_examples() -> Awkward:
         return net.out(torch.tanh(net.table(ids) + net.places(torch.arange(ids.shape[1]))).sum(1))
 
     model = Net(use, table=nn.Embedding(4, 3), places=nn.Embedding(5, 3), out=nn.Linear(3, 3))
-    return Awkward(classes(model, tokens(BATCH)), ["not used as the rules of their layers say"], {"places.weight"})
+    return Awkward(classes(model, tokens(BATCH)), [], {"places.weight"})
 
 
 def batch_second(length: int) -> Awkward:
@@ -199,8 +196,7 @@ def batch_second(length: int) -> Awkward:
         return net.out(torch.tanh(net.each(x.transpose(0, 1))).sum(0))
 
     model = Net(use, each=nn.Linear(3, 4), out=nn.Linear(4, 3))
-    why = "not used as the rules of their layers say" if length == BATCH else "one row per example"
-    return Awkward(classes(model, normal(BATCH, length, 3)), [why], {"each.weight", "each.bias"})
+    return Awkward(classes(model, normal(BATCH, length, 3)), [], {"each.weight", "each.bias"})
 
 
 def batch_on_second_axis() -> Awkward:
@@ -216,7 +212,7 @@ def positions_folded_into_the_batch() -> Awkward:
         return net.out(torch.tanh(net.each(x.flatten(0, 1))).unflatten(0, x.shape[:2]).sum(1))
 
     model = Net(use, each=nn.Linear(3, 4), out=nn.Linear(4, 3))
-    return Awkward(classes(model, normal(BATCH, 2, 3)), ["one row per example"], {"each.weight", "each.bias"})
+    return Awkward(classes(model, normal(BATCH, 2, 3)), [], {"each.weight", "each.bias"})
 
 
 def output_size_given() -> Awkward:
@@ -225,7 +221,7 @@ def output_size_given() -> Awkward:
 
     model = Net(use, up=nn.ConvTranspose1d(2, 1, 2, stride=2), out=nn.Linear(6, 2))
     case = classes(model, normal(BATCH, 2, 3))
-    return Awkward(case, ["a ConvTranspose1d is not called on one tensor"], {"up.weight", "up.bias"})
+    return Awkward(case, ["a ConvTranspose1d is not called on one tensor"], {"up.bias"}, {"up.weight"})
 
 
 def hooked_output() -> Awkward:
@@ -258,7 +254,7 @@ every_case = pytest.mark.parametrize("name", AWKWARD)
 @every_case
 def test_the_jacobian_is_exact_and_each_cause_is_said_once(name: str) -> None:
     torch.manual_seed(3)
-    case, sentences, fallback = AWKWARD[name]()
+    case, sentences, followed, fallback = AWKWARD[name]()
     selection = Selection.all_of(case.model)
     expected = jacobian_matrix(case, selection)
     case.model.saves = True
@@ -271,6 +267,7 @@ def test_the_jacobian_is_exact_and_each_cause_is_said_once(name: str) -> None:
             found = jacobian(tape.pull(columns), selection)
     close(found, expected)
     assert set(engine.fallback) == fallback
+    assert set(engine.followed) == followed
     assert [str(one.message) for one in said if one.category is not FallbackWarning] == []
     assert len(said) == len(sentences)
     for one, piece in zip(said, sentences, strict=True):
@@ -281,10 +278,10 @@ def test_the_jacobian_is_exact_and_each_cause_is_said_once(name: str) -> None:
 @every_case
 def test_every_structure_works(name: str) -> None:
     torch.manual_seed(3)
-    case, _, fallback = AWKWARD[name]()
+    case, _, followed, fallback = AWKWARD[name]()
     chosen = {key: selections(case.model)[key] for key in ("all", "half")}
     expected = {key: gauss_newton(case, selection) for key, selection in chosen.items()}
-    kron = None if fallback else definition(case, "expand")
+    kron = None if followed or fallback else definition(case, "expand")
     case.model.saves = True
     for key, selection in chosen.items():
         truth = expected[key]
@@ -341,14 +338,22 @@ def test_gradients_that_cancel_are_no_reason_to_fall_back() -> None:
 
 
 def test_many_parameters_make_one_sentence() -> None:
-    model = nn.Sequential(nn.LSTM(2, 2, num_layers=3))
+    class Powers(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.powers = nn.ParameterList(nn.Parameter(torch.ones(3)) for _ in range(12))
+
+        def forward(self, x: Tensor) -> Tensor:
+            return torch.stack([(x.abs() + 1).pow(power) for power in self.powers]).sum(0)
+
+    model = Powers()
     names = [name for name, _ in model.named_parameters()]
-    with pytest.warns(FallbackWarning, match="0.weight_ih_l0, 0.weight_hh_l0, 0.bias_ih_l0 and 9 more") as said:
-        Engine(model, names)
+    with pytest.warns(FallbackWarning, match="powers.0, powers.1, powers.2 and 9 more") as said:
+        Engine(model, names).run(torch.randn(4, 3))
     assert len(said) == 1
 
 
-def test_a_rule_that_cannot_make_rows_falls_back() -> None:
+def test_a_rule_that_cannot_make_rows_is_no_rule() -> None:
     class Weighted(nn.Module):
         def __init__(self) -> None:
             super().__init__()
@@ -365,9 +370,9 @@ def test_a_rule_that_cannot_make_rows_falls_back() -> None:
     case = classes(nn.Sequential(nn.Linear(3, 4), Weighted(), nn.Tanh(), nn.Linear(4, 3)), normal(BATCH, 3))
     selection = Selection.all_of(case.model)
     engine = Engine(case.model, selection.names)
-    with pytest.warns(FallbackWarning, match="lacks `inputs_as_rows`") as said:
-        tape = engine.run(case.inputs)
-    assert len(said) == 1
+    tape = engine.run(case.inputs)
+    assert engine.followed == ["1.weight"]
+    assert "lacks `inputs_as_rows`" in engine.unruled["1.weight"]
     columns = next(output_columns.identity(case.likelihood, tape.outputs, 3))
     close(jacobian(tape.pull(columns), selection), jacobian_matrix(case, selection))
 
@@ -382,8 +387,7 @@ def test_a_second_look_at_the_first_real_batch() -> None:
     selection = Selection.all_of(case.model)
     engine = Engine(case.model, selection.names)
     engine.run(case.inputs[:1, :1])
-    with pytest.warns(FallbackWarning, match="not used as"):
-        tape = engine.run(case.inputs)
+    tape = engine.run(case.inputs)
     columns = next(output_columns.identity(case.likelihood, tape.outputs, 3))
     close(jacobian(tape.pull(columns), selection), jacobian_matrix(case, selection))
 

@@ -226,7 +226,7 @@ def test_a_fallback_is_said_once_whoever_changes_the_filters() -> None:
             self.weight = nn.Parameter(torch.randn(3, 2))
 
         def forward(self, inputs: Tensor) -> Tensor:
-            return 2 * inputs @ self.weight.mT
+            return (inputs[:, None].abs() + 1).pow(self.weight).sum(-1)
 
     network, inputs, targets = Double(), torch.randn(6, 2), torch.tensor([0, 1, 2] * 2)
     with warnings.catch_warnings(record=True) as caught:

@@ -199,7 +199,7 @@ CALLS: dict[str, Call] = {
     "quantile": (lambda **o: posterior("numbers").predict(inputs()).quantile(**o), lambda: {"q": 0.5}),
     "interval": (lambda **o: posterior("numbers").predict(inputs()).interval(**o), lambda: {"level": 0.5}),
     "log_prob": (lambda **o: posterior().predict(inputs()).log_prob(**o), lambda: {"y": pair()[1]}),
-    "save": (lambda **o: posterior().save(**o), lambda: {"path": "/nonexistent/p"}),
+    "save": (_in_folder(lambda **o: posterior().save(**o)), lambda: {"path": "/nonexistent/p"}),
     "load": (_load, lambda: {"model": network()}),
     "update": (lambda **o: posterior().update(progress=False, **o), lambda: {"data": pair(), "training": None}),
     "evaluate": (dubito.evaluate, lambda: {

@@ -11,7 +11,15 @@ from torch import Tensor, nn
 from dubito.curvature.products import fits, is_shared
 from dubito.curvature.workspace import Workspace
 from dubito.networks.layers.base import LayerRule
-from dubito.networks.layers.rows import DenseRows, GroupedRows, IndexRows, Rows, per_sample_gradient, summed_gradient
+from dubito.networks.layers.rows import (
+    DenseRows,
+    ElementwiseRows,
+    GroupedRows,
+    IndexRows,
+    Rows,
+    per_sample_gradient,
+    summed_gradient,
+)
 
 
 @dataclass
@@ -23,6 +31,20 @@ class CallGradient:
     rows: Rows | None  # the layer's input as rows; None for a bias
     grad: Tensor  # [V, *output]
     later: Tensor | None = None  # [O, O], a basis to which the matrices are rotated after the sum over positions
+
+    @property
+    def fills(self) -> bool:
+        """Whether the rows give the gradient of every entry of the parameter."""
+        return True
+
+    @property
+    def kind(self) -> Any:
+        """What calls must have in common to share Kronecker factors; None where they have none."""
+        if isinstance(self.rows, ElementwiseRows) or self.rule.normalizes:
+            return None
+        if isinstance(self.rows, DenseRows | GroupedRows):
+            return type(self.rule), *self.rows.a.shape[2:]
+        return type(self.rule), type(self.rows)
 
     def take(self, rows: slice, columns: slice = slice(None)) -> CallGradient:
         """Return the gradient of some examples and columns."""
@@ -40,6 +62,11 @@ class CallGradient:
     def bias_grads(self) -> Tensor:
         """Return the gradients of the bias, ``[V, B, O]``."""
         return self.rule.bias_grads(self.layer, self.grad)
+
+    def bias_rows(self) -> Tensor:
+        """Return the gradients of the bias at each position, ``[V, B, T, O]``."""
+        axis = self.rule.channel_axis(self.layer, self.grad.ndim - 1) + 1
+        return self.grad.movedim(axis, -1).flatten(2, -2) if self.grad.ndim > 3 else self.bias_grads()[:, :, None]
 
     def is_its_matrix(self, shape: tuple[int, ...]) -> bool:
         """Return whether the parameter is stored as the matrix ``[O, I]`` that multiplies the rows."""

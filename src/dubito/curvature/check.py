@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 
 from dubito.core import batches, params
-from dubito.curvature.factors import CallsFactor, Factor
+from dubito.curvature.factors import CallsFactor, ExplicitFactor, Factor
 from dubito.networks.layers.rows import IndexRows
 
 if TYPE_CHECKING:
@@ -27,14 +28,16 @@ def misfits(tape: Tape, names: list[str]) -> list[tuple[list[str], str]]:
     """
     if not names or not tape.outputs.requires_grad:
         return []
-    roles, found = tape.engine.roles, []
+    found: list[tuple[list[str], str]] = []
+    good = []
     for call in tape.calls:
         try:
             _ = call.rows
+            good.append(call)
         except RuntimeError as error:
-            found.append((list(roles[call.layer].values()), f"{error}."))
-    if found:
-        return found
+            found.append((call.names, f"{error}."))
+    bad = {name for which, _ in found for name in which}
+    names, tape = [name for name in names if name not in bad], replace(tape, calls=good)
     columns, examples = _single_examples(tape.outputs)
     values = [tape.engine.parameters[name] for name in names]
     try:
@@ -43,10 +46,10 @@ def misfits(tape: Tape, names: list[str]) -> list[tuple[list[str], str]]:
             for column in columns
         ]
     except RuntimeError as error:  # reentrant checkpointing forbids autograd.grad
-        return [(names, str(error).strip().splitlines()[0])]
+        return [*found, (names, str(error).strip().splitlines()[0])]
     factors = tape.pull(columns)
     wrong = [name for name, *grads in zip(names, *truth, strict=True) if not _fits(factors[name], examples, grads)]
-    return [(wrong, "they are not used as the rules of their layers say.")] if wrong else []
+    return [*found, (wrong, "they are not used as the rules of their layers say.")] if wrong else found
 
 
 def is_independent(tape: Tape) -> bool:
@@ -83,6 +86,8 @@ def _fits(factor: Factor, examples: list[int], truth: list[Tensor | None]) -> bo
 
 def _bound(factor: Factor) -> float:
     """Return a bound on the norm of the sums over rows: if they cancel, rounding errors have this scale."""
+    if isinstance(factor, ExplicitFactor):
+        return float(factor.gradient.norm())
     assert isinstance(factor, CallsFactor)
     bound = 0.0
     for call in factor.calls:

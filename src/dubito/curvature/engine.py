@@ -6,11 +6,14 @@ gradient of column `v` and example `n` is :math:`\sum_t G_{vnt} a_{nt}^\top`, an
 something contracts it. No `B × V × D` Jacobian is built.
 
 A forward hook records the gradient edges of the layers' outputs, which stay valid after in-place activations.
+Parameters without a layer rule are followed through autograd's graph (`curvature/graph_calls`). What is not understood
+there is differentiated example by example: the module that holds it alone where that is possible, else the whole
+network.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from typing import Any
@@ -23,17 +26,16 @@ from dubito.core import batches, limits, params
 from dubito.core.errors import InputError, UnsupportedError
 from dubito.core.once import warn_once
 from dubito.core.randomness import drawing_aside
-from dubito.curvature import backward, per_example
+from dubito.curvature import backward, per_example, tryout
 from dubito.curvature.call_gradients import CallGradient
-from dubito.curvature.check import is_independent, misfits
+from dubito.curvature.calls import LayerCall, ModuleCall
 from dubito.curvature.factors import ExplicitFactor, Factor, make_factor
+from dubito.curvature.graph_calls import GraphCall, GraphUse
 from dubito.curvature.roles import Roles, find_roles, without
 from dubito.curvature.workspace import Workspace
 from dubito.networks.layers import class_rule, rule_for
-from dubito.networks.layers.base import LayerRule
-from dubito.networks.layers.rows import Rows
+from dubito.networks.parameter_uses import Node, nodes_below
 from dubito.networks.twin import twin
-from dubito.networks.watching import watch
 
 # The examples of one part of a batch: at least FEW, unless memory allows only fewer, and at most MANY, because the
 # forward pass has caches of its own.
@@ -41,38 +43,28 @@ FEW, MANY = 64, 512
 # The number of examples on which the engine is verified.
 TRIED = 4
 
+Call = LayerCall | GraphCall | ModuleCall
+
 
 class FallbackWarning(UserWarning):
     """A slower general method is used."""
 
 
 @dataclass
-class _Call:
-    """One call of a layer: its input, and the gradient edge of its output."""
-
-    layer: nn.Module
-    rule: LayerRule[Any]
-    inputs: Tensor
-    version: int
-    edge: GradientEdge
-    output_size: int
-    _rows: Rows | None = None
-
-    @property
-    def rows(self) -> Rows:
-        if self._rows is None:
-            self._rows = self.rule.inputs_as_rows(self.layer, self.inputs)
-        return self._rows
-
-
-@dataclass
 class Tape:
-    """The record of one forward pass: its outputs and the calls of the selected layers."""
+    """The record of one forward pass: its outputs, and what was done with the selected parameters."""
 
     engine: Engine
     inputs: Any
     outputs: Tensor
-    calls: list[_Call] = field(default_factory=list)
+    calls: list[Call] = field(default_factory=list)
+    nodes: list[Node] = field(default_factory=list)  # of autograd's graph, where parameters are followed through it
+    doubled: Tensor | None = None  # the outputs for one example given twice, of which `outputs` is the first
+
+    @property
+    def graph(self) -> tuple[str, ...]:
+        """The operations of the graph."""
+        return tuple(node.name() for node in self.nodes)
 
     def lend(self) -> AbstractContextManager[Workspace]:
         """Lend the engine's memory for what is pulled inside a ``with`` block."""
@@ -90,16 +82,25 @@ class Tape:
         found: dict[str, list[CallGradient]] = {name: [] for name in engine.names}
         explicit: dict[str, Tensor] = {}
         if self.outputs.requires_grad:  # else no selected parameter is used
+            explicit = engine.explicit_gradients(self.inputs, columns)
             for call, grad in zip(self.calls, self._gradients(columns, workspace), strict=True):
                 if grad is None:
                     continue
-                for role, name in engine.roles[call.layer].items():
-                    rows = call.rows if role == "weight" else None
-                    found[name].append(CallGradient(call.rule, call.layer, rows, grad))
-            explicit = engine.explicit_gradients(self.inputs, columns)
+                if isinstance(call, ModuleCall):
+                    for name, value in engine.pull_alone(call, grad).items():
+                        own = value[:, : len(self.outputs)]
+                        explicit[name] = explicit[name] + own if name in explicit else own
+                else:
+                    for name, gradient in call.gradients(grad):
+                        found[name].append(gradient if self.doubled is None else gradient.take(slice(0, 1)))
+        return self._factors(columns, found, explicit)
+
+    def _factors(
+        self, columns: Tensor, found: dict[str, list[CallGradient]], explicit: dict[str, Tensor]
+    ) -> dict[str, Factor]:
         factors: dict[str, Factor] = {}
         for name, calls in found.items():
-            shape = engine.shapes[name] or (1,)  # at least one axis
+            shape = self.engine.shapes[name] or (1,)  # at least one axis
             about = shape, len(columns), len(self.outputs), columns
             if name in explicit:
                 factors[name] = ExplicitFactor(*about, explicit[name].reshape(*explicit[name].shape[:2], *shape))
@@ -129,7 +130,11 @@ class Engine:
 
     Attributes:
         roles: What each layer with a rule does with which parameter: ``{layer: {"weight": name, "bias": name}}``.
-        fallback: The parameters that are differentiated example by example, because no rule fits their use.
+        unruled: Why other parameters have no rule; they are followed through autograd's graph, or fall back.
+        graphs: How they are used, by the operations of the graph.
+        alone: Which parameters of which module are differentiated example by example, in that module alone.
+        fallback: The parameters that are differentiated example by example, in their module or the whole network.
+        doubles: Whether one example alone is given to the network twice, because it treats that in another way.
         num_outputs: The number of outputs per example; 0 until the first batch was seen.
     """
 
@@ -145,13 +150,17 @@ class Engine:
         self.workspace = Workspace()  # memory for gradients, reused for each part of a batch
         self.walks = self.batched = True  # the two fast products; off after a failure
         self.roles: Roles = {}
+        self.unruled: dict[str, str] = {}
+        self.alone: dict[nn.Module, dict[str, str]] = {}
         self.fallback: list[str] = []
+        self.graphs: dict[tuple[str, ...], list[GraphUse]] = {}
         self.num_outputs = 0
+        self.doubles = False
         self._tried = 0  # the number of examples on which the engine was tried out
         self._overwrites: bool | None = None  # whether the model overwrites its inputs; None if unknown
         self._copy_inputs = False  # whether it overwrites inputs of its layers
         self._per_example_by_vmap = True
-        self._calls: list[_Call] | None = None  # a list while a forward pass is recorded
+        self._calls: list[Call] | None = None  # a list while a forward pass is recorded
         self._rows = 0  # the number of examples in that pass
         self._size_of_one = 1  # numbers per example and column in one product
         self._largest = 1  # numbers per example in the largest activation
@@ -168,20 +177,25 @@ class Engine:
                     f"A {type(module).__name__} without running statistics mixes the examples of a batch, so they have "
                     "no gradients of their own: build it with track_running_stats=True."
                 )
-        self.roles, reasons = find_roles(self.model, self.names)
-        for why, which in reasons.items():
-            self._fall_back(which, why)
+        self.roles, self.unruled = find_roles(self.model, self.names)
 
-    def _fall_back(self, names: list[str], why: str) -> None:
-        """Differentiate parameters example by example from now on, and warn once."""
-        new = [name for name in dict.fromkeys(names) if name not in self.fallback]
-        if not new:
-            return
+    def lose(self, names: list[str], why: str) -> None:
+        """Take parameters away from their rules."""
+        self.unruled |= {name: why for name in names if name not in self.unruled}
+        self.roles = without(self.roles, set(names))
+
+    def fall_back(self, names: list[str], alone: dict[nn.Module, dict[str, str]]) -> None:
+        """Differentiate parameters example by example from now on, and say so in one sentence for each reason."""
+        self.alone |= alone
+        for module in alone:
+            module.register_forward_hook(self._record_alone, with_kwargs=True, prepend=True)
+        new = [name for name in names if name not in self.fallback]
         self.fallback += new
-        self.roles = without(self.roles, set(new))
-        more = f" and {len(new) - 3} more" if len(new) > 3 else ""
-        which = ", ".join(new[:3]) + more
-        warn_once(f"Gradients of {which} are computed example by example, which is slower: {why}", FallbackWarning)
+        for why in dict.fromkeys(self.unruled[name] for name in new):
+            which = [name for name in new if self.unruled[name] == why]
+            more = f" and {len(which) - 3} more" if len(which) > 3 else ""
+            shown = ", ".join(which[:3]) + more
+            warn_once(f"Gradients of {shown} are computed example by example, which is slower: {why}", FallbackWarning)
 
     def _record(self, layer: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> None:
         roles = self.roles.get(layer)
@@ -189,25 +203,42 @@ class Engine:
             return
         if len(args) + len(kwargs) != 1 or len(output) != self._rows:
             kind = type(layer).__name__
-            self._fall_back(list(roles.values()), f"a {kind} is not called on one tensor with one row per example.")
+            self.lose(list(roles.values()), f"a {kind} is not called on one tensor with one row per example.")
             return
         inputs = args[0] if args else kwargs["input"]
         kept = inputs.detach().clone() if self._copy_inputs else inputs.detach()
         rule = rule_for(layer)
         assert rule is not None
-        self._calls.append(_Call(layer, rule, kept, kept._version, get_gradient_edge(output), output.numel()))
+        edge = get_gradient_edge(output)
+        self._calls.append(LayerCall(layer, rule, roles, kept, kept._version, edge, output.numel()))
+
+    def _record_alone(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> None:
+        result = output[0] if isinstance(output, tuple) else output
+        if self._calls is None or module not in self.alone or not result.requires_grad:
+            return
+        keep = torch.clone if self._copy_inputs else torch.Tensor.detach
+        args, kwargs = batches.map_leaves(lambda leaf: keep(leaf.detach()), (args, kwargs))
+        versions = [leaf._version for leaf in batches.leaves((args, kwargs))]
+        edge = get_gradient_edge(result)
+        self._calls.append(ModuleCall(module, self.alone[module], args, kwargs, versions, edge, result.numel()))
 
     @torch.inference_mode(False)
     def run(self, inputs: Any) -> Tape:
         """Run the model on one batch and record what the products need."""
         self._try_out(inputs)
-        return self._forward(inputs)
+        tape = self.forward(inputs)
+        while tape.nodes and tape.graph not in self.graphs:  # the network takes another way than for inputs before
+            tryout.study(self, tape)
+            tape = self.forward(inputs)
+        return tape
 
-    def _forward(self, inputs: Any) -> Tape:
-        given = batches.map_leaves(self._own, inputs)
+    def forward(self, inputs: Any) -> Tape:
+        """Run the model and record it, as far as it is understood."""
+        doubles = self.doubles and batches.num_rows(inputs) == 1
+        given = batches.map_leaves(self._own, batches.take(inputs, [0, 0]) if doubles else inputs)
         before = [leaf._version for leaf in batches.leaves(given)]
-        calls: list[_Call] = []
-        self._calls, self._rows = calls, batches.num_rows(inputs)
+        calls: list[Call] = []
+        self._calls, self._rows = calls, batches.num_rows(given)
         try:
             with torch.enable_grad():
                 outputs = params.call(self.model, given)
@@ -219,10 +250,32 @@ class Engine:
                 "axis must be the batch."
             )
         self._overwrites = self._overwrites or before != [leaf._version for leaf in batches.leaves(given)]
-        if any(call.inputs._version != call.version for call in calls):
+        if any(call.is_stale for call in calls):
             self._copy_inputs = True  # a later layer overwrote an input in place: run again with copies
-            return self._forward(inputs)
-        return Tape(self, inputs, outputs, calls)
+            return self.forward(inputs)
+        counted = [call for call in calls if self._still_counts(call)]
+        first = outputs[:1] if doubles else outputs
+        return self._with_graph(Tape(self, inputs, first, counted, doubled=outputs if doubles else None), outputs)
+
+    def _still_counts(self, call: Call) -> bool:
+        """Return whether the rules of a call still hold: a later call may have shown that they do not."""
+        if isinstance(call, LayerCall):
+            call.roles = self.roles[call.layer]
+            return bool(call.roles)
+        return True
+
+    @property
+    def followed(self) -> list[str]:
+        """The parameters that are followed through autograd's graph."""
+        return [name for name in self.names if name in self.unruled and name not in self.fallback]
+
+    def _with_graph(self, tape: Tape, outputs: Tensor) -> Tape:
+        """Add the uses of parameters without a rule, if the graph is one that is known."""
+        if self.followed and outputs.requires_grad:
+            tape.nodes = nodes_below(outputs)
+            uses = [use for use in self.graphs.get(tape.graph, ()) if use.name not in self.fallback]
+            tape.calls += [use.call(tape.nodes, self._rows) for use in uses]
+        return tape
 
     def _own(self, tensor: Tensor) -> Tensor:
         """Return a tensor that the model may overwrite and autograd may save."""
@@ -267,51 +320,36 @@ class Engine:
 
     @torch.inference_mode(False)
     def _try_out(self, inputs: Any) -> None:
-        """Measure and verify the engine on the first few examples; a single one does not show the batch axis."""
-        if self._tried > 1 or self._tried == min(batches.num_rows(inputs), 2):
+        """Measure and verify the engine on the first few examples; one alone does not show the batch axis."""
+        rows = batches.num_rows(inputs)
+        if self._tried > 1 or self._tried == min(rows, 2):
             return
+        # one example alone is doubled: what it shares with others would look like its own
+        few = [n % rows for n in range(max(2, min(rows, TRIED)))]
         with drawing_aside():
-            self._measure(inputs)
-
-    def _measure(self, inputs: Any) -> None:
-        sizes = [1]
-
-        def note(name: str, layer: nn.Module, args: Any, kwargs: Any, output: Any) -> None:
-            if isinstance(output, Tensor):
-                sizes.append(output.numel())
-
-        with watch(dict(self.model.named_modules()), after=note):
-            tape = self._forward(batches.take(inputs, slice(0, TRIED)))
-        size = len(tape.outputs)
-        self._largest = max(1, max(sizes) // size)
-        ruled = [name for name in self.names if name not in self.fallback]
-        wrong = misfits(tape, ruled)
-        if wrong and self.walks:  # for example, if a hook changes gradients
-            self.walks = False
-            wrong = misfits(tape, ruled)
-        for names, why in wrong:
-            self._fall_back(names, why)
-        if self.fallback and not is_independent(tape):
-            raise UnsupportedError(
-                "The network's outputs for one example depend on the other examples of the batch, so gradients per "
-                "example do not exist: make the network treat examples independently."
-            )
-        explicit = sum(self.parameters[name].numel() for name in self.fallback)
-        total = sum(call.output_size for call in tape.calls) + tape.outputs.numel()
-        self._size_of_one = max(1, total // size) + explicit
-        self.num_outputs = tape.outputs[0].numel()
-        self._tried = size
+            sizes = tryout.measure(self, batches.take(inputs, few))
+        self._size_of_one, self._largest, self.num_outputs = sizes
+        self._tried = min(rows, TRIED)
 
     def explicit_gradients(self, inputs: Any, columns: Tensor) -> dict[str, Tensor]:
-        """Return ``[V, B, *shape]`` gradients of the parameters that have no rule, example by example."""
-        if not self.fallback:
+        """Return ``[V, B, *shape]`` gradients of the parameters for which the whole network is differentiated."""
+        alone = {name for names in self.alone.values() for name in names}
+        names = [name for name in self.fallback if name not in alone]
+        if not names:
             return {}
+        return self._per_example(lambda pull: pull(self.model, names, inputs, columns))
+
+    def pull_alone(self, call: ModuleCall, grad: Tensor) -> dict[str, Tensor]:
+        """Return ``[V, B, *shape]`` gradients of the parameters of a module that is differentiated alone."""
+        return self._per_example(lambda pull: call.explicit(grad, pull))
+
+    def _per_example(self, function: Callable[[per_example.Pull], dict[str, Tensor]]) -> dict[str, Tensor]:
         if self._per_example_by_vmap:
             try:
-                return per_example.by_vmap(self.model, self.fallback, inputs, columns)
+                return function(per_example.by_vmap)
             except (RuntimeError, TypeError, ValueError):
                 self._per_example_by_vmap = False
-        return per_example.by_loop(self.model, self.fallback, inputs, columns)
+        return function(per_example.by_loop)
 
 
 def _grad(outputs: Tensor, inputs: list[Any], columns: Tensor, **options: Any) -> tuple[Tensor | None, ...]:

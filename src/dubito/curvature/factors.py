@@ -352,7 +352,7 @@ def make_factor(
 
 
 def _kind(shape: tuple[int, ...], calls: Sequence[CallGradient]) -> type[CallsFactor]:
-    if len(calls) != 1:
+    if len(calls) != 1 or not calls[0].fills:
         return CallsFactor
     match calls[0].rows:
         case None:

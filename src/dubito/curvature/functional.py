@@ -146,7 +146,7 @@ class FunctionalTerms:
 
     def _rotated(self, name: str, block: linalg.Block) -> Factor:
         factor = self.factors[name]
-        if isinstance(factor, CallsFactor):
+        if isinstance(factor, CallsFactor) and all(call.kind is not None for call in factor.calls):
             return factor.rotated(_without_group(block.left), _without_group(block.right), self.workspace)
         gradient = block.rotate(block.to_matrix(factor.per_sample().flatten(2))).flatten(2)
         return ExplicitFactor(factor.shape, factor.columns, factor.size, factor.like, gradient)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -56,7 +55,7 @@ class KroneckerAccumulator(Accumulator):
 
     def _add_factor(self, name: str, sums: Sums, factor: Factor, first: bool) -> None:
         calls = factor.calls if isinstance(factor, CallsFactor) else None
-        kinds = {_kind(call) for call in calls or ()}
+        kinds = {call.kind for call in calls or ()}
         factored = len(kinds) == 1 and None not in kinds
         if not factored and "left" in sums:
             raise UnsupportedError(
@@ -73,7 +72,7 @@ class KroneckerAccumulator(Accumulator):
         reduce = self.mode == "reduce"
         inputs = call.rows
         if inputs is None:
-            rows = call.bias_grads() if reduce else _bias_rows(call)
+            rows = call.bias_grads() if reduce else call.bias_rows()
             _accumulate(sums, "left", gram(rows.flatten(0, -2))[None])
             return
         grads = call.grads_as_rows()
@@ -130,15 +129,6 @@ def _block(
     return block
 
 
-def _kind(call: CallGradient) -> Any:
-    """Return the kind of the rows of a call; only calls of the same kind share factors. None: no Kronecker factors."""
-    if isinstance(call.rows, ElementwiseRows) or call.rule.normalizes:
-        return None
-    if isinstance(call.rows, DenseRows | GroupedRows):
-        return type(call.rule), *call.rows.a.shape[2:]
-    return type(call.rule), type(call.rows)
-
-
 def _accumulate(sums: Sums, key: str, value: Tensor) -> None:
     value = value.detach().cpu()
     is_large = value.ndim > 1 and 8 * value.shape[-1] ** 2 > limits.current().float64_factor
@@ -147,12 +137,6 @@ def _accumulate(sums: Sums, key: str, value: Tensor) -> None:
         sums[key] += value
     else:
         sums[key] = value
-
-
-def _bias_rows(call: CallGradient) -> Tensor:
-    """Return the gradient of the bias at each position, as `expand` needs it: ``[V, B, T, O]``."""
-    axis = call.rule.channel_axis(call.layer, call.grad.ndim - 1) + 1
-    return call.grad.movedim(axis, -1).flatten(2, -2) if call.grad.ndim > 3 else call.bias_grads()[:, :, None]
 
 
 def _grouped_gram(grads: Tensor, grouped: bool) -> Tensor:

@@ -15,6 +15,7 @@ from torch.autograd.graph import get_gradient_edge
 from dubito.beliefs.likelihoods import Categorical, Likelihood
 from dubito.core import limits
 from dubito.core.limits import numbers
+from dubito.curvature.calls import LayerCall
 from dubito.curvature.engine import Tape
 from dubito.curvature.matrices.base import eigh
 from dubito.networks.layers.rows import DenseRows
@@ -30,8 +31,8 @@ def is_one_linear(tape: Tape) -> bool:
     """Return whether all random weights are one linear layer, called once, with the outputs ``[B, C]``."""
     if not is_direct(tape) or len(tape.calls) != 1 or tape.outputs.ndim != 2:
         return False
-    rows = tape.calls[0].rows
-    return isinstance(rows, DenseRows) and rows.a.shape[1] == 1
+    call = tape.calls[0]
+    return isinstance(call, LayerCall) and isinstance(call.rows, DenseRows) and call.rows.a.shape[1] == 1
 
 
 def few_columns(structure: str, likelihood: Likelihood, outputs: Tensor, targets: Tensor) -> Tensor:

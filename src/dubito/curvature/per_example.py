@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
@@ -13,12 +13,26 @@ from torch import Tensor, nn
 from dubito.core import batches, params
 from dubito.core.locks import ProcessLock
 
+# From a network, or a part of it, and inputs to its output.
+Call = Callable[[nn.Module, Any], Tensor]
+# The type of `by_vmap` and `by_loop`.
+Pull = Callable[..., dict[str, Tensor]]
+
 # The number of examples that are differentiated at once.
 SIDE_BY_SIDE = 16
 
 
-def by_vmap(model: nn.Module, names: list[str], inputs: Any, columns: Tensor) -> dict[str, Tensor]:
+def by_vmap(
+    model: nn.Module, names: list[str], inputs: Any, columns: Tensor, call: Call = params.call
+) -> dict[str, Tensor]:
     """Return ``[V, B, *shape]`` per parameter for columns ``[V, B, ...]``, through `torch.func`.
+
+    Args:
+        model: The network, or a part of it.
+        names: The parameters.
+        inputs: Its inputs, one row per example.
+        columns: Gradients at its output.
+        call: How it is called on inputs.
 
     Raises:
         RuntimeError: Some operators (recurrent kernels, custom autograd functions, checkpointing) do not allow it.
@@ -28,7 +42,12 @@ def by_vmap(model: nn.Module, names: list[str], inputs: Any, columns: Tensor) ->
 
     def one(index: Tensor, columns: Tensor) -> dict[str, Tensor]:
         example = batches.take(inputs, index.reshape(1))
-        pull = torch.func.vjp(lambda p: params.functional_call(model, p, example), chosen)[1]
+
+        def run(values: dict[str, Tensor]) -> Tensor:
+            with params.swapped(model, values):
+                return call(model, example)
+
+        pull = torch.func.vjp(run, chosen)[1]
         return torch.func.vmap(pull)(columns.unsqueeze(1))[0]
 
     numbers = torch.arange(columns.shape[1], device=columns.device)
@@ -69,13 +88,15 @@ class _Filtering:
 _filtering = _Filtering()
 
 
-def by_loop(model: nn.Module, names: list[str], inputs: Any, columns: Tensor) -> dict[str, Tensor]:
+def by_loop(
+    model: nn.Module, names: list[str], inputs: Any, columns: Tensor, call: Call = params.call
+) -> dict[str, Tensor]:
     """Return the same as `by_vmap`, one column and example at a time, through `backward`."""
     own = dict(model.named_parameters())
     found = {name: columns.new_zeros(*columns.shape[:2], *own[name].shape) for name in names}
     for n in range(columns.shape[1]):
         with torch.enable_grad():
-            output = params.call(model, batches.map_leaves(torch.clone, batches.take(inputs, slice(n, n + 1))))
+            output = call(model, batches.map_leaves(torch.clone, batches.take(inputs, slice(n, n + 1))))
         for v, column in enumerate(columns if output.requires_grad else ()):
             model.zero_grad(set_to_none=True)
             output.backward(column[n : n + 1], retain_graph=True)

@@ -14,12 +14,12 @@ from dubito.networks.layers import require_rule, rule_for
 Roles = dict[nn.Module, dict[str, str]]
 
 
-def find_roles(model: nn.Module, names: list[str]) -> tuple[Roles, dict[str, list[str]]]:
-    """Return the roles of the named parameters, and the parameters without a rule by the reason why."""
+def find_roles(model: nn.Module, names: list[str]) -> tuple[Roles, dict[str, str]]:
+    """Return the roles of the named parameters, and why others have none: some layer uses them without a rule."""
     parameters = dict(model.named_parameters())
     canonical = {id(parameters[name]): name for name in names}
     roles: Roles = {}
-    reasons: dict[str, list[str]] = {}
+    reasons: dict[str, str] = {}
     for module in model.modules():
         for role, value in module._parameters.items():
             if value is None or id(value) not in canonical:
@@ -28,8 +28,8 @@ def find_roles(model: nn.Module, names: list[str]) -> tuple[Roles, dict[str, lis
             if obstacle is None:
                 roles.setdefault(module, {})[role] = name
             else:
-                reasons.setdefault(obstacle, []).append(name)
-    return without(roles, {name for which in reasons.values() for name in which}), reasons
+                reasons.setdefault(name, obstacle)
+    return without(roles, set(reasons)), reasons
 
 
 def without(roles: Roles, names: set[str]) -> Roles:

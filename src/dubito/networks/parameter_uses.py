@@ -18,6 +18,8 @@ from dubito.core import batches, params
 Node = Any  # a torch.autograd.graph.Node; its type does not declare the saved values
 
 LEAF = "torch::autograd::AccumulateGrad"
+COPY = "CloneBackward0"
+VIEWS = ("ViewBackward0", "UnsafeViewBackward0", "ReshapeAliasBackward0")
 # Operations that multiply a matrix or a kernel with the examples.
 LINEAR = frozenset({
     "AddmmBackward0", "MmBackward0", "BmmBackward0", "BaddbmmBackward0", "AddbmmBackward0", "LinearBackward0",
@@ -73,6 +75,14 @@ class Uses:
     axes: dict[Node, tuple[int, ...]]
     found: dict[str, list[Use]]
 
+    def is_inner(self, node: Node) -> bool:
+        """Return whether a view of a result shows that the batch is the inner part of an axis with positions."""
+        (axis,) = self.axes[node]
+        for user in self.order:
+            if user.name() in VIEWS and any(below is node for below, _ in user.next_functions):
+                return any(place > axis for place in self.axes[user])
+        return False
+
 
 def nodes_below(outputs: Tensor) -> list[Node]:
     """Return every node of the graph of `outputs` once, in an order that depends on the graph alone."""
@@ -123,18 +133,33 @@ def _outputs(model: nn.Module, inputs: Any, rows: list[int]) -> Tensor:
 
 
 def _pairs(one: Tensor, two: Tensor) -> Iterator[tuple[Node, Node]]:
-    """Go through two graphs side by side, and yield every node of the first with that of the second."""
+    """Go through two graphs side by side, and yield every node of the first with that of the second.
+
+    Copies are passed over where only one graph has them: whether a view needs one may depend on the batch.
+    """
     stack, seen = [(one.grad_fn, two.grad_fn)], set()
     while stack:
         first, second = stack.pop()
         if first is None or first in seen:
             continue
+        while second is not None and second.name() == COPY != first.name():
+            second = second.next_functions[0][0]
         seen.add(first)
-        if second is None or first.name() != second.name() or len(first.next_functions) != len(second.next_functions):
+        if second is None:
             raise _DifferentGraphs
         yield first, second
+        if first.name() == COPY != second.name():
+            stack.append((first.next_functions[0][0], second))
+            continue
+        if _kind(first) != _kind(second) or len(first.next_functions) != len(second.next_functions):
+            raise _DifferentGraphs
         below = zip(first.next_functions, second.next_functions, strict=True)
         stack += [(a, b) for (a, _), (b, _) in below]
+
+
+def _kind(node: Node) -> str:
+    """Return the name of an operation; all views are of one kind."""
+    return "view" if node.name() in VIEWS else node.name()
 
 
 def _moving_axes(first: Node, second: Node) -> tuple[int, ...]:
