@@ -20,7 +20,7 @@ from torch.autograd.graph import GradientEdge
 
 from dubito.curvature.call_gradients import CallGradient
 from dubito.curvature.graph_gradients import UNRULED, ChainedGradient, GraphGradient
-from dubito.curvature.operations import Convolution, Elementwise, Lookup, Operation, Product, read, result_shape
+from dubito.curvature.operations import Convolution, Elementwise, Lookup, MatrixProduct, Operation, read, result_shape
 from dubito.networks.layers.rows import DenseRows, ElementwiseRows, GroupedRows, IndexRows, Rows
 from dubito.networks.parameter_uses import LEAF, Node, Uses
 
@@ -134,7 +134,7 @@ class GraphCall:
         found = read(self.node, self.known.argument, self.shape)
         if isinstance(found, Elementwise) and found.shape[self.known.axis] != 1:
             return None
-        if isinstance(found, Product) and self.known.axis != len(result_shape(self.node)) - 2:
+        if isinstance(found, MatrixProduct) and self.known.axis != len(result_shape(self.node)) - 2:
             return None
         if isinstance(found, Convolution) and self.known.axis != 0:
             return None
@@ -150,7 +150,7 @@ class GraphCall:
             case Elementwise(factor=Tensor() as factor):
                 spread = factor.expand(result_shape(self.node))
                 return ElementwiseRows(self._arranged(spread[None])[0])
-            case Product(rows):
+            case MatrixProduct(rows):
                 return DenseRows(self._split(rows.reshape(1, -1, rows.shape[-1]), 0)[0])
             case Convolution() as found:
                 windows = found.rows
@@ -196,7 +196,7 @@ class GraphCall:
             order: The order of the argument in a tensor.
             shape: The shape of that tensor.
         """
-        if not isinstance(self.operation, Product):
+        if not isinstance(self.operation, MatrixProduct):
             return order
         size = math.prod(self.shape)
         entries = torch.arange(size, device=self.leaf.device) if order is None else order
@@ -210,7 +210,7 @@ class GraphCall:
             case Elementwise(factor=factor):
                 rows = self._arranged(grad)
                 return rows if isinstance(factor, Tensor) or factor == 1 else rows * factor
-            case Product():
+            case MatrixProduct():
                 return self._split(grad.flatten(1, -2), 0)
             case Convolution() as found:
                 rows = found.rule.grads_as_rows(found.layer, grad)

@@ -34,7 +34,7 @@ class Elementwise:
 
 
 @dataclass
-class Product:
+class MatrixProduct:
     """``y = rows @ w + …`` with rows ``[N, I]`` and `w` ``[I, O]``; all of them may have leading axes of size 1."""
 
     rows: Tensor
@@ -77,7 +77,7 @@ class Lookup:
     padding_idx: int | None
 
 
-Operation = Elementwise | Product | Convolution | Lookup
+Operation = Elementwise | MatrixProduct | Convolution | Lookup
 
 
 def read(node: Node, argument: int, shape: tuple[int, ...]) -> Operation | None:
@@ -160,12 +160,12 @@ def _prelu(node: Node, argument: int, shape: tuple[int, ...]) -> Elementwise | N
 def _addmm(node: Node, argument: int, shape: tuple[int, ...]) -> Operation | None:
     if argument == 0:
         return Elementwise(_aligned(node, shape), float(node._saved_beta))
-    return Product(node._saved_mat1.detach()) if argument == 2 and node._saved_alpha == 1 else None
+    return MatrixProduct(node._saved_mat1.detach()) if argument == 2 and node._saved_alpha == 1 else None
 
 
-def _product(node: Node, argument: int, shape: tuple[int, ...]) -> Product | None:
+def _product(node: Node, argument: int, shape: tuple[int, ...]) -> MatrixProduct | None:
     alone = math.prod(shape[:-2]) == 1  # in a batched product, one matrix for the whole batch
-    return Product(node._saved_self.detach()) if argument == 1 and alone else None
+    return MatrixProduct(node._saved_self.detach()) if argument == 1 and alone else None
 
 
 def _convolution(node: Node, argument: int, shape: tuple[int, ...]) -> Operation | None:
