@@ -1,5 +1,7 @@
 # `make demo` and `make test` do all set-up in a local .venv on a fresh machine.
 PYTHON ?= python3
+# Bytecode is kept, also where the environment says otherwise: the tests start many processes that import everything.
+export PYTHONDONTWRITEBYTECODE :=
 BIN := .venv/bin
 STAMP := .venv/.installed
 

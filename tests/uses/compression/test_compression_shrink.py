@@ -27,7 +27,8 @@ def test_masked_is_shrunk(kind: str, target: float) -> None:
     model, x = build(kind)
     before = copy.deepcopy(model.state_dict())
     made = compress(point(model), rules.Random(target, scope="layer"), structure="units", example=x)
-    assert all(torch.equal(before[name], value) for name, value in model.state_dict().items())
+    # not equal to the last bit: in torch 2.6 a call of InstanceNorm in evaluation mode rounds its running variance
+    torch.testing.assert_close(dict(model.state_dict()), dict(before), rtol=1e-14, atol=0.0)
     smaller, whole = (sum(p.numel() for p in m.parameters()) for m in (made.model, model))
     assert smaller < whole
     groups = trace(model, x)
