@@ -60,14 +60,16 @@ _PUBLIC: dict[str, tuple[str, str | None]] = {
     "rules": ("dubito.uses.compression.rules", None),
     "runs": ("dubito.uses.runs", None),
     "select": ("dubito.select", None),
+    "sklearn": ("dubito.sklearn", None),
     "transfer": ("dubito.uses.transfer", None),
     "variational": ("dubito.methods.variational", None),
 }
 
-__all__ = sorted(_PUBLIC)
+# without the estimators, for which scikit-learn would be imported
+__all__ = sorted(_PUBLIC.keys() - {"sklearn"})
 
 if TYPE_CHECKING:
-    from dubito import data, select
+    from dubito import data, select, sklearn
     from dubito.beliefs import likelihoods, objectives, priors
     from dubito.beliefs.prediction import Prediction
     from dubito.core import errors
