@@ -26,7 +26,7 @@ PAGES = sorted(DOCS.rglob("*.md"))
 # What the examples of a page must print, as patterns; a page with examples that is not here need only run.
 PRINTS: dict[str, tuple[str, ...]] = {
     "compression.md": (r"^by rules.PosteriorDamage\(target=0.7\)", "Plan: "),
-    "decisions.md": ("flagged: ", "<Rejector: answers ", "classes a set"),
+    "decisions.md": ("flagged: ", "<Rejector: answers ", "classes a set", "online: "),
     "distillation.md": (r"transfer\.\w+\(\)",),
     "ensembles.md": ("3 samples", "3 networks from one run"),
     "groups.md": (r"1\.inputs \d+ of 64 are needed\n3\.inputs \d+ of 30 are needed",),

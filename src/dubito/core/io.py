@@ -34,8 +34,8 @@ def save(path: str | os.PathLike[str], kind: str, tree: Any) -> None:
     write_atomic(path, safetensors_bytes(stored, metadata))
 
 
-def load(path: str | os.PathLike[str], kind: str) -> Any:
-    """Load what `save` wrote; raise a `FileFormatError` if the file is truncated, altered or not ours."""
+def load(path: str | os.PathLike[str], *kinds: str) -> Any:
+    """Load what `save` wrote, of one of some kinds; raise a `FileFormatError` if the file is damaged or not ours."""
     target = Path(path)
     if not target.is_file():
         raise FileFormatError(f"There is no file '{target}'.")
@@ -53,8 +53,8 @@ def load(path: str | os.PathLike[str], kind: str) -> Any:
         header = json.loads(metadata["dubito"])
         if header["format"] > FORMAT_VERSION:
             raise FileFormatError(f"'{target}' needs a newer Dubito (format {header['format']}): please upgrade.")
-        if header["kind"] != kind:
-            raise FileFormatError(f"'{target}' holds a {header['kind']}, not a {kind}.")
+        if header["kind"] not in kinds:
+            raise FileFormatError(f"'{target}' holds a {header['kind']}, not a {' or a '.join(kinds)}.")
         tree = _restore(header["tree"], stored)
         if stored:
             raise FileFormatError(f"'{target}' holds a tensor '{min(stored)}' that nothing refers to.")

@@ -1,4 +1,4 @@
-"""Load posteriors from files."""
+"""Load posteriors and decision rules from files."""
 
 from __future__ import annotations
 
@@ -13,8 +13,9 @@ from dubito.beliefs.likelihoods import Likelihood
 from dubito.core import io, params
 from dubito.core.arguments import checked_arguments
 from dubito.core.constraints import Natural, accepts
-from dubito.core.errors import FileFormatError
+from dubito.core.errors import FileFormatError, InputError
 from dubito.core.settings import Setting, load_all
+from dubito.fitting.decision_rule import DecisionRule
 from dubito.fitting.posterior import Posterior, first_tensor
 from dubito.fitting.recipe import Recipe
 from dubito.networks.compiled import uncompile_parts
@@ -22,14 +23,39 @@ from dubito.networks.twin import copied
 
 
 @checked_arguments
-def load(path: str | os.PathLike[str], model: nn.Module) -> Posterior:
-    """Load a posterior from a file that `posterior.save(path)` wrote.
+def load(path: str | os.PathLike[str], model: nn.Module | Posterior) -> Any:
+    """Load a posterior or a decision rule from a file that `posterior.save(path)` or `rule.save(path)` wrote.
 
     Args:
         path: The file.
-        model: A network of the same architecture. Its weights are not used, and it is not changed.
+        model: A network of the same architecture. Its weights are not used, and it is not changed. For a decision rule
+            it may be the posterior of the rule; it must be if the file was written without one.
     """
-    model, tree = params.unwrapped(model), io.load(path, "posterior")
+    tree = io.load(path, "posterior", "decision rule")
+    if "rule" not in tree:
+        if isinstance(model, Posterior):
+            raise InputError(f"'{path}' holds a posterior: give the network that it belongs to, not a posterior.")
+        return _posterior(path, tree, model)
+    with io.reading(path):
+        if not isinstance(model, Posterior):
+            if "posterior" not in tree:
+                raise InputError("it holds a decision rule without its posterior: give the posterior, not a network.")
+            model = _posterior(path, tree["posterior"], model)
+        elif model.digest() != tree["of"]:
+            raise InputError("it holds a decision rule that was fitted with another posterior.")
+        load_all()
+        if tree["rule"] not in DecisionRule._kinds:
+            raise FileFormatError(f"'{path}' holds a {tree['rule']!r}, which this version lacks: upgrade it.")
+        return DecisionRule._kinds[tree["rule"]].from_state(model, tree["state"])
+
+
+def load_posterior(path: str | os.PathLike[str], model: nn.Module) -> Posterior:
+    """Load a posterior, and nothing else, from a file; see `load`."""
+    return _posterior(path, io.load(path, "posterior"), model)
+
+
+def _posterior(path: str | os.PathLike[str], tree: Mapping[str, Any], model: nn.Module) -> Posterior:
+    model = params.unwrapped(model)
     with io.reading(path):
         own, saved = _tensors(model), {**tree["params"], **tree["buffers"]}
         for name in {**own, **saved}:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import math
+from collections.abc import Mapping
 from typing import Any
 
 import torch
@@ -47,12 +48,21 @@ class FixedDraws:
         self, posterior: Posterior, num_samples: int | None, generator: torch.Generator | None, batch_size: int = 1024
     ) -> None:
         self.posterior, self.num_samples, self.batch_size = posterior, num_samples, batch_size
-        self._draws = default_generator(generator).clone_state()
+        self.state = default_generator(generator).clone_state()
 
     def predict(self, x: Any) -> Prediction:
         """Return the prediction for what `posterior.predict` takes."""
-        draws = self._draws.clone_state()
+        draws = self.state.clone_state()
         return self.posterior.predict(x, num_samples=self.num_samples, generator=draws, batch_size=self.batch_size)
+
+    def to_tree(self) -> dict[str, Any]:
+        """Return what to save: the number of samples, and the state of the generator."""
+        return {"num_samples": self.num_samples, "device": str(self.state.device), "state": self.state.get_state()}
+
+    @classmethod
+    def from_tree(cls, posterior: Posterior, tree: Mapping[str, Any]) -> FixedDraws:
+        """Undo `to_tree`."""
+        return cls(posterior, tree["num_samples"], restored_generator(tree))
 
     def labelled(self, data: Data, *, by_position: bool = False) -> tuple[Prediction, Tensor]:
         """Return the prediction for all of the calibration data, and its targets in the same order.
@@ -74,6 +84,13 @@ class FixedDraws:
             predictions.append(prediction)
             labels.append(targets)
         return predictions[0].cat(predictions) if len(predictions) > 1 else predictions[0], torch.cat(labels)
+
+
+def restored_generator(tree: Mapping[str, Any]) -> torch.Generator:
+    """Return a generator on a device and in a state that were saved."""
+    generator = torch.Generator(tree["device"])
+    generator.set_state(tree["state"].cpu())
+    return generator
 
 
 def of_classes(prediction: Prediction, what: str) -> ClassPrediction:

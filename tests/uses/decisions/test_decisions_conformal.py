@@ -84,7 +84,7 @@ def test_sets_by_brute_force() -> None:
 
         def score(probs: torch.Tensor, label: int, kind: str = kind) -> float:
             own = probs[label]
-            return float(1 - own) if kind == "thr" else float(probs[probs > own].sum() + own)
+            return float(1 - own) if kind == "thr" else float((probs[probs > own].sum() + own) / probs.sum())
 
         scores = sorted(score(p, int(y)) for p, y in zip(calibration.probs.double(), data[1], strict=True))
         threshold = scores[rank_for(0.75, 40, "") - 1]
@@ -124,8 +124,8 @@ def test_conformal_faults() -> None:
         ConformalSets(classes, data, coverage=0.99)
     with pytest.raises(InputError, match=r"coverage of 0.99 needs at least 99"):
         ConformalIntervals(numbers, line(20, 1), coverage=0.99)
-    with pytest.raises(InputError, match="`method` must be 'thr' or 'aps'"):
-        ConformalSets(classes, data, method="raps")  # type: ignore[arg-type]
+    with pytest.raises(InputError, match="`method` must be 'thr', 'aps' or 'raps'"):
+        ConformalSets(classes, data, method="best")  # type: ignore[arg-type]
     with pytest.raises(InputError, match="`method` must be 'stddev' or 'quantile'"):
         ConformalIntervals(numbers, line(20, 1), method="thr")  # type: ignore[arg-type]
     with pytest.raises(InputError, match="above 0 and below 1"):

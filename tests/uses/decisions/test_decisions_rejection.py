@@ -86,7 +86,7 @@ def test_the_guarantee_holds_over_calibration_sets() -> None:
 
 def test_regression_by_squared_error() -> None:
     posterior, data = regressor("laplace"), line(400, 7)
-    free = Rejector(posterior, data, risk=10.0)
+    free = Rejector(posterior, data, risk=10.0, loss="squared")
     assert free.coverage == 1.0
     full = float(free.curve.risk[-1])
     prediction = posterior.predict(data[0])
@@ -94,6 +94,26 @@ def test_regression_by_squared_error() -> None:
     assert full == pytest.approx(float((prediction.mean - data[1]).square().mean()), rel=1e-5)
     own = Rejector(posterior, data, risk=0.5, loss=lambda p, y: (p.mean - y).abs()[:, 0], score="variance")  # type: ignore[attr-defined]
     assert own.score == "variance"
+
+
+def test_regression_risk_is_in_the_units_of_the_target() -> None:
+    posterior, data, (x, y) = regressor("laplace"), line(400, 7), line(2000, 8)
+    plain = Rejector(posterior, data, risk=0.3)
+    scaled = Rejector(posterior, data, risk=300.0, target_scale=(5000.0, 1000.0))
+    assert scaled.coverage == plain.coverage
+    decision = scaled.predict(x)
+    assert isinstance(decision.prediction, RegressionPrediction)
+    assert torch.equal(decision.accepted, plain.predict(x).accepted)
+    error = (decision.prediction.mean - (5000 + 1000 * y)).abs()[decision.accepted]
+    assert 200 < float(error.mean()) < 400
+    assert torch.equal(scaled.margin(posterior.predict(x)) >= 0, decision.accepted)
+    with pytest.raises(UnsupportedError, match="'error' is not defined for a regression: use absolute or squared"):
+        Rejector(posterior, data, loss="error")
+    with pytest.raises(InputError, match="posterior predicts classes"):
+        Rejector(classifier("map"), blobs(50, 1), target_scale=(0.0, 1.0))
+    for wrong in (3.0, (1.0, -1.0), (1.0, 2.0, 3.0), "wide", (math.nan, 1.0)):
+        with pytest.raises(InputError, match="target_scale"):
+            Rejector(posterior, data, target_scale=wrong)
 
 
 def test_a_decision_and_its_figure() -> None:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Literal
+from collections.abc import Mapping
+from typing import Annotated, Any, ClassVar, Literal, Self
 
 import torch
 from torch import Tensor
@@ -15,11 +16,12 @@ from dubito.core.constraints import Count, Range, check
 from dubito.core.errors import InputError, UnsupportedError
 from dubito.core.params import Params
 from dubito.core.randomness import default_generator
+from dubito.fitting.decision_rule import DecisionRule
 from dubito.fitting.posterior import Posterior
 from dubito.uses.decisions.batch_information import greedy_batch
 from dubito.uses.decisions.scores import Score, score_prediction
 from dubito.uses.decisions.temperature import TemperedPosterior, tempered
-from dubito.uses.fixed_draws import inputs_of
+from dubito.uses.fixed_draws import FixedDraws, inputs_of
 
 Method = Literal["bald", "batchbald", "variance", "entropy", "random"]
 
@@ -74,6 +76,50 @@ def acquire(
             "epistemic uncertainty: use 'entropy' or 'random', or another posterior."
         )
     return _best(scores, num, generator)
+
+
+class Acquirer(DecisionRule):
+    """Choose the inputs to label next, always in the same way: `acquire` with its settings, which can be saved.
+
+    Args:
+        posterior: Any posterior.
+        method: See `acquire`.
+        num_samples: How many samples a prediction draws; the posterior's own default if not given.
+        generator: The source of randomness, which is read and not advanced; by default a fixed seed.
+    """
+
+    saved: ClassVar[Mapping[str, Any]] = {"method": Method}
+
+    @checked_arguments
+    def __init__(
+        self,
+        posterior: Posterior,
+        method: Method = "bald",
+        *,
+        num_samples: Count | None = None,
+        generator: torch.Generator | None = None,
+    ) -> None:
+        self.posterior, self.method = posterior, method
+        self.draws = FixedDraws(posterior, num_samples, generator)
+
+    def choose(self, pool: Data | Tensor, num: int) -> Tensor:
+        """Return the rows of `pool` whose labels would inform the posterior most, the best first ``[num]``."""
+        own, fixed = self.draws.num_samples, self.draws.state.clone_state()
+        return acquire(self.posterior, pool, num, self.method, num_samples=own, generator=fixed)
+
+    def state(self) -> dict[str, Any]:
+        """Return the method and the state of the generator."""
+        return {**self.saved_values(), "draws": self.draws.to_tree()}
+
+    @classmethod
+    def from_state(cls, posterior: Posterior, state: Mapping[str, Any]) -> Self:
+        """Undo `state`."""
+        found = cls.with_saved(posterior, state)
+        found.draws = FixedDraws.from_tree(posterior, state["draws"])
+        return found
+
+    def __repr__(self) -> str:
+        return f"<Acquirer: by {self.method}>"
 
 
 def _best(scores: Tensor, num: int, generator: torch.Generator) -> Tensor:

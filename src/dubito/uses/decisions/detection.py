@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Mapping
+from typing import Any, ClassVar, Self
 
 import torch
 from torch import Tensor
@@ -11,12 +12,13 @@ from dubito.core.arguments import checked_arguments
 from dubito.core.batches import Data
 from dubito.core.constraints import Count, OpenProbability
 from dubito.core.errors import InputError
+from dubito.fitting.decision_rule import DecisionRule
 from dubito.fitting.posterior import Posterior
 from dubito.uses.decisions.scores import Score, energy, real_positions, score_prediction
 from dubito.uses.fixed_draws import FixedDraws, input_groups, rank_for
 
 
-class Detector:
+class Detector(DecisionRule):
     r"""Flag inputs whose predictions are less certain than those of almost all calibration data.
 
     With n calibration scores the threshold is the $\lceil (n + 1)(1 - \alpha) \rceil$-th smallest, so that a new input
@@ -35,6 +37,8 @@ class Detector:
         threshold: Above this score an input is flagged.
     """
 
+    saved: ClassVar[Mapping[str, Any]] = {"score": Score, "false_positive_rate": OpenProbability, "threshold": float}
+
     @checked_arguments
     def __init__(
         self,
@@ -47,7 +51,7 @@ class Detector:
         generator: torch.Generator | None = None,
     ) -> None:
         self.posterior, self.score, self.false_positive_rate = posterior, score, false_positive_rate
-        self._draws = FixedDraws(posterior, num_samples, generator)
+        self.draws = FixedDraws(posterior, num_samples, generator)
         parts = input_groups(posterior, calibration, "calibration data")
         known = torch.cat([self.scores(part) for part in parts])
         rank = rank_for(1 - false_positive_rate, len(known), f"A false-positive rate of {false_positive_rate:g}")
@@ -63,11 +67,22 @@ class Detector:
         """Return the score of each input ``[B]``; `x` is what `posterior.predict` takes."""
         if self.score == "energy":
             return energy(self.posterior, x)
-        return score_prediction(self._draws.predict(x), self.score, real_positions(x))
+        return score_prediction(self.draws.predict(x), self.score, real_positions(x))
 
     def detect(self, x: Any) -> Tensor:
         """Return which inputs are out of distribution ``[B]``; `x` is what `posterior.predict` takes."""
         return self.scores(x) > self.threshold
+
+    def state(self) -> dict[str, Any]:
+        """Return the settings, the threshold and the state of the generator."""
+        return {**self.saved_values(), "draws": self.draws.to_tree()}
+
+    @classmethod
+    def from_state(cls, posterior: Posterior, state: Mapping[str, Any]) -> Self:
+        """Undo `state`."""
+        found = cls.with_saved(posterior, state)
+        found.draws = FixedDraws.from_tree(posterior, state["draws"])
+        return found
 
     def __repr__(self) -> str:
         rate = f"false_positive_rate={self.false_positive_rate:g}"

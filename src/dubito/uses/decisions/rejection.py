@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
-from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, NamedTuple, Self
 
 import torch
 from torch import Tensor
@@ -14,9 +14,11 @@ from dubito.core.arguments import checked_arguments
 from dubito.core.batches import Data
 from dubito.core.constraints import Count, OpenProbability, Positive, check
 from dubito.core.errors import InputError, UnsupportedError
+from dubito.fitting.decision_rule import DecisionRule
 from dubito.fitting.posterior import Posterior
 from dubito.uses import metrics
 from dubito.uses.decisions.scores import Score, score_prediction
+from dubito.uses.decisions.units import TargetScale, read_scale, scale_targets
 from dubito.uses.fixed_draws import FixedDraws
 from dubito.uses.metrics import RiskCoverage
 
@@ -41,7 +43,7 @@ class Decision(NamedTuple):
     accepted: Tensor
 
 
-class Rejector:
+class Rejector(DecisionRule):
     r"""Answer the inputs whose score lies at or below a threshold that was fitted to a stated risk.
 
     Without `confidence` the threshold is the largest at which the mean loss of the answered calibration data is at most
@@ -55,11 +57,15 @@ class Rejector:
     Args:
         posterior: Any posterior.
         calibration: Labelled data that was not trained on.
-        risk: The largest error rate (classification) or mean squared error (regression) of answered inputs.
+        risk: The largest error rate (classification) or mean absolute error (regression) of answered inputs.
         score: The uncertainty: one of `dubito.decisions.scores` but the energy; by default ``"max-probability"``
             for classes and ``"entropy"`` for numbers.
         confidence: None, or the probability with which the risk must hold.
-        loss: From a prediction and its targets to one loss per datum ``[B]``; with `confidence` it must be 0 or 1.
+        loss: ``"error"`` (of classes: 1 for a wrong one), ``"absolute"`` or ``"squared"`` (of numbers, averaged over
+            outputs), or a function from a prediction and its targets to one loss per datum ``[B]``; with `confidence`
+            it must be 0 or 1. By default ``"error"`` for classes and ``"absolute"`` for numbers.
+        target_scale: Location and scale of standardised targets, such as ``dataset.target_scale``: the risk and the
+            predictions are then in original units.
         num_samples: How many samples a prediction draws.
         generator: The source of randomness; by default the same call gives the same numbers.
 
@@ -68,6 +74,10 @@ class Rejector:
         coverage: The share of the calibration data that is answered.
         curve: Risk against coverage on the calibration data.
     """
+
+    saved: ClassVar[Mapping[str, Any]] = {
+        "risk": Positive, "confidence": OpenProbability | None, "score": Score, "threshold": float, "coverage": float
+    }  # fmt: skip
 
     @checked_arguments
     def __init__(
@@ -78,17 +88,21 @@ class Rejector:
         risk: Positive = 0.02,
         score: Score | None = None,
         confidence: OpenProbability | None = None,
-        loss: Loss | None = None,
+        loss: Loss | Literal["error", "absolute", "squared"] | None = None,
+        target_scale: Any = None,
         num_samples: Count | None = None,
         generator: torch.Generator | None = None,
     ) -> None:
         self.posterior, self.risk, self.confidence = posterior, risk, confidence
-        self._draws = FixedDraws(posterior, num_samples, generator)
-        prediction, targets = self._draws.labelled(calibration)
+        self.target_scale: TargetScale | None = read_scale(target_scale)
+        self.draws = FixedDraws(posterior, num_samples, generator)
+        found, targets = self.draws.labelled(calibration)
+        prediction, targets = self._in_units(found), scale_targets(targets, self.target_scale)
         usual: Score = "max-probability" if isinstance(prediction, ClassPrediction) else "entropy"
         self.score = usual if score is None else score
         scores = score_prediction(prediction, self.score)
-        losses = _checked_losses((loss or _default_loss)(prediction, targets), len(scores)).to(scores.device)
+        measure = loss if callable(loss) else _named_loss(loss, prediction)
+        losses = _checked_losses(measure(prediction, targets), len(scores)).to(scores.device)
         self.curve = metrics.risk_coverage(scores, losses)
         if confidence is None:
             self.threshold = estimated_threshold(self.curve, risk)
@@ -98,8 +112,35 @@ class Rejector:
 
     def predict(self, x: Any) -> Decision:
         """Return the prediction for each input and whether to act on it; `x` is what `posterior.predict` takes."""
-        prediction = self._draws.predict(x)
-        return Decision(prediction, score_prediction(prediction, self.score) <= self.threshold)
+        prediction = self._in_units(self.draws.predict(x))
+        return Decision(prediction, self.threshold - score_prediction(prediction, self.score) >= 0)
+
+    def margin(self, prediction: Prediction) -> Tensor:
+        """Return how far the score of each datum lies below the threshold ``[B]``; from 0 on it is answered.
+
+        `prediction` is that of the posterior, in its own units.
+        """
+        return self.threshold - score_prediction(self._in_units(prediction), self.score)
+
+    def _in_units(self, prediction: Prediction) -> Prediction:
+        if self.target_scale is None:
+            return prediction
+        if not isinstance(prediction, RegressionPrediction):
+            raise InputError("`target_scale` is for regression, but this posterior predicts classes: leave it out.")
+        return prediction.to(torch.float64).rescale(*self.target_scale)
+
+    def state(self) -> dict[str, Any]:
+        """Return the settings, the threshold, the curve and the state of the generator."""
+        scale = None if self.target_scale is None else list(self.target_scale)
+        return {**self.saved_values(), "curve": list(self.curve), "scale": scale, "draws": self.draws.to_tree()}
+
+    @classmethod
+    def from_state(cls, posterior: Posterior, state: Mapping[str, Any]) -> Self:
+        """Undo `state`."""
+        found = cls.with_saved(posterior, state)
+        found.draws = FixedDraws.from_tree(posterior, state["draws"])
+        found.curve, found.target_scale = RiskCoverage(*state["curve"]), read_scale(state["scale"])
+        return found
 
     def plot(self) -> Figure:
         """Draw risk against coverage on the calibration data, and the chosen point."""
@@ -116,14 +157,32 @@ class Rejector:
         return f"<Rejector: answers {self.coverage:.1%} at a risk of {self.risk:g} ({held})>"
 
 
-def _default_loss(prediction: Prediction, targets: Tensor) -> Tensor:
-    if isinstance(prediction, ClassPrediction):
-        if prediction.log_probs.ndim != 2:
-            raise UnsupportedError("A Rejector accepts whole inputs: give a `loss` if inputs have several labels.")
-        prediction.log_prob(targets)  # says where a label is out of range
-        return prediction.mode != prediction.checked_targets(targets)
-    assert isinstance(prediction, RegressionPrediction)
-    return (prediction.mean - prediction.checked_targets(targets)).square().mean(dim=-1)
+def _named_loss(name: str | None, prediction: Prediction) -> Loss:
+    """Return the loss of this name, or the default one for a kind of prediction."""
+    classes = isinstance(prediction, ClassPrediction)
+    fitting = ("error",) if classes else ("absolute", "squared")
+    if name is not None and name not in fitting:
+        kind = "a prediction of classes" if classes else "a regression"
+        raise UnsupportedError(f"The loss '{name}' is not defined for {kind}: use {' or '.join(fitting)}.")
+    return {"error": _error, "absolute": _absolute, "squared": _squared}[name or fitting[0]]
+
+
+def _error(prediction: Any, targets: Tensor) -> Tensor:
+    if prediction.log_probs.ndim != 2:
+        raise UnsupportedError("A Rejector accepts whole inputs: give a `loss` if inputs have several labels.")
+    prediction.log_prob(targets)  # says where a label is out of range
+    wrong: Tensor = prediction.mode != prediction.checked_targets(targets)
+    return wrong
+
+
+def _absolute(prediction: Any, targets: Tensor) -> Tensor:
+    distance: Tensor = (prediction.mean - prediction.checked_targets(targets)).abs()
+    return distance.mean(dim=-1)
+
+
+def _squared(prediction: Any, targets: Tensor) -> Tensor:
+    distance: Tensor = prediction.mean - prediction.checked_targets(targets)
+    return distance.square().mean(dim=-1)
 
 
 def _checked_losses(losses: Tensor, num_data: int) -> Tensor:

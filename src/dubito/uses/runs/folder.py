@@ -16,7 +16,7 @@ from dubito.core.arguments import checked_arguments
 from dubito.core.atomic import write_atomic
 from dubito.core.errors import FileFormatError, InputError
 from dubito.data import TableTransform
-from dubito.fitting.loading import load as load_posterior
+from dubito.fitting.loading import load_posterior
 from dubito.uses.compression import storage
 from dubito.uses.reporting import Evaluation, report
 from dubito.uses.runs.calibration import Calibration

@@ -1,0 +1,127 @@
+r"""`CalibrationScores`: the nonconformity of calibration data, and the thresholds of conformal prediction.
+
+With scores $s_1, \dots, s_n$ of weights $w_i$ and a new datum of weight $w$, the threshold of a level $\ell$ is the
+smallest score with
+
+$$\sum_{i: s_i \le s} w_i \ \ge\ \ell \Big(\sum_i w_i + w\Big),$$
+
+and infinite where there is none. With equal weights it is the $\lceil (n + 1)\,\ell \rceil$-th smallest score. Weights
+that are the density ratio of new and old inputs keep the coverage under covariate shift (Tibshirani et al. 2019,
+https://arxiv.org/abs/1904.06019). Groups have thresholds of their own, so that the coverage holds in each (Mondrian
+conformal prediction; Vovk et al. 2005).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from dubito.core.errors import InputError
+from dubito.uses.fixed_draws import rank_for
+
+
+@dataclass(frozen=True, eq=False)
+class CalibrationScores:
+    """The nonconformity of calibration data.
+
+    Attributes:
+        scores: One number per datum and output ``[n, O]``, float64.
+        groups: The group of each datum ``[n]``, or None for one group.
+        weights: The weight of each datum ``[n]``, or None for equal ones.
+    """
+
+    scores: Tensor
+    groups: Tensor | None = None
+    weights: Tensor | None = None
+
+    def __post_init__(self) -> None:
+        for name in ("groups", "weights"):
+            given = getattr(self, name)
+            if given is not None and given.shape != self.scores.shape[:1]:
+                raise InputError(
+                    f"`{name}` must have one value for each of the {len(self.scores)} calibration data, got shape "
+                    f"{tuple(given.shape)}."
+                )
+        if self.groups is not None and self.groups.is_floating_point():
+            raise InputError(f"`groups` must be whole numbers, got {self.groups.dtype}.")
+        if self.weights is not None and not bool((check_weights(self.weights) > 0).any()):
+            raise InputError("All `weights` of the calibration data are 0: one must be above 0.")
+
+    def check_level(self, level: float) -> None:
+        """Raise if there are too few data for a level, in any group; with weights a threshold is then infinite."""
+        if self.weights is not None:
+            return
+        if self.groups is None:
+            rank_for(level, len(self.scores), f"A coverage of {level:g}")
+            return
+        for group, count in zip(*(part.tolist() for part in self.groups.unique(return_counts=True)), strict=True):
+            rank_for(level, count, f"A coverage of {level:g} in group {group}")
+
+    def threshold(self, level: float) -> Tensor:
+        """Return the threshold of each output ``[O]`` of a level, for equal weights and one group.
+
+        A level above the largest possible one has an infinite threshold, and one of 0 or less minus infinity.
+        """
+        return self._of(self.scores, None, level, self.scores.new_ones(1))[0]
+
+    def of_group(self, level: float, group: int) -> Tensor:
+        """Return the threshold of each output ``[O]`` in one group, for equal weights."""
+        assert self.groups is not None
+        return self._of(self.scores[self.groups == group], None, level, self.scores.new_ones(1))[0]
+
+    def thresholds(self, level: float, num: int, groups: Tensor | None, weights: Tensor | None) -> Tensor:
+        """Return the thresholds ``[num, O]`` for new data with their groups and weights."""
+        self._check_given("groups", self.groups, groups, num)
+        self._check_given("weights", self.weights, weights, num)
+        new = self.scores.new_ones(num) if weights is None else check_weights(weights).to(self.scores)
+        if self.groups is None or groups is None:
+            return self._of(self.scores, self.weights, level, new)
+        found, own = self.scores.new_empty(num, self.scores.shape[1]), groups.to(self.groups.device)
+        for group in own.unique().tolist():
+            known = self.groups == group
+            if not bool(known.any()):
+                raise InputError(f"No calibration datum is in group {group}: there is no threshold for it.")
+            weights_there = None if self.weights is None else self.weights[known]
+            found[own == group] = self._of(self.scores[known], weights_there, level, new[own == group])
+        return found
+
+    def _check_given(self, name: str, own: Tensor | None, given: Tensor | None, num: int) -> None:
+        if (own is None) != (given is None):
+            told = "none were given with the calibration data" if own is None else "they were for the calibration data"
+            raise InputError(f"`{name}` must {'not ' * (own is None)}be given for new data, because {told}.")
+        if given is not None and given.shape != (num,):
+            raise InputError(f"`{name}` must have one value for each of the {num} rows, got {tuple(given.shape)}.")
+
+    @staticmethod
+    def _of(scores: Tensor, weights: Tensor | None, level: float, new: Tensor) -> Tensor:
+        columns = []
+        for column in scores.unbind(1):
+            ordered, order = column.sort()
+            own = (torch.ones_like(ordered) if weights is None else weights.to(ordered)[order]).cumsum(0)
+            needed = level * (own[-1] + new)
+            place = torch.searchsorted(own, needed - 1e-9 * (own[-1] + new).clamp(max=1.0))
+            ends = torch.cat([ordered, ordered.new_tensor([math.inf])])
+            columns.append(torch.where(needed > 0, ends[place], -math.inf))
+        return torch.stack(columns, dim=1)
+
+    def to_tree(self) -> dict[str, Any]:
+        """Return what to save."""
+        return {"scores": self.scores, "groups": self.groups, "weights": self.weights}
+
+    @classmethod
+    def from_tree(cls, tree: Mapping[str, Any], device: torch.device) -> CalibrationScores:
+        """Undo `to_tree`."""
+        groups, weights = (None if tree[name] is None else tree[name].to(device) for name in ("groups", "weights"))
+        return cls(tree["scores"].double().to(device), groups, weights)
+
+
+def check_weights(weights: Tensor) -> Tensor:
+    """Return weights that are finite and not negative, or raise."""
+    if not bool((weights.isfinite() & (weights >= 0)).all()):
+        raise InputError("`weights` must be finite and at least 0.")
+    return weights
