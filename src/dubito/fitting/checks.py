@@ -127,14 +127,16 @@ def outputs_of(model: nn.Module, inputs: Any) -> Tensor:
 
 
 @contextmanager
-def explaining_shapes(source: Source) -> Iterator[None]:
-    """After an error of torch inside the block, explain if a later batch has other shapes than the first."""
+def explaining_shapes(*sources: Source | None) -> Iterator[None]:
+    """After an error of torch inside the block, explain if a later batch of some data has other shapes than the first."""
     try:
         yield
     except (RuntimeError, TypeError, ValueError, LookupError) as error:
         if not isinstance(error, DubitoError):
             _explain_checkpointing(error)
-            _explain_shapes(source, error)
+            for source in sources:
+                if source is not None:
+                    _explain_shapes(source, error)
         raise
 
 

@@ -84,7 +84,7 @@ def fit(
     start = generator.get_state()
     seed = draw_seed(generator)
     try:
-        with explaining_shapes(problem.source):
+        with explaining_shapes(problem.source, problem.validation):
             with Stream(derive_seed(seed, "build"), weight.device, libraries=True).active():
                 redraw(private, recipe.start, lambda: problem.source.first().inputs)
                 own = {} if training.checkpoint is None else run_identity.identity(recipe, problem, private, start)
