@@ -23,6 +23,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from dubito.core.arrays import checked
 from dubito.core.constraints import check, kinds_of
 from dubito.core.errors import InputError
 
@@ -156,6 +157,8 @@ def _check_fields(own: Any) -> None:
     cls: Any = type(own)
     for name, kind in kinds_of(cls).items():
         value = getattr(own, name)
+        if isinstance(value, Tensor):
+            checked(value)
         if isinstance(value, str) and value in own.old_values.get(name, ()):
             new = own.old_values[name][value]
             _warn_of_old(f"{own.setting_name}({name}={value!r})", f"{name}={new!r}")
