@@ -10,7 +10,7 @@ EXTRAS_STAMP := .venv-extras/.installed
 PEERS := laplace-torch curvlinops-for-pytorch asdfghjkl asdl backpack-for-pytorch ivon-opt linear-operator jaxtyping \
 	wadler-lindig mpmath einops einconv opt-einsum unfoldNd
 # Tests of what the extras and the peers add; laplace-torch and the like are installed without their dependencies.
-WITH_EXTRAS := tests/peers tests/uses/compression tests/methods/mcmc
+WITH_EXTRAS := tests/peers tests/uses/compression tests/uses/export tests/methods/mcmc
 
 .PHONY: fuzz demo test test-fast test-extras test-torch lint format clean
 

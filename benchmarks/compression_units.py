@@ -16,6 +16,7 @@ import dubito
 from dubito import MAP, Laplace, Training, rules
 from dubito.fitting.posterior import Posterior
 from dubito.uses.compression.csr import seconds
+from dubito.uses.export import export_network
 
 
 def run_structured(args: argparse.Namespace) -> None:
@@ -94,7 +95,7 @@ def structured_numbers(dense: nn.Module, small: nn.Module, data: Any) -> dict[st
         timings: dict[str, dict[int, float]] = {}
         for name, model in {"dense": dense, "small": small}.items():
             path = Path(folder) / f"{name}.onnx"
-            found[f"onnx_bytes_{name}"] = dubito.uses.compression.export.export(model, path, example).num_bytes
+            found[f"onnx_bytes_{name}"] = export_network(model, path, example).num_bytes
             session = _session(path)
             timings[name] = _onnx_milliseconds(session, example)
             found["error" if name == "small" else "error_dense"] = _onnx_error(session, data.test)

@@ -43,6 +43,7 @@ _PUBLIC: dict[str, tuple[str, str | None]] = {
     "load": ("dubito.fitting.loading", "load"),
     "parse": ("dubito.core.grammar", "parse"),
     "evaluate": ("dubito.uses.reporting", "evaluate"),
+    "export": ("dubito.uses.export", "export"),
     "report": ("dubito.uses.reporting", "report"),
     "share_weights": ("dubito.uses.compression.sharing", "share_weights"),
     "compression": ("dubito.uses.compression", None),
@@ -92,6 +93,7 @@ if TYPE_CHECKING:
     from dubito.uses.compression.compress import compress
     from dubito.uses.compression.sharing import share_weights
     from dubito.uses.decisions import acquire
+    from dubito.uses.export import export
     from dubito.uses.reporting import evaluate, report
     from dubito.uses.transfer import distill
 

@@ -86,12 +86,12 @@ def compress_run(
 
 def export_run(folder: Path, out: Path, *, model: str | None, as_json: bool) -> None:
     """Write the network of a run for other programs."""
-    from dubito.uses.compression import export
+    from dubito.uses.export import export_network, find_format
 
     check_place(out, "The network")
-    export.check_installed(out)
+    find_format(out)
     run = runs.load(folder, model=model)
-    made = export.export(run.unguarded.model, out, run.parts["held_out"][0][:128])
+    made = export_network(run.unguarded.model, out, run.parts["held_out"][0][:128])
     found = {"out": str(out), "bytes": made.num_bytes, "difference": made.difference,
              "inputs": list(run.encoder.feature_names)}  # fmt: skip
     print_json(found) if as_json else note(f"{out}: {made.num_bytes:,} bytes; it takes the features of encoder.json")

@@ -73,13 +73,13 @@ def compress(
     from dubito.cli.fit_and_compress import fit_and_compress, read_rule
     from dubito.cli.output import print_json
     from dubito.core.atomic import check_place
-    from dubito.uses.compression.export import check_installed
+    from dubito.uses.export import find_format
 
     for path in (save, export):
         if path is not None:
             check_place(path, "The network")
     if export is not None:
-        check_installed(export)
+        find_format(export)
     chosen = options.read_training(None, epochs=epochs, lr=lr, batch_size=batch_size)
     wanted = read_rule(rule)
     table = args.TableOptions(target, task, sep, encoding, decimal, ignore, keep, categorical, date)

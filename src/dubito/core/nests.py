@@ -46,15 +46,15 @@ def as_tensors(tree: Any) -> Any:
 
 def num_rows(tree: Any) -> int:
     """Return the common length of the first axis of every tensor in a nest."""
-    shapes = {tensor.shape for tensor in leaves(tree)}
-    if torch.Size() in shapes:
-        raise InputError("A tensor without axes has no rows: its first axis must be the batch.")
-    sizes = {shape[0] for shape in shapes}
-    if len(sizes) > 1:
-        raise InputError(f"The tensors of one batch differ in their number of rows: {sorted(sizes)}.")
-    if not sizes:
+    tensors = list(leaves(tree))
+    if not tensors:
         raise InputError("A batch holds no tensor: inputs must be tensors, arrays, or tuples and dicts of them.")
-    return sizes.pop()
+    if not all(tensor.ndim for tensor in tensors):
+        raise InputError("A tensor without axes has no rows: its first axis must be the batch.")
+    sizes = [tensor.shape[0] for tensor in tensors]
+    if any(size != sizes[0] for size in sizes):
+        raise InputError(f"The tensors of one batch differ in their number of rows: {sorted({*sizes})}.")
+    return sizes[0]
 
 
 def take(tree: Any, index: Any) -> Any:

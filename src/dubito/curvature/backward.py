@@ -18,6 +18,7 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.autograd.graph import GradientEdge
 
+from dubito.core.tracing import is_tracing
 from dubito.curvature.workspace import Workspace
 
 Node = Any  # a torch.autograd.graph.Node; its type does not declare the saved values
@@ -83,7 +84,7 @@ def _order(top: Node, wanted: set[Node]) -> list[Node]:
 
 
 def _relu(workspace: Workspace, node: Node, grad: Tensor) -> dict[int, Tensor]:
-    if grad.ndim != 3:
+    if grad.ndim != 3 or is_tracing():
         return {0: torch.ops.aten.threshold_backward(grad, node._saved_result, 0)}
     pulled = workspace.aligned(grad, *grad.shape)
     torch.ops.aten.threshold_backward.grad_input(grad, node._saved_result, 0, grad_input=pulled)
@@ -114,6 +115,8 @@ def _convolution(node: Node, grad: Tensor) -> dict[int, Tensor]:
     size, weight, batch = node._saved_input.shape, node._saved_weight, grad.flatten(0, 1)
     if weight.ndim == 4:  # a third faster
         batch, weight = (each.contiguous(memory_format=torch.channels_last) for each in (batch, weight))
+    if is_tracing():
+        return {0: _transposed(node, batch).unflatten(0, (len(grad), size[0]))}
     inputs = grad.new_empty(()).expand(len(batch), *size[1:])
     pulled, *_ = torch.ops.aten.convolution_backward(
         batch, inputs, weight, None, node._saved_stride, node._saved_padding,
@@ -121,6 +124,21 @@ def _convolution(node: Node, grad: Tensor) -> dict[int, Tensor]:
         [True, False, False],
     )  # fmt: skip
     return {0: pulled.unflatten(0, (len(grad), size[0]))}
+
+
+def _transposed(node: Node, grad: Tensor) -> Tensor:
+    """Pull back by a transposed convolution (or, through a transposed one, by a plain one), which file formats have."""
+    weight, stride, padding, dilation = (
+        getattr(node, f"_saved_{name}") for name in ("weight", "stride", "padding", "dilation")
+    )
+    wanted, kernel = node._saved_input.shape[2:], weight.shape[2:]
+    reached = [
+        (have - 1) * step - 2 * pad + gap * (size - 1) + 1
+        for have, step, pad, gap, size in zip(grad.shape[2:], stride, padding, dilation, kernel, strict=True)
+    ]
+    rest = [0] * len(wanted) if node._saved_transposed else [a - b for a, b in zip(wanted, reached, strict=True)]
+    settings = (stride, padding, dilation, not node._saved_transposed, rest, node._saved_groups)
+    return torch.ops.aten.convolution(grad, weight, None, *settings)
 
 
 def _addmm(workspace: Workspace, node: Node, grad: Tensor) -> dict[int, Tensor]:
@@ -156,14 +174,8 @@ def _mean(node: Node, grad: Tensor) -> dict[int, Tensor]:
     size = node._saved_self_sym_sizes
     if not node._saved_keepdim:
         return {}
-    count = math.prod(size) / math.prod(grad.shape[1:])
+    count = math.prod(size[1:]) / math.prod(grad.shape[2:])  # examples are never averaged
     return {0: (grad / count).expand(len(grad), *size)}
-
-
-def _cast(node: Node, grad: Tensor) -> dict[int, Tensor]:
-    """Return the gradient of a change of dtype."""
-    below, output = node.next_functions[0]
-    return {} if below is None else {0: grad.to(below._input_metadata[output].dtype)}
 
 
 def _slice(node: Node, grad: Tensor) -> dict[int, Tensor]:
@@ -179,7 +191,6 @@ RULES: dict[str, NodeRule] = {
     "UnsafeViewBackward0": _view,
     "ReshapeAliasBackward0": _view,
     "CloneBackward0": lambda node, grad: {0: grad},
-    "ToCopyBackward0": _cast,
     "AddBackward0": _add,
     "ConstantPadNdBackward0": lambda node, grad: {0: F.pad(grad, [-size for size in node._saved_pad])},
     "SliceBackward0": _slice,

@@ -43,8 +43,6 @@ FEW, MANY = 64, 512
 # The number of examples on which the engine is verified.
 TRIED = 4
 
-CAST = "ToCopyBackward0"
-
 Call = LayerCall | GraphCall | ModuleCall
 
 
@@ -68,13 +66,6 @@ class Tape:
         """The operations of the graph."""
         return tuple(node.name() for node in self.nodes)
 
-    @property
-    def top(self) -> tuple[Node, int]:
-        """The node and the number of the result that gave the outputs, before they were cast from half precision."""
-        edge = get_gradient_edge(self.outputs)
-        below = edge.node.next_functions[0] if edge.node.name() == CAST else (None, 0)
-        return (edge.node, edge.output_nr) if below[0] is None else below
-
     def lend(self) -> AbstractContextManager[Workspace]:
         """Lend the engine's memory for what is pulled inside a ``with`` block."""
         return self.engine.workspace.lend()
@@ -95,7 +86,6 @@ class Tape:
             for call, grad in zip(self.calls, self._gradients(columns, workspace), strict=True):
                 if grad is None:
                     continue
-                grad = grad.to(columns.dtype)
                 if isinstance(call, ModuleCall):
                     for name, value in engine.pull_alone(call, grad).items():
                         own = value[:, : len(self.outputs)]
@@ -111,7 +101,7 @@ class Tape:
         factors: dict[str, Factor] = {}
         for name, calls in found.items():
             shape = self.engine.shapes[name] or (1,)  # at least one axis
-            about = shape, len(columns), len(self.outputs), columns
+            about = shape, len(columns), self.outputs.shape[0], columns
             if name in explicit:
                 factors[name] = ExplicitFactor(*about, explicit[name].reshape(*explicit[name].shape[:2], *shape))
             else:
@@ -120,11 +110,11 @@ class Tape:
 
     def _gradients(self, columns: Tensor, workspace: Workspace | None) -> list[Tensor | None]:
         """Return the gradients at the output of each call, ``[V, *output]``; None if they do not depend on it."""
-        top = self.top
-        edges = [call.edge for call in self.calls if call.edge[:2] != top]
+        top = get_gradient_edge(self.outputs)
+        edges = [call.edge for call in self.calls if call.edge != top]
         below = iter(self._pull(edges, columns.contiguous(), workspace) if edges else [])
         # the columns themselves for the output layer: expanded columns stay expanded, without a copy
-        return [columns if call.edge[:2] == top else next(below) for call in self.calls]
+        return [columns if call.edge == top else next(below) for call in self.calls]
 
     def _pull(self, edges: list[GradientEdge], columns: Tensor, workspace: Workspace | None) -> list[Tensor | None]:
         found = backward.pull(self.outputs, edges, columns, workspace) if self.engine.walks else None
@@ -211,7 +201,7 @@ class Engine:
         roles = self.roles.get(layer)
         if self._calls is None or not roles or not output.requires_grad:
             return
-        if len(args) + len(kwargs) != 1 or len(output) != self._rows:
+        if len(args) + len(kwargs) != 1 or output.shape[0] != self._rows:
             kind = type(layer).__name__
             self.lose(list(roles.values()), f"a {kind} is not called on one tensor with one row per example.")
             return
@@ -254,7 +244,7 @@ class Engine:
                 outputs = params.call(self.model, given)
         finally:
             self._calls = None
-        if outputs.ndim == 0 or len(outputs) != self._rows:
+        if outputs.ndim == 0 or outputs.shape[0] != self._rows:
             raise InputError(
                 f"The network returned outputs of shape {tuple(outputs.shape)} for {self._rows} examples: the first "
                 "axis must be the batch."
@@ -347,8 +337,7 @@ class Engine:
         names = [name for name in self.fallback if name not in alone]
         if not names:
             return {}
-        found = self._per_example(lambda pull: pull(self.model, names, inputs, columns))
-        return {name: value.to(columns.dtype) for name, value in found.items()}
+        return self._per_example(lambda pull: pull(self.model, names, inputs, columns))
 
     def pull_alone(self, call: ModuleCall, grad: Tensor) -> dict[str, Tensor]:
         """Return ``[V, B, *shape]`` gradients of the parameters of a module that is differentiated alone."""

@@ -21,6 +21,7 @@ from torch import Tensor
 
 from dubito.core import limits
 from dubito.core.limits import numbers
+from dubito.core.tracing import is_tracing
 from dubito.curvature.call_gradients import CallGradient
 from dubito.curvature.products import closed, explicit_products, slices, weighted_outer
 from dubito.curvature.workspace import Workspace
@@ -66,6 +67,8 @@ class Factor(ABC):
 
     def _map(self, function: Callable[[Tensor], Tensor], *width: int) -> Tensor:
         """Apply `function` to each chunk and return the results, ``[V, B, *width]``."""
+        if is_tracing():
+            return function(self.per_sample().flatten(2))
         found = self.like.new_empty(self.columns, self.size, *width)
         for columns, rows, chunk in self.chunks():
             found[columns, rows] = function(chunk)
@@ -103,6 +106,8 @@ class Factor(ABC):
 
         With `closing` there is one more column: minus the sum of the others, so that all columns sum to zero.
         """
+        if is_tracing():
+            return closed(self.per_sample().flatten(2), closing).square() @ weight.flatten()
         flat, found = weight.flatten(), self.like.new_empty(self.columns + closing, self.size)
         for columns, rows, chunk in self.chunks(all_columns=closing):
             found[slice(None) if closing else columns, rows] = closed(chunk, closing).square() @ flat
@@ -156,7 +161,10 @@ class CallsFactor(Factor):
     def per_sample(self, rows: slice = slice(None), columns: slice = slice(None)) -> Tensor:
         """Return the explicit gradients of all calls, added up."""
         if not self.calls:
-            count = len(range(self.columns)[columns]), len(range(self.size)[rows])
+            whole = is_tracing()  # the number of examples has no value then
+            count = (
+                (self.columns, self.size) if whole else (len(range(self.columns)[columns]), len(range(self.size)[rows]))
+            )
             return self.like.new_zeros(*count, *self.shape)
         total = self.calls[0].take(rows, columns).per_sample(self.shape)
         for call in self.calls[1:]:
@@ -357,8 +365,12 @@ def _kind(shape: tuple[int, ...], calls: Sequence[CallGradient]) -> type[CallsFa
     match calls[0].rows:
         case None:
             return BiasFactor
-        case DenseRows(a):
-            return OuterFactor if a.shape[1] == 1 and calls[0].is_its_matrix(shape) else ConvolutionFactor
+        case DenseRows(a) if a.shape[1] == 1 and calls[0].is_its_matrix(shape):
+            return OuterFactor
+        case _ if is_tracing():  # the other two look at values, or work example by example
+            return CallsFactor
+        case DenseRows():
+            return ConvolutionFactor
         case IndexRows():
             return EmbeddingFactor
     return CallsFactor

@@ -16,11 +16,12 @@ from torch import Tensor
 
 from dubito.beliefs.likelihoods import Categorical, Likelihood
 from dubito.beliefs.likelihoods.kinds import ClassLikelihood
-from dubito.beliefs.prediction import Prediction
+from dubito.beliefs.prediction import ClassPrediction, Prediction
 from dubito.core import limits
 from dubito.core.constraints import check
 from dubito.core.errors import InputError
 from dubito.core.limits import numbers
+from dubito.core.tracing import is_tracing
 
 LinkName = Literal["probit", "mc", "bridge", "bridge-norm"]
 
@@ -58,7 +59,12 @@ def probit(mean: Tensor, variance: Tensor) -> Tensor:
     >>> probit(torch.tensor([2.0]), torch.tensor([0.0])).tolist()
     [2.0]
     """
-    return mean / torch.sqrt(1 + math.pi / 8 * variance.clamp_min(0))
+    return mean / torch.sqrt(1 + math.pi / 8 * _at_least_0(variance))
+
+
+def _at_least_0(variance: Tensor) -> Tensor:
+    """Return the variance without rounding errors below 0; a graph computes it without any."""
+    return variance if is_tracing() else variance.clamp_min(0)
 
 
 def bridge(mean: Tensor, covariance: Tensor, normalize: bool = False) -> Tensor:
@@ -105,7 +111,7 @@ class Link:
     def sample(self, mean: Tensor, spread: Tensor, noise: Noise) -> Tensor:
         """Draw logits ``[S, B, ...]`` in canonical layout."""
         if not self.reads_covariance:
-            return mean + spread.clamp_min(0).sqrt() * noise.like(mean)
+            return mean + _at_least_0(spread).sqrt() * noise.like(mean)
         return draw(mean.flatten(0, -2), spread.flatten(0, -3), noise).reshape(-1, *mean.shape)
 
 
@@ -145,15 +151,24 @@ def predict(likelihood: Likelihood, outputs: Tensor, spread: Tensor, noise: Nois
     """
     if not is_classification(likelihood):
         return likelihood.predict_gaussian(outputs, likelihood.restore(spread, outputs))
+    if is_tracing():
+        return _predict_classes(likelihood, outputs, spread, noise, link)
     step = _rows_at_a_time(outputs, noise)
-    parts = []
-    for some_outputs, some_spread in zip(outputs.split(step), spread.split(step), strict=True):
-        mean = likelihood.canonical(some_outputs)
-        samples = likelihood.restore(link.sample(mean, some_spread, noise), some_outputs)
-        log_probs = link.log_probs and link.log_probs(likelihood, mean, some_spread, some_outputs)
-        keep = samples[:, 0].numel() <= numbers(limits.current().kept_logits)
-        parts.append(likelihood.predict_samples(samples, log_probs=log_probs, keep_samples=keep))
+    parts = [
+        _predict_classes(likelihood, *some, noise, link)
+        for some in zip(outputs.split(step), spread.split(step), strict=True)
+    ]
     return parts[0] if len(parts) == 1 else type(parts[0]).cat(parts)
+
+
+def _predict_classes(
+    likelihood: Likelihood, outputs: Tensor, spread: Tensor, noise: Noise, link: Link
+) -> ClassPrediction:
+    mean = likelihood.canonical(outputs)
+    samples = likelihood.restore(link.sample(mean, spread, noise), outputs)
+    log_probs = link.log_probs and link.log_probs(likelihood, mean, spread, outputs)
+    keep = samples[:, 0].numel() <= numbers(limits.current().kept_logits)
+    return likelihood.predict_samples(samples, log_probs=log_probs, keep_samples=keep)  # type: ignore[return-value]
 
 
 def draw(mean: Tensor, covariance: Tensor, noise: Noise) -> Tensor:

@@ -63,7 +63,7 @@ def identity(likelihood: Likelihood, outputs: Tensor, most: int, *, centred: boo
         unit = unit.reshape(-1, *layout)
         if centred:
             unit = unit - unit.mean(-1, keepdim=True)
-        everyone = unit[:, None].expand(-1, len(outputs), *layout)
+        everyone = unit[:, None].expand(-1, outputs.shape[0], *layout)
         yield likelihood.restore(everyone, outputs)
 
 

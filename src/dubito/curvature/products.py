@@ -9,6 +9,7 @@ from torch import Tensor
 
 from dubito.core import limits
 from dubito.core.limits import numbers
+from dubito.core.tracing import is_tracing
 from dubito.curvature.matrices.base import column_blocks
 
 # The fewest columns of one block of a symmetric product.
@@ -72,6 +73,8 @@ def weighted_outer(grads: Tensor, inputs: Tensor, weight: Tensor, closing: bool)
     per_output = inputs.square() @ weight.mT
     if is_shared(grads):
         return closed(grads[:, 0], closing).square() @ per_output.mT
+    if is_tracing():
+        return (closed(grads, closing).square() * per_output).sum(-1)
     root, found = per_output.clamp_min_(0).sqrt_(), []
     total = torch.zeros_like(root)
     for each in grads:  # one column at a time takes little memory

@@ -10,6 +10,8 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
+from dubito.core.tracing import is_tracing
+
 # Numbers in a cache line.
 ALIGNED = 16
 
@@ -41,6 +43,8 @@ class Workspace:
 
     def empty(self, like: Tensor, *shape: int) -> Tensor:
         """Return the next array, uninitialized."""
+        if is_tracing():
+            return like.new_empty(shape)
         size = math.prod(shape)
         if self.taken == len(self.kept):
             self.kept.append(like.new_empty(0))
@@ -57,6 +61,8 @@ class Workspace:
 
     def times(self, rows: Tensor, matrix: Tensor) -> Tensor:
         """Return ``rows @ matrix`` for rows ``[..., I]`` in the next array."""
+        if is_tracing():
+            return rows @ matrix
         found = self.aligned(rows, *rows.shape[:-1], matrix.shape[1])
         torch.mm(rows.flatten(0, -2), matrix, out=found.flatten(0, -2))
         return found

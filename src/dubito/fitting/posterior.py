@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader, Dataset
 
 from dubito.beliefs.prediction import Prediction
-from dubito.core import batches, io, limits, params, precision
+from dubito.core import batches, io, limits, params
 from dubito.core.arguments import checked_arguments
 from dubito.core.constraints import Count, LargeCount, check
 from dubito.core.errors import DubitoError, InputError, NonFiniteError, UnsupportedError
@@ -24,6 +24,7 @@ from dubito.core.private_draws import PrivateDraws
 from dubito.core.randomness import default_generator
 from dubito.core.settings import digest
 from dubito.fitting.family_checks import EXPLAINED, explained, with_a_count, with_known_options
+from dubito.fitting.traceable import HasTraceable
 from dubito.fitting.working_copies import HasWorkingCopies
 
 if TYPE_CHECKING:
@@ -36,7 +37,7 @@ if TYPE_CHECKING:
 Predictor = Callable[[Any], Prediction]
 
 
-class Posterior(HasWorkingCopies, ABC):
+class Posterior(HasWorkingCopies, HasTraceable, ABC):
     """A posterior over the weights of one network.
 
     It is immutable: no method changes it, and many threads may use one posterior at once. Predicting works in private
@@ -198,13 +199,10 @@ class Posterior(HasWorkingCopies, ABC):
         self, inputs: Iterator[Any], count: int, generator: torch.Generator, options: dict[str, Any]
     ) -> Iterator[Prediction]:
         with self.working_copy() as own:
-            with torch.no_grad(), precision.in_networks_only():
+            with torch.no_grad():
                 predict = own._checked_predictor(count, generator, options)
             for each in inputs:
-                with (
-                    torch.no_grad(),
-                    precision.in_networks_only(),
-                ):  # not around `yield`, where it would hold for the caller
+                with torch.no_grad():  # not around `yield`, where it would hold for the caller
                     found = predict(each)
                 yield found
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import dataclasses
 import json
+from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any, Self
 
 import torch
@@ -18,6 +19,7 @@ from dubito.core.settings import Setting
 from dubito.fitting.history import History
 from dubito.fitting.inference import Inference, Problem, State
 from dubito.fitting.posterior import Posterior, Predictor
+from dubito.fitting.traceable import Traceable
 from dubito.networks.selection import Selection
 from dubito.networks.subspace import Subspace
 from dubito.networks.twin import copied, twin
@@ -151,6 +153,10 @@ class SubspacePosterior(Posterior):
     def predictor(self, num_samples: int, generator: torch.Generator, **options: Any) -> Predictor:
         """Return the predictive of the posterior over the coordinates."""
         return self.inner.predictor(num_samples, generator, **options)
+
+    def forms(self, example: Any, num_samples: int, generator: torch.Generator, **options: Any) -> Iterator[Traceable]:
+        """Yield the forms of the posterior over the coordinates."""
+        yield from self.inner.forms(example, num_samples, generator, **options)
 
     def log_evidence(self) -> Tensor:
         """Return the log-evidence, if the method defines one."""

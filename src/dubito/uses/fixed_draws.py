@@ -15,6 +15,7 @@ from dubito.core import batches
 from dubito.core.batches import Batch, Data, Source
 from dubito.core.errors import InputError
 from dubito.core.randomness import default_generator
+from dubito.core.tracing import is_tracing
 from dubito.fitting.posterior import Posterior
 
 
@@ -118,7 +119,7 @@ def rank_for(level: float, num_data: int, what: str) -> int:
 
 def check_scores(scores: Tensor, what: str) -> Tensor:
     """Return the scores in float64, or raise where one of them is not a number."""
-    if bool(scores.isnan().any()):
+    if not is_tracing() and bool(scores.isnan().any()):
         raise InputError(f"The posterior's {what} is NaN for some inputs: look at its weights and at those inputs.")
     return scores.double()
 

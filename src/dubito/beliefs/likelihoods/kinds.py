@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from abc import abstractmethod
+from collections.abc import Callable
 from typing import ClassVar, Self
 
-import torch
 from torch import Tensor
 
 from dubito.beliefs.likelihoods.base import Hyper, Likelihood, check_rows
@@ -14,6 +14,11 @@ from dubito.core.constraints import Positive, check
 from dubito.core.errors import InputError
 from dubito.core.settings import setting
 from dubito.core.tensor_checks import at_least_float32
+
+
+def over_samples(function: Callable[[Tensor], Tensor], outputs: Tensor) -> Tensor:
+    """Apply a function of outputs ``[B, ...]`` to those of S samples, ``[S, B, ...]``."""
+    return function(outputs.contiguous().flatten(0, 1)).unflatten(0, outputs.shape[:2])
 
 
 @setting
@@ -37,7 +42,7 @@ class ClassLikelihood(Likelihood):
         keep_samples: bool = True,
     ) -> ClassPrediction:
         """Return the mean probabilities of the samples, or those of `log_probs`."""
-        logits = torch.stack([self.logits(sample) for sample in outputs])
+        logits = over_samples(self.logits, outputs)
         return ClassPrediction.from_logit_samples(logits, log_probs, keep_samples)
 
     def temper(self, outputs: Tensor, temperature: float) -> tuple[Tensor, Self]:
@@ -89,5 +94,4 @@ class RegressionLikelihood(Likelihood):
         if log_probs is not None:
             raise InputError("A regression likelihood has no class probabilities: leave `log_probs` out.")
         outputs = at_least_float32(outputs)
-        stacked = torch.stack([self.canonical(sample) for sample in outputs])
-        return RegressionPrediction(*self.moments(stacked, hyper))
+        return RegressionPrediction(*self.moments(over_samples(self.canonical, outputs), hyper))

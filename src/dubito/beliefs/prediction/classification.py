@@ -15,6 +15,7 @@ from dubito.beliefs.prediction.uncertainty import split_entropy
 from dubito.core.arrays import to_tensor
 from dubito.core.errors import InputError, UnsupportedError
 from dubito.core.tensor_checks import at_least_float32
+from dubito.core.tracing import is_tracing
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -67,6 +68,10 @@ class ClassPrediction(Prediction):
     @classmethod
     def from_logits(cls, logits: Tensor) -> ClassPrediction:
         """Predict from one network's logits ``[B, *positions, C]``: softmax, no epistemic part."""
+        if is_tracing():  # without a sample axis, which takes steps to add and remove
+            log_probs = _log_softmax(at_least_float32(logits))
+            aleatoric = -(log_probs.exp() * log_probs.clamp_min(-1e4)).sum(-1)
+            return cls(log_probs, aleatoric, torch.zeros_like(aleatoric))
         return cls.from_logit_samples(logits.unsqueeze(0), keep_samples=False)
 
     @classmethod
@@ -84,7 +89,7 @@ class ClassPrediction(Prediction):
         if log_probs is not None and log_probs.dtype != at_least_float32(log_probs).dtype:
             log_probs = _log_softmax(at_least_float32(log_probs))  # in half precision they do not sum to 1
         if log_probs is None:
-            log_probs = samples.logsumexp(dim=0) - math.log(len(samples)) if len(samples) > 1 else samples[0]
+            log_probs = log_mean_exp(samples)
         _, aleatoric, epistemic = (part.to(samples.dtype) for part in split_entropy(samples))
         return cls(log_probs, aleatoric, epistemic, samples if keep_samples else None)
 
@@ -185,9 +190,17 @@ class ClassPrediction(Prediction):
         return f"ClassPrediction({', '.join(parts)})"
 
 
+def log_mean_exp(samples: Tensor) -> Tensor:
+    """Return the log of the mean probabilities of samples ``[S, ...]``."""
+    if len(samples) == 1:
+        return samples[0]
+    # in a graph, the mean probabilities are there already
+    return samples.exp().mean(0).log() if is_tracing() else samples.logsumexp(dim=0) - math.log(len(samples))
+
+
 def _log_softmax(logits: Tensor) -> Tensor:
     """Return the log-softmax over the last axis; for few classes it is several times faster than torch's."""
-    if logits.shape[-1] > 64:
+    if logits.shape[-1] > 64 or is_tracing():
         return logits.log_softmax(dim=-1)
     shifted = logits - logits.amax(dim=-1, keepdim=True)
     return shifted - shifted.exp().sum(dim=-1, keepdim=True).log()

@@ -13,6 +13,8 @@ import torch
 from torch import Tensor
 
 _LOG_SQRT_2PI = 0.5 * math.log(2 * math.pi)
+# A quantile in a graph: into how many parts its interval is divided, and how often.
+_PARTS, _DIVISIONS = 16, 3
 
 
 def log_prob(means: Tensor, stddevs: Tensor, weights: Tensor, targets: Tensor) -> Tensor:
@@ -47,6 +49,42 @@ def quantile(means: Tensor, stddevs: Tensor, weights: Tensor, level: float) -> T
         density = log_prob(means, stddevs, weights, root).exp()
         step = (cdf(means, stddevs, weights, root) - level) / density.clamp(min=torch.finfo(density.dtype).tiny)
         root = torch.clamp(root - step, low, high)
+    return root
+
+
+def quantiles_in_steps(means: Tensor, stddevs: Tensor, weights: Tensor, levels: tuple[float, ...]) -> Tensor:
+    """Return the quantiles of several levels [L, ...] with a fixed number of operations, for a graph.
+
+    The interval of `quantile` is divided into equal parts a few times, then Newton steps give the remaining digits.
+    File formats have the error function in float32 only, which limits the precision.
+    """
+    like = means.new_tensor(levels).reshape(-1, *[1] * (means.ndim - 1))
+    corners = means.unsqueeze(1) + torch.special.ndtri(like) * stddevs.unsqueeze(1)  # [K, L, ...]
+    if means.shape[0] == 1:
+        return corners[0]
+
+    def excess(points: Tensor) -> tuple[Tensor, Tensor]:
+        """Return cdf - level at points [..., L, ...], and the standardized points."""
+        lead = [1] * (points.ndim - means.ndim + 1)
+        mean, stddev, weight = (
+            part.reshape(part.shape[0], *lead, *part.shape[1:]) for part in (means, stddevs, weights)
+        )
+        z = (points - mean) / stddev
+        return (weight * 0.5 * (1 + torch.erf((z / math.sqrt(2)).float()).to(z))).sum(0) - like, z
+
+    low = corners.amin(0)
+    width = corners.amax(0) - low
+    parts = torch.arange(1, _PARTS, dtype=means.dtype, device=means.device).reshape(-1, *[1] * low.ndim)
+    for _ in range(_DIVISIONS):
+        width = width / _PARTS
+        low = low + width * (excess(low + width * parts)[0] < 0).to(width).sum(0)
+    root = low + width / 2
+    for _ in range(2):
+        over, z = excess(root)
+        spread = stddevs.unsqueeze(1)
+        density = (weights.unsqueeze(1) * (-0.5 * z * z - _LOG_SQRT_2PI).exp() / spread).sum(0)
+        step = root - over / density.clamp_min(torch.finfo(torch.float32).tiny)
+        root = torch.minimum(torch.maximum(step, low), low + width)
     return root
 
 

@@ -13,6 +13,7 @@ from dubito.beliefs.prediction import gaussian_mixture
 from dubito.beliefs.prediction.base import Prediction, frame
 from dubito.core.arguments import checked_arguments
 from dubito.core.errors import InputError
+from dubito.core.tracing import is_tracing
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -128,7 +129,11 @@ class RegressionPrediction(Prediction):
         """Return the ends ``[B, O]`` of the central interval with probability `level`."""
         if not 0 < level < 1:
             raise InputError(f"The level of an interval must lie strictly between 0 and 1, got {level}.")
-        return self.quantile((1 - level) / 2), self.quantile((1 + level) / 2)
+        levels = ((1 - level) / 2, (1 + level) / 2)
+        if is_tracing():
+            ends = gaussian_mixture.quantiles_in_steps(*self._mixture, levels)
+            return ends[0], ends[1]
+        return self.quantile(levels[0]), self.quantile(levels[1])
 
     def crps(self, y: Tensor) -> Tensor:
         """Return the continuous ranked probability score of each output ``[B, O]``, in the units of the target."""

@@ -10,6 +10,7 @@ from torch import Tensor
 from dubito.core.arguments import checked_arguments
 from dubito.core.errors import InputError
 from dubito.core.tensor_checks import check_confidence, widen
+from dubito.core.tracing import is_tracing
 
 
 class EntropyDecomposition(NamedTuple):
@@ -56,6 +57,8 @@ def entropy_decomposition(log_probs: Tensor) -> EntropyDecomposition:
 def split_entropy(samples: Tensor) -> EntropyDecomposition:
     """Split the entropy like `entropy_decomposition`, without checking the log-probabilities except for NaN."""
     samples = widen(samples)
+    if is_tracing():
+        return _split_in_one_piece(samples)
     mean_probs = samples.new_zeros(samples.shape[1:], dtype=torch.float64)
     aleatoric = samples.new_zeros(samples.shape[1:-1], dtype=torch.float64)
     for sample in samples:  # one at a time: a float64 copy of all S would be the largest tensor of an evaluation
@@ -70,4 +73,16 @@ def split_entropy(samples: Tensor) -> EntropyDecomposition:
     epistemic = (torch.special.entr(mean_probs).sum(-1) - aleatoric).clamp_(min=0)
     if len(samples) == 1:
         epistemic.zero_()  # a single sample cannot disagree; remove rounding errors
+    return EntropyDecomposition(aleatoric + epistemic, aleatoric, epistemic)
+
+
+def _split_in_one_piece(samples: Tensor) -> EntropyDecomposition:
+    """Split the entropy with few operations and in the precision of the samples, for a graph."""
+    probs = samples.exp()
+    aleatoric = (probs * samples.clamp_min(-1e4)).sum((0, -1)) / -samples.shape[0]  # a logarithm of 0 adds nothing
+    if samples.shape[0] == 1:
+        return EntropyDecomposition(aleatoric, aleatoric, torch.zeros_like(aleatoric))
+    mean_probs = probs.mean(0)
+    total = (mean_probs * mean_probs.clamp_min(torch.finfo(samples.dtype).tiny).log()).sum(-1)
+    epistemic = (-total - aleatoric).clamp_min(0)
     return EntropyDecomposition(aleatoric + epistemic, aleatoric, epistemic)

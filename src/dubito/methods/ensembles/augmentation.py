@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Iterator
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Self
 
 import torch
@@ -20,6 +21,7 @@ from dubito.fitting.inference import Inference, Problem
 from dubito.fitting.loading import restored
 from dubito.fitting.posterior import Posterior, Predictor
 from dubito.fitting.recipe import Recipe
+from dubito.fitting.traceable import HasTraceable, Traceable
 from dubito.fitting.training import Training
 from dubito.methods.ensembles.mixture import mixture
 from dubito.methods.map.recipe import MAP
@@ -101,6 +103,7 @@ class Change:
     right: int
     noise: float
     seed: int
+    _drawn: dict[Any, Tensor] = field(default_factory=dict, repr=False, compare=False)
 
     @classmethod
     def drawn(cls, recipe: TestTimeAugmentation, generator: torch.Generator) -> Change:
@@ -128,9 +131,16 @@ class Change:
             top, left = max(-self.down, 0), max(-self.right, 0)
             x = moved[..., top : top + height, left : left + width]
         if self.noise:
-            drawn = torch.randn(x.shape[1:], generator=torch.Generator().manual_seed(self.seed), dtype=x.dtype)
-            x = x + self.noise * drawn.to(x.device)
+            x = x + self.noise * self._noise(x).to(x.device)
         return x
+
+    def _noise(self, x: Tensor) -> Tensor:
+        """Return the noise of one input of this shape; the same at every call."""
+        key = (x.shape[1:], x.dtype)
+        if key not in self._drawn:
+            own = torch.Generator().manual_seed(self.seed)
+            self._drawn[key] = torch.randn(x.shape[1:], generator=own, dtype=x.dtype)
+        return self._drawn[key]
 
 
 class AugmentedPosterior(Posterior):
@@ -179,6 +189,19 @@ class AugmentedPosterior(Posterior):
             return mixture([predictor(change(inputs)) for change, predictor in zip(changes, predictors, strict=True)])
 
         return predict
+
+    def forms(self, example: Any, num_samples: int, generator: torch.Generator, **options: Any) -> Iterator[Traceable]:
+        """Yield the mixture over changes, by the cheapest exact form of the posterior within."""
+        if type(self.inner).forms is HasTraceable.forms:
+            yield from super().forms(example, num_samples, generator, **options)
+            return
+        changes = [Change.drawn(self.recipe, generator) for _ in range(num_samples)]
+        drawn = [list(self.inner.forms(example, 1, generator, **options))[-1] for _ in changes]
+
+        def predict(inputs: Any) -> Prediction:
+            return mixture([each.predict(change(inputs)) for change, each in zip(changes, drawn, strict=True)])
+
+        yield Traceable(predict, f"{num_samples} changes of the inputs, each: {drawn[0].form}")
 
     def update(
         self,

@@ -97,13 +97,15 @@ def _broadcast(size: int, axis: int, ndim: int) -> tuple[int, ...]:
 
 def bernoulli(rates: dict[str, float], seed: int | None = None) -> Draw:
     """Return Bernoulli masks with these rates, drawn from torch's global generator, or determined by a seed."""
+    known: dict[tuple[Any, ...], Tensor] = {}
 
     def draw(name: str, shape: tuple[int, ...], like: Tensor) -> Tensor:
         if seed is None:
-            noise = torch.rand(shape, device=like.device)
-        else:
-            noise = torch.rand(shape, generator=torch.Generator().manual_seed(derive_seed(seed, name, *shape)))
-        return (noise >= rates[name]).to(like) / (1 - rates[name])
+            return (torch.rand(shape, device=like.device) >= rates[name]).to(like) / (1 - rates[name])
+        if (name, *shape) not in known:
+            own = torch.Generator().manual_seed(derive_seed(seed, name, *shape))
+            known[name, *shape] = torch.rand(shape, generator=own) >= rates[name]
+        return known[name, *shape].to(like) / (1 - rates[name])
 
     return draw
 

@@ -5,13 +5,13 @@ $$p(y) = \frac1K \sum_k p_k(y)$$
 
 from __future__ import annotations
 
-import math
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from dubito.beliefs.prediction import ClassPrediction, Prediction, RegressionPrediction
+from dubito.beliefs.prediction.classification import log_mean_exp
 from dubito.core.errors import UnsupportedError
 
 
@@ -25,6 +25,7 @@ def mixture(parts: list[Any]) -> Prediction:
 
     The samples of all members are concatenated on the sample axis; a member without samples counts as one.
 
+    >>> import math
     >>> sure = [ClassPrediction.from_logits(torch.tensor([logits])) for logits in ([50.0, 0.0], [0.0, 50.0])]
     >>> prediction = mixture(sure)
     >>> prediction.probs.tolist(), round(prediction.epistemic.item() / math.log(2), 6)
@@ -41,7 +42,7 @@ def mixture(parts: list[Any]) -> Prediction:
 
 def _of_classes(parts: list[ClassPrediction]) -> ClassPrediction:
     members = torch.stack([part.log_probs for part in parts])
-    log_probs = members.logsumexp(dim=0) - math.log(len(parts))
+    log_probs = log_mean_exp(members)
     aleatoric = torch.stack([part.aleatoric for part in parts]).mean(dim=0)
     within = torch.stack([part.epistemic for part in parts]).mean(dim=0)
     between = (_entropy(log_probs) - _entropy(members).mean(dim=0)).clamp_min(0.0)  # Jensen: below 0 is rounding

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any, Self
 
 import torch
 from torch import Tensor, nn
 
-from dubito.beliefs.likelihoods import Likelihood
+from dubito.beliefs.likelihoods import Gaussian, Likelihood
 from dubito.beliefs.prediction import Prediction
 from dubito.core import params
 from dubito.core.errors import InputError, UnsupportedError
@@ -15,7 +16,9 @@ from dubito.core.params import Params
 from dubito.core.randomness import default_generator, derive_seed, draw_seed
 from dubito.fitting.loading import restored
 from dubito.fitting.posterior import Posterior, Predictor
+from dubito.fitting.traceable import Traceable
 from dubito.methods.ensembles.mixture import mixture
+from dubito.methods.map.posterior import PointPosterior
 
 if TYPE_CHECKING:
     from dubito.core.batches import Data
@@ -102,6 +105,14 @@ class EnsemblePosterior(Posterior):
 
         return predict
 
+    def forms(self, example: Any, num_samples: int, generator: torch.Generator, **options: Any) -> Iterator[Traceable]:
+        """Yield the mixture of the members' forms; layers that members have in common are computed once."""
+        if together := _as_samples(self.members):
+            yield together
+            return
+        for members in zip(*(m.forms(example, num_samples, generator, **options) for m in self.members), strict=False):
+            yield _mixed(members)
+
     def update(
         self,
         data: Data,
@@ -141,6 +152,35 @@ class EnsemblePosterior(Posterior):
     def __repr__(self) -> str:
         weights = params.num_weights(self.mean())
         return f"<Ensemble of {len(self.members)} posteriors over {weights:,} weights by {self.recipe!r}>"
+
+
+def _as_samples(members: list[Posterior]) -> Traceable | None:
+    """Return the mixture of plain networks as that of weight samples, which takes fewer steps; None for others."""
+    points = [member for member in members if type(member) is PointPosterior and member.temperature == 1]
+    likelihoods = [member.likelihood for member in members]
+    if len(points) < max(2, len(members)):
+        return None
+    likelihood, hyper = likelihoods[0], None
+    if any(other != likelihood for other in likelihoods):
+        if not all(isinstance(each, Gaussian) for each in likelihoods):
+            return None
+        noise = torch.tensor([each.noise for each in likelihoods], dtype=torch.float64)  # type: ignore[attr-defined]
+        likelihood, hyper = likelihood.replace(noise="learn"), {"log_noise": noise.log()}
+    models = [point.model for point in points]
+    return Traceable(
+        lambda inputs: likelihood.predict_samples(torch.stack([params.call(model, inputs) for model in models]), hyper),
+        f"{len(models)} networks",
+    )
+
+
+def _mixed(members: tuple[Traceable, ...]) -> Traceable:
+    found = dict.fromkeys(member.form for member in members)
+    return Traceable(
+        lambda inputs: mixture([member.predict(inputs) for member in members]),
+        f"{len(members)} members, each: {' or '.join(found)}",
+        tuple(dict.fromkeys(note for member in members for note in member.approximations)),
+        members[0].reference_samples,
+    )
 
 
 def training_of_member(training: Training | None, k: int) -> Training | None:

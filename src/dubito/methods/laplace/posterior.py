@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Self
 
@@ -24,8 +24,10 @@ from dubito.curvature.linearized import Linearized
 from dubito.curvature.structures import matrix_from_sums
 from dubito.fitting.monte_carlo import weight_predictor
 from dubito.fitting.posterior import Posterior, Predictor
+from dubito.fitting.traceable import Traceable
 from dubito.fitting.working_copies import shared_property
 from dubito.methods.laplace.conditional_mean import conditional_mean
+from dubito.methods.laplace.forms import linearized_forms
 from dubito.networks.selection import Selection
 
 if TYPE_CHECKING:
@@ -310,6 +312,25 @@ class LaplacePosterior(Posterior):
             centred = centred and links.has_null_direction(self.likelihood)
             outputs, (spread,) = self.linearized.variances(inputs, [self.covariance], centred=centred)
         return links.predict(self.likelihood, outputs, spread, noise, link)
+
+    def forms(
+        self,
+        example: Any,
+        num_samples: int,
+        generator: torch.Generator,
+        *,
+        method: Literal["linearized", "weights"] = "linearized",
+        link: links.LinkName = "probit",
+        centred: bool = True,
+        **options: Any,
+    ) -> Iterator[Traceable]:
+        """Yield the linearized prediction, in closed form if only the last layer is random; see `predictor`."""
+        predict = self.predictor(num_samples, generator, method=method, link=link, **options)
+        if method == "weights":
+            yield Traceable(predict, f"{num_samples} weight samples")
+            return
+        noise = links.Noise(num_samples, generator)
+        yield from linearized_forms(self, example, noise, links.find_link(link, self.likelihood), centred)
 
     def _placed(self, inputs: Any) -> Any:
         return self._checked(batches.place(batches.as_tensors(inputs), self.device, self.dtype))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Iterator
 from typing import Any, Self
 
 import torch
@@ -17,6 +18,7 @@ from dubito.core.params import Params
 from dubito.core.settings import Setting
 from dubito.fitting.posterior import Posterior, Predictor
 from dubito.fitting.recipe import Recipe
+from dubito.fitting.traceable import Traceable
 from dubito.fitting.training import Training
 from dubito.methods.map.prior import prior_moments
 
@@ -72,6 +74,10 @@ class PointPosterior(Posterior):
             return likelihood.predict(outputs)
 
         return predict
+
+    def forms(self, example: Any, num_samples: int, generator: torch.Generator, **options: Any) -> Iterator[Traceable]:
+        """Yield the network's own prediction."""
+        yield Traceable(self.predictor(num_samples, generator, **options), "one network")
 
     def update(
         self,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any, Self
 
 import torch
@@ -14,6 +15,7 @@ from dubito.core.params import Params
 from dubito.core.randomness import default_generator
 from dubito.fitting.history import History
 from dubito.fitting.posterior import Posterior, Predictor
+from dubito.fitting.traceable import Traceable
 from dubito.fitting.working_copies import shared_property
 from dubito.methods.mcmc.cached_head import RandomHead, split
 from dubito.networks.selection import Selection
@@ -113,6 +115,11 @@ class ParticlePosterior(Posterior):
     def predictor(self, num_samples: int, generator: torch.Generator, **options: Any) -> Predictor:
         """Return the mixture over at most `num_samples` particles, evenly spaced."""
         return self._over(self.spaced(num_samples))
+
+    def forms(self, example: Any, num_samples: int, generator: torch.Generator, **options: Any) -> Iterator[Traceable]:
+        """Yield the mixture over the particles; layers without random weights are computed once."""
+        count = min(num_samples, self.num_particles)
+        yield Traceable(self.predictor(num_samples, generator, **options), f"{count} weight samples")
 
     def predictors(self, num_samples: int, generator: torch.Generator, **options: Any) -> list[Predictor]:
         """Return one predictor for each of `num_samples` evenly spaced particles; if there are fewer, they repeat."""

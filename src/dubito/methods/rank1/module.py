@@ -106,13 +106,27 @@ class Rank1Module(nn.Module):
         biases = _by_row(self.biases().index_select(0, index), blocks)
         return self.run_with(inputs, blocks, self._draw(index, blocks), biases, once=once)
 
-    def run_with(self, inputs: Any, blocks: Blocks, factors: Tensor, biases: Tensor, *, once: bool = False) -> Tensor:
-        """Return the outputs at given factors and biases; see `SiteValues` for their shapes."""
+    def run_with(
+        self,
+        inputs: Any,
+        blocks: Blocks,
+        factors: Tensor,
+        biases: Tensor,
+        *,
+        once: bool = False,
+        narrow: int | None = None,
+        stacked: bool = False,
+    ) -> Tensor:
+        """Return the outputs at given factors and biases; see `SiteValues` for their shapes.
+
+        With `narrow`, the number of rows of one block, the inputs are those of one block, which all blocks share. With
+        `stacked` as well, the outputs have an axis of blocks.
+        """
         examples = None if factors.ndim == 1 else sum(rows for _, rows in blocks)
         for norm in self.norms.values():
             norm.blocks = blocks
         for place, (_, values) in zip(self.places, self.layout.split(factors, biases, once=once), strict=True):
-            vars(place).update(values=values, examples=examples)
+            vars(place).update(values=values, examples=examples, narrow=narrow, stacked=stacked)
         try:
             with calling_every_layer([] if self.training else self.fused):
                 return params.call(self.network, inputs)

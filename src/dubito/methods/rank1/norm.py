@@ -32,10 +32,10 @@ class ComponentNorm(Swapped):
         if self.training and layer._buffers.get("num_batches_tracked") is not None:
             layer.num_batches_tracked += 1
         rows = sum(rows for _, rows in self.blocks)
-        if len(x) != rows:
+        if x.shape[0] != rows:
             raise UnsupportedError(
-                f"A normalization layer was given {len(x)} rows for {rows} examples: one for each component needs the "
-                "examples on the first axis; use normalization='shared'."
+                f"A normalization layer was given {x.shape[0]} rows for {rows} examples: one for each component needs "
+                "the examples on the first axis; use normalization='shared'."
             )
         parts = x.split([rows for _, rows in self.blocks])
         return torch.cat([self._one(part, k) for part, (k, _) in zip(parts, self.blocks, strict=True)])

@@ -18,7 +18,8 @@ from dubito.core.limits import numbers
 from dubito.core.params import Params
 from dubito.core.randomness import default_generator
 from dubito.fitting.posterior import Posterior, Predictor
-from dubito.methods.rank1 import families
+from dubito.fitting.traceable import Traceable
+from dubito.methods.rank1 import families, forms
 from dubito.methods.rank1.merge import merge
 from dubito.methods.rank1.module import Rank1Module
 from dubito.methods.rank1.sites import find_layout
@@ -96,14 +97,22 @@ class Rank1Posterior(Posterior):
 
     def predictor(self, num_samples: int, generator: torch.Generator, **options: Any) -> Predictor:
         """Return the mixture over samples that are the same for all inputs of a call."""
-        rounds = 1 if self.mixture.scale is None else -(-num_samples // self.components)
-        members = torch.arange(self.components).repeat(rounds)
-        outputs_of = self.networks(members, self._draw(members, generator))
+        outputs_of = self.networks(*self.draw_members(num_samples, generator))
 
         def predict(inputs: Any) -> Prediction:
             return self.likelihood.predict_samples(torch.stack(list(outputs_of(inputs))))
 
         return predict
+
+    def forms(self, example: Any, num_samples: int, generator: torch.Generator, **options: Any) -> Iterator[Traceable]:
+        """Yield one network on copies of the inputs that differ only in their factors: shared weights stay shared."""
+        yield from forms.forms(self, example, num_samples, generator)
+
+    def draw_members(self, num_samples: int, generator: torch.Generator) -> tuple[Tensor, Tensor]:
+        """Return the component ``[S]`` and drawn factors ``[S, D]`` of each member of a prediction."""
+        rounds = 1 if self.mixture.scale is None else -(-num_samples // self.components)
+        members = torch.arange(self.components).repeat(rounds)
+        return members, self._draw(members, generator)
 
     def networks(self, members: Tensor, factors: Tensor) -> Callable[[Any], Iterator[Tensor]]:
         """Return the function from inputs to the outputs of each sample, at given factors.

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any, Literal, Self
 
@@ -22,7 +22,9 @@ from dubito.core.randomness import default_generator, draw_seed
 from dubito.core.settings import Setting
 from dubito.fitting.monte_carlo import weight_predictor
 from dubito.fitting.posterior import Posterior, Predictor
+from dubito.fitting.traceable import Traceable
 from dubito.methods.variational.correlations import Correlations
+from dubito.methods.variational.forms import moment_forms
 from dubito.methods.variational.predicting import local_predictor, predict_to
 from dubito.networks.selection import Selection
 
@@ -181,6 +183,14 @@ class VariationalPosterior(Posterior):
         if method == "local":
             return local_predictor(self._converted(), self.likelihood, num_samples)
         return self._weight_predictor(num_samples, generator)
+
+    def forms(self, example: Any, num_samples: int, generator: torch.Generator, **options: Any) -> Iterator[Traceable]:
+        """Yield moments that are propagated through the layers, if weights are independent, and then weight samples."""
+        if not options and self.factor is None and not isinstance(self.recipe.prior, GroupPrior):
+            yield from moment_forms(self, example)
+        if options.get("method") == "local":
+            raise UnsupportedError("method='local' draws noise for each input, which a file cannot: use 'weights'.")
+        yield Traceable(self.predictor(num_samples, generator, **options), f"{num_samples} weight samples")
 
     def _weight_predictor(self, num_samples: int, generator: torch.Generator) -> Predictor:
         if num_samples * self.selection.num_weights <= numbers(limits.current().kept_weights):

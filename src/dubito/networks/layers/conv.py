@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from torch.nn.modules.conv import _ConvNd
 
 from dubito.core.errors import UnsupportedError
+from dubito.core.tracing import is_tracing
 from dubito.networks.layers.base import LayerRule, Side, channels_first_rows, check_kept, how_to_add, resized
 from dubito.networks.layers.registry import register
 from dubito.networks.layers.rows import DenseRows, GroupedRows
@@ -36,7 +37,7 @@ def window_rows(view: Tensor, groups: int) -> Tensor:
     dims = (view.ndim - 2) // 2
     rows = view.movedim(1, 1 + dims)
     positions, channels, kernel = rows.shape[1 : 1 + dims], rows.shape[1 + dims], rows.shape[2 + dims :]
-    return rows.reshape(len(rows), math.prod(positions), groups, channels // groups * math.prod(kernel))
+    return rows.reshape(rows.shape[0], math.prod(positions), groups, channels // groups * math.prod(kernel))
 
 
 def spatial_dims(layer: _ConvNd) -> int:
@@ -191,4 +192,14 @@ def pad(layer: _ConvNd, x: Tensor) -> Tensor:
     """The input as the kernel sees it, padded in the layer's own mode."""
     amounts = [n for before_after in reversed(_pads(layer)) for n in before_after]
     mode = "constant" if layer.padding_mode == "zeros" else layer.padding_mode
+    if is_tracing() and mode == "constant":
+        return _padded_with_zeros(x, _pads(layer))
     return F.pad(x, amounts, mode=mode) if any(amounts) else x
+
+
+def _padded_with_zeros(x: Tensor, pads: list[tuple[int, int]]) -> Tensor:
+    """Pad the last axes. `F.pad` would fix the number of examples in a recorded graph."""
+    for axis, ends in zip(range(-len(pads), 0), pads, strict=True):
+        zeros = [torch.zeros_like(x.narrow(axis, 0, 1)).expand(*x.shape[:axis], n, *x.shape[axis:][1:]) for n in ends]
+        x = torch.cat([zeros[0], x, zeros[1]], dim=axis) if any(ends) else x
+    return x

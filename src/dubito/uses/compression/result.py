@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 from collections.abc import Sequence
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -20,12 +19,13 @@ from dubito.fitting.posterior import Posterior
 from dubito.fitting.recipe import Recipe
 from dubito.fitting.training import Training
 from dubito.networks.layers import is_norm
-from dubito.uses.compression import export, quantize, storage
+from dubito.uses.compression import quantize, storage
 from dubito.uses.compression.plan import Plan
 from dubito.uses.compression.report import Report, make_report
 from dubito.uses.compression.rules import Rule
 from dubito.uses.compression.search import Sweep, score_of, sweep
 from dubito.uses.compression.weight_statistics import precision_diagonal
+from dubito.uses.export import Exported, export_network
 
 if TYPE_CHECKING:
     from dubito.uses.compression.compress import Pruner
@@ -126,12 +126,12 @@ class Compression:
         return {name: quantize.bits(weights[name], step) for name, step in self.steps(rounding).items()}
 
     @checked_arguments
-    def export(self, path: str | os.PathLike[str], *, example: Any = None) -> export.Exported:
+    def export(self, path: str | os.PathLike[str], *, example: Any = None) -> Exported:
         """Write the network for other programs: ``.onnx`` (checked in onnxruntime) or ``.pt2`` (`torch.export`)."""
         example = self._example if example is None else example
         if example is None:
             raise InputError("An export needs one batch of inputs: give `example=` here, or `data=` to compress.")
-        return export.export(self.model, Path(path), example)
+        return export_network(self.model, path, example)
 
     def int8(self) -> nn.Module:
         """Return a copy whose linear layers hold 8-bit weights (torchao)."""

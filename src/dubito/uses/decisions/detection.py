@@ -8,13 +8,14 @@ from typing import Any, ClassVar, Self
 import torch
 from torch import Tensor
 
+from dubito.beliefs.prediction import Prediction
 from dubito.core.arguments import checked_arguments
 from dubito.core.batches import Data
 from dubito.core.constraints import Count, OpenProbability
 from dubito.core.errors import InputError
 from dubito.fitting.decision_rule import DecisionRule
 from dubito.fitting.posterior import Posterior
-from dubito.uses.decisions.scores import Score, energy, real_positions, score_prediction
+from dubito.uses.decisions.scores import Score, energy, energy_of, real_positions, score_prediction
 from dubito.uses.fixed_draws import FixedDraws, input_groups, rank_for
 
 
@@ -72,6 +73,17 @@ class Detector(DecisionRule):
     def detect(self, x: Any) -> Tensor:
         """Return which inputs are out of distribution ``[B]``; `x` is what `posterior.predict` takes."""
         return self.scores(x) > self.threshold
+
+    def margin(self, prediction: Prediction, logits: Tensor | None = None) -> Tensor:
+        """Return how far the score of each datum lies above the threshold ``[B]``; above 0 it is flagged.
+
+        Args:
+            prediction: The prediction.
+            logits: For the score ``"energy"`` the logits of the network at the posterior's centre, class axis last.
+        """
+        if logits is not None and self.score == "energy":
+            return energy_of(logits) - self.threshold
+        return score_prediction(prediction, self.score) - self.threshold
 
     def state(self) -> dict[str, Any]:
         """Return the settings, the threshold and the state of the generator."""

@@ -27,6 +27,7 @@ from dubito.beliefs.prediction import ClassPrediction, Prediction, RegressionPre
 from dubito.core import params
 from dubito.core.arguments import checked_arguments
 from dubito.core.errors import UnsupportedError
+from dubito.core.tracing import is_tracing
 from dubito.fitting.posterior import Posterior
 from dubito.methods.map.posterior import PointPosterior
 from dubito.methods.map.recipe import MAP
@@ -75,7 +76,7 @@ def _position_mean(values: Tensor, real: Tensor | None) -> Tensor:
 def sample_variance(prediction: ClassPrediction) -> Tensor:
     r"""Return $\sum_c \mathrm{Var}_s\, p_{sc}$ ``[B, *positions]``; zero for a single network."""
     if prediction.samples is None:
-        if bool((prediction.epistemic == 0).all()):
+        if is_tracing() or bool((prediction.epistemic == 0).all()):
             return torch.zeros_like(prediction.epistemic)
         raise UnsupportedError(
             "The score 'variance' needs the samples, which were too many to keep: lower num_samples, or use "
@@ -103,8 +104,12 @@ class _Energy(nn.Module):
         self.network, self.canonical = posterior.model, posterior.likelihood.canonical
 
     def forward(self, *args: Any, **kwargs: Any) -> Tensor:
-        logits = self.canonical(params.call(self.network, args or kwargs))
-        return _position_mean(-logits.double().logsumexp(dim=-1), real_positions(kwargs))
+        return energy_of(self.canonical(params.call(self.network, args or kwargs)), real_positions(kwargs))
+
+
+def energy_of(logits: Tensor, positions: Tensor | None = None) -> Tensor:
+    """Return the energy ``[B]`` of logits ``[B, *positions, C]``, averaged over these positions, in float64."""
+    return _position_mean(-logits.double().logsumexp(dim=-1), positions)
 
 
 def _gaussian_entropy(prediction: RegressionPrediction) -> Tensor:

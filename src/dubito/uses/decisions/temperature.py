@@ -8,6 +8,7 @@ of the classes stays. For numbers the standard deviation around the mean is mult
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any, Self
 
@@ -22,6 +23,7 @@ from dubito.core.constraints import Count, Positive
 from dubito.core.errors import UnsupportedError
 from dubito.core.numeric import minimize_scalar
 from dubito.fitting.posterior import Posterior, Predictor
+from dubito.fitting.traceable import Traceable
 from dubito.fitting.wrapped_posterior import WrappedPosterior
 from dubito.uses.fixed_draws import FixedDraws
 
@@ -82,6 +84,10 @@ def tempered(prediction: Prediction, temperature: Positive) -> Prediction:
     return ClassPrediction(log_probs, total * (1 - share), total * share)  # the samples were too many to keep
 
 
+def _tempering(predict: Predictor, temperature: float) -> Predictor:
+    return lambda inputs: tempered(predict(inputs), temperature)
+
+
 class TemperedPosterior(WrappedPosterior):
     """A posterior whose predictions are tempered; weights, prior and evidence are those of the posterior inside.
 
@@ -100,8 +106,12 @@ class TemperedPosterior(WrappedPosterior):
 
     def predictor(self, num_samples: int, generator: torch.Generator, **options: Any) -> Predictor:
         """Return the tempered predictive; options are those of the posterior inside."""
-        predict = self.posterior.predictor(num_samples, generator, **options)
-        return lambda inputs: tempered(predict(inputs), self.temperature)
+        return _tempering(self.posterior.predictor(num_samples, generator, **options), self.temperature)
+
+    def forms(self, example: Any, num_samples: int, generator: torch.Generator, **options: Any) -> Iterator[Traceable]:
+        """Yield the tempered forms of the posterior inside."""
+        for form in self.posterior.forms(example, num_samples, generator, **options):
+            yield form._replace(predict=_tempering(form.predict, self.temperature))
 
     def update(self, data: Data, **options: Any) -> Posterior:
         """Raise an error: the temperature was fitted for the present weights."""

@@ -13,7 +13,7 @@ for classes. Inputs inside of the range are predicted as before, and for any pos
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Self, TypeVar
 
@@ -27,6 +27,7 @@ from dubito.core.errors import UnsupportedError
 from dubito.data.columns import CategoryColumn
 from dubito.data.transform import TableTransform
 from dubito.fitting.posterior import Posterior, Predictor
+from dubito.fitting.traceable import Traceable
 from dubito.fitting.wrapped_posterior import WrappedPosterior
 
 P = TypeVar("P", bound=Prediction)
@@ -67,7 +68,7 @@ class TrainingRange:
     def unseen(self, inputs: Tensor) -> Tensor:
         """Return for each row and category ``[B, categories]`` whether it has none of the known levels."""
         found = [inputs[:, start:stop].eq(0).all(dim=1) for start, stop, _ in self.levels]
-        return torch.stack(found, dim=1) if found else inputs.new_zeros(len(inputs), 0, dtype=torch.bool)
+        return torch.stack(found, dim=1) if found else inputs.new_zeros(inputs.shape[0], 0, dtype=torch.bool)
 
     def outside(self, inputs: Tensor) -> Tensor:
         """Return which features of each row ``[B, F]`` lie outside of the training rows."""
@@ -75,19 +76,28 @@ class TrainingRange:
         slack = 4 * torch.finfo(inputs.dtype).eps
         return (inputs < low - slack * (1 + low.abs())) | (inputs > high + slack * (1 + high.abs()))
 
-    def readings(self, inputs: Tensor, num: int) -> Tensor:
-        """Return in how many ways some rows can be read ``[R, B, F]``."""
-        unseen, outside = self.unseen(inputs), self.outside(inputs)
-        nearest = torch.where(outside, inputs.clamp(self.low.to(inputs), self.high.to(inputs)), inputs)
-        found = []
-        for reading in range(num):
-            rows = (nearest if reading // max(1, num // 4) % 2 else inputs).clone()
-            for place, (start, stop, shares) in enumerate(self.levels):
-                turn = reading * (2 * place + 1) % num  # another order for each category, so that they mix
-                level = int(torch.searchsorted(shares.cumsum(0), (turn + 0.5) / num * float(shares.sum())))
-                rows[unseen[:, place], start + min(level, stop - start - 1)] = 1
-            found.append(rows)
-        return torch.stack(found)
+    def readings(self, num: int) -> Callable[[Tensor], Tensor]:
+        """Return the function from rows ``[B, F]`` to several ways to read them ``[R, B, F]``."""
+        places = [[self._level(place, reading, num) for place in range(len(self.levels))] for reading in range(num)]
+
+        def read(inputs: Tensor) -> Tensor:
+            unseen, found = self.unseen(inputs), []
+            nearest = torch.where(self.outside(inputs), inputs.clamp(self.low.to(inputs), self.high.to(inputs)), inputs)
+            for reading, chosen in enumerate(places):
+                columns = list((nearest if reading // max(1, num // 4) % 2 else inputs).unbind(1))
+                for place, column in enumerate(chosen):
+                    columns[column] = columns[column].masked_fill(unseen[:, place], 1.0)
+                found.append(torch.stack(columns, dim=1))
+            return torch.stack(found)
+
+        return read
+
+    def _level(self, place: int, reading: int, num: int) -> int:
+        """Return the feature of the level that a reading puts for an unseen category, each level by its share."""
+        start, stop, shares = self.levels[place]
+        turn = reading * (2 * place + 1) % num  # another order for each category, so that they mix
+        level = int(torch.searchsorted(shares.cumsum(0), (turn + 0.5) / num * float(shares.sum())))
+        return start + min(level, stop - start - 1)
 
 
 class GuardedPosterior(WrappedPosterior):
@@ -115,12 +125,22 @@ class GuardedPosterior(WrappedPosterior):
             for odd, num in ((unseen, UNSEEN_READINGS), (outside, OUTSIDE_READINGS)):
                 rows = odd.nonzero().flatten()
                 if len(rows):
-                    readings = self.known.readings(inputs[rows], num)
-                    mixed = mixture([predict(reading) for reading in readings])
+                    mixed = mixture([predict(reading) for reading in self.known.readings(num)(inputs[rows])])
                     found = _replaced(found, rows, mixed)
             return found
 
         return guarded
+
+    def forms(self, example: Any, num_samples: int, generator: torch.Generator, **options: Any) -> Iterator[Traceable]:
+        """Yield the forms of the posterior inside, mixed over the readings of all rows: those of a usual row agree."""
+        num = UNSEEN_READINGS if self.known.levels else OUTSIDE_READINGS
+        read = self.known.readings(num)
+        for form in self.posterior.forms(example, num_samples, generator, **options):
+
+            def guarded(inputs: Any, predict: Predictor = form.predict) -> Prediction:
+                return mixture([predict(reading) for reading in read(inputs).unbind(0)])
+
+            yield form._replace(predict=guarded, form=f"{form.form}, on {num} readings of each row")
 
     def update(self, data: Data, **options: Any) -> Posterior:
         """Return the posterior inside after new data, guarded by the range of all rows."""
@@ -166,8 +186,8 @@ def mixture(readings: Sequence[Prediction]) -> Prediction:
     disagreement = _entropy(pooled) - _entropy(log_probs).mean(0)
     samples = None
     if first.samples is not None:  # sample s is one of the weights and one of the readings
-        chosen = torch.arange(len(first.samples)) % len(readings)
-        samples = torch.stack([readings[int(r)].samples[s] for s, r in enumerate(chosen)])  # type: ignore[index]
+        count = first.samples.shape[0]
+        samples = torch.stack([readings[s % len(readings)].samples[s] for s in range(count)])  # type: ignore[index]
     return ClassPrediction(pooled, aleatoric, epistemic + disagreement.clamp_min(0), samples)
 
 

@@ -9,11 +9,13 @@ from torch import Tensor
 
 from dubito.beliefs.likelihoods import Categorical, HeteroscedasticGaussian
 from dubito.beliefs.likelihoods.base import Hyper
-from dubito.beliefs.likelihoods.kinds import RegressionLikelihood
+from dubito.beliefs.likelihoods.kinds import RegressionLikelihood, over_samples
 from dubito.beliefs.prediction import ClassPrediction
 from dubito.core.constraints import Positive, check
+from dubito.core.numeric import digamma
 from dubito.core.settings import setting
 from dubito.core.tensor_checks import at_least_float32
+from dubito.core.tracing import is_tracing
 
 
 @setting
@@ -50,7 +52,7 @@ class Dirichlet(Categorical):
     ) -> ClassPrediction:
         """Return the mixture of the samples' Dirichlets."""
         mixture = super().predict_samples(outputs, hyper, log_probs=log_probs, keep_samples=keep_samples)
-        logits = torch.stack([self.canonical(sample) for sample in outputs])
+        logits = over_samples(self.canonical, outputs)
         aleatoric = dirichlet_entropies(logits)[1].mean(dim=0).to(logits.dtype)
         epistemic = (mixture.entropy - aleatoric).clamp_min(0)
         return ClassPrediction(mixture.log_probs, aleatoric, epistemic, mixture.samples)
@@ -68,7 +70,8 @@ def dirichlet_entropies(logits: Tensor) -> tuple[Tensor, Tensor]:
     wide = logits.detach().double()
     probs, alpha = wide.softmax(dim=-1), wide.exp()
     total = torch.special.entr(probs).sum(dim=-1)
-    aleatoric = torch.digamma(alpha.sum(dim=-1) + 1) - (probs * torch.digamma(alpha + 1)).sum(dim=-1)
+    psi = digamma if is_tracing() else torch.digamma  # file formats do not have it
+    aleatoric = psi(alpha.sum(dim=-1) + 1) - (probs * psi(alpha + 1)).sum(dim=-1)
     return total, aleatoric.clamp_min(0)
 
 

@@ -1,0 +1,123 @@
+"""Record a function as a graph, for an exported file.
+
+While torch records, tensors have no values and the batch has no fixed size. So code that looks at values (a check for
+NaN, an early exit) or cuts a batch into parts asks `is_tracing` first and computes everything in one piece instead.
+"""
+
+from __future__ import annotations
+
+import logging
+import warnings
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor, fx, nn
+
+from dubito.core import nests
+from dubito.core.errors import DubitoError, UnsupportedError
+from dubito.core.locks import ProcessLock
+
+if TYPE_CHECKING:
+    from torch.export import ExportedProgram
+
+# A prime, so that no product of other axes is equal to it.
+RECORDED_ROWS = 37
+_active: ContextVar[bool] = ContextVar("tracing", default=False)
+_TALKATIVE = ("torch.onnx", "torch.export", "onnxscript", "onnx_ir")  # loggers
+_lock = ProcessLock()  # torch records one function at a time: parts of its state are global
+
+
+def rows_to_record(example: Any) -> Any:
+    """Return the rows of an example, repeated or cut to a number that no usual axis of a network has.
+
+    An axis as long as the batch could be taken for it.
+    """
+    count = nests.num_rows(example)
+    return nests.take(example, [row % count for row in range(RECORDED_ROWS)])
+
+
+def is_tracing() -> bool:
+    """Return whether this thread records a graph.
+
+    >>> with recording():
+    ...     is_tracing()
+    True
+    """
+    return _active.get()
+
+
+@contextmanager
+def recording() -> Iterator[None]:
+    """Record in this block: `is_tracing` is true, other threads wait, and torch's notes about itself are hidden."""
+    loggers = [logging.getLogger(name) for name in _TALKATIVE]
+    with _lock, warnings.catch_warnings():
+        levels, token = [logger.level for logger in loggers], _active.set(True)
+        for logger in loggers:
+            logger.setLevel(logging.ERROR)
+        warnings.simplefilter("ignore")
+        try:
+            yield
+        finally:
+            _active.reset(token)
+            for logger, level in zip(loggers, levels, strict=True):
+                logger.setLevel(level)
+
+
+def export_any_batch(module: nn.Module, inputs: tuple[Tensor, ...]) -> ExportedProgram:
+    """Call `torch.export` on a module that takes tensors by position; their first axis, the batch, stays free.
+
+    Args:
+        module: The module; one that is not a graph takes ``*inputs``.
+        inputs: At least two rows of each input.
+    """
+    shapes: Any = tuple({0: torch.export.Dim.AUTO} for _ in inputs)
+    shapes = shapes if isinstance(module, fx.GraphModule) else (shapes,)
+    try:
+        found = torch.export.export(module, inputs, dynamic_shapes=shapes, strict=False)
+    except DubitoError:
+        raise
+    except Exception as error:
+        raise UnsupportedError(_why(error)) from error
+    names = found.graph_signature.user_inputs
+    given = [node for node in found.graph.nodes if node.op == "placeholder" and node.name in names]
+    if any(isinstance(node.meta["val"].shape[0], int) for node in given):
+        raise UnsupportedError(
+            "This network cannot be exported: it treats the number of rows as a constant, so write it for any batch."
+        )
+    return found
+
+
+def _why(error: Exception) -> str:
+    text = str(error).strip()
+    if "data-dependent" in text or "DataDependent" in type(error).__name__:
+        return "This network cannot be exported: what it computes depends on values of its inputs (an `if`, a loop)."
+    first = text.splitlines()[0].rstrip(".") if text else type(error).__name__
+    return f"This network cannot be traced for export: {first}."
+
+
+def record_with_gradients(function: Callable[..., Any], example: tuple[Tensor, ...]) -> fx.GraphModule:
+    """Record a function that differentiates inside as a graph of plain operations; the first axis stays free.
+
+    `torch.export` cannot record calls of autograd; it can record the graph that this returns.
+
+    Args:
+        function: Takes tensors and returns a tensor or a tuple of tensors.
+        example: Its arguments, with at least two rows.
+    """
+    from torch._dynamo.source import ConstantSource
+    from torch._subclasses import FakeTensorMode
+    from torch.fx.experimental.proxy_tensor import make_fx
+    from torch.fx.experimental.symbolic_shapes import DimDynamic, ShapeEnv, StatelessSymbolicContext
+
+    with recording():
+        mode = FakeTensorMode(shape_env=ShapeEnv(), allow_non_fake_inputs=True)
+        fake = []
+        for number, value in enumerate(example):
+            sizes = [DimDynamic.DYNAMIC, *[DimDynamic.STATIC] * (value.ndim - 1)]
+            context: Any = StatelessSymbolicContext(dynamic_sizes=sizes)
+            fake.append(mode.from_tensor(value, source=ConstantSource(f"input_{number}"), symbolic_context=context))
+        with mode:
+            return make_fx(function, tracing_mode="real", _allow_non_fake_inputs=True)(*fake)

@@ -1,0 +1,115 @@
+"""The linearized predictive as a function that can be recorded as a graph, for exported files."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+
+from dubito.core import batches, params
+from dubito.core.errors import UnsupportedError
+from dubito.core.tracing import record_with_gradients, rows_to_record
+from dubito.curvature import links, output_columns
+from dubito.curvature import matrices as linalg
+from dubito.curvature.calls import LayerCall
+from dubito.curvature.engine import Tape
+from dubito.curvature.functional import FunctionalTerms
+from dubito.curvature.last_layer import LastLayer
+from dubito.curvature.output_layer import is_one_linear
+from dubito.curvature.structures import jacobian
+from dubito.fitting.traceable import Traceable
+from dubito.networks.watching import first_argument, watch
+
+if TYPE_CHECKING:
+    from dubito.methods.laplace.posterior import LaplacePosterior
+
+# From inputs to outputs in the model's layout and their variances in canonical layout.
+Moments = Callable[[Any], tuple[Tensor, Tensor]]
+
+
+def linearized_forms(
+    posterior: LaplacePosterior, example: Any, noise: links.Noise, link: links.Link, centred: bool
+) -> Iterator[Traceable]:
+    """Yield the form of a working copy's linearized prediction; both kinds give what `predict` gives."""
+    if links.is_classification(posterior.likelihood) and link.reads_covariance:
+        raise UnsupportedError(
+            "Only link='probit' can be exported: the others need the eigenvectors of a matrix for each input, which "
+            "file formats cannot compute."
+        )
+    centred = centred and links.has_null_direction(posterior.likelihood)
+    tape = posterior.engine.run(rows_to_record(example))
+    if unruled := [name for name in posterior.engine.names if name in posterior.engine.unruled]:
+        raise UnsupportedError(
+            f"The gradient of '{unruled[0]}' has no rule that a file could follow: export weight "
+            "samples with method='weights'."
+        )
+    if is_one_linear(tape):
+        moments, form = _last_layer(posterior, tape, centred), "closed form of the last layer"
+    else:
+        moments, form = _jacobian(posterior, tape, centred), "linearized, by the Jacobian of the random layers"
+
+    def predict(inputs: Any) -> Any:
+        return links.predict(posterior.likelihood, *moments(inputs), noise, link)
+
+    yield Traceable(predict, form)
+
+
+def _columns(posterior: LaplacePosterior, tape: Tape, centred: bool) -> Tensor:
+    """Return all output columns ``[V, *outputs]``."""
+    count = tape.outputs[0].numel()
+    return next(output_columns.identity(posterior.likelihood, tape.outputs, count, centred=centred))
+
+
+def _last_layer(posterior: LaplacePosterior, tape: Tape, centred: bool) -> Moments:
+    call, model = tape.calls[0], posterior.engine.model
+    assert isinstance(call, LayerCall)
+    layer = call.layer
+    bias = posterior.engine.roles[layer].get("bias")
+    weight: Any = layer.weight
+    columns = _columns(posterior, tape, centred)[:, 0]
+    variance = LastLayer(posterior.covariance, posterior.selection, bias, tuple(weight.shape), columns)
+
+    def moments(inputs: Any) -> tuple[Tensor, Tensor]:
+        seen: list[Tensor] = []
+
+        def keep(name: str, module: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+            seen.append(first_argument(args, kwargs))
+
+        with watch({"": layer}, before=keep):
+            outputs = params.call(model, inputs)
+        return outputs, variance(seen[0])
+
+    return moments
+
+
+def _jacobian(posterior: LaplacePosterior, tape: Tape, centred: bool) -> Moments:
+    engine = posterior.engine
+    engine.batched = False  # the batching of autograd fixes the number of examples
+    leaves = tuple(batches.leaves(tape.inputs))
+
+    def compute(*given: Tensor) -> tuple[Tensor, Tensor]:
+        parts = iter(given)
+        run = engine.forward(batches.map_leaves(lambda _: next(parts), tape.inputs))
+        layout = posterior.likelihood.canonical(run.outputs).shape
+        variance = _variance(posterior, run, _columns(posterior, run, centred))
+        return run.outputs.detach(), variance.mT.contiguous().reshape(layout)
+
+    recorded = record_with_gradients(compute, leaves)
+
+    def moments(inputs: Any) -> tuple[Tensor, Tensor]:
+        outputs, variance = recorded(*batches.leaves(inputs))
+        return outputs, variance
+
+    return moments
+
+
+@torch.no_grad()
+def _variance(posterior: LaplacePosterior, tape: Tape, columns: Tensor) -> Tensor:
+    """Return the variance of each column and example, ``[V, B]``."""
+    factors, covariance = tape.pull(columns), posterior.covariance
+    if isinstance(covariance, linalg.DenseCovariance):
+        rows = jacobian(factors, posterior.selection)
+        return (rows @ covariance.root.to(rows.dtype)).square().sum(-1)
+    return FunctionalTerms(posterior.matrix, posterior.selection, factors).variance(covariance)

@@ -1,0 +1,10 @@
+"""Write a posterior to one file that predicts with its uncertainty and runs without Dubito."""
+
+from __future__ import annotations
+
+from dubito.uses.export.exporting import Exported, export
+from dubito.uses.export.formats import find_format
+from dubito.uses.export.inputs import Encoder
+from dubito.uses.export.network import export_network
+
+__all__ = ["Encoder", "Exported", "export", "export_network", "find_format"]

@@ -1,0 +1,190 @@
+"""Every family of posteriors, for classes and for numbers, as one file whose numbers are those of `predict`."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from dubito.errors import UnsupportedError
+from export_cases import (
+    DIRICHLET,
+    RECIPES,
+    SHORT,
+    SUFFIX,
+    TASKS,
+    describe,
+    expected,
+    fitted,
+    inputs,
+    network,
+    run_file,
+)
+from torch import nn
+
+from dubito import MAP, Laplace, Posterior, Training, Variational, decisions, select
+from dubito.core.settings import load_all
+from dubito.methods.map.posterior import PointPosterior
+from dubito.uses.runs.guard import GuardedPosterior, TrainingRange
+
+pytestmark = pytest.mark.slow
+
+OUTPUTS = {"classes": ("probs", "aleatoric", "epistemic"), "numbers": ("mean", "aleatoric", "epistemic")}
+APPROXIMATE = {"variational"}
+FORMS = {
+    "map": "one network",
+    "laplace of all layers": "linearized, by the Jacobian of the random layers",
+    "laplace of the last layer": "closed form of the last layer",
+    "laplace of a subnetwork": "linearized, by the Jacobian of the random layers",
+    "variational": "moments propagated through the layers",
+    "variational in groups": "3 weight samples",
+    "rank1": "one network on 4 copies of the inputs",
+    "batch ensemble": "one network on 2 copies of the inputs",
+    "ensemble": "2 networks",
+    "ensemble of laplace": "2 members, each: closed form of the last layer",
+    "sgmcmc of the last layer": "3 weight samples",
+}
+
+
+def chosen() -> list[tuple[str, str]]:
+    """Every other pair of family and task; `make test` writes one half in one format, `make test-extras` the other."""
+    pairs = [(name, TASKS[(k + t) % 2]) for t in range(2) for k, name in enumerate(RECIPES)]
+    half = len(pairs) // 2
+    return pairs[half:] if SUFFIX == ".onnx" else pairs[:half]
+
+
+@pytest.mark.parametrize(("name", "task"), chosen())
+def test_a_file_computes_what_predict_does(name: str, task: str, tmp_path: Path) -> None:
+    posterior, path = fitted(name, task), tmp_path / f"net{SUFFIX}"
+    made = posterior.export(path, OUTPUTS[task], example=inputs(7, 2), num_samples=3)
+    assert bool(made.approximations) == (name in APPROXIMATE)
+    assert made.form == FORMS.get(name, made.form)
+    assert made.outputs == OUTPUTS[task]
+    assert made.num_bytes == path.stat().st_size
+    assert describe(path)["form"] == made.form
+    count, tolerance = (512, 0.05) if made.approximations else (3, 2e-5)
+    for rows in (1, 5):  # others than the example's, and any number of them
+        x = inputs(rows, 3)
+        found, wanted = run_file(path, x), expected(posterior, x, OUTPUTS[task], num_samples=count)
+        for output in OUTPUTS[task]:
+            assert found[output].dtype == torch.float32
+            torch.testing.assert_close(found[output], wanted[output], rtol=tolerance, atol=tolerance)
+
+
+def test_every_family_has_a_file() -> None:
+    tested = {fitted(name, task).family for name, task in chosen()}
+    load_all()
+    elsewhere = {"Tempered", "Guarded"}
+    known = {name for name, family in Posterior._families.items() if family.__module__.startswith("dubito.")}
+    assert known - elsewhere == tested
+
+
+@pytest.mark.parametrize("name", ["laplace of the last layer", "ensemble"])
+def test_tempered_posteriors(name: str, tmp_path: Path) -> None:
+    posterior = decisions.TemperedPosterior(fitted(name), 2.0)
+    posterior.export(tmp_path / "net.pt2", example=inputs(5, 2))
+    found, wanted = (
+        run_file(tmp_path / "net.pt2", inputs(5, 3)),
+        expected(posterior, inputs(5, 3), ("probs", "entropy")),
+    )
+    assert all(torch.allclose(found[key], wanted[key], atol=1e-5) for key in wanted)
+
+
+@pytest.mark.parametrize("task", TASKS)
+@pytest.mark.parametrize("levels", [((2, 4, torch.tensor([0.3, 0.7])),), ()], ids=["category", "numbers"])
+def test_guarded_posteriors(task: str, levels: tuple[Any, ...], tmp_path: Path) -> None:
+    """Usual rows, rows outside of the range, and rows with an unseen category."""
+    known = TrainingRange(torch.full((4,), -1.0), torch.ones(4), levels)
+    posterior, x = GuardedPosterior(fitted("laplace of the last layer", task), known), inputs(6, 2).clamp(-1, 1)
+    x[1:3, 0], x[2:4, 2:] = 4.0, 0.0
+    outputs = OUTPUTS[task]
+    made = posterior.export(tmp_path / f"net{SUFFIX}", outputs, example=x)
+    assert made.form.endswith(f"on {8 if levels else 2} readings of each row")
+    found, wanted = run_file(tmp_path / f"net{SUFFIX}", x[1:]), expected(posterior, x[1:], outputs)
+    for key in wanted:
+        torch.testing.assert_close(found[key], wanted[key], rtol=1e-4, atol=1e-5)
+
+
+def test_distilled_students_in_full(tmp_path: Path) -> None:
+    """A Dirichlet needs the digamma function, which file formats lack."""
+    student = PointPosterior(network(3), DIRICHLET(), MAP(train=False), 60)
+    student.export(tmp_path / f"net{SUFFIX}", example=inputs(5, 2))
+    x = 3 * inputs(8, 4)
+    found = run_file(tmp_path / f"net{SUFFIX}", x)
+    for key, value in expected(student, x, ("probs", "aleatoric", "epistemic")).items():
+        assert torch.allclose(found[key], value, atol=1e-6), key
+    assert float(found["epistemic"].min()) > 0.01
+
+
+@pytest.mark.parametrize("likelihood", ["bernoulli", "heteroscedastic"])
+@pytest.mark.parametrize("name", ["laplace of the last layer", "ensemble"])
+def test_other_likelihoods(name: str, likelihood: str, tmp_path: Path) -> None:
+    x = inputs(40, 0)
+    y = (x[:, :2] > 0).float() if likelihood == "bernoulli" else x[:, :1].sin()
+    posterior = RECIPES[name].fit(
+        network(2), (x, y), likelihood=likelihood, training=None if "laplace" in name else SHORT
+    )
+    made = posterior.export(tmp_path / "net.pt2", example=x[:5], num_samples=4)
+    found = run_file(tmp_path / "net.pt2", x[:3])
+    wanted = expected(posterior, x[:3], [key for key in made.outputs if key not in ("lower", "upper")], num_samples=4)
+    for key, value in wanted.items():
+        assert torch.allclose(found[key].to(value), value, atol=2e-5), key
+
+
+def test_images_and_sequences(tmp_path: Path) -> None:
+    """The Jacobian goes through convolutions, pooling, normalization and shortcuts, and through embeddings."""
+
+    class Block(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.conv, self.norm = nn.Conv2d(3, 3, 3, padding=1, stride=1), nn.BatchNorm2d(3)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return x + self.norm(self.conv(x)).relu()
+
+    torch.manual_seed(0)
+    images = torch.randn(30, 1, 9, 9)
+    net = nn.Sequential(
+        nn.Conv2d(1, 3, 3, stride=2), nn.ReLU(inplace=True), Block(), nn.MaxPool2d(2), nn.Flatten(), nn.Linear(12, 3)
+    ).eval()
+    tokens = torch.randint(7, (30, 5))
+    words = nn.Sequential(nn.Embedding(7, 4), nn.Linear(4, 4), nn.Tanh(), nn.Flatten(), nn.Linear(20, 3)).eval()
+    for model, x in ((net, images), (words, tokens)):
+        posterior = Laplace(prior_precision=1.0).fit(model, (x, torch.arange(30) % 3))
+        made = posterior.export(tmp_path / "net.pt2", ("probs", "epistemic"), example=x[:5])
+        assert made.difference < 1e-5
+        found, wanted = run_file(tmp_path / "net.pt2", x[5:6]), expected(posterior, x[5:6], made.outputs)
+        assert all(torch.allclose(found[key], wanted[key], atol=1e-5) for key in wanted)
+
+
+def test_layers_without_a_rule_need_weight_samples(tmp_path: Path) -> None:
+    class Own(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.weight = nn.Parameter(torch.randn(3, 4))
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return (x @ self.weight.mT).sin()
+
+    x = inputs(20, 0)
+    model = nn.Sequential(Own(), nn.Linear(3, 3))
+    posterior = Laplace(prior_precision=1.0).fit(model, (x, torch.arange(20) % 3))
+    with pytest.raises(UnsupportedError, match="method='weights'"):
+        posterior.export(tmp_path / "net.pt2", example=x)
+    assert list(tmp_path.iterdir()) == []
+    made = posterior.export(tmp_path / "net.pt2", ("probs",), example=x, method="weights", num_samples=2)
+    wanted = posterior.predict(x, method="weights", num_samples=2).probs
+    assert made.form == "2 weight samples"
+    assert torch.allclose(run_file(tmp_path / "net.pt2", x)["probs"], wanted, atol=1e-5)
+
+
+def test_moments_that_are_too_far_off_give_way_to_samples(tmp_path: Path) -> None:
+    model = nn.Sequential(*(layer for _ in range(3) for layer in (nn.Linear(4, 4), nn.ReLU())), nn.Linear(4, 3))
+    x = inputs(40, 0)
+    recipe = Variational(initial_scale=0.8, weights=select.all())
+    posterior = recipe.fit(model, (x, torch.arange(40) % 3), training=Training(epochs=1, lr=1e-6), progress=False)
+    made = posterior.export(tmp_path / "net.pt2", ("probs",), example=x, num_samples=3, tolerance=1e-3)
+    assert made.form == "3 weight samples"
+    assert not made.approximations
+    assert made.difference < 1e-5
