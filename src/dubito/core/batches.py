@@ -30,6 +30,7 @@ from dubito.core.nests import num_rows as num_rows
 from dubito.core.nests import place as place
 from dubito.core.nests import take as take
 from dubito.core.once import WarnOnce
+from dubito.core.precision import at_least_single
 from dubito.core.randomness import Stream
 
 Seen = Callable[[Any], None]  # called with each batch of a loader before it is used
@@ -299,4 +300,5 @@ class Source:
         if shard:
             mine = distributed.rows(size)
             inputs, targets = take(inputs, mine), take(targets, mine)
-        return Batch(self.place(inputs), self.place(targets), size)
+        dtype = None if self.dtype is None else at_least_single(self.dtype)
+        return Batch(self.place(inputs), place(targets, self.device, dtype), size)

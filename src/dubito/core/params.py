@@ -6,16 +6,23 @@ Tied parameters appear once, under the first name that `model.named_parameters()
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
+from dubito.core import precision
 from dubito.core.errors import InputError
 
 # The name under which a compiled module holds the one that it was made from.
 COMPILED = "_orig_mod"
+
+# What is wrong where parts of a network with other weights are called again in the backward pass.
+CHECKPOINTED = (
+    "gradient checkpointing calls parts of the network again in the backward pass, when its weights are other ones; "
+    "switch it off: model.gradient_checkpointing_disable() for Hugging Face models"
+)
 
 Params = dict[str, Tensor]
 Buffers = dict[str, Tensor]
@@ -75,15 +82,21 @@ def load_(model: nn.Module, params: Mapping[str, Tensor], buffers: Mapping[str, 
 def call(model: nn.Module, inputs: Any) -> Tensor:
     """Call `model` on one batch of inputs: a tuple as positional arguments, a mapping as keyword arguments.
 
-    If the output has a `logits` field, as those of Hugging Face models have, that field is returned.
+    If the output has a `logits` field, as those of Hugging Face models have, that field is returned. Outputs in half
+    precision are returned as float32.
     """
-    if isinstance(inputs, tuple | list):
-        output = model(*inputs)
-    elif isinstance(inputs, Mapping):
-        output = model(**inputs)
+    if precision.is_casting():
+        with precision.in_a_network():
+            output = _call(model, inputs)
     else:
-        output = model(inputs)
-    return logits_of(output)
+        output = _call(model, inputs)
+    return precision.widened(logits_of(output))
+
+
+def _call(model: nn.Module, inputs: Any) -> Any:
+    if isinstance(inputs, tuple | list):
+        return model(*inputs)
+    return model(**inputs) if isinstance(inputs, Mapping) else model(inputs)
 
 
 def logits_of(output: Any) -> Tensor:
@@ -104,10 +117,19 @@ def functional_call(model: nn.Module, params: Mapping[str, Tensor], inputs: Any)
 
 @contextmanager
 def swapped(model: nn.Module, params: Mapping[str, Tensor]) -> Iterator[nn.Module]:
-    """Replace the parameters of `model` by `params` (any tensors, also non-leaf ones) inside the block."""
+    """Replace the parameters of `model` by `params` (any tensors, also non-leaf ones) inside the block.
+
+    A parameter in half precision is replaced by one of its own dtype, also if the given values have a finer one.
+    """
     from torch.nn.utils import stateless
 
-    with stateless._reparametrize_module(model, dict(params), tie_weights=True):
+    again = torch.is_grad_enabled()  # and so there may be a backward pass, which calls checkpointed parts again
+    own = {name: value.dtype for name, value in model.named_parameters() if value.dtype in precision.HALF}
+    given = {name: value.to(own[name]) if name in own else value for name, value in params.items()}
+    with (
+        torch.autograd.graph.disable_saved_tensors_hooks(CHECKPOINTED) if again else nullcontext(),
+        stateless._reparametrize_module(model, given, tie_weights=True),
+    ):
         yield model
 
 

@@ -20,6 +20,7 @@ DEFAULT_SEED = 0
 
 # The functions that get and set the state of one global generator.
 _Access = tuple[Callable[[], Any], Callable[[Any], None]]
+_LIBRARIES: list[_Access] = [(random.getstate, random.setstate), (np.random.get_state, np.random.set_state)]
 
 
 def default_generator(generator: torch.Generator | None) -> torch.Generator:
@@ -88,15 +89,15 @@ def drawing_from(generator: Callable[[], torch.Generator], rest: Stream | None =
 def drawing_aside() -> Iterator[None]:
     """Restore the generators of `drawing_from` after the block, so that a trial does not change later draws."""
     generator, rest = own_generator(), _own.rest
-    state, states = None if generator is None else generator.get_state(), None if rest is None else list(rest._states)
+    state, position = None if generator is None else generator.get_state(), None if rest is None else rest._position()
     try:
         with restoring_generators() if _users.has_libraries else nullcontext():
             yield
     finally:
         if generator is not None and state is not None:
             generator.set_state(state)
-        if rest is not None and states is not None:
-            rest._states = states
+        if rest is not None and position is not None:
+            rest._states, rest._is_seeded = position
 
 
 class Stream:
@@ -113,43 +114,60 @@ class Stream:
     """
 
     def __init__(self, seed: int, device: torch.device | None = None, *, libraries: bool = False) -> None:
-        self._access: list[_Access] = [(torch.get_rng_state, torch.set_rng_state)]
+        self._seed, self._has_libraries = seed, libraries
+        self._access = _access(device, libraries)
         self._states: list[Any] = [torch.Generator().manual_seed(seed).get_state()]
         if device is not None and device.type == "cuda":
-            cuda = torch.cuda
-            self._access.append((lambda: cuda.get_rng_state(device), lambda state: cuda.set_rng_state(state, device)))
             self._states.append(torch.Generator(device).manual_seed(seed).get_state())
-        self._fresh: list[Any] = []
-        if libraries:
-            self._access += [(random.getstate, random.setstate), (np.random.get_state, np.random.set_state)]
-            self._fresh = [random.Random(seed).getstate(), np.random.RandomState(seed % 2**32).get_state()]
-            self._states += self._fresh
+        self._is_seeded = not libraries  # their states are made in place, because numpy is slow to write one
 
     def has_used_libraries(self) -> bool:
         """Return whether the generators of `random` or `numpy` have been used inside `active`."""
-        if not self._fresh:
+        if not self._has_libraries or not self._is_seeded:
             return False
-        (own, theirs), (start, begin) = self._states[-2:], self._fresh
+        own, theirs = self._states[-2:]
+        start = random.Random(self._seed).getstate()
+        begin: Any = np.random.RandomState(self._seed % 2**32).get_state()
         return bool(own != start or theirs[2] != begin[2] or (theirs[1] != begin[1]).any())
 
     @contextmanager
     def active(self) -> Iterator[None]:
         """Let the global generators continue this stream inside the block."""
         with _exchanging:
-            before, outside = (_users.state, _users.has_libraries), self._exchange(self._states)
+            before, outside = (_users.state, _users.has_libraries), self._enter()
             _users.state = outside[0] if before[0] is None else before[0]
-            _users.has_libraries = before[1] or bool(self._fresh)
+            _users.has_libraries = before[1] or self._has_libraries
             try:
                 yield
             finally:
-                self._states = self._exchange(outside)
+                self._states, self._is_seeded = self._exchange(outside), True
                 _users.state, _users.has_libraries = before
+
+    def _enter(self) -> list[Any]:
+        """Give the global generators the states of this stream; return those they had."""
+        outside = self._exchange(self._states)
+        if not self._is_seeded:
+            random.seed(self._seed)
+            np.random.seed(self._seed % 2**32)  # noqa: NPY002 (users' datasets draw from this one)
+        return outside
 
     def _exchange(self, states: list[Any]) -> list[Any]:
         before = [read() for read, _ in self._access]
-        for (_, write), state in zip(self._access, states, strict=True):
+        for (_, write), state in zip(self._access, states, strict=False):
             write(state)
         return before
+
+    def _position(self) -> tuple[list[Any], bool]:
+        return self._states, self._is_seeded
+
+
+def _access(device: torch.device | None, libraries: bool) -> list[_Access]:
+    """Return the functions that get and set the states of the global generators that a stream includes."""
+    found: list[_Access] = [(torch.get_rng_state, torch.set_rng_state)]
+    if device is not None and device.type == "cuda":
+        cuda = torch.cuda
+        found.append((lambda: cuda.get_rng_state(device), lambda state: cuda.set_rng_state(state, device)))
+    return found + _LIBRARIES if libraries else found
 
 
 class _Users:
@@ -173,7 +191,7 @@ def restoring_generators() -> Iterator[None]:
     A `Stream` restores them itself, unless Ctrl-C comes while it exchanges them.
     """
     device = torch.device("cuda", torch.cuda.current_device()) if torch.cuda.is_initialized() else None
-    access = Stream(0, device, libraries=True)._access
+    access = _access(device, libraries=True)
     states = [read() for read, _ in access]
     try:
         yield

@@ -178,6 +178,12 @@ def _mean(node: Node, grad: Tensor) -> dict[int, Tensor]:
     return {0: (grad / count).expand(len(grad), *size)}
 
 
+def _cast(node: Node, grad: Tensor) -> dict[int, Tensor]:
+    """Return the gradient of a change of dtype."""
+    below, output = node.next_functions[0]
+    return {} if below is None else {0: grad.to(below._input_metadata[output].dtype)}
+
+
 def _slice(node: Node, grad: Tensor) -> dict[int, Tensor]:
     size, axis = (len(grad), *node._saved_self_sym_sizes), node._saved_dim % (grad.ndim - 1) + 1
     where = node._saved_start, min(node._saved_end, size[axis]), node._saved_step
@@ -191,6 +197,7 @@ RULES: dict[str, NodeRule] = {
     "UnsafeViewBackward0": _view,
     "ReshapeAliasBackward0": _view,
     "CloneBackward0": lambda node, grad: {0: grad},
+    "ToCopyBackward0": _cast,
     "AddBackward0": _add,
     "ConstantPadNdBackward0": lambda node, grad: {0: F.pad(grad, [-size for size in node._saved_pad])},
     "SliceBackward0": _slice,

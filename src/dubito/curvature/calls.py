@@ -13,7 +13,7 @@ from dubito.core import batches
 from dubito.curvature import per_example
 from dubito.curvature.call_gradients import CallGradient
 from dubito.networks.layers.base import LayerRule
-from dubito.networks.layers.rows import Rows
+from dubito.networks.layers.rows import Rows, rows_as
 
 
 @dataclass
@@ -49,7 +49,7 @@ class LayerCall:
     def gradients(self, grad: Tensor) -> list[tuple[str, CallGradient]]:
         """Return the gradient of each parameter for gradients ``[V, *output]``."""
         return [
-            (name, CallGradient(self.rule, self.layer, self.rows if role == "weight" else None, grad))
+            (name, CallGradient(self.rule, self.layer, rows_as(self.rows, grad) if role == "weight" else None, grad))
             for role, name in self.roles.items()
         ]
 
@@ -86,8 +86,9 @@ class ModuleCall:
 
     def explicit(self, grad: Tensor, pull: per_example.Pull) -> dict[str, Tensor]:
         """Return ``[V, B, *shape]`` for gradients ``[V, *output]``."""
-        found = pull(self.module, list(self.local.values()), (self.args, self.kwargs), grad, _call)
-        return {name: found[local] for name, local in self.local.items()}
+        dtype = self.edge.node._input_metadata[self.edge.output_nr].dtype
+        found = pull(self.module, list(self.local.values()), (self.args, self.kwargs), grad.to(dtype), _call)
+        return {name: found[local].to(grad.dtype) for name, local in self.local.items()}
 
 
 def _call(module: nn.Module, inputs: Any) -> Tensor:

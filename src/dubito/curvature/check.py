@@ -12,12 +12,13 @@ from torch import Tensor
 from dubito.core import batches, params
 from dubito.curvature.factors import CallsFactor, ExplicitFactor, Factor
 from dubito.networks.layers.rows import IndexRows
+from dubito.networks.parameter_uses import nodes_below
 
 if TYPE_CHECKING:
     from dubito.curvature.engine import Tape
 
 # The relative differences that are attributed to rounding.
-_TOLERANCE = {torch.float64: 1e-8, torch.float32: 1e-3}
+_TOLERANCE = {torch.float64: 1e-8, torch.float32: 1e-3, torch.float16: 3e-2, torch.bfloat16: 3e-2}
 
 
 def misfits(tape: Tape, names: list[str]) -> list[tuple[list[str], str]]:
@@ -47,8 +48,9 @@ def misfits(tape: Tape, names: list[str]) -> list[tuple[list[str], str]]:
         ]
     except RuntimeError as error:  # reentrant checkpointing forbids autograd.grad
         return [*found, (names, str(error).strip().splitlines()[0])]
-    factors = tape.pull(columns)
-    wrong = [name for name, *grads in zip(names, *truth, strict=True) if not _fits(factors[name], examples, grads)]
+    factors, dtype = tape.pull(columns), _coarsest(tape.outputs)
+    pairs = zip(names, *truth, strict=True)
+    wrong = [name for name, *grads in pairs if not _fits(factors[name], examples, grads, dtype)]
     return [*found, (wrong, "they are not used as the rules of their layers say.")] if wrong else found
 
 
@@ -57,7 +59,14 @@ def is_independent(tape: Tape) -> bool:
     alone = batches.map_leaves(torch.clone, batches.take(tape.inputs, slice(0, 1)))
     with torch.enable_grad():  # as in the batch: some modules use other code without gradients
         outputs = params.call(tape.engine.model, alone)
-    return _close(outputs[0], tape.outputs[0], 0.0)
+    return _close(outputs[0], tape.outputs[0], 0.0, _coarsest(tape.outputs))
+
+
+def _coarsest(outputs: Tensor) -> torch.dtype:
+    """Return the coarsest dtype of all results in the graph of some outputs."""
+    about = (each for node in nodes_below(outputs) for each in node._input_metadata)
+    found = {each.dtype for each in about if each.dtype in _TOLERANCE}
+    return max(found | {outputs.dtype}, key=lambda dtype: torch.finfo(dtype).eps)
 
 
 def _single_examples(outputs: Tensor) -> tuple[Tensor, list[int]]:
@@ -70,14 +79,14 @@ def _single_examples(outputs: Tensor) -> tuple[Tensor, list[int]]:
     return columns, examples
 
 
-def _fits(factor: Factor, examples: list[int], truth: list[Tensor | None]) -> bool:
+def _fits(factor: Factor, examples: list[int], truth: list[Tensor | None], dtype: torch.dtype) -> bool:
     """Return whether the gradients of single-example columns are correct, for the example and in total."""
     bound = _bound(factor)
     try:
         for v, (n, total) in enumerate(zip(examples, factor.summed(), strict=True)):
             alone = factor.per_sample(slice(n, n + 1), slice(v, v + 1))[0, 0]
             true = torch.zeros_like(total) if truth[v] is None else truth[v].to_dense()  # type: ignore[union-attr]
-            if not (_close(alone, true, bound) and _close(total, true, bound)):
+            if not (_close(alone, true, bound, dtype) and _close(total, true, bound, dtype)):
                 return False
     except RuntimeError:  # shapes that do not match
         return False
@@ -97,6 +106,6 @@ def _bound(factor: Factor) -> float:
     return bound
 
 
-def _close(ours: Tensor, truth: Tensor, bound: float) -> bool:
-    rounding = 100 * torch.finfo(truth.dtype).eps * bound
-    return bool((ours - truth).norm() <= _TOLERANCE.get(truth.dtype, 3e-2) * truth.norm() + rounding)
+def _close(ours: Tensor, truth: Tensor, bound: float, dtype: torch.dtype) -> bool:
+    rounding = 100 * torch.finfo(dtype).eps * bound
+    return bool((ours - truth).norm() <= _TOLERANCE[dtype] * truth.norm() + rounding)

@@ -43,6 +43,8 @@ FEW, MANY = 64, 512
 # The number of examples on which the engine is verified.
 TRIED = 4
 
+CAST = "ToCopyBackward0"
+
 Call = LayerCall | GraphCall | ModuleCall
 
 
@@ -66,6 +68,13 @@ class Tape:
         """The operations of the graph."""
         return tuple(node.name() for node in self.nodes)
 
+    @property
+    def top(self) -> tuple[Node, int]:
+        """The node and the number of the result that gave the outputs, before they were cast from half precision."""
+        edge = get_gradient_edge(self.outputs)
+        below = edge.node.next_functions[0] if edge.node.name() == CAST else (None, 0)
+        return (edge.node, edge.output_nr) if below[0] is None else below
+
     def lend(self) -> AbstractContextManager[Workspace]:
         """Lend the engine's memory for what is pulled inside a ``with`` block."""
         return self.engine.workspace.lend()
@@ -86,6 +95,7 @@ class Tape:
             for call, grad in zip(self.calls, self._gradients(columns, workspace), strict=True):
                 if grad is None:
                     continue
+                grad = grad.to(columns.dtype)
                 if isinstance(call, ModuleCall):
                     for name, value in engine.pull_alone(call, grad).items():
                         own = value[:, : len(self.outputs)]
@@ -110,11 +120,11 @@ class Tape:
 
     def _gradients(self, columns: Tensor, workspace: Workspace | None) -> list[Tensor | None]:
         """Return the gradients at the output of each call, ``[V, *output]``; None if they do not depend on it."""
-        top = get_gradient_edge(self.outputs)
-        edges = [call.edge for call in self.calls if call.edge != top]
+        top = self.top
+        edges = [call.edge for call in self.calls if call.edge[:2] != top]
         below = iter(self._pull(edges, columns.contiguous(), workspace) if edges else [])
         # the columns themselves for the output layer: expanded columns stay expanded, without a copy
-        return [columns if call.edge == top else next(below) for call in self.calls]
+        return [columns if call.edge[:2] == top else next(below) for call in self.calls]
 
     def _pull(self, edges: list[GradientEdge], columns: Tensor, workspace: Workspace | None) -> list[Tensor | None]:
         found = backward.pull(self.outputs, edges, columns, workspace) if self.engine.walks else None
@@ -337,7 +347,8 @@ class Engine:
         names = [name for name in self.fallback if name not in alone]
         if not names:
             return {}
-        return self._per_example(lambda pull: pull(self.model, names, inputs, columns))
+        found = self._per_example(lambda pull: pull(self.model, names, inputs, columns))
+        return {name: value.to(columns.dtype) for name, value in found.items()}
 
     def pull_alone(self, call: ModuleCall, grad: Tensor) -> dict[str, Tensor]:
         """Return ``[V, B, *shape]`` gradients of the parameters of a module that is differentiated alone."""

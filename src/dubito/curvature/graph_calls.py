@@ -21,7 +21,7 @@ from torch.autograd.graph import GradientEdge
 from dubito.curvature.call_gradients import CallGradient
 from dubito.curvature.graph_gradients import UNRULED, ChainedGradient, GraphGradient
 from dubito.curvature.operations import Convolution, Elementwise, Lookup, MatrixProduct, Operation, read, result_shape
-from dubito.networks.layers.rows import DenseRows, ElementwiseRows, GroupedRows, IndexRows, Rows
+from dubito.networks.layers.rows import DenseRows, ElementwiseRows, GroupedRows, IndexRows, Rows, rows_as
 from dubito.networks.parameter_uses import LEAF, Node, Uses
 
 # The order of entries of a parameter in what an operation is given: None if it is the same, a tensor of positions in
@@ -166,6 +166,7 @@ class GraphCall:
 
     def _gradient(self, grad: Tensor) -> CallGradient:
         rows, grads = self.rows, self._grad_rows(grad)
+        rows = None if rows is None else rows_as(rows, grads)
         if isinstance(self.order, str):
             inner = GraphGradient(
                 UNRULED, self.node, rows, grads, order=self._matrix_order(None, self.shape), shape=self.shape

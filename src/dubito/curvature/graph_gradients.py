@@ -152,8 +152,7 @@ class ChainedGradient(CallGradient):
     @torch.inference_mode(False)
     def _pull(self, grads: Tensor) -> Tensor:
         """Pull gradients ``[N, *argument]`` back to the parameter."""
+        own = grads.to(self.top.node._input_metadata[self.top.output_nr].dtype).contiguous()
         with torch.enable_grad():
-            (found,) = torch.autograd.grad(
-                self.top, self.leaf, grads.contiguous(), retain_graph=True, is_grads_batched=True
-            )
-        return found.detach()
+            (found,) = torch.autograd.grad(self.top, self.leaf, own, retain_graph=True, is_grads_batched=True)
+        return found.detach().to(grads.dtype)

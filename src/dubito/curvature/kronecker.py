@@ -9,6 +9,7 @@ from torch import Tensor, nn
 
 from dubito.core import limits
 from dubito.core.errors import InputError, UnsupportedError
+from dubito.core.precision import at_least_single
 from dubito.curvature import matrices as linalg
 from dubito.curvature.accumulator import Accumulator, Sums, most_full
 from dubito.curvature.call_gradients import CallGradient
@@ -102,7 +103,7 @@ def kronecker_matrix(sums: Sums, selection: Selection, model: nn.Module) -> lina
     """Return the blocks of all parameters; a bias without sums shares its weight's output factor and eigenvectors."""
     roles, _ = find_roles(model, selection.names)
     shared = {bias: weight for bias, weight in shared_biases(roles).items() if not sums[bias]}
-    dtype = next(model.parameters()).dtype
+    dtype = at_least_single(next(model.parameters()).dtype)
     blocks: dict[str, linalg.Block | linalg.Dense | linalg.Diagonal] = {}
     for name in sorted(selection.names, key=lambda name: name in shared):  # weights before biases
         weight = shared.get(name)

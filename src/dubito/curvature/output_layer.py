@@ -10,7 +10,6 @@ from collections.abc import Iterator
 
 import torch
 from torch import Tensor
-from torch.autograd.graph import get_gradient_edge
 
 from dubito.beliefs.likelihoods import Categorical, Likelihood
 from dubito.core import limits
@@ -23,8 +22,8 @@ from dubito.networks.layers.rows import DenseRows
 
 def is_direct(tape: Tape) -> bool:
     """Return whether all random weights are in output layers, so that no backward pass is needed."""
-    top = get_gradient_edge(tape.outputs) if tape.outputs.requires_grad else None
-    return not tape.engine.fallback and all(call.edge == top for call in tape.calls)
+    top = tape.top if tape.outputs.requires_grad else None
+    return not tape.engine.fallback and all(call.edge[:2] == top for call in tape.calls)
 
 
 def is_one_linear(tape: Tape) -> bool:

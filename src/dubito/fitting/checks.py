@@ -10,11 +10,12 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
+from torch.utils.checkpoint import CheckpointError
 
 from dubito.beliefs.likelihoods import Likelihood
 from dubito.core import batches, distributed, params
 from dubito.core.batches import Batch, Source
-from dubito.core.errors import DubitoError, InputError
+from dubito.core.errors import DubitoError, InputError, UnsupportedError
 from dubito.core.randomness import Stream
 from dubito.fitting.inference import Problem
 from dubito.networks.twin import copied
@@ -126,14 +127,34 @@ def outputs_of(model: nn.Module, inputs: Any) -> Tensor:
 
 
 @contextmanager
-def explaining_shapes(source: Source) -> Iterator[None]:
-    """After an error of torch inside the block, explain if a later batch has other shapes than the first."""
+def explaining_shapes(*sources: Source | None) -> Iterator[None]:
+    """After an error of torch in the block, explain if a later batch of some data has other shapes than the first."""
     try:
         yield
     except (RuntimeError, TypeError, ValueError, LookupError) as error:
         if not isinstance(error, DubitoError):
-            _explain_shapes(source, error)
+            _explain_checkpointing(error)
+            for source in sources:
+                if source is not None:
+                    _explain_shapes(source, error)
         raise
+
+
+def _explain_checkpointing(error: Exception) -> None:
+    """Raise an error in one sentence if the cause is that the network uses `torch.utils.checkpoint`."""
+    text = str(error)
+    if params.CHECKPOINTED in text:
+        raise UnsupportedError(f"This recipe cannot train this network: {params.CHECKPOINTED}.") from error
+    if "use_reentrant=True" in text:
+        raise UnsupportedError(
+            "The network uses gradient checkpointing with use_reentrant=True, which allows no gradients of single "
+            "weights: use use_reentrant=False, or switch it off."
+        ) from error
+    if isinstance(error, CheckpointError):
+        raise UnsupportedError(
+            "The network uses gradient checkpointing, whose second call of a part differs from the first under this "
+            "recipe: switch it off."
+        ) from error
 
 
 def _explain_shapes(source: Source, error: Exception) -> None:

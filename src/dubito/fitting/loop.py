@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 from dubito.beliefs import likelihoods
 from dubito.beliefs.likelihoods import Likelihood
-from dubito.core import distributed, io, params
+from dubito.core import distributed, io, params, precision
 from dubito.core.batches import Batch, Data, Source
 from dubito.core.constraints import check as check_argument
 from dubito.core.errors import FileFormatError, NonFiniteError
@@ -40,6 +40,7 @@ if TYPE_CHECKING:
 @distributed.together()
 @torch.inference_mode(False)
 @torch.enable_grad()  # even if the caller has disabled gradients
+@precision.in_networks_only()
 def fit(
     recipe: Recipe,
     model: nn.Module,
@@ -83,7 +84,7 @@ def fit(
     start = generator.get_state()
     seed = draw_seed(generator)
     try:
-        with explaining_shapes(problem.source):
+        with explaining_shapes(problem.source, problem.validation):
             with Stream(derive_seed(seed, "build"), weight.device, libraries=True).active():
                 redraw(private, recipe.start, lambda: problem.source.first().inputs)
                 own = {} if training.checkpoint is None else run_identity.identity(recipe, problem, private, start)

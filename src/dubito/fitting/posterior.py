@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader, Dataset
 
 from dubito.beliefs.prediction import Prediction
-from dubito.core import batches, io, limits, params
+from dubito.core import batches, io, limits, params, precision
 from dubito.core.arguments import checked_arguments
 from dubito.core.constraints import Count, LargeCount, check
 from dubito.core.errors import DubitoError, InputError, NonFiniteError, UnsupportedError
@@ -199,10 +199,13 @@ class Posterior(HasWorkingCopies, HasTraceable, ABC):
         self, inputs: Iterator[Any], count: int, generator: torch.Generator, options: dict[str, Any]
     ) -> Iterator[Prediction]:
         with self.working_copy() as own:
-            with torch.no_grad():
+            with torch.no_grad(), precision.in_networks_only():
                 predict = own._checked_predictor(count, generator, options)
             for each in inputs:
-                with torch.no_grad():  # not around `yield`, where it would hold for the caller
+                with (
+                    torch.no_grad(),
+                    precision.in_networks_only(),
+                ):  # not around `yield`, where it would hold for the caller
                     found = predict(each)
                 yield found
 

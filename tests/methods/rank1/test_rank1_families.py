@@ -133,7 +133,7 @@ def test_cauchy_draws_have_the_stated_quantiles_and_are_clipped() -> None:
         ({"kl_warmup": 2.0}, "`kl_warmup` must be a number from 0 to 1, got 2.0"),
         ({"weight_decay": -1.0}, "`weight_decay` must be a number of at least 0, got -1.0"),
         ({"initial_scale": 0.0}, "`initial_scale` must be a positive number, got 0.0"),
-        ({"start": "warm"}, "'model', 'fresh' or a posterior"),
+        ({"start": "warm"}, "'model', 'fresh', 'head' or a posterior"),
     ],
 )
 def test_bad_settings_are_one_sentence(settings: dict[str, object], sentence: str) -> None:

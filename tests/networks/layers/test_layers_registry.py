@@ -55,9 +55,9 @@ def test_a_subclass_with_the_same_forward_has_the_rule(layer: nn.Module) -> None
     [
         (
             lambda: LowRankAdapted(2, 2),
-            r"forward is not that of Linear; add a rule in dubito/networks/layers/low_rank_adapted.py",
+            r"forward is not that of Linear; describe it by a LayerRule",
         ),
-        (lambda: StandardisedConv(2, 2, 1), "_conv_forward is overridden; add a rule"),
+        (lambda: StandardisedConv(2, 2, 1), "_conv_forward is overridden; describe it"),
         (patched, "forward is not that of Linear"),
         (lambda: parametrizations.weight_norm(nn.Linear(2, 2)), "remove_parametrizations"),
         (lambda: parametrizations.spectral_norm(nn.Linear(2, 2)), "remove_parametrizations"),
@@ -68,7 +68,7 @@ def test_a_subclass_with_the_same_forward_has_the_rule(layer: nn.Module) -> None
         (lambda: nn.Embedding(3, 2, max_norm=1.0), "max_norm"),
         (lambda: nn.Embedding(3, 2, scale_grad_by_freq=True), "scale_grad_by_freq"),
         (lambda: nn.LazyLinear(2), "run one batch"),
-        (lambda: nn.LSTM(2, 2), r"needs a layer rule for LSTM.*dubito/networks/layers/lstm.py.*@register\(LSTM\)"),
+        (lambda: nn.LSTM(2, 2), r"needs a layer rule for LSTM.*@dubito.networks.layers.register\(LSTM\)"),
         (lambda: nn.SyncBatchNorm(2), "over several processes"),
         (nn.ReLU, "none is registered"),
     ],

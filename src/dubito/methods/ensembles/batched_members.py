@@ -68,7 +68,12 @@ class StackedLinear(nn.Module):
         weight, bias = self._parameters["weight"], self._parameters.get("bias")
         assert weight is not None
         members, outputs, inputs = weight.shape
-        return _Products.apply(x.reshape(members, -1, inputs), weight, bias).reshape(*x.shape[:-1], outputs)
+        rows = x.reshape(members, -1, inputs)
+        if torch.is_autocast_enabled(x.device.type):  # which does not reach into functions of our own
+            found = torch.bmm(rows, weight.mT) if bias is None else torch.baddbmm(bias.unsqueeze(1), rows, weight.mT)
+        else:
+            found = _Products.apply(rows, weight, bias)
+        return found.reshape(*x.shape[:-1], outputs)
 
 
 def stacked(models: list[nn.Module]) -> nn.Module:

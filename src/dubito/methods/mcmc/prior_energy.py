@@ -13,6 +13,7 @@ from dubito.beliefs.priors import Normal, Prior
 from dubito.beliefs.priors.base import require_real, unchecked
 from dubito.core.errors import InputError, UnsupportedError
 from dubito.core.params import Params
+from dubito.core.precision import widened
 from dubito.networks.selection import Selection
 
 # The standard deviation of the normal prior on the logarithm of a noise level that is sampled with the weights.
@@ -118,7 +119,7 @@ def make_prior_density(prior: Prior, selection: Selection, weights: Params, num_
         weights: The network's weights, the centre of a prior around the model.
         num_hyper: The number of log noise levels that follow the weights: 0 or 1.
     """
-    flat, size = selection.ravel(weights), selection.num_weights + num_hyper
+    flat, size = widened(selection.ravel(weights)), selection.num_weights + num_hyper
     parts = [(span, _part(prior, name, span, selection, flat)) for name, span in selection.slices.items()]
     if num_hyper:
         parts.append((slice(size - num_hyper, size), Normal(0.0, LOG_NOISE_SCALE)))

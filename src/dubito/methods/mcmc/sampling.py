@@ -67,7 +67,7 @@ class Setup:
     def _redrawn(self) -> Tensor:
         other = copied(self.problem.model)
         redraw(other, self.recipe.start, lambda: self.problem.source.first().inputs)
-        flat = self.selection.ravel(params.of(other))
+        flat = self.selection.ravel(params.of(other)).to(self.start)
         return torch.cat([flat, self.start[self.selection.num_weights :]])
 
     def posterior(

@@ -12,6 +12,7 @@ from dubito.beliefs.likelihoods import Likelihood
 from dubito.core import params
 from dubito.core.batches import Batch
 from dubito.core.params import Params
+from dubito.core.precision import widened
 from dubito.fitting.inference import Problem
 from dubito.methods.mcmc.cached_head import RandomHead
 from dubito.methods.mcmc.prior_energy import PriorDensity
@@ -63,10 +64,11 @@ class Target:
     def load(self, flat: Tensor) -> None:
         """Load the weights of a position into the network."""
         for value, where, span in zip(self.chosen, self.positions, self.spans, strict=True):
+            own = flat[span].to(value.dtype)
             if where is None:
-                value.data = flat[span].view(value.shape)
+                value.data = own.view(value.shape)
             else:
-                value.data.view(-1).index_copy_(0, where, flat[span])
+                value.data.view(-1).index_copy_(0, where, own)
 
     def hyper(self, flat: Tensor) -> Params:
         """Return the logarithm of the noise at a position, as leaves of autograd."""
@@ -85,7 +87,7 @@ class Target:
         for value, gradient, where in zip([*self.chosen, *hyper.values()], found, self._places, strict=True):
             whole = torch.zeros_like(value) if gradient is None else gradient
             parts.append(whole.reshape(-1) if where is None else whole.reshape(-1)[where])
-        return loss.detach(), torch.cat(parts)
+        return loss.detach(), torch.cat(parts).to(flat.dtype)
 
     def gradient(self, flat: Tensor, batch: Batch, scale: float) -> tuple[Tensor, Tensor]:
         """Return ``−scale · Σ log p`` over the batch, and the gradient of that plus the prior's energy."""
@@ -115,6 +117,9 @@ class Target:
 
 
 def start_of(problem: Problem, selection: Selection, log_noise: Tensor | None) -> Tensor:
-    """Return the position of the network: the selected weights and the best log noise for them."""
-    flat = selection.ravel(params.of(problem.model))
+    """Return the position of the network: the selected weights and the best log noise for them.
+
+    Its steps are too small for half precision, so it is float32 or better.
+    """
+    flat = widened(selection.ravel(params.of(problem.model)))
     return flat if log_noise is None else torch.cat([flat, log_noise.to(flat).reshape(1)])

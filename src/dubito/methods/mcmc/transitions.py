@@ -13,6 +13,7 @@ from dubito.core import io
 from dubito.core.batches import Batch
 from dubito.core.errors import NonFiniteError
 from dubito.core.params import Buffers, Params
+from dubito.core.precision import computes_in
 from dubito.fitting.inference import Inference, Info, Problem, State
 from dubito.methods.mcmc.cached_head import cached_features
 from dubito.methods.mcmc.chains import KEPT, Chains, chain_view
@@ -153,6 +154,11 @@ class Transitions:
         """Return the BatchNorm statistics that change during sampling, by name."""
         return {f"{name}.{own}": b for name, norm in self.norms.items() for own, b in norm.named_buffers(recurse=False)}
 
+    def _relative_reach(self) -> float:
+        """Return how far apart two gradients must be taken, so that rounding does not dominate their difference."""
+        dtype = computes_in(max((p.dtype for p in self.target.chosen), key=lambda each: torch.finfo(each).eps))
+        return {torch.float64: 1e-5, torch.float32: 1e-3}.get(dtype, 0.2 * torch.finfo(dtype).eps ** (1 / 3))
+
     def _choose_step(self) -> float:
         r"""Return ℓ for which ε times the largest curvature of the potential is a fixed fraction.
 
@@ -161,7 +167,7 @@ class Transitions:
         first, start = self.problem.source.first(), self.setup.start
         scale = self.problem.num_data / first.num_rows
         direction = torch.randn(start.shape, generator=torch.Generator().manual_seed(0), dtype=torch.float64).to(start)
-        reach = (1e-3 if start.dtype == torch.float32 else 1e-5) * max(1.0, float(start.norm()))
+        reach = self._relative_reach() * max(1.0, float(start.norm()))
         before = {name: value.clone() for name, value in self._buffers().items()}
         curvature = 0.0
         if not bool(self.target.gradient(start, first, scale)[1].isfinite().all()):

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from dubito.core.errors import UnsupportedError
+from dubito.core.params import CHECKPOINTED
 from dubito.core.tracing import is_tracing
 from dubito.methods.rank1.fused import BlockDense
 from dubito.methods.rank1.sites import SiteValues
@@ -45,7 +46,8 @@ class Factored(Swapped):
 
     def current(self) -> SiteValues:
         """The factors and biases of this pass."""
-        assert self.values is not None, "a factored layer is called only by its Rank1Module"
+        if self.values is None:
+            raise UnsupportedError(f"The layer '{self.label}' is called outside of its network: {CHECKPOINTED}.")
         return self.values
 
     def scaled(self, value: Tensor, factor: Tensor | None, bias: Tensor | None = None) -> Tensor:

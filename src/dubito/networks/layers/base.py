@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import copy
 import math
-import re
 from abc import ABC, abstractmethod
 from typing import Any, ClassVar, Generic, Literal, TypeVar
 
@@ -157,10 +156,8 @@ class LayerRule(ABC, Generic[M]):
 
 
 def how_to_add(layer: nn.Module) -> str:
-    """Which file to write for a layer that no rule describes, as a clause."""
-    name = type(layer).__name__
-    file = re.sub(r"(?<=[a-z0-9])(?=[A-Z])", "_", name).lower()
-    return f"add a rule in dubito/networks/layers/{file}.py and register it with @register({name})"
+    """What to do about a layer that no rule describes, as a clause."""
+    return f"describe it by a LayerRule with the decorator @dubito.networks.layers.register({type(layer).__name__})"
 
 
 def check_kept(index: Tensor, size: int) -> Tensor:

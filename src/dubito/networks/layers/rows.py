@@ -48,6 +48,11 @@ class ElementwiseRows(NamedTuple):
 Rows = DenseRows | GroupedRows | IndexRows | ElementwiseRows
 
 
+def rows_as(rows: Rows, like: Tensor) -> Rows:
+    """Return rows in the dtype of a tensor: networks in half or mixed precision have others than their gradients."""
+    return rows if isinstance(rows, IndexRows) else type(rows)(rows.a.to(like.dtype))
+
+
 def per_sample_gradient(rows: Rows, grads: Tensor) -> Tensor:
     r"""The gradient of each column and each example, $\sum_t G_{vbt} a_{bt}^\top$: `[V, B, *matrix]`.
 

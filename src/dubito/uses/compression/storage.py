@@ -20,8 +20,9 @@ from dubito.core import io
 from dubito.core.arguments import checked_arguments
 from dubito.core.atomic import write_atomic
 from dubito.core.constraints import Natural, Range, accepts
-from dubito.core.errors import FileFormatError, InputError
+from dubito.core.errors import FileFormatError
 from dubito.core.settings import bytes_of
+from dubito.fitting.model_copies import check_model
 from dubito.networks.layers import rule_for
 from dubito.networks.twin import copied
 from dubito.uses.compression import coding
@@ -55,15 +56,14 @@ def save(
         steps: For ``"coded"``, the step of each parameter. A tensor with few different values, such as shared weights,
             is written exactly, as their numbers and a codebook; so are parameters without a step, and buffers, in full.
     """
+    check_model(model)
     tensors = _tensors(model)
     if format == "coded":
         write_atomic(path, _coded(tensors, steps or {}))
     elif format == "csr":
         io.save(path, KIND, {name: _rows(value) for name, value in tensors.items()})
-    elif format == "dense":
-        io.save(path, KIND, tensors)
     else:
-        raise InputError(f"`format` must be 'dense', 'csr' or 'coded', got {format!r}.")
+        io.save(path, KIND, tensors)
     return Path(path).stat().st_size
 
 
@@ -74,8 +74,7 @@ def load(path: str | os.PathLike[str], model: nn.Module) -> nn.Module:
     Layers get the sizes that they have in the file, so `model` may be the network before it was compressed. It is not
     changed.
     """
-    if not isinstance(model, nn.Module):
-        raise InputError(f"load(path, model) needs the network as a torch.nn.Module, not {model!r}.")
+    check_model(model)
     with io.reading(path):
         tensors = _read(Path(path), _Sizes(path, model))
         found = copied(model)

@@ -14,7 +14,8 @@ from torch import nn
 
 import dubito
 from dubito.beliefs import likelihoods
-from dubito.beliefs.likelihoods import Bernoulli, Categorical, Likelihood
+from dubito.beliefs.likelihoods import Likelihood
+from dubito.beliefs.likelihoods.kinds import ClassLikelihood
 from dubito.core import grammar
 from dubito.core.arguments import checked_arguments
 from dubito.core.errors import InputError
@@ -167,7 +168,7 @@ def likelihood_for(likelihood: str | Likelihood | None, dataset: DataSet) -> Lik
         raise InputError(
             f"'{likelihood}' is not a likelihood; write categorical, bernoulli, gaussian or heteroscedastic."
         )
-    if isinstance(found, Categorical | Bernoulli) != (dataset.task == "classification"):
+    if isinstance(found, ClassLikelihood) != (dataset.task == "classification"):
         raise InputError(
             f"The likelihood '{likelihood}' does not fit '{dataset.name}', which is a {dataset.task} data set."
         )
