@@ -17,6 +17,7 @@ from dubito.core.constraints import LargeCount, check
 from dubito.core.data_forms import TARGET_NAMES as TARGET_NAMES  # users of batches find these helpers here, too
 from dubito.core.data_forms import as_loader, as_pair, generators_of, length_of, pair_batches
 from dubito.core.data_forms import bare_inputs as bare_inputs
+from dubito.core.data_forms import is_dataset as is_dataset
 from dubito.core.data_forms import is_empty as is_empty
 from dubito.core.data_forms import split as split
 from dubito.core.errors import InputError, UnsupportedError

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import torch
 from torch import Tensor
-from torch.utils.data import BatchSampler, DataLoader, IterableDataset, TensorDataset
+from torch.utils.data import BatchSampler, DataLoader, Dataset, IterableDataset, TensorDataset
 
 from dubito.core.errors import InputError
 from dubito.core.nests import as_tensors, num_rows, take
@@ -33,6 +33,27 @@ def split(raw: Any) -> tuple[Any, Any]:
     if isinstance(raw, tuple | list) and len(raw) == 1:
         return raw[0], None
     return raw, None
+
+
+def is_dataset(data: Any) -> bool:
+    """Return whether data is a DataLoader or a Dataset, of torch or of Hugging Face, and not a nest of tensors.
+
+    >>> is_dataset(TensorDataset(torch.ones(2))), is_dataset(torch.ones(2)), is_dataset({"x": torch.ones(2)})
+    (True, False, False)
+    """
+    if isinstance(data, DataLoader | Dataset):
+        return True
+    known = isinstance(data, Tensor | np.ndarray | Mapping | tuple | list | str | bytes | range)
+    return (
+        not known and hasattr(type(data), "__getitem__") and not hasattr(data, "iloc") and length_of(data) is not None
+    )
+
+
+def with_tensors(data: Any) -> Any:
+    """Return a dataset of Hugging Face that gives lists such that it gives tensors, and other data as it is."""
+    if hasattr(data, "with_format") and getattr(data, "format", {"type": ""})["type"] is None:
+        return data.with_format("torch")
+    return data
 
 
 def bare_inputs(data: Any, what: str) -> Tensor | None:
@@ -89,6 +110,7 @@ def pair_batches(pair: Any, batch_size: int, shuffle: bool) -> Iterator[Any]:
 
 def as_loader(data: Any, batch_size: int, shuffle: bool) -> tuple[Any, int | None]:
     """Return an iterable over batches, and the number of examples or None if it cannot be counted."""
+    data = with_tensors(data)
     if isinstance(data, DataLoader):
         return data, _count_loader(data)
     if isinstance(data, IterableDataset):

@@ -14,6 +14,7 @@ from torch import Tensor, nn
 
 from dubito.core import precision
 from dubito.core.errors import InputError
+from dubito.core.frozen import Frozen
 
 # The name under which a compiled module holds the one that it was made from.
 COMPILED = "_orig_mod"
@@ -29,8 +30,9 @@ Buffers = dict[str, Tensor]
 
 
 def of(model: nn.Module) -> Params:
-    """Return a copy of every parameter of `model`, detached."""
-    return {name: value.detach().clone() for name, value in model.named_parameters()}
+    """Return a copy of every parameter of `model`, detached; those of a frozen base are not copied."""
+    own = model.named_parameters()
+    return {name: value.detach() if isinstance(value, Frozen) else value.detach().clone() for name, value in own}
 
 
 def buffers_of(model: nn.Module) -> Buffers:
@@ -74,8 +76,11 @@ def load_(model: nn.Module, params: Mapping[str, Tensor], buffers: Mapping[str, 
             if name not in targets or targets[name].shape != value.shape:
                 where = tuple(targets[name].shape) if name in targets else "absent"
                 raise InputError(f"'{name}' has shape {tuple(value.shape)} here but is {where} in the model.")
-            if targets[name] is not value:
-                targets[name].copy_(value)
+            target = targets[name]
+            if isinstance(target, Frozen):
+                target.load_(value)
+            elif target is not value:
+                target.copy_(value)
     return model
 
 

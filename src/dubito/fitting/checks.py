@@ -18,7 +18,7 @@ from dubito.core.batches import Batch, Source
 from dubito.core.errors import DubitoError, InputError, UnsupportedError
 from dubito.core.randomness import Stream
 from dubito.fitting.inference import Problem
-from dubito.networks.twin import copied
+from dubito.networks.twin import light_copy
 
 # The number of examples on which the network is tried.
 TRIED = 32
@@ -95,7 +95,7 @@ def _needs_two_rows(model: nn.Module, inputs: Any) -> bool:
     row = batches.map_leaves(torch.clone, batches.take(inputs, slice(0, 1)))
     try:
         with torch.no_grad(), Stream(0, next(model.parameters()).device).active():
-            params.call(copied(model).train(), row)
+            params.call(light_copy(model).train(), row)
     except (RuntimeError, TypeError, ValueError, LookupError) as error:  # other errors are explained by `outputs_of`
         return "more than 1 value per channel" in str(error)
     return False

@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from dubito.core import distributed, params
 from dubito.core.batches import Batch
 from dubito.core.errors import InputError
+from dubito.core.frozen import Frozen
 from dubito.core.params import Buffers, Params
 from dubito.fitting.inference import Info, NonFinite, Problem, State
 from dubito.fitting.optimizers import Optimizer
@@ -64,7 +65,7 @@ class GradientDescent:
         """Return the state before the first step; `initial` is already in the module."""
         self.module.train()
         return {
-            "params": dict(self.module.named_parameters()),
+            "params": {n: v for n, v in self.module.named_parameters() if not isinstance(v, Frozen)},
             "buffers": dict(self.module.named_buffers()),
             "hyper": dict(self.hyper),
             "optimizer": self.optimizer.init(self.moving),

@@ -14,9 +14,10 @@ from torch.nn.utils import parametrize
 
 from dubito.core import params
 from dubito.core.errors import InputError
+from dubito.core.frozen import Frozen
 from dubito.core.once import warn_once
 from dubito.networks.output_layer import output_layer
-from dubito.networks.twin import copied
+from dubito.networks.twin import light_copy
 
 # Parameters that nobody can redraw keep their values if they are at most this fraction of all weights.
 KEPT = 0.05
@@ -41,7 +42,7 @@ def redraw(model: nn.Module, start: Any, inputs: Callable[[], Any]) -> None:
                 "start='head' needs a linear layer that gives the outputs, and this network has none that is trainable:"
                 " use start='model' or 'fresh'."
             )
-        fresh = copied(model)
+        fresh = light_copy(model)
         reset_parameters(fresh, only=set(head))
         own = dict(fresh.named_parameters())
         params.load_(model, {name: own[name].detach() for name in head})
@@ -58,7 +59,10 @@ def reset_parameters(model: nn.Module, only: set[str] | None = None) -> None:
         model: A private copy of the user's network.
         only: The parameters that must be redrawn; by default all trainable ones.
     """
-    before = {name: value.detach().clone() for name, value in model.named_parameters()}
+    before = params.of(model)
+    for value in model.parameters():
+        if isinstance(value, Frozen):
+            value.data = value.detach().clone()  # which the functions below may overwrite
     drawn = {id(value) for module in model.modules() for value in _reset_parametrized(module)}
     for value in model.parameters():
         if _can_be_marked(value) and id(value) not in drawn:
@@ -74,6 +78,9 @@ def reset_parameters(model: nn.Module, only: set[str] | None = None) -> None:
     missed = [name for name in before if _can_be_marked(now[name]) and bool(now[name].isnan().any())]
     kept = {name: before[name] for name in before if name in missed or not now[name].requires_grad}
     params.load_(model, kept)
+    for name, value in now.items():
+        if isinstance(value, Frozen):
+            value.data = before[name]
     _check_missed(model, [name for name in missed if only is None or name in only])
 
 

@@ -18,8 +18,8 @@ from dubito.core.settings import Setting, load_all
 from dubito.fitting.decision_rule import DecisionRule
 from dubito.fitting.posterior import Posterior, first_tensor
 from dubito.fitting.recipe import Recipe
+from dubito.networks.adapters import copied_beside_base
 from dubito.networks.compiled import uncompile_parts
-from dubito.networks.twin import copied
 
 
 @checked_arguments
@@ -57,7 +57,7 @@ def load_posterior(path: str | os.PathLike[str], model: nn.Module) -> Posterior:
 def _posterior(path: str | os.PathLike[str], tree: Mapping[str, Any], model: nn.Module) -> Posterior:
     model = params.unwrapped(model)
     with io.reading(path):
-        own, saved = _tensors(model), {**tree["params"], **tree["buffers"]}
+        own, saved = _tensors(model), {**_base(path, tree, model), **tree["params"], **tree["buffers"]}
         for name in {**own, **saved}:
             there, here = (tuple(side[name].shape) if name in side else "missing" for side in (saved, own))
             if there != here:
@@ -69,12 +69,25 @@ def _posterior(path: str | os.PathLike[str], tree: Mapping[str, Any], model: nn.
         return found
 
 
+def _base(path: Any, tree: Mapping[str, Any], model: nn.Module) -> dict[str, Tensor]:
+    """Return the weights of the model that a file leaves out: its frozen base, of which it has a digest."""
+    if "base" not in tree:
+        return {}
+    base = {name: value.detach() for name, value in model.named_parameters() if name not in tree["params"]}
+    if io.digest(base) != tree["base"]:
+        raise FileFormatError(
+            f"'{path}' holds adapters, and the weights beside them in this model are not those that they were fitted "
+            "on: load the same base and add the same adapters to it."
+        )
+    return base
+
+
 def restored(tree: Mapping[str, Any], model: nn.Module) -> Posterior:
     """Restore a posterior from its saved tree; weights that are not in the tree are taken from `model`."""
     load_all()
     if tree["family"] not in Posterior._families:
         raise FileFormatError(f"The file holds a '{tree['family']}' posterior, which this version lacks: upgrade it.")
-    private = uncompile_parts(copied(model))
+    private = uncompile_parts(copied_beside_base(model))
     own = _tensors(private)
     for name, value in {**tree["params"], **tree["buffers"]}.items():
         if value.shape != own[name].shape or value.is_floating_point() != own[name].is_floating_point():

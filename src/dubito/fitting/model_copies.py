@@ -6,8 +6,9 @@ from torch import nn
 
 from dubito.core import distributed, params
 from dubito.core.errors import InputError, UnsupportedError
+from dubito.core.frozen import Frozen
+from dubito.networks.adapters import copied_beside_base
 from dubito.networks.compiled import uncompile_parts
-from dubito.networks.twin import copied
 
 
 def check_model(model: nn.Module) -> None:
@@ -31,7 +32,7 @@ def private_copy(model: nn.Module) -> nn.Module:
     check_model(model)
     model = params.unwrapped(model)
     try:
-        private = uncompile_parts(copied(model))
+        private = uncompile_parts(copied_beside_base(model))
     except (RuntimeError, TypeError) as error:
         raise InputError(f"The model cannot be copied with copy.deepcopy: {error}") from error
     for value in private.parameters():
@@ -45,5 +46,6 @@ def private_copy(model: nn.Module) -> nn.Module:
 def shared_copy(model: nn.Module) -> nn.Module:
     """Return a copy of the user's network with the weights and buffers of the first process in every process."""
     private = private_copy(model)
-    distributed.share_([*private.parameters(), *private.buffers()])
+    own = [value for value in private.parameters() if not isinstance(value, Frozen)]
+    distributed.share_([*own, *private.buffers()])
     return private

@@ -11,13 +11,13 @@ from typing import TYPE_CHECKING, Any, ClassVar, Self
 
 import torch
 from torch import Tensor, nn
-from torch.utils.data import DataLoader, Dataset
 
 from dubito.beliefs.prediction import Prediction
 from dubito.core import batches, io, limits, params, precision
 from dubito.core.arguments import checked_arguments
 from dubito.core.constraints import Count, LargeCount, check
 from dubito.core.errors import DubitoError, InputError, NonFiniteError, UnsupportedError
+from dubito.core.frozen import frozen_names
 from dubito.core.limits import numbers
 from dubito.core.params import Params
 from dubito.core.private_draws import PrivateDraws
@@ -164,7 +164,7 @@ class Posterior(HasWorkingCopies, HasTraceable, ABC):
             options: Further options of the family, such as `link` for Laplace.
         """
         check("keep_samples", bool | None, keep_samples)
-        streamed, kept = isinstance(x, DataLoader | Dataset), 0
+        streamed, kept = batches.is_dataset(x), 0
         parts: list[Prediction] = []
         for part in self.predict_batches(
             x, num_samples=num_samples, generator=generator, batch_size=batch_size, **options
@@ -250,19 +250,21 @@ class Posterior(HasWorkingCopies, HasTraceable, ABC):
 
     def _tree(self) -> dict[str, Any]:
         tensors: dict[str, Tensor] = {}
+        own, base = params.of(self.model), frozen_names(self.model)
         settings = {"recipe": self.recipe.to_json(tensors), "likelihood": self.likelihood.to_json(tensors)}
         return {
             "family": self.family,
             "settings": {name: json.dumps(value) for name, value in settings.items()},
             "tensors": tensors,
             "num_data": self.num_data,
-            "params": params.of(self.model),
+            "params": {name: value for name, value in own.items() if name not in base},
+            **({"base": io.digest({name: own[name] for name in base})} if base else {}),
             "buffers": params.buffers_of(self.model),
             "state": self.state(),
         }
 
     def _input_batches(self, x: Any, batch_size: int) -> Iterator[Any]:
-        if isinstance(x, DataLoader | Dataset):
+        if batches.is_dataset(x):
             place: dict[str, Any] = {"device": self.device, "dtype": self.dtype}
             source = batches.Source(x, batch_size=batch_size, must_count=False, shard=False, **place)
             yield from (batch.inputs for batch in source.replay())

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import copy
+from collections.abc import Mapping
 from typing import Any, TypeVar
 
 import torch
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
+
+from dubito.core.frozen import Frozen
 
 M = TypeVar("M", bound=nn.Module)
 
@@ -24,6 +27,12 @@ def copied(model: M, memo: dict[int, Any] | None = None) -> M:
     """
     with _WithoutGraphs():
         return copy.deepcopy(model, memo)
+
+
+def light_copy(model: M, memo: Mapping[int, Any] | None = None) -> M:
+    """Return a deep copy whose `Frozen` weights share the memory of the model's; they must not be written to."""
+    frozen = {id(value): Frozen.of(value) for value in model.parameters() if isinstance(value, Frozen)}
+    return copied(model, {**frozen, **(memo or {})})
 
 
 class _WithoutGraphs(TorchFunctionMode):
@@ -56,8 +65,8 @@ def twin(model: nn.Module, memo: dict[int, Any] | None = None) -> nn.Module:
     """
     memo = {} if memo is None else memo
     for value in model.parameters():
-        if type(value) is nn.Parameter and id(value) not in memo:  # other kinds define how they are copied
-            memo[id(value)] = nn.Parameter(value.detach(), requires_grad=value.requires_grad)
+        if type(value) in (nn.Parameter, Frozen) and id(value) not in memo:  # other kinds define how they are copied
+            memo[id(value)] = type(value)(value.detach(), requires_grad=value.requires_grad)
     with torch.no_grad():  # else the copied weights of a `torch.jit.ScriptModule` would not be leaves
         other = copied(model, memo)
     own = dict(model.named_parameters(remove_duplicate=False))

@@ -2,6 +2,7 @@
 
     select.all()                         every trainable weight
     select.last_layer()                  the layer that gives the outputs
+    select.adapters()                    LoRA and its relatives, of peft
     select.layers("fc") , layers(nn.Conv2d)   by name or type
     select.subnetwork(1000)              the weights that add most to the uncertainty of the outputs
     select.largest_variance(1000)        the weights with the largest variance
@@ -15,13 +16,14 @@ the posterior over all weights the chosen ones keep.
 """
 
 from dubito.select.choose import SelectionWarning
-from dubito.select.names import all, last_layer, layers, mask
+from dubito.select.names import adapters, all, last_layer, layers, mask
 from dubito.select.subnetwork import largest_variance, subnetwork
 from dubito.select.subspace import subspace
 from dubito.select.weights import largest_magnitude, random
 
 __all__ = [
     "SelectionWarning",
+    "adapters",
     "all",
     "largest_magnitude",
     "largest_variance",

@@ -13,6 +13,7 @@ from dubito.core import batches
 from dubito.core.batches import Source
 from dubito.core.errors import InputError
 from dubito.core.settings import setting
+from dubito.networks.adapters import adapter_names
 from dubito.networks.output_layer import output_layer, registered_last
 from dubito.networks.selection import Selection
 from dubito.select.rule import SelectionRule
@@ -53,6 +54,26 @@ class last_layer(SelectionRule):
                 "select.last_layer() cannot choose one: name layers, as in select.layers('head')."
             )
         return Selection.all_of(model, _canonical(model, chosen))
+
+
+@setting
+class adapters(SelectionRule):
+    """The trainable weights of adapters: LoRA and its relatives, as peft adds them to a frozen network.
+
+    They are recognized by their class. A trainable head beside them is chosen with
+    ``select.adapters() | select.last_layer()``.
+    """
+
+    setting_name = "select.adapters"
+
+    def resolve(self, model: nn.Module, *args: Any, **kwargs: Any) -> Selection:
+        """Select the trainable parameters of all adapters."""
+        chosen = adapter_names(model)
+        if not chosen:
+            raise InputError(
+                "The model has no trainable adapters: add some with peft.get_peft_model, or use select.layers(...)."
+            )
+        return Selection.all_of(model, chosen)
 
 
 @setting

@@ -29,7 +29,7 @@ from dubito.methods.ensembles.posterior import EnsemblePosterior
 from dubito.methods.ensembles.resample import drawn_rows
 from dubito.methods.map.recipe import MAP
 from dubito.networks.layers import rule_for
-from dubito.networks.twin import copied
+from dubito.networks.twin import light_copy
 
 if TYPE_CHECKING:
     from dubito.methods.ensembles.recipe import Ensemble
@@ -81,7 +81,7 @@ def stacked(models: list[nn.Module]) -> nn.Module:
     layers = [dict(model.named_modules()) for model in models]
     if isinstance(models[0], nn.Linear):
         return StackedLinear(models)  # type: ignore[arg-type]
-    joint = copied(models[0])
+    joint = light_copy(models[0])
     for name, layer in list(joint.named_modules()):
         if isinstance(layer, nn.Linear):
             parent = joint.get_submodule(name.rpartition(".")[0])
@@ -118,7 +118,7 @@ def _agrees(model: nn.Module, source: Source) -> bool:
     weight, first = next(model.parameters()), source.first().inputs
     parts = [batches.take(first, rows) for rows in (slice(0, 2), slice(-2, None))]
     placed = [batches.place(part, weight.device, weight.dtype) for part in parts]
-    models = [copied(model).eval() for _ in range(2)]
+    models = [light_copy(model).eval() for _ in range(2)]
     for value in models[1].parameters():
         value.mul_(-0.5)
     with Stream(0, weight.device).active():
@@ -216,7 +216,7 @@ class _Joint:
 
     def _member(self, joint: nn.Module, state: State, k: int) -> Posterior:
         problem, drawn = self.problem, self.drawn[k]
-        model = params.load_(copied(self.models[k]), {n: v.detach()[k] for n, v in joint.named_parameters()})
+        model = params.load_(light_copy(self.models[k]), {n: v.detach()[k] for n, v in joint.named_parameters()})
         source = problem.source
         if drawn is not None:
             pair = batches.take(self.pair, drawn)

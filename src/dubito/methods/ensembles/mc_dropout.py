@@ -22,7 +22,7 @@ from dubito.methods.ensembles.dropout_posterior import DropoutPosterior
 from dubito.methods.ensembles.masks import OWN, bernoulli, concrete, dropping, inner_layers, own_layers
 from dubito.methods.ensembles.points import prior_decay
 from dubito.networks.layers import require_rule
-from dubito.networks.twin import copied
+from dubito.networks.twin import light_copy
 
 DEFAULT_RATE = 0.1
 # The factor of the learning rate for a dropout rate, a single number with a gradient from all data.
@@ -166,7 +166,7 @@ class _Trainer:
         if "log_noise" in hyper:
             with dropping(model, list(rates), bernoulli(rates), filterwise=self.recipe.filterwise, shared=False):
                 hyper["log_noise"] = fit_log_noise(model, self.problem)
-        likelihood, private = self.problem.likelihood.resolved(hyper), copied(model)
+        likelihood, private = self.problem.likelihood.resolved(hyper), light_copy(model)
         for name, p in self.own.items():
             private.get_submodule(name).p = p
         return DropoutPosterior(private, likelihood, self.recipe, self.problem.num_data, rates)

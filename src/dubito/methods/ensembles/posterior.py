@@ -12,6 +12,7 @@ from dubito.beliefs.likelihoods import Gaussian, Likelihood
 from dubito.beliefs.prediction import Prediction
 from dubito.core import params
 from dubito.core.errors import InputError, UnsupportedError
+from dubito.core.frozen import frozen_names
 from dubito.core.params import Params
 from dubito.core.randomness import default_generator, derive_seed, draw_seed
 from dubito.fitting.loading import restored
@@ -143,9 +144,9 @@ class EnsemblePosterior(Posterior):
     @classmethod
     def from_state(cls, model: nn.Module, likelihood: Likelihood, recipe: Any, num_data: int, state: Any) -> Self:
         """Undo `state`."""
-        names = {*params.of(model), *params.buffers_of(model)}
+        names, base = {*params.of(model), *params.buffers_of(model)}, set(frozen_names(model))
         for tree in state["members"][1:]:  # else a small file could ask for any number of copies of the model
-            if {*tree["params"], *tree["buffers"]} != names:
+            if {*tree["params"], *tree["buffers"]} != (names - base if "base" in tree else names):
                 raise InputError("The weights of a member of the ensemble are not complete.")
         return cls([restored(tree, model) for tree in state["members"]], recipe)
 

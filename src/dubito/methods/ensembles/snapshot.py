@@ -18,7 +18,7 @@ from dubito.fitting.training import Training
 from dubito.methods.ensembles.points import check_training, plain_descent, point
 from dubito.methods.ensembles.posterior import EnsemblePosterior
 from dubito.methods.map.recipe import MAP
-from dubito.networks.twin import copied
+from dubito.networks.twin import light_copy
 
 
 @setting
@@ -98,4 +98,4 @@ class _SnapshotRun:
         return EnsemblePosterior(members, self.recipe)
 
     def _model(self, found: State) -> torch.nn.Module:
-        return params.load_(copied(self.problem.model), found["params"], found["buffers"])
+        return params.load_(light_copy(self.problem.model), found["params"], found["buffers"])

@@ -24,7 +24,7 @@ from dubito.methods.ensembles.swag_posterior import SWAGPosterior
 from dubito.methods.map.recipe import MAP
 from dubito.networks.normalization import recalibrate, running_norms, running_statistics
 from dubito.networks.selection import Selection
-from dubito.networks.twin import copied
+from dubito.networks.twin import light_copy
 from dubito.select import all as all_weights
 from dubito.select.rule import SelectionRule
 
@@ -123,10 +123,10 @@ class _SWAGRun:
         self.descent = plain_descent(problem, averaging, recipe.prior_precision)
 
     def init(self, initial: Params, buffers: Buffers, generator: torch.Generator) -> State:
-        zeros = {name: torch.zeros_like(value, requires_grad=False) for name, value in initial.items()}
+        state = self.descent.init(initial, buffers, generator)
+        zeros = {name: torch.zeros_like(value, requires_grad=False) for name, value in state["params"].items()}
         squares = torch.zeros_like(self.selection.ravel(zeros))
-        empty = {"count": 0, "mean": zeros, "squares": squares, "iterates": []}
-        return {**self.descent.init(initial, buffers, generator), **empty}
+        return {**state, "count": 0, "mean": zeros, "squares": squares, "iterates": []}
 
     def update(self, state: State, batch: Batch, generator: torch.Generator) -> tuple[State, Info]:
         state, info = self.descent.update(state, batch, generator)
@@ -149,7 +149,7 @@ class _SWAGRun:
     def posterior(self, state: State) -> SWAGPosterior:
         """Return the Gaussian; before the first iterate is collected, its mean is the current network."""
         problem, count = self.problem, state["count"]
-        model = copied(self.descent.load(state))
+        model = light_copy(self.descent.load(state))
         params.load_(model, state["mean"] if count else {})
         recalibrate(model, problem.source)
         centre = point(MAP(prior_precision=self.recipe.prior_precision), problem, model, state["hyper"])
@@ -170,5 +170,5 @@ class _SWAGRun:
         return (torch.stack(kept) - self.selection.ravel(state["mean"])) / math.sqrt(len(kept) * (count - 1) / count)
 
     def _statistics(self, found: SWAGPosterior, s: int) -> Buffers:
-        model = params.load_(copied(found.model), found.draw(s))
+        model = params.load_(light_copy(found.model), found.draw(s))
         return running_statistics(running_norms(recalibrate(model, self.problem.source)))

@@ -17,7 +17,7 @@ from dubito.fitting.inference import Info, Problem, State
 from dubito.methods.laplace.posterior import LaplacePosterior
 from dubito.methods.laplace.tuning import check_prior, tune
 from dubito.networks.selection import Selection
-from dubito.networks.twin import copied
+from dubito.networks.twin import light_copy
 
 if TYPE_CHECKING:
     from dubito.methods.laplace.recipe import Laplace
@@ -83,7 +83,7 @@ class Collector:
         self._check_count(state["seen"] if state["turn"] + 1 == self.accumulator.passes else 0)
         distributed.sum_(list(io.tensors(state)) if self.additive else [])
         raw = LaplacePosterior(
-            copied(problem.model), problem.likelihood, self.recipe, problem.num_data,
+            light_copy(problem.model), problem.likelihood, self.recipe, problem.num_data,
             self.selection, state["sums"], self.curvature.data_fit(state["fit"]),
         )  # fmt: skip
         return tune(raw.owning(), self.recipe, problem)

@@ -25,7 +25,7 @@ from dubito.fitting.posterior import Posterior
 from dubito.fitting.recipe import Recipe
 from dubito.fitting.training import Training
 from dubito.methods.laplace.posterior import LaplacePosterior
-from dubito.networks.twin import copied
+from dubito.networks.twin import light_copy
 from dubito.select import mask
 
 # The largest number of Gauss-Newton steps; a linear model needs one.
@@ -50,7 +50,7 @@ def update(
     """
     if distributed.is_active():
         distributed.check_same(posterior.digest(), "posteriors")
-    moved = copied(posterior.model)
+    moved = light_copy(posterior.model)
     if training is None:
         params.load_(moved, _gauss_newton(posterior, data, generator))
     else:
@@ -151,7 +151,7 @@ class PenalizedTraining(Recipe):
             from dubito.methods.map.recipe import MAP
 
             weights = old.selection.merge(old.mean(), state["params"]["flat"].detach())
-            model = params.load_(copied(problem.model), weights)
+            model = params.load_(light_copy(problem.model), weights)
             return PointPosterior(model, problem.likelihood, MAP(), problem.num_data)
 
         return Inference(descent.init, descent.update, posterior, epochs=problem.training.epochs)

@@ -14,7 +14,7 @@ from dubito.fitting.output_noise import fit_log_noise, tune_temperature
 from dubito.fitting.recipe import Recipe
 from dubito.methods.map.posterior import PointPosterior
 from dubito.methods.map.prior import PriorDescent, check_map_prior
-from dubito.networks.twin import copied
+from dubito.networks.twin import light_copy
 
 
 @setting
@@ -69,7 +69,7 @@ class MAP(Recipe):
         descent = self._descent(problem, epochs, by_evidence)
 
         def posterior(state: State) -> PointPosterior:
-            module = copied(descent.load(state))
+            module = light_copy(descent.load(state))
             hyper = {name: value.detach() for name, value in state["hyper"].items()}
             if "log_noise" in hyper and not by_evidence:
                 hyper["log_noise"] = fit_log_noise(module, problem)

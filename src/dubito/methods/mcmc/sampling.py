@@ -17,7 +17,7 @@ from dubito.methods.mcmc.cached_head import RandomHead, split
 from dubito.methods.mcmc.posterior import ParticlePosterior, function_values, mean_and_variance
 from dubito.methods.mcmc.prior_energy import PriorDensity, from_particles, make_prior_density
 from dubito.methods.mcmc.target import Target, start_of
-from dubito.networks.twin import copied
+from dubito.networks.twin import light_copy
 
 # The largest number of traced outputs, and of the training inputs that they belong to.
 TRACED = 64
@@ -40,7 +40,7 @@ class Setup:
         self.log_noise = fit_log_noise(problem.model, problem) if "log_noise" in hyper else None
         self.start = start_of(problem, self.selection, self.log_noise)
         self.density = self._density(len(hyper))
-        self.model = copied(problem.model)  # positions are loaded into this copy
+        self.model = light_copy(problem.model)  # positions are loaded into this copy
         self.probes = self._probe_inputs()
         self.head: RandomHead | None = split(self.model.eval(), self.selection.names, self.probes)
 
@@ -65,7 +65,7 @@ class Setup:
         return torch.stack([self.start, *others])
 
     def _redrawn(self) -> Tensor:
-        other = copied(self.problem.model)
+        other = light_copy(self.problem.model)
         redraw(other, self.recipe.start, lambda: self.problem.source.first().inputs)
         flat = self.selection.ravel(params.of(other)).to(self.start)
         return torch.cat([flat, self.start[self.selection.num_weights :]])
@@ -81,7 +81,7 @@ class Setup:
         problem, recipe, size = self.problem, self.recipe, self.selection.num_weights
         flat = samples.flatten(0, 1)
         center = flat[-1] if recipe.explores_modes else mean_and_variance(flat)[0].to(flat)
-        model = params.load_(copied(problem.model), self.selection.merge(params.of(problem.model), center[:size]))
+        model = params.load_(light_copy(problem.model), self.selection.merge(params.of(problem.model), center[:size]))
         if buffers:
             params.load_(model, {}, {name: value[-1, -1] for name, value in buffers.items()})
         hyper = {} if self.log_noise is None else {"log_noise": center[size].double()}

@@ -17,7 +17,7 @@ from dubito.methods.rank1.attention import FactoredAttention
 from dubito.methods.rank1.layers import Factored, FactoredLayer, make_factored
 from dubito.methods.rank1.norm import make_component_norms
 from dubito.methods.rank1.recurrent import FactoredLSTM
-from dubito.methods.rank1.sites import Layout, find_layout, scalable_rule, without_batch_axis
+from dubito.methods.rank1.sites import Layout, find_layout, scalable_rule, unselected, without_batch_axis
 from dubito.networks.swapping import calling_every_layer, fused_modules
 
 if TYPE_CHECKING:
@@ -198,10 +198,11 @@ def convert(
 
     recipe = (recipe or Rank1()).as_rank1()
     network = private_copy(model)
-    layout = find_layout(network, recipe.factors)
+    others = () if recipe.weights is None else unselected(network, recipe.weights.resolve(network))
+    layout = find_layout(network, recipe.factors, others)
     if inputs is not None:
         outputs_of(network, batches.as_tensors(inputs))
-        layout = find_layout(network, recipe.factors, without_batch_axis(network.eval(), layout, inputs))
+        layout = find_layout(network, recipe.factors, (*others, *without_batch_axis(network.eval(), layout, inputs)))
     return Rank1Module(network, layout, recipe, generator=generator).train(model.training)
 
 

@@ -15,6 +15,7 @@ from dubito.fitting.recipe import Recipe
 from dubito.methods.rank1.families import Family, check_pair
 from dubito.methods.rank1.layers import Perturbation
 from dubito.methods.rank1.sites import Sides
+from dubito.select.rule import SelectionRule
 
 Start = Annotated[
     Literal["model", "fresh", "head"] | Posterior | Absent, "'model', 'fresh', 'head' or a posterior to start from"
@@ -62,6 +63,7 @@ class Rank1(Recipe):
         initial_scale: The scale of every factor at the start.
         spread: The standard deviation of the components' locations around 1 at the start.
         factor_rate: A factor of the learning rate for the locations and scales of factors; 0 keeps them fixed.
+        weights: Which layers have factors, by the weights in them; by default all of them.
     """
 
     setting_name = "Rank1"
@@ -85,6 +87,7 @@ class Rank1(Recipe):
     initial_scale: Positive = 0.03
     spread: NonNegative = 0.1
     factor_rate: NonNegative = 1.0
+    weights: SelectionRule | None = None
 
     def __post_init__(self) -> None:
         check_pair(self.family, self.prior)
@@ -124,6 +127,7 @@ class BatchEnsemble(Recipe):
         recalibrate: Recompute the running statistics of normalization layers after training.
         spread: The standard deviation of the members' factors around 1 at the start.
         factor_rate: A factor of the learning rate for factors.
+        weights: Which layers have factors.
     """
 
     setting_name = "BatchEnsemble"
@@ -137,6 +141,7 @@ class BatchEnsemble(Recipe):
     recalibrate: bool = False
     spread: NonNegative = 0.1
     factor_rate: NonNegative = 1.0
+    weights: SelectionRule | None = None
 
     def as_rank1(self) -> Rank1:
         """Return the equivalent `Rank1` recipe."""

@@ -19,6 +19,7 @@ from torch import Tensor, nn
 from dubito.core import batches, params
 from dubito.core.errors import InputError
 from dubito.networks.layers import LayerRule, rule_for
+from dubito.networks.selection import Selection
 from dubito.networks.watching import first_argument, watch
 
 Sides = Literal["both", "input", "output"]
@@ -192,6 +193,22 @@ def _biases(kind: Kind, module: nn.Module) -> list[Tensor]:
 def batch_axis(module: nn.Module) -> int:
     """Return the batch axis of a module's inputs."""
     return 0 if getattr(module, "batch_first", True) else 1
+
+
+def unselected(network: nn.Module, selection: Selection) -> tuple[str, ...]:
+    """Return the modules with weights of their own that have none in a selection."""
+    partial = next((name for name in selection.names if not selection.is_whole(name)), None)
+    if partial is not None:
+        raise InputError(
+            f"Rank-1 factors change whole layers, and the selection has only some weights of '{partial}': choose "
+            "layers, as with select.layers(...)."
+        )
+    names = {id(value): name for name, value in network.named_parameters()}
+    chosen = set(selection.names)
+    own = {name: list(module.parameters(recurse=False)) for name, module in network.named_modules()}
+    return tuple(
+        name for name, values in own.items() if values and not any(names[id(value)] in chosen for value in values)
+    )
 
 
 @torch.no_grad()

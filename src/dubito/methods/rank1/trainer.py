@@ -23,9 +23,9 @@ from dubito.methods.rank1 import families
 from dubito.methods.rank1.merge import can_merge, merge
 from dubito.methods.rank1.module import Rank1Module, split_blocks
 from dubito.methods.rank1.posterior import Components, Rank1Posterior
-from dubito.methods.rank1.sites import find_layout, without_batch_axis
+from dubito.methods.rank1.sites import find_layout, unselected, without_batch_axis
 from dubito.networks.normalization import recalibrate
-from dubito.networks.twin import copied
+from dubito.networks.twin import light_copy
 
 if TYPE_CHECKING:
     from dubito.methods.rank1.recipe import BatchEnsemble, Rank1
@@ -59,9 +59,11 @@ class Rank1Trainer:
         self.progress = 0.0
         earlier = _load_start(self.rank1, problem.model)
         # a plain copy of the network, into which `_found` loads the current weights
-        self.plain = copied(problem.model).eval()
+        self.plain = light_copy(problem.model).eval()
         inputs = problem.source.first().inputs
-        self.left_out = without_batch_axis(self.plain, find_layout(self.plain, self.rank1.factors), inputs)
+        others = () if self.rank1.weights is None else unselected(self.plain, problem.selection)
+        found = find_layout(self.plain, self.rank1.factors, others)
+        self.left_out = (*others, *without_batch_axis(self.plain, found, inputs))
         layout = find_layout(self.plain, self.rank1.factors, self.left_out)
         self.module = Rank1Module(problem.model, layout, self.rank1, generator=problem.generator)
         if earlier is not None:
@@ -95,7 +97,7 @@ class Rank1Trainer:
         if self.rank1.recalibrate:
             recalibrate(self.module, self.problem.source, call=self.module.all_components, rows=None)
         found = self._found()
-        found.model = copied(found.model)
+        found.model = light_copy(found.model)
         hyper = {name: value.detach() for name, value in state["hyper"].items()}
         if "log_noise" in hyper:
             hyper["log_noise"] = self._log_noise(found)

@@ -13,7 +13,7 @@ from dubito.methods.variational.module import VariationalModule
 from dubito.methods.variational.recipe import Variational
 from dubito.methods.variational.trainer import VariationalTrainer
 from dubito.networks.selection import Selection
-from dubito.networks.twin import copied
+from dubito.networks.twin import light_copy
 from dubito.select import mask
 
 
@@ -32,7 +32,7 @@ class Finished(Recipe):
 
     def build(self, problem: Problem) -> Inference:
         """Return an inference without steps."""
-        module: VariationalModule = copied(self.module)
+        module: VariationalModule = light_copy(self.module)
         trainer = GroupTrainer if isinstance(module, GroupModule) else VariationalTrainer
         return trainer(self._recipe(), problem, module).inference()
 

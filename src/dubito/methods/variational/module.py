@@ -17,7 +17,7 @@ from dubito.methods.variational.layer import StochasticLayer, compute_moments, m
 from dubito.methods.variational.mean_field import MeanField, samples_and_kl
 from dubito.networks.selection import Selection
 from dubito.networks.swapping import calling_every_layer, fused_modules
-from dubito.networks.twin import copied
+from dubito.networks.twin import light_copy
 
 if TYPE_CHECKING:
     from dubito.beliefs.likelihoods import Likelihood
@@ -116,7 +116,7 @@ class VariationalModule(nn.Module):
 
     def plain_network(self, lent: Mapping[str, Tensor]) -> nn.Module:
         """Return a copy of the network with the user's own classes; the tensors in `lent` are shared, not copied."""
-        network = copied(self.network, {id(value): value for value in lent.values()})
+        network = light_copy(self.network, {id(value): value for value in lent.values()})
         for module in network.modules():
             if isinstance(module, StochasticLayer):
                 make_plain(module)
