@@ -18,6 +18,7 @@ import torch
 
 import dubito
 from dubito.core import io
+from dubito.core.errors import TrustWarning
 
 TIMEOUT = 240
 _CONTEXT = multiprocessing.get_context("forkserver")
@@ -63,6 +64,7 @@ def _main(file: str, case: str, store: str, rank: int, output: str, folder: str)
     import torch.distributed as dist
 
     warnings.simplefilter("error")
+    warnings.simplefilter("ignore", TrustWarning)  # as in all tests: most networks here are not trained
     torch.set_num_threads(1)
     dist.init_process_group("gloo", init_method=f"file://{store}", rank=rank, world_size=2)
     sys.path.insert(0, str(Path(file).parent))  # for what stands beside the file

@@ -20,6 +20,7 @@ __version__ = "0.1.0"
 
 # The public surface: name -> (module, attribute); imported when first touched, so that `import dubito` is quick.
 _PUBLIC: dict[str, tuple[str, str | None]] = {
+    "Auto": ("dubito.methods.auto", "Auto"),
     "BatchEnsemble": ("dubito.methods.rank1", "BatchEnsemble"),
     "Ensemble": ("dubito.methods.ensembles", "Ensemble"),
     "HMC": ("dubito.methods.mcmc", "HMC"),
@@ -79,6 +80,7 @@ if TYPE_CHECKING:
     from dubito.fitting.posterior import Posterior
     from dubito.fitting.training import Training
     from dubito.methods import ensembles, mcmc, rank1, variational
+    from dubito.methods.auto import Auto
     from dubito.methods.ensembles import SWAG, Ensemble, MCDropout, Snapshot
     from dubito.methods.laplace import Laplace
     from dubito.methods.map import MAP

@@ -192,12 +192,12 @@ class TestBadInput:
             (["compare", *TINY, "--method", "ensemble(members=1e12)"], "`members` must be a whole number"),
             (
                 ["compare", *TINY, "--model", "mlp(hidden=[10000000000])"],
-                "a whole number of units, from 1 to 100,000,000",
+                "`hidden` must be at most 100,000,000",
             ),
             (["compare", *TINY, "--out", 300 * "x"], "cannot be written to"),
             (["compare", *TINY, "--epochs", "many"], "Invalid value for '--epochs'"),
-            (["compare", *TINY, "--epochs", "-1"], "`epochs` must be a whole number of at least 0, got -1."),
-            (["compare", *TINY, "--lr", "0"], "`lr` must be a positive number, got 0.0."),
+            (["compare", *TINY, "--epochs", "-1"], "`epochs` must be a whole number of at least 0 or 'auto', got -1."),
+            (["compare", *TINY, "--lr", "0"], "`lr` must be a positive number or 'auto', got 0.0."),
             (["compare", *TINY, "--method", "mop()"], "no setting called 'mop'"),
             (["compare", *TINY, "--method", "map("], "Cannot read 'map('"),
             (["compare", *TINY, "--method", "map(temp=1)"], "no argument 'temp'"),
@@ -265,7 +265,7 @@ class TestWhatWasFinishedIsKept:
         assert result.exit_code == 130
         found = json.loads(result.stdout)
         assert found["finished"] is False
-        assert list(found["summary"]) == ["MAP()"]
+        assert list(found["summary"]) == ["Auto()"]
         assert (tmp_path / "report.html").is_file()
 
     def test_when_interrupted_before_anything(self, run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -328,7 +328,10 @@ class TestDemo:
         assert result.exit_code == 0, result.stderr
         found = json.loads(result.stdout)
         assert len(found["summary"]) == len(METHODS)
-        assert found["summary"]["MAP()"]["mean"]["accuracy"] > 0.85
+        assert found["summary"]["plain network"]["mean"]["accuracy"] > 0.85
+        likelihoods = [row["mean"]["nll"] for row in found["summary"].values()]
+        assert likelihoods == sorted(likelihoods)
+        assert "It fits into a twentieth of its size" in result.stderr
         evaluation = found["runs"][0]["evaluation"]
         assert evaluation["ood"]["scrambled digits"]["entropy"]["auroc"] > 0.8
         assert set(evaluation["shifts"]) == {"rotation", "noise"}

@@ -232,5 +232,5 @@ def test_an_interrupted_fit_goes_on(run: Run, tmp_path: Path, monkeypatch: pytes
     assert (tmp_path / "run.checkpoint.training").is_file()
     before_updates(updates.append, monkeypatch)
     assert json.loads(run(*words, "--json", "--overwrite").stdout)["evaluation"]["scores"] == whole
-    assert len(updates) == 15 - 8 + 1  # one batch an epoch: those that were left, and one for the curvature
+    assert len(updates) == 15 * 8 - 8 + 1  # eight batches an epoch: those that were left, and one for the curvature
     assert sorted(path.name for path in tmp_path.iterdir()) == ["houses.csv", "new.csv", "run", "sold.csv"]

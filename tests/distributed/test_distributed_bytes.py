@@ -33,7 +33,9 @@ def test_each_step_sends_the_gradient(counts: Any) -> None:
 
 @pytest.mark.parametrize(("structure", "numbers"), [("diag", WEIGHTS), ("kron", FACTORS), ("full", WEIGHTS**2)])
 def test_curvature_is_sent_once(counts: Any, structure: str, numbers: int) -> None:
-    assert counts[structure] - counts["start"] == FLAG + 8 * (numbers + 2)
+    tuning = FLAG  # the scores of the prior precisions and the number of rows travel with it
+    optimality = FLAG + 8 * (WEIGHTS + 1)  # a gradient and the number of rows
+    assert counts[structure] - counts["start"] == FLAG + 8 * (numbers + 2) + tuning + optimality
 
 
 def test_low_rank_sends_its_directions_with_each_batch_of_four_passes(counts: Any) -> None:
@@ -45,7 +47,8 @@ def test_an_evaluation_sends_four_numbers_for_each_row(counts: Any) -> None:
 
 
 def test_a_member_of_an_ensemble_is_sent_as_its_file(counts: Any) -> None:
-    assert counts["a member"] == FLAG + counts["its file"]
+    digits = 64  # the numbers of a fit's record have more or fewer of them
+    assert abs(counts["a member"] - FLAG - counts["its file"]) < digits
 
 
 def test_samples_are_sent_once(counts: Any) -> None:

@@ -30,7 +30,7 @@ PRINTS: dict[str, tuple[str, ...]] = {
     "distillation.md": (r"transfer\.\w+\(\)",),
     "ensembles.md": ("3 samples", "3 networks from one run"),
     "groups.md": (r"1\.inputs \d+ of 64 are needed\n3\.inputs \d+ of 30 are needed",),
-    "samplers.md": (r"^2 chain\(s\) of 60 samples\.", "Subspace of 5 directions"),
+    "samplers.md": (r"(?m)^2 chain\(s\) of 60 samples\.", "Subspace of 5 directions"),
     "subnetworks.md": ("^Selection of 300 of 1,210 weights", "recommended size", "There is no sweep over sizes"),
 }
 # What must hold of the variables of a page's examples when they have run.

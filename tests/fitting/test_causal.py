@@ -87,7 +87,7 @@ class TestRecognition:
         assert posterior.likelihood == Categorical(next_token=True)
         own = posterior.model(tokens(), labels=tokens()).loss.item()
         assert own < 0.3 * math.log(WORDS)
-        assert dubito.evaluate(posterior, data).scores["nll"] == pytest.approx(own, rel=1e-5)
+        assert dubito.evaluate(posterior, data).scores["nll"] == pytest.approx(own, rel=1e-4)
         assert model.training
 
     def test_other_models_compare_the_same_position(self) -> None:

@@ -154,7 +154,7 @@ def fit_normalized(given: object, **settings: object) -> dubito.Posterior:
         found = dubito.MAP().fit(
             network(normalized), given, likelihood=likelihoods.Gaussian(noise=1.0), training=training, progress=False
         )
-    assert len(said) == 1
+    assert sum("one row" in str(each.message) for each in said) == 1
     return found
 
 

@@ -20,9 +20,9 @@ from dubito.data import DataSet
 from dubito.data.table_files import STANDARD_INPUT
 from dubito.uses import runs
 from dubito.uses.comparison import Comparison, Run
-from dubito.uses.runs.fit import VALIDATION, share_held_out
 from dubito.uses.runs.folder import check_folder, load_summary
 from dubito.uses.runs.run import TableRun
+from dubito.uses.runs.table_fit import VALIDATION, share_held_out
 
 
 def update_run(

@@ -13,21 +13,32 @@ from dubito.cli.methods import METHODS
 
 def demo(
     out: args.Out = Path("report.html"),
-    fast: Annotated[
-        bool, typer.Option("--fast", help="One seed, few epochs, few shifts; takes about a minute.")
-    ] = False,
+    fast: Annotated[bool, typer.Option("--fast", help="Few epochs; takes about a minute.")] = False,
+    seed: args.Seed = 0,
     json: args.Json = False,
 ) -> None:
-    """Compare every method on digits."""
+    """Show on digits what a posterior is good for, and compare every method."""
     import torch
 
-    from dubito.cli.delivery import deliver
-    from dubito.cli.options import demo_experiment
+    from dubito.cli.delivery import deliver_all
+    from dubito.cli.options import DEMO_MODEL, demo_data, demo_experiment
+    from dubito.cli.output import note
+    from dubito.cli.story import tell
     from dubito.core.atomic import check_place
+    from dubito.core.randomness import Stream
+    from dubito.uses.runs.networks import NetworkSource
 
     check_place(out, "The report")
     torch.set_num_threads(1)  # for networks this small, threads cost more than they save
-    deliver(demo_experiment(fast), out, json)
+    experiment = demo_experiment(seed, 1)
+    with Stream(seed).active():
+        network = NetworkSource.of(DEMO_MODEL, experiment.dataset, experiment.likelihood).build()
+    note("One network learns handwritten digits, and gets a posterior.")
+    story = tell(demo_data(seed), network, seed, epochs=10 if fast else None, progress=not json)
+    for line in story.lines():
+        note(line)
+    note("")
+    deliver_all([demo_experiment(seed, story.epochs)], out, json, first=story.sections, ranked=True)
 
 
 def compare(
@@ -89,7 +100,7 @@ def compare(
     from dubito.cli.delivery import deliver
     from dubito.cli.experiment import Experiment
     from dubito.core.atomic import check_place
-    from dubito.uses.runs.fit import likelihood_for
+    from dubito.uses.runs.table_fit import likelihood_for
 
     check_place(out, "The report")
     recipes = options.read_methods(method or METHODS)

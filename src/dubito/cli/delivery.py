@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 
 import typer
@@ -12,10 +13,28 @@ from dubito.cli.failures import FAILURE, INTERRUPTED, exit_code
 from dubito.cli.output import note, print_columns, print_json
 from dubito.core.errors import DubitoError
 from dubito.uses.comparison import Comparison, Failure, Run
+from dubito.uses.reporting.page import write_page
+from dubito.uses.reporting.sections import Section
 
 
 def deliver(experiment: Experiment, out: Path, as_json: bool) -> None:
     """Run an experiment; print its table or JSON, write its report, and exit with the code that fits."""
+    deliver_all([experiment], out, as_json)
+
+
+def deliver_all(
+    experiments: Sequence[Experiment], out: Path, as_json: bool, *, first: Sequence[Section] = (), ranked: bool = False
+) -> None:
+    """Do the same for several experiments with the same methods.
+
+    Args:
+        experiments: The experiments, such as the same one on several splits of the data.
+        out: The report.
+        as_json: Whether JSON is printed.
+        first: Sections that the report begins with.
+        ranked: Whether the best method comes first.
+    """
+    experiment = experiments[0]
     outcomes: list[Run | Failure] = []
 
     def take(outcome: Run | Failure) -> None:
@@ -24,21 +43,24 @@ def deliver(experiment: Experiment, out: Path, as_json: bool) -> None:
             words = f"fitted in {outcome.fit_seconds:.1f} s, evaluated in {outcome.evaluate_seconds:.1f} s"
         else:
             words = f"failed. {outcome.error}"
-        note(f"  {outcome.name}, seed {outcome.seed + 1} of {experiment.num_seeds}: {words}")
+        seed = "" if experiment.seeds else f", seed {outcome.seed + 1} of {experiment.num_seeds}"
+        note(f"  {outcome.name}{seed}: {words}")
 
     interrupted = False
     note(_opening(experiment))
     try:
-        experiment.run(take)
+        for each in experiments:
+            experiment = each
+            each.run(take)
     except KeyboardInterrupt:
         interrupted = True
         note(f"interrupted; {'what was finished is kept' if outcomes else 'nothing was finished'}")
     except DubitoError:
         if not outcomes:
             raise
-    comparison = Comparison.of(outcomes)
+    comparison = Comparison.of(outcomes).best_first() if ranked else Comparison.of(outcomes)
     if comparison.runs:
-        comparison.report(out, data_name=experiment.dataset.name)
+        write_page(comparison.evaluations, out, data_name=experiment.dataset.name, first=first)
     if as_json:
         print_json({**_header(experiment, interrupted), **comparison.to_json()})
     elif comparison.runs:

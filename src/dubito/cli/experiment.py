@@ -16,8 +16,8 @@ from dubito.fitting.training import Training
 from dubito.uses.comparison import Failure, Run, compare
 from dubito.uses.comparison.fits import Fits
 from dubito.uses.runs.default import training_for
-from dubito.uses.runs.fit import check_network
 from dubito.uses.runs.networks import NetworkSource
+from dubito.uses.runs.table_fit import check_network
 
 
 @dataclass(frozen=True, eq=False)
@@ -33,6 +33,8 @@ class Experiment:
         num_seeds: How often everything is repeated, with other initial weights and other randomness.
         ood: Out-of-distribution data by name.
         shifts: Shifted versions of the test part, as `dubito.data.shifts` makes them.
+        seeds: The seeds, if they are not the first `num_seeds`.
+        names: Readable names of the methods; by default they are named as they are typed.
     """
 
     dataset: DataSet
@@ -43,14 +45,17 @@ class Experiment:
     num_seeds: int = 1
     ood: Mapping[str, Any] = field(default_factory=dict)
     shifts: Mapping[str, Any] = field(default_factory=dict)
+    seeds: tuple[int, ...] | None = None
+    names: tuple[str, ...] | None = None
 
     def run(self, progress: Callable[[Run | Failure], None]) -> None:
         """Compare the methods; `progress` is called with every outcome."""
-        data = self.dataset
+        data, names = self.dataset, self.names or tuple(repr(recipe) for recipe in self.recipes)
         compare(
-            self.network, data.train, {repr(recipe): recipe for recipe in self.recipes}, test=data.test,
-            seeds=self.num_seeds, likelihood=self.likelihood, validation=data.validation, training=self.training_of,
-            ood=self.ood, shifts=self.shifts, target_scale=data.target_scale, progress=progress,
+            self.network, data.train, dict(zip(names, self.recipes, strict=True)), test=data.test,
+            seeds=self.seeds or self.num_seeds, likelihood=self.likelihood, validation=data.validation,
+            training=self.training_of, ood=self.ood, shifts=self.shifts, target_scale=data.target_scale,
+            progress=progress,
         )  # fmt: skip
 
     def posterior(self, recipe: Recipe, seed: int) -> Posterior:
@@ -68,5 +73,5 @@ class Experiment:
         return NetworkSource.of(self.model, self.dataset, self.likelihood).build()
 
     def training_of(self, recipe: Recipe) -> Training:
-        """Return the training settings of a recipe: what was chosen, else its own, but enough steps."""
-        return training_for(recipe, len(self.dataset.train[1]), self.training)
+        """Return the training settings of a recipe: what was chosen, else its own."""
+        return training_for(recipe, self.training)

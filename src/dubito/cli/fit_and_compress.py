@@ -14,7 +14,7 @@ from dubito.data import DataSet
 from dubito.fitting.training import Training
 from dubito.uses.compression import Compression, compress
 from dubito.uses.compression.rules import Rule
-from dubito.uses.runs.fit import likelihood_for
+from dubito.uses.runs.table_fit import likelihood_for
 
 
 def read_rule(text: str | None) -> Rule | None:

@@ -21,11 +21,11 @@ from dubito.core.errors import InputError
 from dubito.data.table_files import STANDARD_INPUT
 from dubito.uses import runs
 from dubito.uses.reporting import report as write_report
-from dubito.uses.runs.fit import VALIDATION, likelihood_for, share_held_out
 from dubito.uses.runs.folder import REPORT, check_folder
 from dubito.uses.runs.networks import NetworkSource
 from dubito.uses.runs.run import TableRun
 from dubito.uses.runs.stream import check_output, predict_file
+from dubito.uses.runs.table_fit import VALIDATION, likelihood_for, share_held_out
 
 
 def fit_run(

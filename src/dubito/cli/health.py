@@ -10,7 +10,7 @@ import torch
 
 import dubito
 from dubito import data
-from dubito.uses.runs.doctor import Finding
+from dubito.uses.runs.doctor import Examined
 
 # What each extra adds, and the packages it needs.
 EXTRAS = {
@@ -22,17 +22,17 @@ EXTRAS = {
 }
 
 
-def examine_machine() -> Iterator[Finding]:
+def examine_machine() -> Iterator[Examined]:
     """Yield what was found about the installation."""
     device = "CUDA" if torch.cuda.is_available() else "no CUDA"
-    yield Finding("ok", f"dubito {dubito.__version__}, Python {platform.python_version()}, torch {torch.__version__}, "
+    yield Examined("ok", f"dubito {dubito.__version__}, Python {platform.python_version()}, torch {torch.__version__}, "
                         f"{device}, {torch.get_num_threads()} thread(s).")  # fmt: skip
-    yield Finding("ok", "Tables of text (.csv, .tsv) need no extra.")
+    yield Examined("ok", "Tables of text (.csv, .tsv) need no extra.")
     for name, (what, packages) in EXTRAS.items():
         missing = [package for package in packages if find_spec(package) is None]
         if missing:
-            yield Finding("warning", f"{what}: {', '.join(missing)} not installed; pip install 'dubito[{name}]'.")
+            yield Examined("warning", f"{what}: {', '.join(missing)} not installed; pip install 'dubito[{name}]'.")
         else:
-            yield Finding("ok", f"{what}: installed.")
+            yield Examined("ok", f"{what}: installed.")
     found = [row.name for row in data.available() if row.found]
-    yield Finding("ok", f"{len(found)} data sets by name were found; `dubito data list` shows them.")
+    yield Examined("ok", f"{len(found)} data sets by name were found; `dubito data list` shows them.")

@@ -2,20 +2,22 @@
 
 from __future__ import annotations
 
-METHODS: tuple[str, ...] = (
-    "map()",
-    "map(temperature=validation)",
-    "laplace()",
-    "laplace(weights=select.last_layer(), structure=full)",
-    "laplace(weights=select.subnetwork(0.03), structure=full)",
-    "variational()",
-    "rank1()",
-    "batchensemble()",
-    "ensemble()",
-    "snapshot()",
-    "swag()",
-    "mcdropout()",
-    "sgmcmc(weights=select.last_layer(), burn_in=500, thinning=10)",
-    "hmc(weights=select.last_layer(), method=hmc, num_steps=10, num_samples=50, burn_in=100, chains=1)",
-    "svgd(weights=select.last_layer())",
-)
+# Each as it is typed, with a readable name.
+METHODS: dict[str, str] = {
+    "auto()": "the best on held-out data",
+    "map()": "plain network",
+    "map(temperature=validation)": "temperature scaling",
+    "laplace()": "Laplace",
+    "laplace(weights=select.last_layer(), structure=full)": "Laplace, last layer",
+    "laplace(weights=select.subnetwork(0.03), structure=full)": "Laplace, 3 % of the weights",
+    "variational()": "variational",
+    "rank1()": "rank-1",
+    "batchensemble()": "BatchEnsemble",
+    "ensemble()": "deep ensemble",
+    "snapshot()": "snapshots",
+    "swag()": "SWAG",
+    "mcdropout()": "MC dropout",
+    "sgmcmc(weights=select.last_layer(), burn_in=500, thinning=10)": "SG-MCMC, last layer",
+    "hmc(weights=select.last_layer(), method=hmc, num_steps=10, num_samples=50, burn_in=100, chains=1)": "HMC, head",
+    "svgd(weights=select.last_layer())": "SVGD, last layer",
+}

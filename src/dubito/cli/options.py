@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -22,23 +22,31 @@ from dubito.data.table_files import OTHER_SUFFIXES, STANDARD_INPUT, TEXT_SUFFIXE
 from dubito.fitting.recipe import Recipe
 from dubito.fitting.training import Training
 
+DEMO_MODEL = "mlp(hidden=[300, 100])"
 
-def demo_experiment(fast: bool = False) -> Experiment:
-    """Return the experiment of `dubito demo`: every method on a few hundred digits."""
-    dataset = data.load("digits", limit=800, validation=0.25)
+
+def demo_data(seed: int) -> DataSet:
+    """Return the data of `dubito demo`, whose split changes with the seed."""
+    return data.load("digits", split=seed, limit=1200, validation=0.25)
+
+
+def demo_experiment(seed: int, epochs: int) -> Experiment:
+    """Return the comparison of `dubito demo`: every method on a few hundred digits, for the same number of epochs."""
+    dataset = demo_data(seed)
     return Experiment(
         dataset,
-        model="mlp(hidden=[100, 100])",
+        model=DEMO_MODEL,
         recipes=read_methods(METHODS),
         likelihood=Categorical(),
-        training={"epochs": 10 if fast else 60, "lr": 3e-3, "batch_size": 64},
-        num_seeds=1 if fast else 3,
+        training={"epochs": epochs},
+        seeds=(seed,),
         ood={"scrambled digits": scrambled(dataset.test)},
-        shifts=data.shifts(dataset, ["rotation", "noise"], (1, 3, 5)) if fast else data.shifts(dataset),
+        shifts=data.shifts(dataset, ["rotation", "noise"], (1, 3, 5)),
+        names=tuple(METHODS.values()),
     )
 
 
-def read_methods(texts: Sequence[str]) -> tuple[Recipe, ...]:
+def read_methods(texts: Iterable[str]) -> tuple[Recipe, ...]:
     """Return the recipes that the texts describe; raise if a recipe is given twice."""
     recipes: list[Recipe] = []
     for text in texts:

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 from torch.utils.data import DataLoader, Dataset
 
-from dubito.core import distributed, shards
+from dubito.core import distributed, limits, shards
 from dubito.core.constraints import LargeCount, check
 from dubito.core.data_forms import TARGET_NAMES as TARGET_NAMES  # users of batches find these helpers here, too
 from dubito.core.data_forms import as_loader, as_pair, generators_of, length_of, pair_batches
@@ -100,6 +100,7 @@ class Source:
         self.dataset: Any = None
         self.batch_size: int | None = batch_size
         self.is_shard: bool | None = None
+        self._kept_rows: dict[int, list[Batch]] = {}  # of a loader, by their number; see `spread`
         self._first_pass: shards.FirstPass | None = None  # of a loader that is the same in all processes
         self._sampler = shards.declared_sampler(data) if shard else None
         if self.pair is not None:
@@ -219,6 +220,33 @@ class Source:
             yield from self.epoch()
         finally:
             self.set_generator_states(states)
+
+    def spread(self, most: int) -> Iterator[Batch]:
+        """Yield at most about `most` rows, evenly spread over the data, in the same way each time.
+
+        The rows of a loader are kept, if they are not too large, so that they are read only once.
+        """
+        if most in self._kept_rows:
+            yield from self._kept_rows[most]
+            return
+        kept: list[Batch] = []
+        size = 0
+        for batch in self._spread(most):
+            size += sum(leaf.nbytes for leaf in leaves((batch.inputs, batch.targets)))
+            kept = [*kept, batch] if size <= limits.current().kept_examples else []
+            yield batch
+        if self.in_memory is None and kept:
+            self._kept_rows[most] = kept
+
+    def _spread(self, most: int) -> Iterator[Batch]:
+        every, seen = max(self.num_data / most, 1.0), 0
+        for batch in self.replay():
+            numbers = torch.arange(seen, seen + batch.num_rows, dtype=torch.float64)
+            seen += batch.num_rows
+            rows = (((numbers + 1) / every).floor() > (numbers / every).floor()).nonzero().squeeze(1)
+            if len(rows):
+                inputs, targets = take((batch.inputs, batch.targets), rows.to(self.device))
+                yield Batch(inputs, targets, len(rows))
 
     def full(self, stream: Stream | None = None, seen: Seen | None = None) -> Batch:
         """Return all the data as one batch."""

@@ -74,6 +74,13 @@ class Or:
 
 
 @dataclasses.dataclass(frozen=True)
+class OrWord:
+    """A word that is accepted in place of a number, and replaced by one before anything reads the number."""
+
+    word: str
+
+
+@dataclasses.dataclass(frozen=True)
 class AtMost:
     """The largest number that is accepted, far beyond what anybody waits for or has memory for."""
 
@@ -116,7 +123,8 @@ def check(name: str, kind: Any, value: Any) -> None:
     """
     if accepts(kind, value):
         return
-    if (limit := _limit(kind)) is not None and not AtMost(limit).holds(value):
+    entries = value if isinstance(value, list | tuple) else [value]
+    if (limit := _limit(kind)) is not None and not all(map(AtMost(limit).holds, entries)):
         raise InputError(f"`{name}` must be at most {limit:,}, got {_show(value)}.")
     raise InputError(f"`{name}` must be {describe(kind)}, got {_show(value)}.{_suggestion(kind, value)}")
 
@@ -126,7 +134,10 @@ def _limit(kind: Any) -> int | None:
     """Return the largest whole number that an annotation or one option of a union allows, or None if it allows none."""
     if kind is int:
         return LARGEST
-    options = get_args(kind) if get_origin(kind) in (Union, types.UnionType, Annotated) else ()
+    origin = get_origin(kind)
+    if isinstance(origin, type) and issubclass(origin, Sequence):  # of its entries
+        return _limit(get_args(kind)[0])
+    options = get_args(kind) if origin in (Union, types.UnionType, Annotated) else ()
     limits = [option.limit if isinstance(option, AtMost) else _limit(option) for option in options]
     choose = min if get_origin(kind) is Annotated else max
     return choose((limit for limit in limits if limit is not None), default=None)
@@ -145,8 +156,13 @@ def _test_of(kind: Any) -> Callable[[Any], bool]:
         return lambda value: True
     if origin is Annotated:
         also, test = tuple(rule.kind for rule in inner[1:] if isinstance(rule, Or)), _test_of(inner[0])
+        words = [rule.word for rule in inner[1:] if isinstance(rule, OrWord)]
         ranges = [rule.holds for rule in inner[1:] if isinstance(rule, Range | AtMost)]
-        return lambda value: isinstance(value, also) or (test(value) and all(holds(value) for holds in ranges))
+        return lambda value: (
+            isinstance(value, also)
+            or (isinstance(value, str) and value in words)
+            or (test(value) and all(holds(value) for holds in ranges))
+        )
     if origin in (Union, types.UnionType):
         tests = [_test_of(one) for one in inner]
         return lambda value: any(test(value) for test in tests)
@@ -202,6 +218,7 @@ def _options(kind: Any, within: Range | None) -> Iterator[str]:
         yield words[0]
     elif origin is Annotated:
         yield from _options(inner[0], next((rule for rule in inner[1:] if isinstance(rule, Range)), None))
+        yield from (repr(rule.word) for rule in inner[1:] if isinstance(rule, OrWord))
     elif origin in (Union, types.UnionType):
         for one in inner:
             yield from _options(one, within)

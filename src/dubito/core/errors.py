@@ -47,3 +47,11 @@ class NonFiniteError(DubitoError, ArithmeticError):
 
 class ShardsWarning(UserWarning):
     """Each process was given different data, which is treated as one shard of a common data set."""
+
+
+class TrustWarning(UserWarning):
+    """A result that should not be trusted as it is; the message says why and what to do."""
+
+
+class NotConvergedWarning(TrustWarning):
+    """A training that ended while it still improved, made things worse, or did not happen."""

@@ -40,6 +40,7 @@ class Limits:
         exact_report: A float64 matrix over all weights, with which a report compares a selection exactly.
         unpacked: The content of a compressed file, however small the file is.
         summed: Float64 numbers that processes sum in one message.
+        kept_examples: Examples of a loader that are kept to judge a fit by.
         message: Any other message between processes.
     """
 
@@ -60,6 +61,7 @@ class Limits:
     exact_report: int = 8 * 3000**2
     unpacked: int = 100 * MIB
     summed: int = 128 * MIB
+    kept_examples: int = 64 * MIB
     message: int = 16 * MIB
 
 

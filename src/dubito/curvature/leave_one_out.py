@@ -12,13 +12,14 @@ network was fitted to them; these are not.
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from dubito.beliefs.likelihoods import Gaussian
-from dubito.core import batches, distributed, io
+from dubito.core import batches, distributed, io, params
 from dubito.core.batches import Source
 from dubito.curvature.curvature_pass import CurvaturePass
 from dubito.curvature.evidence import Evidence, maximize
@@ -29,6 +30,8 @@ from dubito.networks.selection import Selection
 
 # Last layers up to this many weights get their exact curvature, larger ones Kronecker factors.
 MOST_EXACT = 2000
+# Rows whose residuals are looked at, and the number of validation residuals that these count for.
+MOST_ROWS, LEFT_OUT_WEIGHT = 1000, 5.0
 # Leverages above this are cut: the residual of an example that determines its own prediction is not defined.
 LARGEST_LEVERAGE = 0.95
 
@@ -68,6 +71,39 @@ class LeaveOneOut:
             return 1.0
         _, (leverage,) = self.linearized.variances(inputs, [self.covariance], centred=False)
         return 1 / (1 - leverage.double().clamp(0.0, LARGEST_LEVERAGE))
+
+
+@torch.no_grad()
+def left_out_variance(left_out: LeaveOneOut, source: Source, most: int = MOST_ROWS) -> float:
+    """Return the mean square of leave-one-out residuals over at most about `most` rows."""
+    sums = torch.zeros(2, dtype=torch.float64)
+    for batch in source.spread(most):
+        factors = left_out.factors(batch.inputs)
+        outputs = params.call(left_out.model, batch.inputs).double()
+        outputs = outputs.reshape(factors.shape) if isinstance(factors, Tensor) else outputs
+        residuals = (outputs - batch.targets.reshape(outputs.shape)) * factors
+        sums += torch.tensor([float(residuals.square().sum()), float(residuals.numel())], dtype=torch.float64)
+    distributed.sum_([sums])
+    return float(sums[0] / sums[1].clamp_min(1.0))
+
+
+@torch.no_grad()
+def predictive_noise(model: nn.Module, source: Source, validation: Source | None) -> float:
+    """Return the root mean square residual that a trained network is to be expected to have on new data.
+
+    It comes from validation data, beside which leave-one-out residuals of the training data count for a few.
+    """
+    model.eval()
+    sums = torch.tensor([left_out_variance(LeaveOneOut(model, source), source), 1.0], dtype=torch.float64)
+    sums *= LEFT_OUT_WEIGHT
+    for batch in validation.replay() if validation is not None else ():
+        if batch.num_rows:
+            outputs = params.call(model, batch.inputs).double()
+            squares = (outputs - batch.targets.reshape(outputs.shape)).square()
+            own = torch.tensor([float(squares.sum()), float(squares.numel())], dtype=torch.float64)
+            distributed.sum_([own])
+            sums += own
+    return math.sqrt(max(float(sums[0] / sums[1]), 1e-12))
 
 
 def _squares(model: nn.Module, selection: Selection) -> Tensor:

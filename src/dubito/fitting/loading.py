@@ -15,7 +15,9 @@ from dubito.core.arguments import checked_arguments
 from dubito.core.constraints import Natural, accepts
 from dubito.core.errors import FileFormatError, InputError
 from dubito.core.settings import Setting, load_all
+from dubito.fitting.auto_explanation import AutoExplanation
 from dubito.fitting.decision_rule import DecisionRule
+from dubito.fitting.fit_record import FitRecord
 from dubito.fitting.posterior import Posterior, first_tensor
 from dubito.fitting.recipe import Recipe
 from dubito.networks.adapters import copied_beside_base
@@ -99,7 +101,12 @@ def restored(tree: Mapping[str, Any], model: nn.Module) -> Posterior:
     kinds = (Recipe, recipe), (Likelihood, likelihood), (Natural, tree["num_data"])
     if not all(accepts(*pair) for pair in kinds):
         raise FileFormatError("The file does not hold a recipe, a likelihood and a number of examples.")
-    return Posterior._families[tree["family"]].from_state(private, likelihood, recipe, tree["num_data"], tree["state"])
+    found = Posterior._families[tree["family"]].from_state(private, likelihood, recipe, tree["num_data"], tree["state"])
+    if "fit_record" in tree:  # files of the first version have none
+        found.fit_record = FitRecord.from_dict(json.loads(tree["fit_record"]))
+    if "explanation" in tree:
+        found.explanation = AutoExplanation.from_dict(json.loads(tree["explanation"]))
+    return found
 
 
 def _tensors(model: nn.Module) -> dict[str, Tensor]:

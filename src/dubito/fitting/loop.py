@@ -14,23 +14,24 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor, nn
 
-from dubito.beliefs import likelihoods
 from dubito.beliefs.likelihoods import Likelihood
 from dubito.core import distributed, io, params, precision
-from dubito.core.batches import Batch, Data, Source
-from dubito.core.constraints import check as check_argument
+from dubito.core.batches import Batch, Data
 from dubito.core.errors import FileFormatError, NonFiniteError
-from dubito.core.randomness import Stream, default_generator, derive_seed, draw_seed
+from dubito.core.randomness import Stream, derive_seed, draw_seed
 from dubito.fitting import run_identity
 from dubito.fitting.build import build
 from dubito.fitting.causal import with_next_token
 from dubito.fitting.checks import Template, check, check_batch, explaining_shapes
+from dubito.fitting.finish import finish
 from dubito.fitting.inference import Inference, NonFinite, Problem, State
 from dubito.fitting.initialization import redraw
 from dubito.fitting.interrupts import Interrupts, Terminated
-from dubito.fitting.model_copies import shared_copy
 from dubito.fitting.posterior import Posterior
+from dubito.fitting.problems import make_problem
+from dubito.fitting.progress import progress_bar
 from dubito.fitting.run_identity import LoaderDigest
+from dubito.fitting.search_file import resolve_or_recall
 from dubito.fitting.training import Training
 
 if TYPE_CHECKING:
@@ -54,21 +55,9 @@ def fit(
     progress: bool,
 ) -> Posterior:
     """Fit `recipe`; see `Recipe.fit`."""
-    generator = default_generator(generator)
-    training = recipe.default_training() if training is None else training
-    check_argument("training", Training, training)
-    private = shared_copy(model)
+    problem = make_problem(recipe, model, data, likelihood, validation, training, num_data, generator, progress)
+    private, training, generator = problem.model, problem.training, problem.generator
     weight = next(private.parameters())
-    place: dict[str, Any] = {"device": weight.device, "dtype": weight.dtype}
-    problem = Problem(
-        model=private,
-        likelihood=likelihoods.resolve(likelihood),
-        source=Source(data, batch_size=training.batch_size, shuffle=training.shuffle, num_data=num_data, **place),
-        validation=None if validation is None else Source(validation, batch_size=1024, must_count=False, **place),
-        training=training,
-        generator=generator,
-        progress=progress,
-    )
     if training.checkpoint is not None:
         run_identity.check_place(training.checkpoint)
     distributed.share_generator(generator, weight.device)
@@ -88,9 +77,12 @@ def fit(
             with Stream(derive_seed(seed, "build"), weight.device, libraries=True).active():
                 redraw(private, recipe.start, lambda: problem.source.first().inputs)
                 own = {} if training.checkpoint is None else run_identity.identity(recipe, problem, private, start)
+                found = resolve_or_recall(recipe, problem, data, derive_seed(seed, "search"), own)
+                problem = replace(problem, training=found.training, likelihood=found.likelihood)
                 inference = build(recipe, problem)
-            problem = replace(problem, source=inference.source or problem.source)
-            return _Loop(inference, problem, template, own, seed).run()
+            given, problem = problem.source, replace(problem, source=inference.source or problem.source)
+            posterior = _Loop(inference, problem, template, own, seed).run()
+        return finish(posterior, given, problem.validation, found, recipe.trains)
     except KeyboardInterrupt:
         generator.set_state(start)  # so that the same call continues from the checkpoint
         raise
@@ -350,10 +342,7 @@ class _Loop:
 
 
 def _bar(problem: Problem, inference: Inference, epoch: int, batch: int) -> Any:
-    from tqdm.auto import tqdm
-
     per_epoch = 1 if inference.batches == "full" else problem.source.num_batches
     total = None if per_epoch is None else per_epoch * inference.epochs
     done = 0 if per_epoch is None else per_epoch * epoch + batch
-    quiet = None if problem.progress and distributed.rank() == 0 else True
-    return tqdm(total=total, initial=done, disable=quiet, leave=False, unit="batch", dynamic_ncols=True)
+    return progress_bar(total, problem.progress, done=done, unit="batch")

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -13,6 +15,12 @@ from dubito.core import distributed, params
 from dubito.core.batches import Source
 from dubito.core.numeric import minimize_scalar
 from dubito.fitting.inference import Problem
+from dubito.fitting.posterior import Posterior
+
+# The scale of the prior on the logarithm of a temperature, and the number of steps in which the best is looked for.
+LOG_TEMPERATURE_SCALE, TRIED = 0.3, 40
+# The numbers of rows and of samples from which the epistemic variance is measured, and the least share of the noise.
+SHARING_ROWS, SHARING_SAMPLES, LEAST_SHARE = 256, 32, 0.25
 
 
 @torch.no_grad()
@@ -24,23 +32,69 @@ def outputs_of(module: nn.Module, source: Source) -> list[tuple[Tensor, Tensor]]
 
 
 def tune_temperature(module: nn.Module, likelihood: Likelihood, validation: Source) -> float:
-    """Return the temperature that maximizes the validation likelihood, by golden section on its logarithm.
+    """Return the best temperature of a network for validation data; see `best_temperature`."""
+    return best_temperature(outputs_of(module, validation), likelihood)
 
-    For a softmax the negative log-likelihood is convex in 1/T, so it has one minimum in log T. A standard normal prior
-    on log T keeps T finite if a classifier makes no error on the validation data; a few errors outweigh the prior.
+
+def best_temperature(parts: list[tuple[Tensor, Tensor]], likelihood: Likelihood) -> float:
+    r"""Return the temperature that maximizes the likelihood of targets, by golden section on its logarithm.
+
+    For classes, see `penalized_temperature`.
+
+    Args:
+        parts: Outputs of the network and targets, batch by batch.
+        likelihood: The likelihood.
     """
-    parts = outputs_of(module, validation)
-    log_prior_factor = 0.5 if isinstance(likelihood, ClassLikelihood) else 0.0
+    device = parts[0][0].device if parts else "cpu"
 
     def loss(log_temperature: float) -> float:
-        total = torch.zeros((), dtype=torch.float64, device=validation.device)
+        total = torch.zeros((), dtype=torch.float64, device=device)
         for outputs, targets in parts:
             tempered, scaled = likelihood.temper(outputs, math.exp(log_temperature))
             total -= scaled.log_prob(tempered, targets).sum()
         distributed.sum_([total])
-        return float(total) + log_prior_factor * log_temperature**2
+        return float(total)
 
-    return math.exp(minimize_scalar(loss, math.log(1e-2), math.log(1e2)))
+    return penalized_temperature(loss, isinstance(likelihood, ClassLikelihood))
+
+
+def penalized_temperature(loss: Callable[[float], float], of_classes: bool) -> float:
+    r"""Return the temperature of the smallest loss, which is a function of log T.
+
+    For classes, a Cauchy prior on log T of scale s adds $\log(1 + (\log T / s)^2)$. Without it, a classifier that makes
+    no error on a few examples would become certain of everything; a network that is far too sure is still corrected,
+    as the tails are heavy. (Tried on wine, digits and iris with 50 validation examples, also with wrong labels: s = 0.3
+    is as good as the best of all scales, or nearly so, and better than normal priors.)
+    """
+    ends = math.log(1e-2), math.log(1e2)
+
+    def penalized(log_temperature: float) -> float:
+        extra = math.log1p((log_temperature / LOG_TEMPERATURE_SCALE) ** 2) if of_classes else 0.0
+        return loss(log_temperature) + extra
+
+    if not of_classes:
+        return math.exp(minimize_scalar(penalized, *ends))
+    step = (ends[1] - ends[0]) / TRIED
+    best = min((ends[0] + k * step for k in range(TRIED + 1)), key=penalized)  # there may be two valleys
+    return math.exp(minimize_scalar(penalized, best - step, best + step))
+
+
+def share_noise(posterior: Posterior, noise: float, source: Source) -> Posterior:
+    """Return the posterior with the part of a known predictive noise that its epistemic uncertainty does not explain.
+
+    Args:
+        posterior: The posterior of a regression.
+        noise: The root mean square of the residuals of held-out examples, which have both causes.
+        source: The training data.
+    """
+    sums = torch.zeros(2, dtype=torch.float64)
+    for batch in source.spread(SHARING_ROWS):
+        prediction: Any = posterior.predict(batch.inputs, num_samples=SHARING_SAMPLES)
+        epistemic = prediction.epistemic.double()
+        sums += torch.tensor([float(epistemic.sum()), float(epistemic.numel())], dtype=torch.float64)
+    distributed.sum_([sums])
+    variance = max(noise**2 - float(sums[0] / sums[1].clamp_min(1.0)), LEAST_SHARE * noise**2)
+    return posterior.with_likelihood(posterior.likelihood.replace(noise=math.sqrt(variance)))
 
 
 def fit_log_noise(module: nn.Module, problem: Problem) -> Tensor:

@@ -23,13 +23,16 @@ from dubito.core.params import Params
 from dubito.core.private_draws import PrivateDraws
 from dubito.core.randomness import default_generator
 from dubito.core.settings import digest
+from dubito.fitting.auto_explanation import AutoExplanation
 from dubito.fitting.family_checks import EXPLAINED, explained, with_a_count, with_known_options
+from dubito.fitting.fit_record import FitRecord
 from dubito.fitting.traceable import HasTraceable
 from dubito.fitting.working_copies import HasWorkingCopies
 
 if TYPE_CHECKING:
     from dubito.beliefs.likelihoods import Likelihood
     from dubito.core.batches import Data
+    from dubito.fitting.diagnosis import Diagnosis, Finding
     from dubito.fitting.history import History
     from dubito.fitting.recipe import Recipe
     from dubito.fitting.training import Training
@@ -59,6 +62,14 @@ class Posterior(HasWorkingCopies, HasTraceable, ABC):
     """Whether sample s of a prediction comes from the same weights at every input."""
     passes_options: ClassVar[bool] = False
     """Whether options of `predict` are passed on to another posterior, which checks them."""
+    has_spread: bool = True
+    """Whether the weights are uncertain, so that epistemic uncertainty is expected."""
+    fit_record: FitRecord | None = None
+    """What was measured at the end of the fit; None for a posterior that was made in another way."""
+    explanation: AutoExplanation | None = None
+    """Why `Auto` chose this posterior; None if another recipe was fitted."""
+    remaining_gain: float | None = None
+    """What one more training step would gain in nats per example, for methods that need a trained network."""
     _families: ClassVar[dict[str, type[Posterior]]] = {}
     _network_draws: bool | None = None  # whether the network draws random numbers; None before it was called
     _uses_libraries: bool = False  # whether it draws them from numpy or `random`
@@ -125,6 +136,16 @@ class Posterior(HasWorkingCopies, HasTraceable, ABC):
             keep: Boolean masks by parameter name; parameters without a mask are kept whole.
         """
         raise UnsupportedError(f"A {self.family} posterior cannot be conditioned on its weights; Laplace(...) can.")
+
+    def diagnose(self) -> Diagnosis:
+        """Return what was found about this posterior, whether to trust it, why, and what to do; print it to read it."""
+        from dubito.fitting.diagnosis import diagnose
+
+        return diagnose(self)
+
+    def own_findings(self) -> Iterator[Finding]:
+        """Yield what this family knows to be wrong with itself, without much work."""
+        return iter(())
 
     def history(self) -> History | None:
         """Return the diagnosis and the traces of the fit for a report, or None if there are none."""
@@ -224,14 +245,18 @@ class Posterior(HasWorkingCopies, HasTraceable, ABC):
         """Return the weights at the posterior's centre."""
         return params.of(self.model)
 
+    def with_likelihood(self, likelihood: Likelihood) -> Posterior:
+        """Return the same posterior over the weights with another likelihood, such as another noise."""
+        return type(self).from_state(self.model, likelihood, self.recipe, self.num_data, self.state())
+
     @checked_arguments
     def save(self, path: str | os.PathLike[str]) -> None:
         """Write the posterior to one safetensors file, atomically; `dubito.load(path, model)` reads it."""
         io.save(path, "posterior", self._tree())
 
     def digest(self) -> str:
-        """Return a short digest of the posterior's content."""
-        return io.digest(self._tree())
+        """Return a short digest of the posterior's content; what was measured about the fit is not part of it."""
+        return io.digest({name: value for name, value in self._tree().items() if name not in self._notes()})
 
     @property
     def device(self) -> torch.device:
@@ -248,6 +273,11 @@ class Posterior(HasWorkingCopies, HasTraceable, ABC):
         part = f"{selection.num_weights:,} of " if selection is not None and selection.num_weights < total else ""
         return f"<{self.family} posterior over {part}{total:,} weights by {self.recipe!r}>"
 
+    def _notes(self) -> dict[str, Any]:
+        """Return what is known about the fit, which is saved and is no part of the posterior's content."""
+        notes = {"fit_record": self.fit_record, "explanation": self.explanation}
+        return {name: part for name, part in notes.items() if part is not None}
+
     def _tree(self) -> dict[str, Any]:
         tensors: dict[str, Tensor] = {}
         own, base = params.of(self.model), frozen_names(self.model)
@@ -261,6 +291,7 @@ class Posterior(HasWorkingCopies, HasTraceable, ABC):
             **({"base": io.digest({name: own[name] for name in base})} if base else {}),
             "buffers": params.buffers_of(self.model),
             "state": self.state(),
+            **{name: json.dumps(part.to_dict()) for name, part in self._notes().items()},
         }
 
     def _input_batches(self, x: Any, batch_size: int) -> Iterator[Any]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from abc import ABC, abstractmethod
 from typing import TYPE_CHECKING, Any
 
@@ -57,6 +58,26 @@ class Recipe(Setting, ABC):
     def needs_trained_model(self) -> bool:
         """Whether the model must be trained already."""
         return False
+
+    @property
+    def trains(self) -> bool:
+        """Whether the fit trains the network for a number of epochs."""
+        return not self.needs_trained_model
+
+    @property
+    def has_score(self) -> bool:
+        """Whether its inference can score validation data while it trains."""
+        return False
+
+    def epochs_after_search(self, found: int, batches: int) -> int:
+        """Return how many epochs to train, given what is best for the plain network at a constant learning rate.
+
+        Args:
+            found: That number of epochs. By default a third more are taken, as the learning rate falls in the second
+                half and is three quarters of its peak on average.
+            batches: The number of batches of an epoch.
+        """
+        return math.ceil(4 / 3 * found)
 
     @property
     def assumed_precision(self) -> float:

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from dubito.beliefs.likelihoods import Likelihood
 from dubito.core import params
-from dubito.core.errors import InputError, UnsupportedError
+from dubito.core.errors import InputError
 from dubito.core.params import Params
 from dubito.core.settings import Setting
 from dubito.fitting.history import History
@@ -64,6 +64,11 @@ class SubspaceNetwork(nn.Module):
         base = {name: value for name, value in model.named_parameters() if name in subspace.weights.indices}
         inputs: Any = kwargs or (args[0] if len(args) == 1 else args)
         return params.functional_call(model, subspace.merge(base, self.z.reshape(-1)), inputs)
+
+
+def whole_network(model: nn.Module) -> nn.Module:
+    """Return the network of which `model` is a subspace, at the subspace's centre; any other is returned as it is."""
+    return copied(model._hidden[0]).requires_grad_() if isinstance(model, SubspaceNetwork) else model
 
 
 def build_on_subspace(recipe: Recipe, problem: Problem, subspace: Subspace) -> Inference:
@@ -163,9 +168,7 @@ class SubspacePosterior(Posterior):
         return self.inner.log_evidence()
 
     def diagnose(self) -> Any:
-        """Return the diagnosis of the posterior over the coordinates, if it has one."""
-        if not hasattr(self.inner, "diagnose"):
-            raise UnsupportedError(f"A {self.inner.family} posterior has no diagnosis; use Variational or SGMCMC.")
+        """Return the diagnosis of the posterior over the coordinates."""
         return self.inner.diagnose()
 
     def history(self) -> History | None:

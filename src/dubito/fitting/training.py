@@ -4,10 +4,16 @@ from __future__ import annotations
 
 import math
 import os
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
-from dubito.core.constraints import Count, CountOrZero, FilePath, LargeCount, NonNegative, Positive, Range, Share
+from dubito.core.constraints import AtMost, Count, CountOrZero, FilePath, NonNegative, OrWord, Range, Share
 from dubito.core.settings import Setting, setting
+
+AUTO: Any = "auto"
+# Settings that may be "auto", which `dubito.fitting.automatic` replaces by a number before the fit begins.
+AutoEpochs = Annotated[int, Range(0), AtMost(10**8), OrWord(AUTO)]
+AutoSize = Annotated[int, Range(1), AtMost(2**62), OrWord(AUTO)]
+AutoRate = Annotated[float, Range(0, above=True), OrWord(AUTO)]
 
 
 @setting
@@ -15,15 +21,18 @@ class Training(Setting):
     """Settings of the fit loop.
 
     Args:
-        epochs: The number of passes over the data; 0 keeps the model as it is.
-        lr: The peak learning rate.
-        batch_size: The batch size, for data that is not batched yet.
+        epochs: The number of passes over the data; 0 keeps the model as it is. ``"auto"`` trains as long as held-out
+            examples profit: see `dubito.fitting.automatic`.
+        lr: The peak learning rate; ``"auto"`` is 0.003 for networks of up to 100,000 weights and 0.001 for larger ones.
+        batch_size: The batch size, for data that is not batched yet; ``"auto"`` is a sixteenth of the examples, at
+            least 16 and at most 128.
         optimizer: ``"adam"`` (fused), ``"adamw"`` or ``"sgd"`` (Nesterov momentum).
         momentum: The momentum of ``"sgd"``.
         weight_decay: An L2 penalty ``weight_decay/2 · ‖w‖²`` added to the mean loss (decoupled for ``"adamw"``).
         schedule: The decay of the learning rate: ``"constant"``, ``"cosine"`` or ``"linear"`` to zero, ``"hold"``
             (constant for one half of the steps, then linear to zero), ``"step"`` (to a tenth after one half of the
-            steps, to a hundredth after three quarters).
+            steps, to a hundredth after three quarters). ``"auto"`` is ``"hold"`` if the number of epochs was found on
+            held-out examples, else ``"cosine"``.
         warmup: The fraction of all steps over which the learning rate rises linearly from zero.
         clip: The largest allowed norm of the gradient, or None.
         early_stopping: Stop after this many epochs without a better validation score, and return to the best epoch; or
@@ -41,13 +50,13 @@ class Training(Setting):
 
     setting_name = "Training"
     described = "a Training(...)"
-    epochs: CountOrZero = 20
-    lr: Positive = 1e-3
-    batch_size: LargeCount = 128
+    epochs: AutoEpochs = AUTO
+    lr: AutoRate = AUTO
+    batch_size: AutoSize = AUTO
     optimizer: Literal["adam", "adamw", "sgd"] = "adam"
     momentum: Share = 0.9
     weight_decay: NonNegative = 0.0
-    schedule: Literal["constant", "cosine", "linear", "hold", "step"] = "cosine"
+    schedule: Literal["auto", "constant", "cosine", "linear", "hold", "step"] = "auto"
     warmup: Share = 0.0
     clip: Annotated[float, Range(0, above=True, infinite=True)] | None = None
     early_stopping: Count | None = None
@@ -73,6 +82,7 @@ class Training(Setting):
         rest = min((progress - self.warmup) / (1 - self.warmup), 1.0)
         factor = {
             "constant": 1.0,
+            "auto": 0.5 * (1 + math.cos(math.pi * rest)),
             "cosine": 0.5 * (1 + math.cos(math.pi * rest)),
             "linear": 1 - rest,
             "hold": min(2 * (1 - rest), 1.0),
@@ -83,6 +93,11 @@ class Training(Setting):
     def identity(self) -> Training:
         """Return the settings that determine the result: all but those of checkpoints."""
         return self.replace(checkpoint=None, checkpoint_every=0.0)
+
+    @property
+    def is_automatic(self) -> bool:
+        """Whether a setting is still ``"auto"``."""
+        return AUTO in (self.epochs, self.lr, self.batch_size)
 
     @property
     def needs_validation(self) -> bool:

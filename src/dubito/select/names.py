@@ -24,6 +24,7 @@ class all(SelectionRule):
     """All trainable weights."""
 
     setting_name = "select.all"
+    selects_all = True
 
     def resolve(self, model: nn.Module, *args: Any, **kwargs: Any) -> Selection:
         """Select all weights with ``requires_grad=True``."""

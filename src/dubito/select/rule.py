@@ -28,6 +28,9 @@ class SelectionRule(Setting, ABC):
     is_set: ClassVar[bool] = True
     """Whether the rule chooses single weights, so that it can be combined with others, and not directions."""
 
+    selects_all: ClassVar[bool] = False
+    """Whether all trainable weights are chosen, without looking at the data."""
+
     def __init_subclass__(cls, **kwargs: Any) -> None:
         super().__init_subclass__(**kwargs)
         for name in {"resolve", "rank"} & set(cls.__dict__):

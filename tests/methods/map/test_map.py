@@ -118,12 +118,12 @@ class TestNoise:
 
 
 def penalty(temperature: float, data: tuple[Tensor, Tensor]) -> float:
-    return 0.5 * math.log(temperature) ** 2 / len(data[0])
+    return math.log1p((math.log(temperature) / 0.3) ** 2) / len(data[0])
 
 
 class TestTemperature:
     def brute_force(self, model: nn.Module, data: tuple[Tensor, Tensor]) -> tuple[float, float]:
-        """Return the best of many temperatures and its penalized loss: the mean loss and ½ (log T)² / N."""
+        """Return the best of many temperatures and its loss, the mean loss and log(1 + (log T / 0.3)²) / N."""
         grid, logits = torch.logspace(-2, 2, 400).tolist(), model(data[0]).detach().double()
         losses = [float(cross_entropy(logits / each, data[1])) + penalty(each, data) for each in grid]
         best = min(range(400), key=losses.__getitem__)
@@ -192,7 +192,7 @@ class TestTemperature:
         labels = torch.cat([y.flatten() for _, y in parts])
 
         def loss(factor: float) -> float:
-            doubt = 0.5 * math.log(posterior.temperature * factor) ** 2
+            doubt = math.log1p((math.log(posterior.temperature * factor) / 0.3) ** 2)
             return float(-Categorical().log_prob(logits / factor, labels).sum()) + doubt
 
         assert all(loss(1.0) <= loss(factor) for factor in (0.98, 1.02))
@@ -292,7 +292,7 @@ class TestPosterior:
     def test_buffers_and_precision_come_from_the_file(self, tmp_path: Path) -> None:
         x, y = classes()
         model = nn.Sequential(nn.Linear(3, 4), nn.BatchNorm1d(4), nn.Linear(4, 2)).double()
-        posterior = MAP().fit(model, (x, y), training=Training(epochs=2))
+        posterior = MAP().fit(model, (x, y), training=Training(epochs=2, batch_size=128))
         posterior.save(tmp_path / "point")
         again = dubito.load(tmp_path / "point", nn.Sequential(nn.Linear(3, 4), nn.BatchNorm1d(4), nn.Linear(4, 2)))
         assert again.dtype == torch.float64

@@ -90,7 +90,7 @@ class TestFaults:
             r"^Chain 1 of 1 diverged in step (\d+) of 70: lower step_size \(now [\d.]+\), train the network longer "
             r"first, or check for extreme inputs"
         )
-        recipe = SGMCMC("sghmc", burn_in=0, thinning=1, num_samples=70)
+        recipe = SGMCMC("sghmc", burn_in=0, thinning=1, num_samples=70, prior=priors.Normal(), step_size=0.1)
         with pytest.raises(NonFiniteError, match=words) as caught:
             fit(recipe, small_network(2), (x, y), likelihood="heteroscedastic", training=Training(batch_size=32))
         before: Any = caught.value.posterior
@@ -301,10 +301,10 @@ def test_chains_by_two_processes_are_those_of_one(tmp_path: Path) -> None:
 
 class TestDiagnosis:
     def test_a_good_run_is_trusted(self) -> None:
-        posterior = fit(HMC(burn_in=100, num_samples=250, weights=select.layers("4.bias")))
+        posterior = fit(HMC(burn_in=100, num_samples=250, weights=select.layers("4.bias"), prior=priors.Normal()))
         verdict = posterior.diagnose()
         assert verdict.trustworthy, str(verdict)
-        assert "can be trusted" in str(verdict)
+        assert str(verdict).endswith("Can it be trusted? Yes.")
         assert verdict.function.rhat < 1.05
         assert 0.6 < verdict.acceptance < 1
         assert verdict.divergent == 0
@@ -333,7 +333,7 @@ class TestDiagnosis:
         name, where = weight.name.rstrip("]").split("[")
         place = tuple(int(part) for part in where.split(", "))
         assert posterior.member(3)[name][place] == posterior.samples[0, 3, 7]
-        noisy = fit(SGMCMC("sgld", **SHORT), small_network(1), waves(), likelihood="gaussian")
+        noisy = fit(SGMCMC("sgld", start="fresh", **SHORT), small_network(1), waves(), likelihood="gaussian")
         assert weight_name(noisy, noisy.samples.shape[-1] - 1) == "log noise"
 
     def test_hot_momenta_are_noticed(self) -> None:

@@ -81,11 +81,12 @@ def test_the_thermostat_takes_up_gradient_noise() -> None:
 
 
 def recipes() -> dict[str, Any]:
-    long = {"burn_in": 200, "thinning": 4, "num_samples": 200, "chains": 4}
+    standard = priors.Normal()
+    long = {"burn_in": 200, "thinning": 4, "num_samples": 200, "chains": 4, "prior": standard}
     sampled: dict[str, Any] = {name: SGMCMC(name, friction=0.3, **long) for name in KERNELS}
     sampled["decay"] = SGMCMC("sgld", "decay", **{**long, "thinning": 6})
-    sampled["nuts"] = HMC(burn_in=150, num_samples=200, chains=2)
-    sampled["hmc"] = HMC("hmc", burn_in=150, num_samples=300, chains=2, num_steps=3)
+    sampled["nuts"] = HMC(burn_in=150, num_samples=200, chains=2, prior=standard)
+    sampled["hmc"] = HMC("hmc", burn_in=150, num_samples=300, chains=2, num_steps=3, prior=standard)
     return sampled
 
 
@@ -204,7 +205,7 @@ def test_an_update_has_the_particles_as_its_prior(recipe: Any) -> None:
 
 def test_a_noise_level_is_sampled_too() -> None:
     x, y = regression_data(60)
-    recipe = HMC(burn_in=100, num_samples=200, chains=2, prior=priors.Normal(0.0, 3.0))
+    recipe = HMC(burn_in=100, num_samples=200, chains=2, prior=priors.Normal(0.0, 3.0), start="fresh")
     posterior: Any = recipe.fit(LinearRegression(x, y, noise=0.3).model(), (x, y), likelihood="gaussian")
     log_noise = posterior.flat[:, -1]
     residuals = (y - LinearRegression(x, y, noise=0.3, prior_precision=1 / 9).model()(x)).detach().flatten()
@@ -215,4 +216,5 @@ def test_a_noise_level_is_sampled_too() -> None:
     prediction = posterior.predict(x)
     chosen = posterior.flat[posterior.spaced(64), -1]
     torch.testing.assert_close(prediction.aleatoric.flatten()[0], (2 * chosen).exp().mean(), rtol=1e-10, atol=0.0)
-    assert abs(math.log(posterior.likelihood.noise) - float(log_noise.mean())) < 1e-9
+    # from a fresh start, the network that stands for all is the most probable sample
+    assert float((log_noise - math.log(posterior.likelihood.noise)).abs().min()) < 1e-9

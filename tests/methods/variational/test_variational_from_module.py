@@ -43,7 +43,8 @@ class Stream(IterableDataset[Any]):
     ids=str,
 )
 def test_without_a_step_it_is_what_a_fit_gives(options: Any) -> None:
-    expected = Variational(**options).fit(seeded(mlp), classes(), training=NONE)
+    settings = {"estimator": "local", "temperature": 1.0, **options}
+    expected = Variational(**settings).fit(seeded(mlp), classes(), training=NONE)
     found = convert(seeded(mlp), **options).to_posterior(classes())
     assert found.recipe == expected.recipe
     assert found.digest() == expected.digest()

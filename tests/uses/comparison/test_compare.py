@@ -184,8 +184,8 @@ class TestResult:
         (lambda seed: None, {"map": MAP()}, "must return a network"),
         (network, {}, "`recipes` must be a dict"),
         (network, [MAP()], "`recipes` must be a dict"),
-        (network, {"map": MAP}, "must map names to recipes"),
-        (network, {1: MAP()}, "must map names to recipes"),
+        (network, {"map": MAP}, "each value a recipe"),
+        (network, {1: MAP()}, "`recipes` must"),
     ],
 )
 def test_bad_input_is_one_sentence(model: Any, recipes: Any, words: str) -> None:

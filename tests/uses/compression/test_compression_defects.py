@@ -86,7 +86,7 @@ def test_a_loss_that_is_shown_holds_no_graph() -> None:
     """Sums of losses over an epoch would keep every batch's graph alive."""
     seen: list[torch.Tensor] = []
     recipe = Variational(prior=priors.LogUniform())
-    training = Training(epochs=2, batch_size=30)
+    training = Training(epochs=2, lr=1e-3, batch_size=30)
     source = Source(table(), batch_size=30)
     problem = Problem(Nested(), likelihoods.Categorical(), source, None, training, torch.Generator(), progress=False)
     inference = recipe.build(problem)

@@ -173,7 +173,7 @@ def test_different_settings_do_not_merge() -> None:
         RegressionMetrics().merge(ClassificationMetrics())
     with pytest.raises(InputError, match="has 47 numbers"):
         ClassificationMetrics.from_state(torch.zeros(32, dtype=torch.float64))
-    with pytest.raises(InputError, match="strictly between 0 and 1"):
+    with pytest.raises(InputError, match=r"above 0 and below 1|strictly between 0 and 1"):
         RegressionMetrics(levels=(0.5, 1.0))
     with pytest.raises(InputError, match="num_bins must lie between"):
         ClassificationMetrics(0)

@@ -64,7 +64,7 @@ def test_only_samplers_have_chains(result: Evaluation) -> None:
 def test_the_words_are_those_of_the_diagnosis(posterior: Any, result: Evaluation) -> None:
     (part,) = chain_sections({"sghmc": [result, result]})
     assert "\n".join(part.words) == str(posterior.diagnose())
-    assert part.words[0] == "2 chain(s) of 12 samples."
+    assert "2 chain(s) of 12 samples." in part.words
     assert part.note.endswith("Of several seeds the first is shown.")
 
 
@@ -100,7 +100,7 @@ def test_one_chain_needs_no_legend_and_few_samples_no_figure() -> None:
     assert all(len(panel.figure.axes[0].lines) == 1 for panel in part.groups[0])
     (part,) = chain_sections({"sghmc": evaluate(fit(SGMCMC(burn_in=1, thinning=1, num_samples=2)), data())})
     assert part.groups == ()
-    assert "too few samples" in part.words[-1]
+    assert any("too few samples" in words for words in part.words)
 
 
 def test_long_chains_are_thinned() -> None:

@@ -58,6 +58,9 @@ class Page(HTMLParser):
         return [attributes for name, attributes in self.elements if name == tag]
 
 
+TRUST = "Can it be trusted?"
+
+
 @pytest.fixture(scope="module")
 def classes() -> Evaluation:
     x, y = class_data()
@@ -94,7 +97,8 @@ def plain() -> Evaluation:
 
 def test_sections_of_a_classification(classes: Evaluation, tmp_path: Path) -> None:
     page = Page(write(tmp_path, {"map": classes, "laplace": better(classes, nll=0.5)}, data_name="digits"))
-    assert page.text_of("h2")[:-1] == ["Scores", "Calibration", "Rejection", "Under shift", "Out of distribution"]
+    headings = ["Scores", TRUST, "Calibration", "Rejection", "Under shift", "Out of distribution"]
+    assert page.text_of("h2")[:-1] == headings
     assert "digits" in page.text_of("title")[0]
     captions = page.text_of("figcaption")
     assert captions == [
@@ -108,7 +112,7 @@ def test_sections_of_a_classification(classes: Evaluation, tmp_path: Path) -> No
 def test_sections_of_a_regression(numbers: Evaluation, tmp_path: Path) -> None:
     page = Page(write(tmp_path, {"map": numbers}, title="Is it calibrated?"))
     assert page.text_of("h1") == ["Is it calibrated?"]
-    headings = ["Scores", "Predictions", "Calibration", "Rejection", "Under shift", "Out of distribution"]
+    headings = ["Scores", TRUST, "Predictions", "Calibration", "Rejection", "Under shift", "Out of distribution"]
     assert page.text_of("h2")[:-1] == headings
     assert page.text_of("figcaption")[:3] == ["map", "Calibration of quantiles", "Risk against coverage"]
     assert page.text_of("strong") == []  # the best of one is no news
@@ -116,9 +120,9 @@ def test_sections_of_a_regression(numbers: Evaluation, tmp_path: Path) -> None:
 
 def test_only_what_was_measured_is_shown(plain: Evaluation, tmp_path: Path) -> None:
     page = Page(write(tmp_path, {"map": plain}))
-    assert page.text_of("h2")[:-1] == ["Scores", "Calibration", "Rejection"]
+    assert page.text_of("h2")[:-1] == ["Scores", TRUST, "Calibration", "Rejection"]
     page = Page(write(tmp_path, {"map": evaluate(regressor(), number_data())}))
-    assert page.text_of("h2")[:-1] == ["Scores", "Calibration", "Rejection"]
+    assert page.text_of("h2")[:-1] == ["Scores", TRUST, "Calibration", "Rejection"]
 
 
 def test_a_section_is_one_function(plain: Evaluation, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -245,10 +249,10 @@ def test_one_task_per_report(classes: Evaluation, numbers: Evaluation, tmp_path:
 
 def test_what_is_no_result(classes: Evaluation, tmp_path: Path) -> None:
     for wrong in ({}, classes, [classes]):
-        with pytest.raises(InputError, match="`results` is empty or no dict"):
+        with pytest.raises(InputError, match=r"`results` (is empty|must be a dict)"):
             dubito.report(wrong, tmp_path / "report.html")
     for wrong in ([], None, 0.5, [classes, None]):
-        with pytest.raises(InputError, match=r"'map' must be what dubito\.evaluate returned"):
+        with pytest.raises(InputError, match=r"`results` must be a dict|'map' must be what"):
             dubito.report({"map": wrong}, tmp_path / "report.html")
 
 

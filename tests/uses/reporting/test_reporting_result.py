@@ -74,7 +74,7 @@ def test_json_that_was_altered(result: Evaluation) -> None:
 
 
 def test_it_prints_as_an_aligned_table(result: Evaluation) -> None:
-    head, scores, ood, seconds = str(result).split("\n\n")
+    head, scores, ood, trust, seconds = str(result).split("\n\n")
     assert head == "known: classification, 101 targets"
     rows = scores.splitlines()
     assert rows[0].split() == ["Accuracy", "NLL", "Brier", "ECE", "MCE", "AURC"]
@@ -83,6 +83,7 @@ def test_it_prints_as_an_aligned_table(result: Evaluation) -> None:
     assert float(rows[1].split()[2]) == pytest.approx(result.scores["nll"], abs=5e-5)
     assert len(ood.splitlines()) == 1 + 2 * 3
     assert ood.splitlines()[-1].split()[:3] == ["near", "epistemic", "0.5000"]
+    assert trust.startswith("Can it be trusted? ")
     assert seconds.endswith("seconds per 1,000 predictions (wall clock, this machine)")
     assert repr(result).startswith("<Evaluation of known: accuracy=0.2178, nll=2.241, ")
 

@@ -15,7 +15,7 @@ from torch import nn
 
 import dubito
 from dubito import data, models, runs
-from dubito.uses.runs.fit import share_held_out
+from dubito.uses.runs.table_fit import share_held_out
 
 NET = """
 from torch import nn

@@ -13,8 +13,8 @@ from dubito.errors import InputError
 from run_cases import TOWNS, houses, run_of
 
 from dubito import Laplace, data, runs
-from dubito.uses.runs.fit import share_held_out
 from dubito.uses.runs.run import calibrated
+from dubito.uses.runs.table_fit import share_held_out
 
 
 def dataset_of(target: str = "price") -> data.DataSet:

@@ -95,7 +95,7 @@ def test_noise_and_function_variance_are_kept() -> None:
 
 
 def test_a_dirichlet_keeps_the_mutual_information() -> None:
-    teacher, x = classifier(Variational(initial_scale=0.5)), inputs(1).expand(64, 3)
+    teacher, x = classifier(Variational(initial_scale=0.5, temperature=1.0)), inputs(1).expand(64, 3)
     training = Training(epochs=1000, lr=5e-2, batch_size=64)
     student = dubito.distill(teacher, Constant(3), x, "distribution", training=training)
     theirs, mine = teacher.predict(x[:1]), student.predict(x[:1])

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
+from typing import ClassVar
 
 import torch
 from torch import Tensor
@@ -29,6 +30,9 @@ class Likelihood(Setting, ABC):
     `check` inspects values and is called once per batch; the other methods inspect only shapes, so they can be
     differentiated and vmapped.
     """
+
+    scores_targets: ClassVar[bool] = True
+    """Whether `predict` gives probabilities of the targets; a loss that is only trained on does not."""
 
     # Hyper-parameters
 

@@ -135,6 +135,10 @@ class EnsemblePosterior(Posterior):
         ]
         return type(self)(members, self.recipe)
 
+    def with_likelihood(self, likelihood: Likelihood) -> EnsemblePosterior:
+        """Return the ensemble with this likelihood for every member."""
+        return type(self)([member.with_likelihood(likelihood) for member in self.members], self.recipe)
+
     def state(self) -> dict[str, Any]:
         """Return the members; the weights of the first are those of `model`."""
         trees = [member._tree() for member in self.members]

@@ -124,10 +124,27 @@ class Ensemble(Recipe):
         ``run.member-0`` and so on; an interrupted run continues within the member that it had reached.
         """
         from dubito.core import distributed
-        from dubito.core.randomness import restoring_generators
+        from dubito.core.batches import Source
+        from dubito.core.randomness import default_generator, restoring_generators
+        from dubito.fitting.finish import finish
+        from dubito.fitting.problems import resolved_training
         from dubito.methods.ensembles.members import Members
 
         options: dict[str, Any] = {"likelihood": likelihood, "validation": validation, "num_data": num_data}
         training = self.default_training() if training is None else training
+        generator = default_generator(generator)
         with restoring_generators(), distributed.together():
-            return Members(self, model, data, training, generator, progress, options).fit()
+            given: dict[str, Any] = {"training": training, "progress": progress, **options}
+            resolved = resolved_training(
+                self.steps()[0], model, data, generator=generator, **given
+            )  # once for all members
+            training, options["likelihood"] = resolved.training, resolved.likelihood
+            found = Members(self, model, data, training, generator, progress, options).fit()
+            held_out = None if validation is None else Source(validation, must_count=False, **_place(found))
+            resolved = resolved if len(self.steps()) == 1 else resolved._replace(found=None)
+            source = Source(data, num_data=num_data, **_place(found))
+            return finish(found, source, held_out, resolved, self.steps()[0].trains)
+
+
+def _place(posterior: Posterior) -> dict[str, Any]:
+    return {"device": posterior.device, "dtype": posterior.dtype}

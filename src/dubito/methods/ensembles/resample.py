@@ -6,11 +6,9 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.utils.data import BatchSampler, DataLoader, IterableDataset, RandomSampler, SequentialSampler, Subset
 
-from dubito.core import batches
-from dubito.core.batches import Source
 from dubito.core.errors import UnsupportedError
+from dubito.core.subsets import num_examples, subset
 
 
 def drawn_rows(num_rows: int, seed: int) -> Tensor:
@@ -26,30 +24,10 @@ def resampled(data: Any, seed: int) -> Any:
     >>> len(inputs), torch.equal(targets, 2 * inputs)
     (4, True)
     """
-    pair = Source(data, must_count=False).pair
-    if pair is not None:
-        return batches.take(pair, drawn_rows(batches.num_rows(pair), seed))
-    if isinstance(data, DataLoader):
-        return _resampled_loader(data, seed)
-    if isinstance(data, list | IterableDataset) or not hasattr(data, "__getitem__"):
+    size = num_examples(data)
+    if size is None:
         raise UnsupportedError(
-            "bootstrap=True needs access to single examples: pass a Dataset, an (inputs, targets) pair or a DataLoader "
-            "of a Dataset."
+            "bootstrap=True needs single examples: pass a Dataset, an (inputs, targets) pair, or a DataLoader "
+            "of a Dataset without a sampler of its own."
         )
-    return Subset(data, drawn_rows(len(data), seed).tolist())
-
-
-def _resampled_loader(loader: DataLoader[Any], seed: int) -> DataLoader[Any]:
-    sampler = loader.batch_sampler
-    plain = type(sampler) is BatchSampler and isinstance(loader.sampler, RandomSampler | SequentialSampler)
-    if isinstance(loader.dataset, IterableDataset) or not plain:
-        raise UnsupportedError(
-            "bootstrap=True does not support a DataLoader with a custom sampler: pass the Dataset instead."
-        )
-    dataset: Any = loader.dataset
-    return DataLoader(
-        Subset(dataset, drawn_rows(len(dataset), seed).tolist()),
-        batch_size=loader.batch_size, shuffle=isinstance(loader.sampler, RandomSampler), drop_last=loader.drop_last,
-        num_workers=loader.num_workers, collate_fn=loader.collate_fn, pin_memory=loader.pin_memory,
-        worker_init_fn=loader.worker_init_fn, generator=loader.generator,
-    )  # fmt: skip
+    return subset(data, drawn_rows(size, seed))

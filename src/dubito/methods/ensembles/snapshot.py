@@ -43,6 +43,10 @@ class Snapshot(Recipe):
     prior_precision: NonNegative = 0.0
     start: Start = "model"
 
+    def epochs_after_search(self, found: int, batches: int) -> int:
+        """Return four times as many, of which every cycle has a part."""
+        return max(4 * found, self.cycles)
+
     def build(self, problem: Problem) -> Inference:
         """Return the steps of training."""
         check_training("Snapshot", problem.training)

@@ -75,9 +75,10 @@ class SWAG(Recipe):
         """The prior precision, or 1 if the prior is flat."""
         return self.prior_precision or 1.0
 
-    def default_training(self) -> Training:
-        """Return stochastic gradient descent with momentum."""
-        return Training(optimizer="sgd", lr=0.05)
+    def epochs_after_search(self, found: int, batches: int) -> int:
+        """Return twice as many: one half to train, one half to collect, and enough to collect `rank` networks."""
+        every = (self.collect_every or batches) / batches
+        return max(2 * found, math.ceil(every * (self.rank + 2) / (1 - self.burn_in)))
 
     def build(self, problem: Problem) -> Inference:
         """Return the steps of training and collecting."""

@@ -34,7 +34,8 @@ class GridScores:
         self.posterior, self.grid = posterior, grid
         self.covariances = posterior.matrix.covariances(grid, self._scale())
         self.centred = links.has_null_direction(posterior.likelihood)
-        self.total, self.num_rows = torch.zeros(len(grid), dtype=torch.float64), 0
+        self.total = torch.zeros(len(grid), dtype=torch.float64)
+        self.num_rows = torch.zeros(1, dtype=torch.float64)
 
     def _scale(self) -> Tensor:
         return self.posterior.evidence.scale(self.posterior.noise)
@@ -53,7 +54,7 @@ class GridScores:
 
     def result(self) -> tuple[Tensor, Tensor | None]:
         """Return the summed log scores ``[G]`` over all processes, and the best noise of each if it is free."""
-        distributed.sum_([self.total])
+        distributed.sum_([self.total, self.num_rows])
         return _finite(self.total), None
 
 
@@ -88,7 +89,7 @@ class FreeNoiseScores(GridScores):
 
     def result(self) -> tuple[Tensor, Tensor | None]:
         """Return the summed log scores ``[G]`` and the best noise of each."""
-        distributed.sum_([self.squares, self.logs, self.count])
+        distributed.sum_([self.squares, self.logs, self.count, self.num_rows])
         variance = (self.weight * self.assumed + self.squares) / (self.weight + self.count)
         variance = variance.clamp_min(1e-12)
         scores = -0.5 * (self.count * (2 * math.pi * variance).log() + self.logs + self.squares / variance)

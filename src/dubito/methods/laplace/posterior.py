@@ -22,6 +22,7 @@ from dubito.curvature.engine import Engine
 from dubito.curvature.evidence import DataFit, Evidence, as_precision, known_noise
 from dubito.curvature.linearized import Linearized
 from dubito.curvature.structures import matrix_from_sums
+from dubito.fitting.diagnosis import Finding
 from dubito.fitting.monte_carlo import weight_predictor
 from dubito.fitting.posterior import Posterior, Predictor
 from dubito.fitting.traceable import Traceable
@@ -336,6 +337,15 @@ class LaplacePosterior(Posterior):
         return self._checked(batches.place(batches.as_tensors(inputs), self.device, self.dtype))
 
     # ------------------------------------------------------------------ learning on, saving
+
+    def own_findings(self) -> Iterator[Finding]:
+        """Yield what is wrong with the prior precision."""
+        if self.tuning.at_edge:
+            yield Finding(
+                "prior at an edge", "care",
+                f"The prior precision, {float(self.prior_precision.mean()):.1e}, is at the edge of the range that was "
+                "searched, so the data do not determine it: give a number, or more validation data.",
+            )  # fmt: skip
 
     def update(
         self,

@@ -17,18 +17,18 @@ training data (`dubito.curvature.leave_one_out`); without validation data, λ is
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, NamedTuple
 
 import torch
 from torch import Tensor
 
 from dubito.beliefs.likelihoods import Gaussian, Likelihood
-from dubito.core import batches, distributed, params
-from dubito.core.batches import Batch, Source
+from dubito.core.batches import Source
 from dubito.core.errors import InputError
 from dubito.curvature.evidence import HIGH, LOW, as_precision, maximize
-from dubito.curvature.leave_one_out import LeaveOneOut
+from dubito.curvature.leave_one_out import LEFT_OUT_WEIGHT, MOST_ROWS, LeaveOneOut, left_out_variance
+from dubito.curvature.optimality import newton_gain
 from dubito.fitting.inference import Problem
 from dubito.methods.laplace.grid_scores import FreeNoiseScores, GridScores
 from dubito.methods.laplace.posterior import LaplacePosterior, Tuning
@@ -41,10 +41,6 @@ if TYPE_CHECKING:
 GRID = torch.logspace(-6, 8, 43, dtype=torch.float64)
 # The standard deviation of the prior on the logarithm of the precision.
 PRIOR_SCALE = 2.0
-# The largest number of training rows on which the precision is judged.
-MOST_ROWS = 1000
-# The number of residuals for which the leave-one-out noise counts beside those of validation data.
-NOISE_WEIGHT = 5.0
 
 
 class Choice(NamedTuple):
@@ -75,7 +71,12 @@ def tune(posterior: LaplacePosterior, recipe: Laplace, problem: Problem) -> Lapl
         choice = _by_scores(posterior, recipe, problem, by)
     else:
         choice = _by_evidence(posterior, recipe.prior_groups, by, given_precision(recipe, posterior.selection))
-    return posterior.with_settings(choice.prior, choice.likelihood, choice.tuning)
+    found = posterior.with_settings(choice.prior, choice.likelihood, choice.tuning)
+    if by != "given":  # a given precision may be meant for any weights
+        found.remaining_gain = newton_gain(
+            posterior.model, choice.likelihood, problem.source, posterior.selection, posterior.matrix
+        )
+    return found
 
 
 def _decided_by(recipe: Laplace, validation: Source | None) -> str:
@@ -115,14 +116,15 @@ def _by_scores(posterior: LaplacePosterior, recipe: Laplace, problem: Problem, b
         assert found is not None
         assert left_out is not None
         centre *= found.likelihood.noise**2 * recipe.temperature  # type: ignore[attr-defined]
-        assumed = 1.0 if by == "training" else _left_out_variance(left_out, problem.source)
-        scores: GridScores = FreeNoiseScores(posterior, GRID, assumed, 0.0 if by == "training" else NOISE_WEIGHT)
+        assumed = 1.0 if by == "training" else left_out_variance(left_out, problem.source)
+        scores: GridScores = FreeNoiseScores(posterior, GRID, assumed, 0.0 if by == "training" else LEFT_OUT_WEIGHT)
     else:
         scores = GridScores(posterior, GRID)
-    count = _add_all(scores, problem, by, left_out)
+    _add_all(scores, problem, by, left_out)
     # The residuals of training data favour no posterior at all: the evidence chooses, and only the noise is judged.
     by_centre = is_gaussian and by == "training"
     at, at_edge, noise = _best(*scores.result(), centre, weight=0.0 if by_centre else 1.0)
+    count = int(scores.num_rows)  # of all processes
     if noise is None:
         return Choice(at, posterior.likelihood, Tuning(by, at_edge, count))
     return Choice(
@@ -132,17 +134,16 @@ def _by_scores(posterior: LaplacePosterior, recipe: Laplace, problem: Problem, b
 
 
 @torch.no_grad()
-def _add_all(scores: GridScores, problem: Problem, by: str, left_out: LeaveOneOut | None) -> int:
-    """Add all rows on which the precision is judged, and return how many they are."""
+def _add_all(scores: GridScores, problem: Problem, by: str, left_out: LeaveOneOut | None) -> None:
+    """Add all rows on which the precision is judged."""
     if by == "validation":
         assert problem.validation is not None
         for batch in problem.validation.replay():
             if batch.num_rows:
                 scores.add(batch)
-        return scores.num_rows
-    for batch in spread_rows(problem.source, MOST_ROWS):
+        return
+    for batch in problem.source.spread(MOST_ROWS):
         scores.add(batch, 1.0 if left_out is None else left_out.factors(batch.inputs))
-    return scores.num_rows
 
 
 def _best(scores: Tensor, noises: Tensor | None, centre: float, weight: float) -> tuple[Tensor, bool, Tensor | None]:
@@ -161,33 +162,6 @@ def _best(scores: Tensor, noises: Tensor | None, centre: float, weight: float) -
         return at, False, None
     other = index + (1 if shift > 0 else -1)
     return at, False, (noises[index].log().lerp(noises[other].log(), abs(shift))).exp()
-
-
-def spread_rows(source: Source, most: int) -> Iterator[Batch]:
-    """Yield at most about `most` rows, evenly spread over the data."""
-    every, seen = max(source.num_data / most, 1.0), 0
-    for batch in source.replay():
-        numbers = torch.arange(seen, seen + batch.num_rows, dtype=torch.float64)
-        seen += batch.num_rows
-        kept = ((numbers + 1) / every).floor() > (numbers / every).floor()
-        if bool(kept.any()):
-            rows = kept.nonzero().squeeze(1).to(source.device or "cpu")
-            inputs, targets = batches.take((batch.inputs, batch.targets), rows)
-            yield Batch(inputs, targets, len(rows))
-
-
-@torch.no_grad()
-def _left_out_variance(left_out: LeaveOneOut, source: Source) -> float:
-    """Return the mean square of leave-one-out residuals."""
-    sums = torch.zeros(2, dtype=torch.float64)
-    for batch in spread_rows(source, MOST_ROWS):
-        factors = left_out.factors(batch.inputs)
-        outputs = params.call(left_out.model, batch.inputs).double()
-        outputs = outputs.reshape(factors.shape) if isinstance(factors, Tensor) else outputs
-        residuals = (outputs - batch.targets.reshape(outputs.shape)) * factors
-        sums += torch.tensor([float(residuals.square().sum()), float(residuals.numel())], dtype=torch.float64)
-    distributed.sum_([sums])
-    return float(sums[0] / sums[1].clamp_min(1.0))
 
 
 def _inverse_mean_square(posterior: LaplacePosterior) -> float:

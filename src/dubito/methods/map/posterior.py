@@ -28,6 +28,7 @@ class PointPosterior(Posterior):
 
     family = "MAP"
     default_samples = 1
+    has_spread = False
 
     def __init__(
         self,

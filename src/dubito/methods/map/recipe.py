@@ -56,6 +56,11 @@ class MAP(Recipe):
         """Whether the model must be trained already."""
         return not self.train
 
+    @property
+    def has_score(self) -> bool:
+        """True: the log-probability of validation data."""
+        return True
+
     def build(self, problem: Problem) -> Inference:
         """Return the training steps."""
         if self.temperature == "validation" and problem.validation is None:

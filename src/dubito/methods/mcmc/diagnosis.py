@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
+from dubito.fitting.diagnosis import Diagnosis, Finding, general_findings
 from dubito.methods.mcmc import diagnostics
 
 if TYPE_CHECKING:
@@ -50,8 +51,8 @@ class Mixing:
         return f"R-hat {self.rhat:.3f}, effective samples {self.ess_bulk:.0f} (bulk), {self.ess_tail:.0f} (tails)"
 
 
-@dataclass(frozen=True)
-class ChainDiagnosis:
+@dataclass(frozen=True, kw_only=True)
+class ChainDiagnosis(Diagnosis):
     """Diagnostics and findings, printed as sentences. A number that does not apply is None.
 
     Args:
@@ -64,6 +65,7 @@ class ChainDiagnosis:
         energy_fraction: The smallest E-BFMI of a chain.
         momentum_temperature: The mean temperature of the momenta divided by the recipe's; 1 is correct.
         findings: What is wrong and what to change; empty if the samples can be trusted.
+        measured: What was measured at the end of the fit.
     """
 
     num_chains: int
@@ -74,25 +76,22 @@ class ChainDiagnosis:
     divergent: float | None
     energy_fraction: float | None
     momentum_temperature: float | None
-    findings: tuple[str, ...] = ()
 
-    @property
-    def trustworthy(self) -> bool:
-        """Whether nothing was found."""
-        return not self.findings
-
-    def __str__(self) -> str:
-        lines = [f"{self.num_chains} chain(s) of {self.num_samples} samples."]
-        lines += [f"In function space: {self.function}."] if self.function else []
-        lines += [f"In weight space: {self.weights}."] if self.weights else []
+    def lines(self) -> Iterator[str]:
+        """Yield what was measured, one sentence each."""
+        yield from super().lines()
+        yield f"{self.num_chains} chain(s) of {self.num_samples} samples."
+        if self.function:
+            yield f"In function space: {self.function}."
+        if self.weights:
+            yield f"In weight space: {self.weights}."
         numbers = {
             "Mean acceptance": self.acceptance,
             "Fraction of divergent transitions": self.divergent,
             "Energy fraction (E-BFMI)": self.energy_fraction,
             "Temperature of the momenta, relative to the recipe's": self.momentum_temperature,
         }
-        lines += [f"{what}: {value:.2f}." for what, value in numbers.items() if value is not None]
-        return "\n".join([*lines, *(self.findings or ("The samples can be trusted.",))])
+        yield from (f"{what}: {value:.2f}." for what, value in numbers.items() if value is not None)
 
 
 def looked_at(posterior: ParticlePosterior) -> Tensor:
@@ -121,70 +120,95 @@ def diagnose(posterior: ParticlePosterior) -> ChainDiagnosis:
         float(diagnostics.energy_fraction(energies).min()),
         momentum_temperature=means["kinetic"] / temperature if "kinetic" in means else None,
     )  # fmt: skip
-    findings = tuple(_findings(numbers, posterior.recipe.explores_modes)) if is_chain else _about_particles(posterior)
-    return replace(numbers, findings=findings)
+    own = _findings(numbers, posterior.recipe.explores_modes) if is_chain else _about_particles(posterior)
+    return replace(numbers, findings=(*own, *general_findings(posterior)), measured=posterior.fit_record)
 
 
-def _findings(found: ChainDiagnosis, explores: bool) -> Iterator[str]:
+def _findings(found: ChainDiagnosis, explores: bool) -> Iterator[Finding]:
     """Yield the findings that apply, the most important first."""
     if found.num_samples < FEWEST:
-        yield f"There are too few samples for a diagnosis: keep at least {FEWEST}, better 100."
+        yield Finding(
+            "few samples", "care", f"There are too few samples for a diagnosis: keep at least {FEWEST}, better 100."
+        )
         return
     yield from _about_steps(found)
     mixing = found.function
     if mixing is None:
-        yield "Do not use these samples: all give the same predictions, so the chains have not moved."
+        yield Finding(
+            "chains have not moved",
+            "no",
+            "Do not use these samples: all give the same predictions, so the chains have not moved.",
+        )
         return
     if mixing.rhat > POOR_RHAT and explores:
-        yield (
+        yield Finding(
+            "several modes",
+            "care",
             f"The modes predict differently (R-hat {mixing.rhat:.2f} in function space). This is expected of "
-            "several modes, but each mode is represented by its own samples only."
+            "several modes, but each mode is represented by its own samples only.",
         )
     elif mixing.rhat > POOR_RHAT:
         who = "the chains disagree" if found.num_chains > 1 else "the halves of the chain disagree"
-        yield (
+        yield Finding(
+            "chains did not mix",
+            "no",
             f"Do not use these samples: {who} about the predictions (R-hat {mixing.rhat:.2f}, above {POOR_RHAT}). "
-            "Take more samples, use a longer burn-in, or select fewer weights."
+            "Take more samples, use a longer burn-in, or select fewer weights.",
         )
     elif min(mixing.ess_bulk, mixing.ess_tail) < FEW:
-        yield (
+        yield Finding(
+            "few effective samples",
+            "care",
             "Means can be used, but not tails: the effective sample size in function space is only "
-            f"{min(mixing.ess_bulk, mixing.ess_tail):.0f}, below {FEW:.0f}. Take more samples or a larger thinning."
+            f"{min(mixing.ess_bulk, mixing.ess_tail):.0f}, below {FEW:.0f}. Take more samples or a larger thinning.",
         )
     if found.weights is not None and found.weights.rhat > POOR_RHAT and mixing.rhat <= POOR_RHAT and not explores:
-        yield (
+        yield Finding(
+            "weights did not mix",
+            "care",
             f"Weights mix worse than functions (R-hat {found.weights.rhat:.2f}): predictions can be used, but "
-            "marginals of weights (for pruning or an update) may miss parts of the posterior."
+            "marginals of weights (for pruning or an update) may miss parts of the posterior.",
         )
 
 
-def _about_steps(found: ChainDiagnosis) -> Iterator[str]:
+def _about_steps(found: ChainDiagnosis) -> Iterator[Finding]:
     """Yield the findings about the transitions."""
     if found.divergent is not None and found.divergent > 0.01:
-        yield (
+        yield Finding(
+            "divergent transitions",
+            "care",
             f"{found.divergent:.0%} of the transitions diverged, so parts of the posterior are missing: raise "
-            "`acceptance` (to 0.95), or use a prior without narrow regions."
+            "`acceptance` (to 0.95), or use a prior without narrow regions.",
         )
     if found.acceptance is not None and found.acceptance < 0.5:
-        yield f"The acceptance is only {found.acceptance:.2f}: use a longer burn-in, or lower step_size."
+        yield Finding(
+            "low acceptance",
+            "care",
+            f"The acceptance is only {found.acceptance:.2f}: use a longer burn-in, or lower step_size.",
+        )
     if found.energy_fraction is not None and found.energy_fraction < 0.3:
-        yield (
+        yield Finding(
+            "slow energy",
+            "care",
             f"The energy mixes slowly (E-BFMI {found.energy_fraction:.2f}, below 0.3), so the tails are visited too "
-            "rarely: take more samples."
+            "rarely: take more samples.",
         )
     if found.momentum_temperature is not None and not 0.8 < found.momentum_temperature < 1.25:
-        yield (
+        wrong = found.momentum_temperature > 2
+        yield Finding(
+            "heated momenta", "no" if wrong else "care",
             f"The momenta have {found.momentum_temperature:.2f} times their correct temperature: gradient noise or a "
-            "too large step heats the chain. Lower step_size, use larger batches, or kernel='sgnht'."
-        )
+            f"too large step heats the chain. {'Do not use these samples. ' if wrong else ''}Lower step_size, use "
+            "larger batches, or kernel='sgnht'.",
+        )  # fmt: skip
 
 
-def _about_particles(posterior: ParticlePosterior) -> tuple[str, ...]:
-    """Return the findings about optimized particles, which are no chain: whether there are enough of them."""
+def _about_particles(posterior: ParticlePosterior) -> Iterator[Finding]:
+    """Yield the findings about optimized particles, which are no chain: whether there are enough of them."""
     count, size = posterior.num_particles, posterior.selection.num_weights
-    if count >= size:
-        return ()
-    return (
-        f"{count} particles for {size:,} random weights: they underestimate the variance in most directions; use "
-        "more particles, or fewer random weights.",
-    )
+    if count < size:
+        yield Finding(
+            "few particles", "care",
+            f"{count} particles for {size:,} random weights: they underestimate the variance in most directions; use "
+            "more particles, or fewer random weights.",
+        )  # fmt: skip

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Literal
 
-from dubito.beliefs.priors import Normal, Prior
+from dubito.beliefs.priors import Prior
 from dubito.core.constraints import Count, CountOrZero, OpenProbability, Positive, Start
 from dubito.core.settings import setting
 from dubito.fitting.inference import Inference, Problem
@@ -28,7 +28,8 @@ class HMC(Sampler):
     Args:
         method: ``"nuts"`` chooses the length of each trajectory; ``"hmc"`` takes `num_steps` leapfrog steps.
         weights: Which weights are random; the others stay at their trained values.
-        prior: One of `dubito.priors`, with fixed scales.
+        prior: One of `dubito.priors`, with fixed scales. None is a normal density around the model's weights with a
+            quarter of their root mean square as standard deviation; if the start is fresh, the standard normal.
         adapt: Whether burn-in adapts step size and masses; otherwise `step_size` and unit masses are used.
         num_samples: The number of samples per chain.
         chains: The number of chains; several processes divide them among themselves.
@@ -47,7 +48,7 @@ class HMC(Sampler):
     setting_name = "HMC"
     method: Literal["nuts", "hmc"] = "nuts"
     weights: SelectionRule = all_weights()
-    prior: Prior = Normal()
+    prior: Prior | None = None
     adapt: bool = True
     num_samples: Count = 500
     chains: Count = 2

@@ -2,15 +2,29 @@
 
 from __future__ import annotations
 
+import dataclasses
 from abc import abstractmethod
 from typing import Any, ClassVar
 
+from torch import Tensor
+
+from dubito.beliefs.likelihoods import Likelihood
+from dubito.beliefs.priors import Normal, Prior
 from dubito.core.errors import InputError
 from dubito.core.settings import setting
-from dubito.fitting.inference import Inference, Problem
+from dubito.curvature.leave_one_out import predictive_noise
+from dubito.curvature.optimality import steepest_gain
+from dubito.fitting.automatic import has_learned_noise
+from dubito.fitting.inference import Inference, Problem, State
+from dubito.fitting.output_noise import share_noise
+from dubito.fitting.posterior import Posterior
 from dubito.fitting.recipe import Recipe
+from dubito.fitting.subspace_posterior import whole_network
 from dubito.methods.mcmc.posterior import ParticlePosterior
 from dubito.methods.mcmc.prior_energy import check_prior
+
+# The standard deviation of the default prior around a network, over the root mean square of its weights.
+DEFAULT_SPREAD = 0.25
 
 
 @setting
@@ -34,13 +48,45 @@ class Sampler(Recipe):
         """Whether the model must be trained already."""
         return not self.redraws
 
+    @property
+    def trains(self) -> bool:
+        """False: samples are drawn, for a number of steps that the recipe has."""
+        return False
+
     def build(self, problem: Problem) -> Inference:
-        """Return the steps of the sampler."""
-        return self.build_after(problem, None)
+        """Return the steps of the sampler.
+
+        From a trained network on, the learned noise of a regression is measured before: sampled with the weights, it
+        would be that of the training data, to which the network was fitted.
+        """
+        if self.starts_fresh:
+            return self.build_after(problem, None)
+        start, noise = problem.model, None
+        if has_learned_noise(problem.likelihood):
+            noise = predictive_noise(whole_network(problem.model), problem.source, problem.validation)
+            known: Likelihood = problem.likelihood.replace(noise=noise)
+            problem = dataclasses.replace(problem, likelihood=known)
+        inference = self.build_after(problem, None)
+
+        def posterior(state: State) -> Posterior:
+            found = inference.posterior(state)
+            found = found if noise is None else share_noise(found, noise, problem.source)
+            found.remaining_gain = steepest_gain(start, problem.likelihood, problem.source, problem.selection)
+            return found
+
+        return inference._replace(posterior=posterior)
+
+    def default_prior(self, weights: Tensor) -> Prior:
+        """Return the prior if none is given; see `prior` in the recipes."""
+        if self.starts_fresh:
+            return Normal()
+        return Normal("model", max(DEFAULT_SPREAD * float(weights.double().square().mean().sqrt()), 1e-6))
 
 
 def check_sampler(recipe: Any) -> None:
     """Raise an error if the sampler cannot use its prior."""
+    if recipe.prior is None:
+        return
     check_prior(recipe.prior, recipe.setting_name)
     if recipe.redraws and isinstance(getattr(recipe.prior, "loc", None), str):
         raise InputError(f"start='{recipe.start}' discards weights this prior is centred on: use start='model'.")

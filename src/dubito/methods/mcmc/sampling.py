@@ -47,7 +47,9 @@ class Setup:
     def _density(self, num_hyper: int) -> PriorDensity:
         if self.before is not None:
             return from_particles(self.before.flat.to(self.start), self.recipe.temperature)
-        return make_prior_density(self.recipe.prior, self.selection, params.of(self.problem.model), num_hyper)
+        weights = params.of(self.problem.model)
+        prior = self.recipe.prior or self.recipe.default_prior(self.selection.ravel(weights))
+        return make_prior_density(prior, self.selection, weights, num_hyper)
 
     def _probe_inputs(self) -> Any:
         return batches.take(self.problem.source.first().inputs, slice(0, PROBES))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Annotated, Literal
 
-from dubito.beliefs.priors import Normal, Prior
+from dubito.beliefs.priors import Prior
 from dubito.core.constraints import Count, CountOrZero, Positive, Range, Start
 from dubito.core.errors import InputError
 from dubito.core.settings import setting
@@ -30,7 +30,8 @@ class SGMCMC(Sampler):
         kernel: ``"sgld"``, ``"psgld"``, ``"sghmc"`` or ``"sgnht"``.
         schedule: ``"constant"``, ``"decay"`` or ``"cyclical"``; see `dubito.mcmc.schedule.Schedule`.
         weights: Which weights are random; the others stay at their trained values.
-        prior: One of `dubito.priors`, with fixed scales.
+        prior: One of `dubito.priors`, with fixed scales. None is a normal density around the model's weights with a
+            quarter of their root mean square as standard deviation; if the start is fresh, the standard normal.
         chains: The number of chains; several processes divide them among themselves.
         burn_in: The number of first steps, which are dropped.
         thinning: The number of steps between two samples.
@@ -49,7 +50,7 @@ class SGMCMC(Sampler):
     kernel: Literal["sgld", "psgld", "sghmc", "sgnht"] = "sghmc"
     schedule: Literal["constant", "decay", "cyclical"] = "constant"
     weights: SelectionRule = all_weights()
-    prior: Prior = Normal()
+    prior: Prior | None = None
     chains: Count = 1
     burn_in: CountOrZero = 1000
     thinning: Count = 20

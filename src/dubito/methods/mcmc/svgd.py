@@ -9,7 +9,7 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from dubito.beliefs.priors import Normal, Prior
+from dubito.beliefs.priors import Prior
 from dubito.core import distributed
 from dubito.core.batches import Batch
 from dubito.core.constraints import Count, Positive, Start
@@ -45,7 +45,8 @@ class SVGD(Sampler):
     Args:
         num_particles: n, the number of particles.
         weights: Which weights are random; the others stay at their trained values.
-        prior: One of `dubito.priors`, with fixed scales.
+        prior: One of `dubito.priors`, with fixed scales. None is a normal density around the model's weights with a
+            quarter of their root mean square as standard deviation; if the start is fresh, the standard normal.
         temperature: T; below 1 makes the posterior narrower.
         start: ``"model"`` starts around the model's weights, ``"fresh"`` at newly initialized ones,
             ``"head"`` with a new output layer.
@@ -55,7 +56,7 @@ class SVGD(Sampler):
     is_chain: ClassVar[bool] = False
     num_particles: Count = 20
     weights: SelectionRule = all_weights()
-    prior: Prior = Normal()
+    prior: Prior | None = None
     temperature: Positive = 1.0
     start: Start = "model"
 
@@ -66,6 +67,11 @@ class SVGD(Sampler):
     def explores_modes(self) -> bool:
         """Whether particles come from several modes of the posterior."""
         return self.redraws and self.num_particles > 1
+
+    @property
+    def trains(self) -> bool:
+        """Whether the particles are trained for a number of epochs: always."""
+        return True
 
     def default_training(self) -> Training:
         """Return settings with a larger learning rate than for one network, as particles start close together."""

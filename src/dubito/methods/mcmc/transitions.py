@@ -27,6 +27,8 @@ if TYPE_CHECKING:
 
 # The number of power iterations for the largest curvature.
 POWER_STEPS = 12
+# The number of positions around the start at which it is measured, and their largest distance over the weights' size.
+NUM_AROUND, AROUND = 3, 0.5
 # The advice if the loss is finite and its gradient is not.
 NO_GRADIENT = "check the network for a square root or logarithm at 0, and for extreme weights"
 
@@ -162,31 +164,53 @@ class Transitions:
     def _choose_step(self) -> float:
         r"""Return ℓ for which ε times the largest curvature of the potential is a fixed fraction.
 
-        The curvature comes from power iteration with gradient differences on the first batch.
+        The curvature is the largest of those at the start and at positions as far from it as the prior reaches: where
+        a network fits its data perfectly, the potential is flat, and steps that are stable there are not elsewhere.
         """
-        first, start = self.problem.source.first(), self.setup.start
-        scale = self.problem.num_data / first.num_rows
-        direction = torch.randn(start.shape, generator=torch.Generator().manual_seed(0), dtype=torch.float64).to(start)
-        reach = self._relative_reach() * max(1.0, float(start.norm()))
         before = {name: value.clone() for name, value in self._buffers().items()}
-        curvature = 0.0
-        if not bool(self.target.gradient(start, first, scale)[1].isfinite().all()):
+        if not bool(self._gradient_at(self.setup.start).isfinite().all()):
             raise NonFiniteError(f"The gradient at the start is not finite: {NO_GRADIENT}.")
-        for _ in range(POWER_STEPS):
-            direction = direction / direction.norm()
-            ends = [self.target.gradient(start + sign * reach * direction, first, scale)[1] for sign in (1, -1)]
-            direction = (ends[0] - ends[1]) / (2 * reach)
-            curvature = float(direction.norm())
-            if not 0 < curvature < math.inf:
-                break
+        found = [self._curvature(position) for position in self._around_the_start()]
         for name, value in self._buffers().items():
             value.copy_(before[name])
-        if not 0 < curvature < math.inf:
+        curvature = max((value for value in found if math.isfinite(value)), default=0.0)
+        if not 0 < found[0] < math.inf or not curvature:
             raise NonFiniteError(
                 "The curvature at the start is not a positive number, so no step size can be chosen: check for extreme "
                 "inputs or weights, or pass step_size as a number."
             )
         return self.kernel.most / curvature * self.problem.num_data
+
+    def _around_the_start(self) -> list[Tensor]:
+        """Return the start, and positions around it at the distance of the prior's spread, or of the weights' size."""
+        start, size = self.setup.start, self.setup.selection.num_weights
+        moments = self.setup.density.moments()
+        spread = start[:size].double().square().mean().sqrt() * AROUND
+        if moments is not None:
+            spread = torch.minimum(spread, moments[1][:size].double().sqrt().mean().to(spread))
+        generator = torch.Generator().manual_seed(1)
+        noise = torch.randn(NUM_AROUND, len(start), generator=generator, dtype=torch.float64)
+        noise[:, size:] = 0.0  # a noise level stays as it is
+        return [start, *(start + (float(spread) * each).to(start) for each in noise)]
+
+    def _gradient_at(self, position: Tensor) -> Tensor:
+        first = self.problem.source.first()
+        return self.target.gradient(position, first, self.problem.num_data / first.num_rows)[1]
+
+    def _curvature(self, position: Tensor) -> float:
+        """Return the largest curvature at a position, by power iteration with gradient differences."""
+        noise = torch.Generator().manual_seed(0)
+        direction = torch.randn(position.shape, generator=noise, dtype=torch.float64).to(position)
+        reach = self._relative_reach() * max(1.0, float(position.norm()))
+        curvature = 0.0
+        for _ in range(POWER_STEPS):
+            direction = direction / direction.norm()
+            ends = [self._gradient_at(position + sign * reach * direction) for sign in (1, -1)]
+            direction = (ends[0] - ends[1]) / (2 * reach)
+            curvature = float(direction.norm())
+            if not 0 < curvature < math.inf:
+                break
+        return curvature
 
     def posterior(self, state: State) -> ParticlePosterior:
         """Return the samples of all chains as a posterior."""

@@ -4,18 +4,18 @@
 """
 
 from dubito.methods.variational.convert import convert
-from dubito.methods.variational.diagnosis import Diagnosis
+from dubito.methods.variational.diagnosis import VariationalDiagnosis
 from dubito.methods.variational.groups import GroupModule, GroupPosterior, Groups
 from dubito.methods.variational.module import VariationalModule, kl
 from dubito.methods.variational.posterior import VariationalPosterior
 from dubito.methods.variational.recipe import Variational
 
 __all__ = [
-    "Diagnosis",
     "GroupModule",
     "GroupPosterior",
     "Groups",
     "Variational",
+    "VariationalDiagnosis",
     "VariationalModule",
     "VariationalPosterior",
     "convert",

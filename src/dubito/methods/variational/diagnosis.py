@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from dubito.beliefs.priors import ARD, LogUniform
+from dubito.fitting.diagnosis import Diagnosis, Finding, general_findings
 
 if TYPE_CHECKING:
     from dubito.methods.variational.posterior import VariationalPosterior
@@ -16,8 +17,8 @@ if TYPE_CHECKING:
 COLLAPSED = 0.05
 
 
-@dataclass(frozen=True)
-class Diagnosis:
+@dataclass(frozen=True, kw_only=True)
+class VariationalDiagnosis(Diagnosis):
     """Diagnostics and findings, printed as sentences. A number that could not be measured is None.
 
     Args:
@@ -29,6 +30,7 @@ class Diagnosis:
         moving_scales: The fraction of scales that had not converged when training ended.
         gradient_noise: The fraction of the last squared gradients that is noise.
         findings: What is wrong and what to change; empty if the posterior is trustworthy.
+        measured: What was measured at the end of the fit.
     """
 
     kl_per_datum: float
@@ -38,12 +40,6 @@ class Diagnosis:
     collapsed: float | None
     moving_scales: float | None
     gradient_noise: float | None
-    findings: tuple[str, ...] = ()
-
-    @property
-    def trustworthy(self) -> bool:
-        """Whether nothing was found."""
-        return not self.findings
 
     @property
     def healthy(self) -> bool:
@@ -51,26 +47,27 @@ class Diagnosis:
         warnings.warn("`healthy` is the old spelling: write `trustworthy`.", DeprecationWarning, stacklevel=2)
         return self.trustworthy
 
-    def __str__(self) -> str:
+    def lines(self) -> Iterator[str]:
+        """Yield what was measured, one sentence each."""
+        yield from super().lines()
         given = "" if self.nll_at_start is None else f", network before the fit {self.nll_at_start:.3f}"
-        lines = [
+        yield (
             f"Per datum: expected NLL {self.nll_per_datum:.3f} (network at the means {self.nll_at_mean:.3f}{given}), "
             f"KL divergence from the prior {self.kl_per_datum:.3f} nats."
-        ]
+        )
         shares = {
             "Weights back at their prior": self.collapsed,
             "Scales still moving at the end": self.moving_scales,
             "Noise in the last gradients": self.gradient_noise,
         }
-        lines += [f"{what}: {share:.0%}." for what, share in shares.items() if share is not None]
-        return "\n".join([*lines, *(self.findings or ("The posterior can be trusted.",))])
+        yield from (f"{what}: {share:.0%}." for what, share in shares.items() if share is not None)
 
 
-def diagnose(posterior: VariationalPosterior) -> Diagnosis:
+def diagnose(posterior: VariationalPosterior) -> VariationalDiagnosis:
     """Diagnose a posterior from its scales and the measurements of its fit."""
     record, count = posterior.record, posterior.record.num_data
     divergences, start = posterior.divergences(), record.log_likelihood_at_start
-    numbers = Diagnosis(
+    numbers = VariationalDiagnosis(
         kl_per_datum=record.kl / count,
         nll_per_datum=-record.log_likelihood / count,
         nll_at_mean=-record.log_likelihood_at_mean / count,
@@ -81,38 +78,49 @@ def diagnose(posterior: VariationalPosterior) -> Diagnosis:
     )
     is_update = posterior.num_data > count
     is_sparse = isinstance(posterior.recipe.prior, ARD | LogUniform)
-    return replace(numbers, findings=tuple(_findings(numbers, is_update, is_sparse)))
+    findings = (*_findings(numbers, is_update, is_sparse), *general_findings(posterior))
+    return replace(numbers, findings=findings, measured=posterior.fit_record)
 
 
-def _findings(found: Diagnosis, is_update: bool, is_sparse: bool) -> Iterator[str]:
+def _findings(found: VariationalDiagnosis, is_update: bool, is_sparse: bool) -> Iterator[Finding]:
     """Yield the findings that apply, the most important first."""
     reference = min(nll for nll in (found.nll_at_start, found.nll_at_mean) if nll is not None)
     if _is_worse(found.nll_per_datum, reference):
-        yield (
+        yield Finding(
+            "underfits",
+            "no",
             f"It underfits: NLL {found.nll_per_datum:.3f}, while one network reaches {reference:.3f}. Lower the "
-            "temperature (such as 0.1), or select fewer random weights (select.last_layer())."
+            "temperature (such as 0.1), or select fewer random weights (select.last_layer()).",
         )
     noisy = found.gradient_noise is not None and found.gradient_noise > 0.9
     if noisy and _is_worse(found.nll_at_mean, found.nll_at_start) and not is_update:
-        yield (
+        yield Finding(
+            "noisy means",
+            "care",
             f"The means fit the data worse than the network before the fit (NLL {found.nll_at_mean:.3f}), and "
             f"{found.gradient_noise:.0%} of the last gradients was noise: use larger batches, more samples "
-            "(objectives.ELBO(num_samples=4)), estimator='local', or a lower learning rate."
+            "(objectives.ELBO(num_samples=4)), estimator='local', or a lower learning rate.",
         )
     if found.moving_scales is not None and found.moving_scales > 0.5:
-        yield (
+        yield Finding(
+            "moving scales",
+            "care",
             f"{found.moving_scales:.0%} of the scales were still moving when training ended, so they depend on "
-            "initial_scale: train longer, or with a larger learning rate."
+            "initial_scale: train longer, or with a larger learning rate.",
         )
     elif found.kl_per_datum > max(found.nll_per_datum, 1.0) and not is_update and not is_sparse:
-        yield (
+        yield Finding(
+            "large divergence",
+            "care",
             f"The KL divergence ({found.kl_per_datum:.2f} nats per datum) exceeds the NLL: there are too many random "
-            "weights for the data; select fewer, or use a prior around the model (priors.Normal('model', 0.1))."
+            "weights for the data; select fewer, or use a prior around the model (priors.Normal('model', 0.1)).",
         )
     if found.collapsed is not None and found.collapsed > 0.5 and not is_update and not is_sparse:
-        yield (
+        yield Finding(
+            "collapsed",
+            "care",
             f"{found.collapsed:.0%} of the random weights are back at their prior and carry no information: use a "
-            "smaller network, or a lower temperature."
+            "smaller network, or a lower temperature.",
         )
 
 

@@ -31,7 +31,7 @@ from dubito.networks.selection import Selection
 if TYPE_CHECKING:
     from dubito.core.batches import Data
     from dubito.fitting.training import Training
-    from dubito.methods.variational.diagnosis import Diagnosis
+    from dubito.methods.variational.diagnosis import VariationalDiagnosis
     from dubito.methods.variational.module import VariationalModule
 
 
@@ -252,7 +252,7 @@ class VariationalPosterior(Posterior):
         options: dict[str, Any] = {"training": training, "generator": generator, "progress": progress}
         return UpdateVariational(self).fit(self.model, data, likelihood=self.likelihood, **options)  # type: ignore[return-value]
 
-    def diagnose(self) -> Diagnosis:
+    def diagnose(self) -> VariationalDiagnosis:
         """Return whether the posterior can be trusted, and what to change if not."""
         from dubito.methods.variational.diagnosis import diagnose
 

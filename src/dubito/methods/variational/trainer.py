@@ -54,6 +54,7 @@ class VariationalTrainer:
             raise UnsupportedError(f"{recipe.objective!r} cannot be trained by several processes: use ELBO().")
         self.recipe, self.problem, self.module, self.before = recipe, problem, module, before
         self.progress, self.weight_noise = 0.0, torch.Generator()
+        self.temperature = recipe.kl_temperature(problem.likelihood)
         self._try_one_row()
         own = {**dict(module.network.named_parameters()), **dict(module.network.named_buffers())}
         self.plain = module.plain_network(own).eval()  # weights of a state are loaded into this copy
@@ -68,7 +69,7 @@ class VariationalTrainer:
         rates = {f"hyper.{name}": NOISE_RATE for name in self.hyper}
         if isinstance(recipe.objective, ELBO) and recipe.optimizer == "natural":
             return NaturalGradientDescent(
-                problem, module, negative_log_likelihood(problem), temperature=recipe.temperature,
+                problem, module, negative_log_likelihood(problem), temperature=self.temperature,
                 num_samples=recipe.objective.num_samples, hyper=self.hyper, rates=rates,
             )  # fmt: skip
         scales = [name for name, _ in module.named_parameters() if not name.startswith("network.")]
@@ -93,7 +94,7 @@ class VariationalTrainer:
         with self.module.drawing_from(self.weight_noise):
             return self.recipe.objective(
                 self.module, batch.inputs, batch.targets, num_data=self.problem.num_data,
-                likelihood=self.problem.likelihood, temperature=self.recipe.temperature * weight,
+                likelihood=self.problem.likelihood, temperature=self.temperature * weight,
                 hyper=hyper, batch_size=batch.size,
             )  # fmt: skip
 

@@ -81,6 +81,14 @@ class Comparison:
         names = dict.fromkeys(run.name for run in self.runs)
         return {name: tuple(run.evaluation for run in self.runs if run.name == name) for name in names}
 
+    def best_first(self) -> Comparison:
+        """Return the same with the recipes in the order of their mean negative log-likelihood, best first."""
+        means = {
+            name: sum(evaluation.scores["nll"] for evaluation in group) / len(group)
+            for name, group in self.evaluations.items()
+        }
+        return Comparison(tuple(sorted(self.runs, key=lambda run: means[run.name])), self.failures)
+
     def report(
         self, path: str | os.PathLike[str] = "report.html", *, title: str | None = None, data_name: str | None = None
     ) -> Path:

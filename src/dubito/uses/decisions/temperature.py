@@ -21,7 +21,7 @@ from dubito.core.arguments import checked_arguments
 from dubito.core.batches import Data
 from dubito.core.constraints import Count, Positive
 from dubito.core.errors import UnsupportedError
-from dubito.core.numeric import minimize_scalar
+from dubito.fitting.output_noise import penalized_temperature
 from dubito.fitting.posterior import Posterior, Predictor
 from dubito.fitting.traceable import Traceable
 from dubito.fitting.wrapped_posterior import WrappedPosterior
@@ -38,8 +38,9 @@ def temper(
 ) -> TemperedPosterior:
     """Return the posterior at the temperature that maximizes the likelihood of labelled calibration data.
 
-    For classes a standard normal prior on log T keeps it finite where no calibration datum is answered wrongly; a few
-    errors outweigh it. For a `MAP` posterior this finds the same temperature as ``MAP(temperature="validation")``.
+    For classes a prior on log T keeps it finite where no calibration datum is answered wrongly
+    (`dubito.fitting.output_noise.penalized_temperature`). For a `MAP` posterior this finds the same temperature as
+    ``MAP(temperature="validation")``.
 
     Args:
         posterior: Any posterior; it stays as it is.
@@ -49,7 +50,6 @@ def temper(
     """
     prediction, targets = FixedDraws(posterior, num_samples, generator).labelled(calibration, by_position=True)
     wide = prediction.to(torch.float64)
-    prior_weight = 0.5 if isinstance(wide, ClassPrediction) else 0.0
     ignored = getattr(posterior.likelihood, "ignore_index", None)
 
     def loss(log_temperature: float) -> float:
@@ -58,9 +58,9 @@ def temper(
             log_prob = replace(wide, log_probs=log_probs).log_prob(targets, ignore_index=ignored)
         else:
             log_prob = tempered(wide, math.exp(log_temperature)).log_prob(targets)
-        return -float(log_prob.sum()) + prior_weight * log_temperature**2
+        return -float(log_prob.sum())
 
-    return TemperedPosterior(posterior, math.exp(minimize_scalar(loss, math.log(1e-2), math.log(1e2))))
+    return TemperedPosterior(posterior, penalized_temperature(loss, isinstance(wide, ClassPrediction)))
 
 
 @checked_arguments

@@ -118,6 +118,22 @@ class Curves:
     chains: History | None = None
 
 
+@dataclass(frozen=True)
+class Trust:
+    """Whether the evaluated posterior can be trusted, as its own diagnosis says.
+
+    Attributes:
+        verdict: ``"yes"``, ``"with care"`` or ``"no"``.
+        findings: What is wrong and what to do, one entry each.
+    """
+
+    verdict: str
+    findings: tuple[str, ...] = ()
+
+    def __str__(self) -> str:
+        return " ".join([f"Can it be trusted? {self.verdict.capitalize()}.", *self.findings])
+
+
 @dataclass(frozen=True, repr=False)
 class Evaluation:
     """What `dubito.evaluate` measured; ``print`` it, or hand several to `dubito.report`.
@@ -134,6 +150,7 @@ class Evaluation:
         shifts: ``shifts[kind][severity]`` holds scores as above, or ``shifts[name]`` where no severity was given.
         curves: What the figures are drawn from.
         seconds_per_1000: Wall-clock seconds for 1,000 predictions, without loading the data, on the machine at hand.
+        trust: What `posterior.diagnose()` said; None in evaluations that were written before it did.
     """
 
     name: str
@@ -144,6 +161,7 @@ class Evaluation:
     shifts: dict[str, Scores | dict[float, Scores]]
     curves: Curves
     seconds_per_1000: float = field(compare=False)
+    trust: Trust | None = None
 
     def to_json(self) -> dict[str, Any]:
         """Return a value that strict JSON can hold: infinities are the text ``"inf"`` and ``"-inf"``."""
@@ -173,6 +191,7 @@ class Evaluation:
                 shifts={kind: _shift(scores) for kind, scores in value["shifts"].items()},
                 curves=_decode(Curves, value["curves"]),
                 seconds_per_1000=float(value["seconds_per_1000"]),
+                trust=None if value.get("trust") is None else _decode(Trust, value["trust"]),
             )
         except (KeyError, TypeError, AttributeError, ValueError) as error:
             raise FileFormatError("This JSON does not hold an evaluation any more: it was altered or cut.") from error
@@ -189,6 +208,8 @@ class Evaluation:
         parts = [f"{self.name}: {self.task}, {self.count:,} targets", self._score_table()]
         if self.ood:
             parts.append(self._ood_table())
+        if self.trust is not None:
+            parts.append(str(self.trust))
         parts.append(f"{self.seconds_per_1000:.3g} seconds per 1,000 predictions (wall clock, this machine)")
         return "\n\n".join(parts)
 

@@ -30,6 +30,7 @@ from dubito.uses.reporting.evaluation import (
     RiskCoverageCurve,
     Scores,
     Task,
+    Trust,
     has_severities,
 )
 
@@ -102,7 +103,13 @@ def evaluate(
         shifts=shifted,
         curves=replace(_curves(main, outside), chains=_chains(posterior.history())),
         seconds_per_1000=1000 * main.seconds / main.num_rows,
+        trust=_trust(posterior),
     )
+
+
+def _trust(posterior: Posterior) -> Trust:
+    diagnosis = posterior.diagnose()
+    return Trust(diagnosis.verdict, tuple(str(finding) for finding in diagnosis.findings))
 
 
 def _task(done: EvaluationPass) -> Task:

@@ -17,7 +17,7 @@ from dubito.core.atomic import write_atomic
 from dubito.core.errors import InputError
 from dubito.uses.reporting import plots
 from dubito.uses.reporting.evaluation import Evaluation
-from dubito.uses.reporting.sections import sections
+from dubito.uses.reporting.sections import Section, sections
 from dubito.uses.reporting.tables import spans
 
 if TYPE_CHECKING:
@@ -53,8 +53,19 @@ def report(
     Returns:
         The path of the page.
     """
-    methods = _checked(results)
-    page = _render(methods, title or "How far can it be trusted?", data_name)
+    return write_page(results, path, title=title, data_name=data_name)
+
+
+def write_page(
+    results: Mapping[str, Evaluation | Sequence[Evaluation]],
+    path: str | os.PathLike[str],
+    *,
+    title: str | None = None,
+    data_name: str | None = None,
+    first: Sequence[Section] = (),
+) -> Path:
+    """Write a report; `first` are sections that come before those of the results."""
+    page = _render(_checked(results), title or "How far can it be trusted?", data_name, first)
     write_atomic(path, page.encode())
     return Path(path)
 
@@ -75,14 +86,16 @@ def _checked(results: Mapping[str, Evaluation | Sequence[Evaluation]]) -> dict[s
     return methods
 
 
-def _render(methods: Mapping[str, Sequence[Evaluation]], title: str, data_name: str | None) -> str:
+def _render(
+    methods: Mapping[str, Sequence[Evaluation]], title: str, data_name: str | None, first: Sequence[Section]
+) -> str:
     from jinja2 import Environment, StrictUndefined
 
     environment = Environment(autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True)
     environment.filters["spans"] = spans
     text = resources.files("dubito.uses.reporting").joinpath("template.html").read_text("utf-8")
     template = environment.from_string(text)
-    parts = list(sections(methods))
+    parts = [*first, *sections(methods)]
     drawings = {
         id(panel): _svg(panel.figure, f"{part.key}-{row}-{column}", panel.alt)
         for part in parts

@@ -295,6 +295,22 @@ def _ood_panels(methods: Methods, look_of: Looks, uncertainty: str) -> Iterator[
         yield Panel(figure, name, f"{title} of {name} in and out of distribution; AUROC: {areas}.")
 
 
+def _trust(methods: Methods, look_of: Looks) -> Iterator[Section]:
+    """Yield what the diagnoses say, if there are any."""
+    words = tuple(f"{name}: {_of_all_seeds(runs)}" for name, runs in methods.items() if runs[0].trust is not None)
+    if words:
+        note = "What each posterior's own diagnosis says; posterior.diagnose() has the numbers behind it."
+        yield Section("trust", "Can it be trusted?", note, words=words)
+
+
+def _of_all_seeds(runs: Sequence[Evaluation]) -> str:
+    """Return the worst verdict over the seeds, and all their findings once."""
+    found = [run.trust for run in runs if run.trust is not None]
+    worst = max(found, key=lambda trust: ("yes", "with care", "no").index(trust.verdict))
+    findings = dict.fromkeys(finding for trust in found for finding in trust.findings)
+    return " ".join([f"{worst.verdict}.", *list(findings)[:3]])
+
+
 def _chains(methods: Methods, look_of: Looks) -> Iterator[Section]:
     """Yield one section for each sampler: the diagnosis of its chains, and their traces."""
     for number, (name, runs) in enumerate(methods.items()):
@@ -342,5 +358,5 @@ def _first_seed(methods: Methods) -> str:
 
 
 SECTIONS: tuple[Callable[[Methods, Looks], Iterator[Section]], ...] = (
-    _scores, _reliability, _bands, _quantiles, _risk_coverage, _shifts, _ood, _chains, _glossary,
+    _scores, _trust, _reliability, _bands, _quantiles, _risk_coverage, _shifts, _ood, _chains, _glossary,
 )  # fmt: skip

@@ -10,20 +10,20 @@ from __future__ import annotations
 
 from dubito.uses.runs.calibration import Calibration
 from dubito.uses.runs.change import compressed, update
-from dubito.uses.runs.doctor import Finding, examine
-from dubito.uses.runs.explain import Cause, Explanation, explain
-from dubito.uses.runs.fit import fit, fit_dataset
+from dubito.uses.runs.doctor import Examined, examine
+from dubito.uses.runs.explanation import Cause, Explanation, explain
 from dubito.uses.runs.folder import is_run, load, save
 from dubito.uses.runs.guard import GuardedPosterior, TrainingRange
 from dubito.uses.runs.networks import NetworkSource
 from dubito.uses.runs.prediction import TablePrediction
 from dubito.uses.runs.run import TableEvaluation, TableRun
+from dubito.uses.runs.table_fit import fit, fit_dataset
 
 __all__ = [
     "Calibration",
     "Cause",
+    "Examined",
     "Explanation",
-    "Finding",
     "GuardedPosterior",
     "NetworkSource",
     "TableEvaluation",

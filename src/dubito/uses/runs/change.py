@@ -20,9 +20,9 @@ from dubito.uses.compression import Compression, compress
 from dubito.uses.compression.rules import Rule
 from dubito.uses.compression.weight_statistics import default_rule
 from dubito.uses.reporting import evaluate
-from dubito.uses.runs.fit import HELD_OUT
 from dubito.uses.runs.guard import GuardedPosterior
 from dubito.uses.runs.run import TableRun, calibrated
+from dubito.uses.runs.table_fit import HELD_OUT
 
 # By how much the NLL of the old held-out rows may grow in an update before it is questioned, in nats.
 WORSE = 0.1

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -14,11 +13,10 @@ from dubito.beliefs.likelihoods import Likelihood
 from dubito.data import DataSet
 from dubito.fitting.posterior import Posterior
 from dubito.fitting.recipe import Recipe
+from dubito.fitting.search_file import SUFFIX
 from dubito.fitting.training import Training
 from dubito.methods.laplace import Laplace
 from dubito.methods.map import MAP
-
-MIN_STEPS = 2000  # a few epochs of a small data set would leave every method untrained
 
 
 def default_recipe() -> Recipe:
@@ -54,9 +52,9 @@ def fit_posterior(
     chosen, files = dict(training or {}), list[Path]()
 
     def fit(which: Recipe, start: nn.Module, stage: str) -> Posterior:
-        how = training_for(which, len(dataset.train[1]), chosen)
+        how = training_for(which, chosen)
         file = None if checkpoint is None else checkpoint.with_name(f"{checkpoint.name}{stage}")
-        files.extend([] if file is None else [file])
+        files.extend([] if file is None else [file, Path(f"{file}{SUFFIX}")])
         return which.fit(
             start, dataset.train, likelihood=likelihood, validation=dataset.validation,
             training=how if file is None else how.replace(checkpoint=str(file)),
@@ -71,10 +69,6 @@ def fit_posterior(
     return found
 
 
-def training_for(recipe: Recipe, num_rows: int, chosen: Mapping[str, Any]) -> Training:
-    """Return the training settings of a recipe: what was chosen, else its own, but at least `MIN_STEPS` steps."""
-    training = recipe.default_training().replace(**chosen)
-    if "epochs" in chosen or training.epochs == 0:
-        return training
-    steps_per_epoch = math.ceil(num_rows / training.batch_size)
-    return training.replace(epochs=max(training.epochs, math.ceil(MIN_STEPS / steps_per_epoch)))
+def training_for(recipe: Recipe, chosen: Mapping[str, Any]) -> Training:
+    """Return the training settings of a recipe: what was chosen, else its own."""
+    return recipe.default_training().replace(**chosen)

@@ -18,7 +18,7 @@ SAME = 1e-3
 
 
 @dataclass(frozen=True)
-class Finding:
+class Examined:
     """One thing that was looked at.
 
     Attributes:
@@ -30,69 +30,69 @@ class Finding:
     text: str
 
 
-def examine(run: TableRun) -> Iterator[Finding]:
+def examine(run: TableRun) -> Iterator[Examined]:
     """Yield what was found, one check after the other."""
     for check in (_version, _scores_again, _epistemic, _intervals, _risk, _coverage, _diagnosis):
         yield from check(run)
 
 
-def _version(run: TableRun) -> Iterator[Finding]:
+def _version(run: TableRun) -> Iterator[Examined]:
     made, own = run.settings.get("dubito"), dubito.__version__
     if made == own:
-        yield Finding("ok", f"The run was made by this version, {own}.")
+        yield Examined("ok", f"The run was made by this version, {own}.")
     else:
-        yield Finding("warning", f"The run was made by dubito {made}; this is {own}.")
+        yield Examined("warning", f"The run was made by dubito {made}; this is {own}.")
 
 
-def _scores_again(run: TableRun) -> Iterator[Finding]:
+def _scores_again(run: TableRun) -> Iterator[Examined]:
     found = evaluate(run.posterior, run.parts["held_out"], target_scale=run.target_scale).scores
     before = run.scores.scores
     close = {name: math.isclose(value, before[name], rel_tol=SAME, abs_tol=SAME) for name, value in found.items()}
     different = [name for name, same in close.items() if not same]
     rows = len(run.parts["held_out"][1])
     if run.scores.count > rows:
-        yield Finding("ok", f"Predictions work; {rows:,} of {run.scores.count:,} held-out rows are kept to compare.")
+        yield Examined("ok", f"Predictions work; {rows:,} of {run.scores.count:,} held-out rows are kept to compare.")
     elif different:
         name = different[0]
         told = f"The {name} of the held-out rows is {found[name]:.5g} here, but was {before[name]:.5g}."
-        yield Finding("problem", told)
+        yield Examined("problem", told)
     else:
-        yield Finding("ok", f"Predictions for {rows:,} held-out rows give the same scores as when the run was made.")
+        yield Examined("ok", f"Predictions for {rows:,} held-out rows give the same scores as when the run was made.")
 
 
-def _epistemic(run: TableRun) -> Iterator[Finding]:
+def _epistemic(run: TableRun) -> Iterator[Examined]:
     if float(run.calibration.familiarity.median()) == 0:
-        yield Finding(
+        yield Examined(
             "warning",
             "This posterior is a single point: rows are unfamiliar only if they hold unseen categories, or numbers "
             "outside of the range of the training rows. Fit with another method, such as laplace().",
         )
 
 
-def _intervals(run: TableRun) -> Iterator[Finding]:
+def _intervals(run: TableRun) -> Iterator[Examined]:
     if run.task == "classification":
         return
     reach, rows = run.calibration.reach(run.coverage), run.calibration.num_rows
     if reach is None:
-        yield Finding("warning", f"{rows} held-out rows are too few to calibrate intervals of {run.coverage:.0%}.")
+        yield Examined("warning", f"{rows} held-out rows are too few to calibrate intervals of {run.coverage:.0%}.")
         return
     usual = _normal_reach(run.coverage)
     told = f"Intervals reach {reach:.2f} standard deviations, where {usual:.2f} would be expected"
     if 0.5 < reach / usual < 2:
-        yield Finding("ok", f"{told}.")
+        yield Examined("ok", f"{told}.")
     else:
-        yield Finding("warning", f"{told}: the posterior's own standard deviations are off.")
+        yield Examined("warning", f"{told}: the posterior's own standard deviations are off.")
 
 
-def _risk(run: TableRun) -> Iterator[Finding]:
+def _risk(run: TableRun) -> Iterator[Examined]:
     if run.risk is None:
         return
     answered = float((run.calibration.uncertainty <= run.calibration.threshold(run.risk)).double().mean())
     level: Level = "ok" if answered > 0.1 else "warning"
-    yield Finding(level, f"At a risk of {run.risk:g}, {answered:.0%} of the held-out rows are answered.")
+    yield Examined(level, f"At a risk of {run.risk:g}, {answered:.0%} of the held-out rows are answered.")
 
 
-def _coverage(run: TableRun) -> Iterator[Finding]:
+def _coverage(run: TableRun) -> Iterator[Examined]:
     pair = run.parts.get("validation")
     if pair is None or run.task == "classification" or run.calibration.reach(run.coverage) is None:
         return
@@ -101,17 +101,17 @@ def _coverage(run: TableRun) -> Iterator[Finding]:
     spread = 3 * math.sqrt(run.coverage * (1 - run.coverage) * (1 / len(truth) + 1 / run.calibration.num_rows))
     level: Level = "ok" if abs(found - run.coverage) <= spread else "warning"
     told = f"Intervals hold {found:.1%} of {len(truth)} validation rows; {run.coverage:.0%} was asked for."
-    yield Finding(level, told)
+    yield Examined(level, told)
 
 
-def _diagnosis(run: TableRun) -> Iterator[Finding]:
+def _diagnosis(run: TableRun) -> Iterator[Examined]:
     diagnose: Callable[[], Any] | None = getattr(run.unguarded, "diagnose", None)
     if diagnose is None:
         return
     try:
-        yield Finding("ok", " ".join(str(diagnose()).split()))
+        yield Examined("ok", " ".join(str(diagnose()).split()))
     except DubitoError as error:
-        yield Finding("warning", str(error))
+        yield Examined("warning", str(error))
 
 
 def _normal_reach(coverage: float) -> float:

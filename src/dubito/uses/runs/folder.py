@@ -20,9 +20,9 @@ from dubito.fitting.loading import load_posterior
 from dubito.uses.compression import storage
 from dubito.uses.reporting import Evaluation, report
 from dubito.uses.runs.calibration import Calibration
-from dubito.uses.runs.fit import new_network
 from dubito.uses.runs.networks import NetworkSource
 from dubito.uses.runs.run import TableRun
+from dubito.uses.runs.table_fit import new_network
 
 _FORMAT = "dubito.run/1"
 SETTINGS, ENCODER, POSTERIOR, CALIBRATION = (

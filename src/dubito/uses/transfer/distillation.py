@@ -17,6 +17,7 @@ from dubito.core.arguments import checked_arguments
 from dubito.core.batches import Data, Source
 from dubito.core.constraints import Count, Positive
 from dubito.core.errors import InputError, UnsupportedError
+from dubito.fitting.automatic import chosen_batch_size
 from dubito.fitting.posterior import Posterior
 from dubito.fitting.training import Training
 from dubito.methods.map.posterior import PointPosterior
@@ -177,7 +178,8 @@ def _taught(data: Any, answer: Callable[[Any], Tensor], training: Training) -> t
     if source.pair is not None:
         return _in_memory(source.pair[0], answer), None
     if isinstance(data, Dataset):
-        data = DataLoader(data, batch_size=training.batch_size, shuffle=training.shuffle)
+        size = chosen_batch_size(training, source.num_data)
+        data = DataLoader(data, batch_size=size, shuffle=training.shuffle)
     return _TaughtBatches(data, answer), source.num_data
 
 

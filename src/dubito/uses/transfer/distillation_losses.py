@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
+from typing import ClassVar
 
 import torch
 from torch import Tensor
@@ -29,6 +30,8 @@ MIN_FUNCTION_VARIANCE = 1e-4
 
 class DistillationLoss(Likelihood, ABC):
     """A likelihood over a teacher's answers."""
+
+    scores_targets: ClassVar[bool] = False
 
     @abstractmethod
     def answers(self, prediction: Prediction) -> Tensor:

@@ -1,0 +1,82 @@
+r"""How far a network is from an optimum: what one more step on its weights would still gain.
+
+A Newton step gains
+
+$$\frac{1}{2N}\, g^\top (H + \lambda_0 I)^{-1} g, \qquad g = \nabla_w \log p(D \mid \hat w), \quad
+  \lambda_0 = D / \|\hat w\|^2,$$
+
+in nats per training example. The prior of the weights' own size, $\lambda_0$, keeps the step within the region where a
+quadratic approximation makes sense. Trained networks have at most a few hundredths, untrained ones about one.
+"""
+
+from __future__ import annotations
+
+import copy
+import math
+
+import torch
+from torch import Tensor, nn
+
+from dubito.beliefs.likelihoods import Likelihood
+from dubito.core import batches, distributed, params
+from dubito.core.batches import Source
+from dubito.curvature.evidence import known_noise
+from dubito.curvature.matrices import Matrix
+from dubito.networks.selection import Selection
+
+# Training rows that are looked at.
+MOST_ROWS = 1000
+
+
+def newton_gain(
+    model: nn.Module, likelihood: Likelihood, source: Source, selection: Selection, matrix: Matrix
+) -> float:
+    """Return the gain, given the curvature of the data at unit noise."""
+    gradient = _gradient(model, likelihood, source, selection)
+    weights = selection.ravel(dict(model.named_parameters())).detach().double()
+    prior = 1 / weights.square().mean().clamp_min(1e-12)
+    scale = known_noise(likelihood).double().pow(-2).to(gradient.device)
+    step = matrix.covariance(prior, scale).solve(gradient)
+    return 0.5 * float((gradient * step.to(gradient)).sum()) / source.num_data
+
+
+def steepest_gain(model: nn.Module, likelihood: Likelihood, source: Source, selection: Selection) -> float:
+    r"""Return a lower bound of the gain that needs no curvature matrix: that of the best step along the gradient.
+
+    $$\frac{1}{2N} \frac{(g^\top g)^2}{g^\top H g + \lambda_0\, g^\top g}$$
+
+    with $H g$ by the difference of two gradients.
+    """
+    own = copy.deepcopy(model).eval().double()
+    at = selection.ravel(dict(own.named_parameters())).detach()
+    gradient = _gradient(own, likelihood, source, selection)
+    norm = float(gradient.norm())
+    if not 0 < norm < math.inf:
+        return 0.0
+    reach = 1e-4 / norm
+    ends = []
+    for sign in (1, -1):
+        moved = selection.merge(params.of(own), at + sign * reach * gradient)
+        params.load_(own, moved)
+        ends.append(_gradient(own, likelihood, source, selection))
+        params.load_(own, selection.merge(params.of(own), at))
+    bend = -float(gradient @ (ends[0] - ends[1])) / (2 * reach)
+    bend += norm**2 / max(float(at.square().mean()), 1e-12)
+    return 0.5 * norm**4 / bend / source.num_data if 0 < bend < math.inf else 0.0
+
+
+def _gradient(model: nn.Module, likelihood: Likelihood, source: Source, selection: Selection) -> Tensor:
+    """Return the gradient of the log-likelihood of the data, from at most about `MOST_ROWS` rows."""
+    names = {name: value for name, value in model.named_parameters() if name in selection.names}
+    total = torch.zeros(selection.num_weights, dtype=torch.float64, device=next(iter(names.values())).device)
+    count = torch.zeros(1, dtype=torch.float64)
+    dtype = next(iter(names.values())).dtype
+    for batch in source.spread(MOST_ROWS):
+        with torch.enable_grad():
+            outputs = params.call(model, batches.place(batch.inputs, total.device, dtype))
+            score = likelihood.log_prob(outputs, batch.targets).sum()
+        gradients = torch.autograd.grad(score, list(names.values()), allow_unused=True, materialize_grads=True)
+        total += selection.ravel(dict(zip(names, gradients, strict=True))).double()
+        count += batch.size
+    distributed.sum_([total, count])
+    return total * (source.num_data / float(count.clamp_min(1.0)))

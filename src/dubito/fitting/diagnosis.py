@@ -1,0 +1,223 @@
+"""Diagnose a posterior: what was found, whether to trust it, why, and what to do next."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Literal
+
+from dubito.core.errors import NotConvergedWarning, TrustWarning
+from dubito.fitting.fit_record import FitRecord
+
+if TYPE_CHECKING:
+    from dubito.fitting.posterior import Posterior
+
+Verdict = Literal["yes", "with care", "no"]
+
+# Epistemic uncertainty below this (nats, or a share of the variance) is as good as none.
+NEGLIGIBLE = 1e-3
+# Fewer validation examples than this cannot tell a good posterior from a bad one.
+FEW_VALIDATION = 50
+# A share of the variance above this means that noise in the targets is taken for ignorance of the weights.
+MOSTLY_EPISTEMIC = 0.9
+# A network is not trained to an optimum if one more step would gain more than this, in nats per example.
+FAR_FROM_OPTIMUM = 0.2
+# Findings that a fit also gives as a warning, besides all that make a posterior useless.
+NOT_CONVERGED = ("worse than a constant", "not at an optimum")
+WARNED = ("not at an optimum", "prior at an edge", "epistemic zero")
+
+
+class Finding(str):
+    """One sentence or two about what is wrong and what to do, with a short name.
+
+    Attributes:
+        name: The name, such as ``"epistemic zero"``.
+        severity: ``"care"``, or ``"no"`` if the posterior should not be used.
+    """
+
+    name: str
+    severity: Literal["care", "no"]
+
+    def __new__(cls, name: str, severity: Literal["care", "no"], text: str) -> Finding:
+        """Return the text with its name and severity."""
+        found = super().__new__(cls, text)
+        found.name, found.severity = name, severity
+        return found
+
+
+@dataclass(frozen=True, kw_only=True)
+class Diagnosis:
+    """What is known about a posterior, printed as sentences.
+
+    Args:
+        findings: What is wrong and what to do about it; empty if nothing is.
+        measured: What was measured at the end of the fit; None for a posterior that was not fitted to data here.
+    """
+
+    findings: tuple[Finding, ...] = ()
+    measured: FitRecord | None = None
+
+    @property
+    def verdict(self) -> Verdict:
+        """Whether to trust the posterior: ``"yes"``, ``"with care"`` or ``"no"``."""
+        if any(finding.severity == "no" for finding in self.findings):
+            return "no"
+        return "with care" if self.findings else "yes"
+
+    @property
+    def trustworthy(self) -> bool:
+        """Whether nothing was found."""
+        return not self.findings
+
+    def lines(self) -> Iterator[str]:
+        """Yield what was measured, one sentence each."""
+        if self.measured is not None:
+            yield from describe(self.measured)
+
+    def __str__(self) -> str:
+        ends = {"yes": "Yes.", "with care": "With care: see above.", "no": "No: see above."}
+        return "\n".join([*self.lines(), *self.findings, f"Can it be trusted? {ends[self.verdict]}"])
+
+
+def diagnose(posterior: Posterior) -> Diagnosis:
+    """Diagnose any posterior by what was measured at the end of its fit."""
+    return Diagnosis(findings=tuple(general_findings(posterior)), measured=posterior.fit_record)
+
+
+def warn_about(posterior: Posterior) -> None:
+    """Warn of what makes a fresh posterior useless, or not what its user expects."""
+    for finding in general_findings(posterior):
+        if finding.severity == "no" or finding.name in WARNED:
+            category = NotConvergedWarning if finding.name in NOT_CONVERGED else TrustWarning
+            warnings.warn(finding, category, stacklevel=2)
+
+
+def describe(record: FitRecord) -> Iterator[str]:
+    """Yield a record in words."""
+    own = record.training
+    parts = [f"log score {own.log_score:.3f}"]
+    if own.accuracy is not None:
+        parts += [f"accuracy {own.accuracy:.0%}", f"mean confidence {own.confidence:.0%}"]
+    yield f"On {own.num_rows} training examples: {', '.join(parts)}; the best constant has {record.constant:.3f}."
+    if (held := record.validation) is not None:
+        parts = [f"log score {held.log_score:.3f}"]
+        if held.accuracy is not None:
+            parts += [f"accuracy {held.accuracy:.0%}", f"mean confidence {held.confidence:.0%}"]
+        yield f"On {held.num_rows} validation examples: {', '.join(parts)}."
+    far = "" if record.epistemic_far is None else f", and {record.epistemic_far:.3g} far from the data"
+    unit = "nats" if own.accuracy is not None else "of the variance (share)"
+    yield f"Epistemic uncertainty: {record.epistemic:.3g} {unit} on the data{far}."
+
+
+def general_findings(posterior: Posterior) -> Iterator[Finding]:
+    """Yield the findings that apply to any family, the most important first."""
+    record = posterior.fit_record
+    if record is None:
+        return
+    yield from _about_the_network(record)
+    yield from posterior.own_findings()
+    yield from _about_confidence(record)
+    if posterior.has_spread:
+        yield from _about_the_spread(record)
+    held = record.validation
+    if held is not None and held.num_rows < FEW_VALIDATION:
+        yield Finding(
+            "few validation data", "care",
+            f"There are only {held.num_rows} validation examples, too few to tell whether probabilities are right: "
+            f"give at least {FEW_VALIDATION}, or none at all.",
+        )  # fmt: skip
+
+
+def _about_the_network(record: FitRecord) -> Iterator[Finding]:
+    centre, own = record.centre, record.training
+    margin = 0.1 + 0.1 * abs(record.constant)
+    if max(centre.log_score, own.log_score) < record.constant - margin:
+        yield Finding(
+            "worse than a constant", "no",
+            f"The network predicts its own training data worse than one constant prediction does (log score "
+            f"{centre.log_score:.3g} against {record.constant:.3g}): it is not trained, or its training diverged. "
+            "Train it first, or lower the learning rate.",
+        )  # fmt: skip
+    elif record.remaining_gain is not None and record.remaining_gain > FAR_FROM_OPTIMUM:
+        yield Finding(
+            "not at an optimum", "care",
+            f"The network is not trained to an optimum: one more step would gain {record.remaining_gain:.2f} nats per "
+            "training example. Train it longer first; the posterior is one around these weights.",
+        )  # fmt: skip
+    if own.accuracy is None or centre.accuracy is None:
+        if own.log_score < centre.log_score - 1.0 and own.log_score < record.constant - margin:
+            yield Finding(
+                "accuracy dropped", "no",
+                f"The posterior predicts the training data far worse than its central network (log score "
+                f"{own.log_score:.3g} against {centre.log_score:.3g}): use a narrower prior or a lower temperature.",
+            )  # fmt: skip
+        return
+    if centre.accuracy - own.accuracy > 0.05 + 2 / own.num_rows:
+        yield Finding(
+            "accuracy dropped", "no",
+            f"The posterior classifies {own.accuracy:.0%} of the training data correctly, its central network "
+            f"{centre.accuracy:.0%}: it is too wide. Use a larger prior precision (a narrower prior), a lower "
+            "temperature, or fewer random weights.",
+        )  # fmt: skip
+
+
+def _about_confidence(record: FitRecord) -> Iterator[Finding]:
+    held = record.validation
+    scores = held if held is not None and held.num_rows >= FEW_VALIDATION else record.training
+    where = "validation" if scores is held else "training"
+    if scores.accuracy is not None and scores.confidence is not None:
+        error = 2 * (scores.accuracy * (1 - scores.accuracy) / scores.num_rows) ** 0.5
+        gap = scores.accuracy - scores.confidence
+        if gap > 0.1 + error:
+            yield _underconfident(
+                f"{scores.accuracy:.0%} of {where} labels are right", f"it is {scores.confidence:.0%} sure"
+            )
+        elif -gap > 0.1 + error and where == "validation":
+            fact = f"only {scores.accuracy:.0%} of {where} labels are right"
+            yield _overconfident(fact, f"it is {scores.confidence:.0%} sure")
+    elif scores.squared_z is not None:
+        spread = f"the residuals of {where} data are {scores.squared_z**0.5:.2f} predicted standard deviations"
+        if scores.squared_z < (0.3 if where == "validation" else 0.05):
+            yield _underconfident(spread, "about 1 is expected")
+        elif scores.squared_z > 3 and where == "validation":
+            yield _overconfident(spread, "about 1 is expected")
+
+
+def _underconfident(fact: str, claim: str) -> Finding:
+    return Finding(
+        "underconfident", "care",
+        f"It is underconfident: {fact}, but {claim}. Use a larger prior precision (a narrower prior) or a lower "
+        "temperature; give validation data to choose them.",
+    )  # fmt: skip
+
+
+def _overconfident(fact: str, claim: str) -> Finding:
+    return Finding(
+        "overconfident", "care",
+        f"It is overconfident: {fact}, but {claim}. Use decisions.temper with the validation data, more random "
+        "weights, or an Ensemble.",
+    )  # fmt: skip
+
+
+def _about_the_spread(record: FitRecord) -> Iterator[Finding]:
+    near, far = record.epistemic, record.epistemic_far
+    if max(near, far or 0.0) < NEGLIGIBLE:
+        yield Finding(
+            "epistemic zero", "care",
+            f"Its epistemic uncertainty is negligible on the training data ({near:.1e}) and far from it"
+            f"{'' if far is None else f' ({far:.1e})'}: it is as good as a single network. Use a smaller prior "
+            "precision (a wider prior), or select more weights.",
+        )  # fmt: skip
+    elif record.spread < 0.01 and (far is None or far < 1.1 * near):
+        yield Finding(
+            "equally uncertain", "care",
+            "It is equally uncertain about all inputs, near and far: the posterior has not learned from the data. "
+            "Train longer, or use a narrower prior.",
+        )  # fmt: skip
+    if record.training.squared_z is not None and near > MOSTLY_EPISTEMIC:
+        yield Finding(
+            "noise taken for ignorance", "care",
+            f"{near:.0%} of the variance on the training data is called epistemic: noise in the targets is explained "
+            "by uncertain weights. Use a larger prior precision, or give the noise: likelihoods.Gaussian(noise=...).",
+        )  # fmt: skip

@@ -1,0 +1,187 @@
+"""Measure, at the end of a fit, what a diagnosis needs: how well posterior and network predict a few examples."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+
+from dubito.beliefs.likelihoods import Bernoulli, Categorical, Likelihood
+from dubito.beliefs.prediction import ClassPrediction
+from dubito.core import batches, distributed, params
+from dubito.core.batches import Source
+from dubito.core.errors import DubitoError
+
+if TYPE_CHECKING:
+    from dubito.fitting.posterior import Posterior
+
+# The numbers of training examples, of validation examples and of posterior samples that are looked at.
+MOST_ROWS, MOST_VALIDATION, MOST_SAMPLES = 64, 256, 16
+# How many standard deviations the unfamiliar inputs have, in units of those of the data.
+FAR = 5.0
+
+
+@dataclass(frozen=True)
+class ExampleScores:
+    """How well a posterior predicts some examples.
+
+    Attributes:
+        num_rows: The number of examples.
+        log_score: The mean log-probability of the targets.
+        accuracy: The fraction of correct labels; None for a regression.
+        confidence: The mean probability of the predicted label; None for a regression.
+        squared_z: The mean squared residual in units of the predictive standard deviation, 1 if it is calibrated; None
+            for classes.
+    """
+
+    num_rows: int
+    log_score: float
+    accuracy: float | None = None
+    confidence: float | None = None
+    squared_z: float | None = None
+
+
+@dataclass(frozen=True)
+class FitRecord:
+    """What was measured at the end of a fit.
+
+    Attributes:
+        training: The posterior on training examples.
+        centre: The network at the posterior's centre on the same examples.
+        constant: The mean log score of the best constant prediction on them.
+        validation: The posterior on validation examples; None if there are none.
+        epistemic: The mean epistemic uncertainty of the training examples: nats, or the share of the variance.
+        epistemic_far: The same for noise of five times the spread of the inputs; None if inputs are not numbers.
+        spread: The standard deviation over the mean of the total uncertainty, over all these inputs.
+        remaining_gain: What one more training step would gain; None if it was not measured.
+        epochs: The number of training epochs; None if the fit trains nothing.
+        held_out: The number of held-out examples on which it was chosen; None if it was not.
+    """
+
+    training: ExampleScores
+    centre: ExampleScores
+    constant: float
+    validation: ExampleScores | None
+    epistemic: float
+    epistemic_far: float | None
+    spread: float
+    remaining_gain: float | None = None
+    epochs: int | None = None
+    held_out: int | None = None
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return plain numbers, from which `from_dict` makes the record again."""
+        return dataclasses.asdict(self)
+
+    @classmethod
+    def from_dict(cls, values: dict[str, Any]) -> FitRecord:
+        """Undo `to_dict`."""
+        nested = {name: values[name] and ExampleScores(**values[name]) for name in ("training", "centre", "validation")}
+        return cls(**{**values, **nested})
+
+
+@torch.no_grad()
+def measure(
+    posterior: Posterior,
+    source: Source,
+    validation: Source | None,
+    *,
+    epochs: int | None = None,
+    held_out_rows: int | None = None,
+) -> FitRecord:
+    """Return the record of a fit."""
+    likelihood = posterior.likelihood
+    inputs, targets = _rows(source, MOST_ROWS)
+    near = _predict(posterior, inputs)
+    far = _predict_far(posterior, inputs)
+    centre = likelihood.predict(params.call(posterior.model, inputs))
+    held_out = None
+    if validation is not None:
+        rows = _rows(validation, MOST_VALIDATION)
+        held_out = _scores(likelihood, _predict(posterior, rows[0]), rows[1])
+    totals = torch.cat([_total(part).double() for part in (near, far) if part is not None])
+    return FitRecord(
+        training=_scores(likelihood, near, targets),
+        centre=_scores(likelihood, centre, targets),
+        constant=_constant(likelihood, targets),
+        validation=held_out,
+        epistemic=_epistemic(near),
+        epistemic_far=None if far is None else _epistemic(far),
+        spread=float(totals.std(correction=0) / totals.mean().clamp_min(1e-30)),
+        remaining_gain=posterior.remaining_gain,
+        epochs=epochs,
+        held_out=held_out_rows,
+    )
+
+
+def _rows(source: Source, most: int) -> tuple[Any, Tensor]:
+    """Return some rows: of a pair of tensors spread over it, of other data the first, which are cheap to get."""
+    if source.pair is not None and not distributed.is_active():
+        parts = list(source.spread(most))
+        return batches.concatenate([part.inputs for part in parts]), torch.cat([part.targets for part in parts])
+    first = source.first()  # the same in all processes
+    return batches.take((first.inputs, first.targets), slice(0, most))
+
+
+def _predict(posterior: Posterior, inputs: Any) -> Any:
+    return posterior.predict(inputs, num_samples=min(posterior.default_samples, MOST_SAMPLES))
+
+
+def _predict_far(posterior: Posterior, inputs: Any) -> Any:
+    """Predict noise far from the inputs; None if they are not one tensor of numbers, or the network cannot take it."""
+    if not isinstance(inputs, Tensor) or not inputs.is_floating_point():
+        return None
+    middle, scale = inputs.mean(0), inputs.std(0, correction=0)
+    noise = torch.randn(inputs.shape, generator=torch.Generator().manual_seed(0), dtype=torch.float32).to(inputs)
+    try:
+        return _predict(posterior, middle + FAR * scale * noise)
+    except (DubitoError, RuntimeError, ValueError, LookupError):  # nobody promised that the network takes noise
+        return None
+
+
+def _scores(likelihood: Likelihood, prediction: Any, targets: Tensor) -> ExampleScores:
+    ignored = getattr(likelihood, "ignore_index", None)
+    options = {} if ignored is None else {"ignore_index": ignored}
+    counted, targets = likelihood.observed(targets), likelihood.aligned(targets)
+    log_score = float(prediction.log_prob(targets, **options).double().mean())
+    if isinstance(prediction, ClassPrediction):
+        labels = targets.reshape(prediction.mode.shape)
+        right, sure = (prediction.mode == labels).double(), prediction.confidence.double()
+        if counted is not None:
+            right, sure = right[counted], sure[counted]
+        return ExampleScores(len(prediction), log_score, float(right.mean()), float(sure.mean()))
+    z = (prediction.mean - targets.reshape(prediction.mean.shape)) / prediction.stddev
+    return ExampleScores(len(prediction), log_score, squared_z=float(z.double().square().mean()))
+
+
+def _constant(likelihood: Likelihood, targets: Tensor) -> float:
+    """Return the mean log score of one prediction for all examples, the best one."""
+    if isinstance(likelihood, Categorical):
+        counted, aligned = likelihood.observed(targets), likelihood.aligned(targets)
+        labels = aligned.flatten() if counted is None else aligned[counted]
+        counts = labels.unique(return_counts=True)[1].double()
+        if len(counts) < 2:  # the first rows of sorted data
+            return -math.inf
+        return float((counts * (counts / counts.sum()).log()).sum() / len(targets))
+    values = targets.double().reshape(len(targets), -1)
+    if isinstance(likelihood, Bernoulli):
+        p = values.mean(0).clamp(1e-6, 1 - 1e-6)
+        return float((p * p.log() + (1 - p) * (1 - p).log()).sum())
+    variance = values.var(0, correction=0).clamp_min(1e-12)
+    return float(-0.5 * ((2 * math.pi * variance).log() + 1).sum())
+
+
+def _epistemic(prediction: Any) -> float:
+    """Return the mean mutual information, or the share of the variance that is epistemic."""
+    if isinstance(prediction, ClassPrediction):
+        return float(prediction.epistemic.double().mean())
+    share = prediction.epistemic / prediction.stddev.square()
+    return float(share.double().mean())
+
+
+def _total(prediction: Any) -> Tensor:
+    return (prediction.entropy if isinstance(prediction, ClassPrediction) else prediction.stddev).flatten()

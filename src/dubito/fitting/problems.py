@@ -1,0 +1,79 @@
+"""Prepare a fit: the `Problem` of a call, and training settings that several fits share."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import nn
+
+from dubito.beliefs import likelihoods
+from dubito.beliefs.likelihoods import Likelihood
+from dubito.core import distributed, precision
+from dubito.core.batches import Data, Source
+from dubito.core.constraints import check as check_argument
+from dubito.core.randomness import Stream, default_generator, derive_seed, draw_seed
+from dubito.fitting.automatic import ResolvedTraining, resolve_training, with_sizes
+from dubito.fitting.causal import with_next_token
+from dubito.fitting.checks import check
+from dubito.fitting.inference import Problem
+from dubito.fitting.initialization import redraw
+from dubito.fitting.model_copies import shared_copy
+from dubito.fitting.training import Training
+
+if TYPE_CHECKING:
+    from dubito.fitting.recipe import Recipe
+
+
+@distributed.together()
+@torch.inference_mode(False)
+@torch.enable_grad()
+@precision.in_networks_only()
+def resolved_training(
+    recipe: Recipe, model: nn.Module, data: Data, *, generator: torch.Generator, **options: Any
+) -> ResolvedTraining:
+    """Return the training settings and the likelihood of several fits of `recipe`; see `Recipe.fit`."""
+    copied = torch.Generator(generator.device)
+    copied.set_state(generator.get_state())
+    problem = make_problem(recipe, model, data, generator=copied, **options)
+    for source in (problem.source, problem.validation):
+        if source is not None:
+            source.agree()
+    check(problem)
+    problem = replace(problem, likelihood=with_next_token(problem.likelihood, problem.model, problem.source.first))
+    seed = draw_seed(copied)
+    with Stream(derive_seed(seed, "build"), problem.source.device, libraries=True).active():
+        redraw(problem.model, recipe.start, lambda: problem.source.first().inputs)
+        return resolve_training(recipe, problem, data, derive_seed(seed, "search"))
+
+
+def make_problem(
+    recipe: Recipe,
+    model: nn.Module,
+    data: Data,
+    likelihood: str | Likelihood,
+    validation: Data | None,
+    training: Training | None,
+    num_data: int | None,
+    generator: torch.Generator | None,
+    progress: bool,
+) -> Problem:
+    """Return what is to be fitted: a private copy of the model, the data as batches, the settings."""
+    generator = default_generator(generator)
+    training = recipe.default_training() if training is None else training
+    check_argument("training", Training, training)
+    private = shared_copy(model)
+    weight = next(private.parameters())
+    place: dict[str, Any] = {"device": weight.device, "dtype": weight.dtype}
+    if training.is_automatic:
+        training = with_sizes(training, private, Source(data, num_data=num_data).num_data)
+    return Problem(
+        model=private,
+        likelihood=likelihoods.resolve(likelihood),
+        source=Source(data, batch_size=training.batch_size, shuffle=training.shuffle, num_data=num_data, **place),
+        validation=None if validation is None else Source(validation, batch_size=1024, must_count=False, **place),
+        training=training,
+        generator=generator,
+        progress=progress,
+    )

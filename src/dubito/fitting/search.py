@@ -1,0 +1,118 @@
+"""Train the plain network at a constant learning rate and watch the score of held-out examples."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor, nn
+
+from dubito.core import distributed, params
+from dubito.core.batches import Source
+from dubito.core.randomness import Stream, derive_seed
+from dubito.fitting.gradient_training import GradientDescent, negative_log_likelihood
+from dubito.fitting.inference import NonFinite, Problem
+
+# A score must stay without improvement for this many steps, and for as many as led to the best one.
+PATIENCE = 300
+# Steps between two looks at the held-out examples, in whole epochs.
+LOOK_EVERY = 25
+
+
+@dataclass
+class Curve:
+    """The score of held-out examples along one run.
+
+    Attributes:
+        epochs: The numbers of finished epochs at which the examples were looked at.
+        totals: The summed log-probabilities there.
+        num_rows: The number of examples.
+    """
+
+    epochs: list[int] = field(default_factory=list)
+    totals: list[float] = field(default_factory=list)
+    num_rows: int = 0
+
+    def at(self, epochs: int) -> float:
+        """Return the score after a number of epochs: the last one known by then."""
+        known = [total for when, total in zip(self.epochs, self.totals, strict=True) if when <= epochs]
+        return known[-1]
+
+    @property
+    def best(self) -> int:
+        """The number of epochs with the best score."""
+        return self.epochs[max(range(len(self.totals)), key=self.totals.__getitem__)]
+
+
+@dataclass
+class SearchRun:
+    """One run of the search.
+
+    Args:
+        problem: The network, its data and the training settings, with a fixed number of epochs as the upper limit.
+        held_out: The examples to score.
+        seed: Determines all random numbers of the run.
+    """
+
+    problem: Problem
+    held_out: list[Source]
+    seed: int
+
+    def curves(self, tick: Callable[[], None]) -> list[Curve]:
+        """Train until patience ends, and return one curve for each part of the held-out examples."""
+        problem = self.problem
+        descent = GradientDescent(
+            problem, problem.model, negative_log_likelihood(problem), hyper=problem.likelihood.hyper()
+        )
+        state = descent.init({}, {}, problem.generator)
+        curves, per_epoch = [Curve() for _ in self.held_out], problem.source.num_batches or 1
+        look_every = max(1, round(LOOK_EVERY / per_epoch))
+        self._look(curves, 0)
+        for epoch in range(1, problem.training.epochs + 1):
+            try:
+                for index, batch in enumerate(problem.source.epoch(self._stream("loader", epoch))):
+                    with self._stream("update", epoch, index, distributed.rank()).active():
+                        descent.update(state, batch, problem.generator)
+                    tick()
+            except NonFinite:  # the epochs before may still be good; the fit itself reports it
+                break
+            if epoch % look_every == 0 or epoch == problem.training.epochs:
+                self._look(curves, epoch)
+                if self._is_over(curves, per_epoch, epoch):
+                    break
+        return curves
+
+    def _stream(self, *place: int | str) -> Stream:
+        source = self.problem.source
+        libraries = source.in_memory is None and place[0] == "loader"
+        return Stream(derive_seed(self.seed, *place), source.device, libraries=libraries)
+
+    def _is_over(self, curves: list[Curve], per_epoch: int, epoch: int) -> bool:
+        whole = [sum(curve.totals[i] for curve in curves) for i in range(len(curves[0].totals))]
+        best = curves[0].epochs[max(range(len(whole)), key=whole.__getitem__)]
+        return epoch * per_epoch > 2 * best * per_epoch + PATIENCE
+
+    def _look(self, curves: list[Curve], epoch: int) -> None:
+        for curve, source in zip(curves, self.held_out, strict=True):
+            total = torch.zeros(2, dtype=torch.float64)
+            with self._stream("look", epoch).active():
+                for scores in scores_of(self.problem, self.problem.model, source):
+                    total += torch.tensor([float(scores.sum()), float(len(scores))], dtype=torch.float64)
+            distributed.sum_([total])
+            score = float(total[0])
+            curve.epochs.append(epoch)
+            curve.totals.append(score if score == score else -float("inf"))
+            curve.num_rows = int(total[1])
+
+
+@torch.no_grad()
+def scores_of(problem: Problem, model: nn.Module, source: Source) -> Iterator[Tensor]:
+    """Yield the log-probabilities of the targets, batch by batch."""
+    was_training = model.training
+    model.eval()
+    for batch in source.replay():
+        if batch.num_rows:
+            outputs = params.call(model, batch.inputs)
+            yield problem.likelihood.log_prob(outputs, batch.targets, problem.likelihood.hyper()).double()
+    model.train(was_training)

@@ -1,0 +1,217 @@
+"""The search of `Auto`: train the plain network, compare the candidates on held-out examples, fit the chosen one."""
+
+from __future__ import annotations
+
+import math
+import warnings
+
+import torch
+from torch import nn
+
+from dubito.beliefs import likelihoods
+from dubito.beliefs.likelihoods import Likelihood
+from dubito.core import distributed
+from dubito.core.batches import Data, Source
+from dubito.core.errors import DubitoError, TrustWarning, UnsupportedError
+from dubito.core.randomness import default_generator, derive_seed, draw_seed
+from dubito.fitting.auto_explanation import AutoExplanation
+from dubito.fitting.automatic import ResolvedTraining
+from dubito.fitting.output_noise import share_noise
+from dubito.fitting.posterior import Posterior
+from dubito.fitting.problems import resolved_training
+from dubito.fitting.progress import progress_bar
+from dubito.fitting.recipe import Recipe
+from dubito.fitting.training import Training
+from dubito.methods.auto.candidates import TEMPERATURE, Candidate, candidates
+from dubito.methods.auto.held_out import HeldOut, Split, hold_out
+from dubito.methods.auto.recipe import Auto
+from dubito.methods.auto.scores import MEASURES
+from dubito.methods.auto.table import ScoreTable
+from dubito.methods.ensembles import Ensemble
+from dubito.methods.map import MAP
+
+# With budget="auto", an ensemble is a candidate if its trainings take at most this many steps, each for all members at
+# once, and this many floating-point operations.
+MOST_STEPS, MOST_FLOPS = 60_000, 1e13
+
+
+class Search:
+    """One call of `Auto.fit`; see `Recipe.fit` for the arguments."""
+
+    def __init__(
+        self,
+        recipe: Auto,
+        model: nn.Module,
+        data: Data,
+        likelihood: str | Likelihood,
+        validation: Data | None,
+        training: Training | None,
+        num_data: int | None,
+        generator: torch.Generator | None,
+        progress: bool,
+    ) -> None:
+        if distributed.is_active():
+            raise UnsupportedError(
+                "Auto compares its candidates in one process: run it without torchrun, then fit the recipe that it "
+                "chose (posterior.recipe) in all processes."
+            )
+        generator = default_generator(generator)
+        self.recipe, self.model, self.data, self.progress = recipe, model, data, progress
+        self.likelihood, self.validation, self.num_data = likelihoods.resolve(likelihood), validation, num_data
+        training = recipe.base().default_training() if training is None else training
+        self.checkpoint = training.checkpoint
+        self.training = training.replace(checkpoint=None)
+        own = {"training": self.training, "validation": validation, "num_data": num_data, "progress": progress}
+        self.seed = draw_seed(generator)
+        self.resolved: ResolvedTraining = resolved_training(
+            recipe.base(), model, data, generator=self._generator("search"), likelihood=self.likelihood, **own
+        )
+
+    def run(self) -> Posterior:
+        """Return the posterior of the chosen candidate, with its explanation."""
+        held_out = hold_out(self.data, self.validation, trained=not self.recipe.train, seed=self.seed)
+        plain = self._fit(self.recipe.base(), self.model, "plain", self.data, self.validation)
+        self._check_fresh(held_out)
+        found = self._candidates(plain, held_out)
+        table = ScoreTable(self.recipe.goal)
+        with progress_bar(len(held_out.splits), self.progress, "comparing methods", unit="split") as bar:
+            for split in held_out.splits:
+                network = plain if held_out.one_network else self._plain_network(split)
+                self._add(table, found, split, network, held_out.one_network)
+                bar.update(1)
+        chosen, rows = table.choose(found)
+        posterior = self._final(chosen, plain, table)
+        measure = MEASURES[self.recipe.goal]
+        posterior.explanation = AutoExplanation(
+            self.recipe.goal, chosen.name, measure, table.num_rows, held_out.words, tuple(rows)
+        )
+        return posterior
+
+    # The candidates
+
+    def _candidates(self, plain: Posterior, held_out: HeldOut) -> list[tuple[Candidate, str]]:
+        """Return the candidates, each with the reason why it is left out, or an empty text."""
+        weights = sum(value.numel() for value in plain.model.parameters() if value.requires_grad)
+        return [(each, self._left_out(each, plain, held_out)) for each in candidates(weights)]
+
+    def _left_out(self, candidate: Candidate, plain: Posterior, held_out: HeldOut) -> str:
+        if self.recipe.goal == "small" and not candidate.ranks_weights:
+            return "does not say which weights can be dropped"
+        if not candidate.relative_epochs:
+            return ""
+        if not self.recipe.train:
+            return "needs training"
+        epochs = math.ceil(candidate.relative_epochs * self.resolved.training.epochs)
+        budget = self.recipe.budget
+        if budget != "auto":
+            return "" if epochs <= budget else f"needs {epochs} epochs, more than the budget"
+        if not isinstance(candidate.recipe, Ensemble):
+            return "needs a budget of epochs"
+        source = Source(self.data, batch_size=self.resolved.training.batch_size, num_data=self.num_data)
+        fits = 1 + (1 if held_out.one_network else len(held_out.splits))
+        steps = fits * self.resolved.training.epochs * (source.num_batches or 1)
+        rows = candidate.relative_epochs * steps * self.resolved.training.batch_size
+        flops = 6 * sum(value.numel() for value in plain.model.parameters()) * rows
+        return "" if steps <= MOST_STEPS and flops <= MOST_FLOPS else f"needs a budget of {epochs} epochs"
+
+    def _add(
+        self, table: ScoreTable, found: list[tuple[Candidate, str]], split: Split, network: Posterior, shared: bool
+    ) -> None:
+        """Add the scores of all candidates on one split."""
+        source = self._source(split.held_out)
+        table.add_network(network, source)
+        for candidate, problem in found[1:]:
+            if problem or candidate.name in table.problems:
+                continue
+            try:
+                posterior = self._on_split(candidate, split, network, table if shared else None)
+                table.add(candidate.name, posterior, source)
+            except DubitoError as error:  # the candidate does not fit this network; the explanation says so
+                table.problems[candidate.name] = f"not possible: {error}"
+
+    def _on_split(self, candidate: Candidate, split: Split, network: Posterior, kept: ScoreTable | None) -> Posterior:
+        if not candidate.relative_epochs:
+            return self._fit(candidate.recipe, network.model, f"{candidate.name}.{split.label}", *split[:2])
+        if kept is not None and candidate.name in kept.fitted:  # trained on the same data already
+            return kept.fitted[candidate.name]
+        label = candidate.name if kept is not None else f"{candidate.name}.{split.label}"
+        found = self._fit(candidate.recipe, self.model, label, *split[:2])
+        if kept is not None:
+            kept.fitted[candidate.name] = found
+        return found
+
+    def _plain_network(self, split: Split) -> Posterior:
+        return self._fit(self.recipe.base(), self.model, f"plain.{split.label}", *split[:2])
+
+    def _final(self, chosen: Candidate, plain: Posterior, table: ScoreTable) -> Posterior:
+        """Return the chosen candidate, fitted to all data."""
+        if chosen.name == TEMPERATURE:
+            temperature = table.temperature(plain.likelihood)
+            recipe = MAP(train=False, temperature=temperature)
+            return self._fit(recipe, plain.model, "final", self.data, self.validation, plain.likelihood)
+        if chosen.name in table.fitted:
+            return table.fitted[chosen.name]
+        start = self.model if chosen.relative_epochs else plain.model
+        return self._fit(chosen.recipe, start, "final", self.data, self.validation)
+
+    # Fits
+
+    def _fit(
+        self,
+        recipe: Recipe,
+        model: nn.Module,
+        label: str,
+        data: Data,
+        validation: Data | None,
+        likelihood: Likelihood | None = None,
+    ) -> Posterior:
+        """Fit one recipe with the training that was resolved once for all."""
+        trains = recipe.trains
+        training = self.resolved.training if trains else recipe.default_training()
+        found = self.resolved.found
+        if trains and found is not None and not isinstance(recipe, Ensemble):
+            per_epoch = Source(data, batch_size=training.batch_size).num_batches or 1
+            training = training.replace(epochs=recipe.epochs_after_search(found.epochs, per_epoch))
+        if self.checkpoint is not None:
+            training = training.replace(checkpoint=f"{self.checkpoint}.{label.replace(' ', '-')}")
+        if likelihood is None:
+            likelihood = self.resolved.likelihood if trains else self.likelihood
+        is_last = label in ("final", "plain")
+        with warnings.catch_warnings():
+            if not is_last:  # what is wrong with a candidate shows in its score
+                warnings.simplefilter("ignore", TrustWarning)
+            posterior = recipe.fit(
+                model, data, likelihood=likelihood, validation=validation, training=training,
+                num_data=self.num_data if data is self.data else None, generator=self._generator(label),
+                progress=self.progress,
+            )  # fmt: skip
+        if trains and self.resolved.noise is not None and posterior.has_spread:
+            record = posterior.fit_record
+            posterior = share_noise(posterior, self.resolved.noise, self._source(data))
+            posterior.fit_record = record
+        return posterior
+
+    def _source(self, data: Data) -> Source:
+        weight = next(self.model.parameters())
+        return Source(data, batch_size=1024, shuffle=False, must_count=False, device=weight.device, dtype=weight.dtype)
+
+    def _generator(self, label: str) -> torch.Generator:
+        return torch.Generator().manual_seed(derive_seed(self.seed, label))
+
+    def _check_fresh(self, held_out: HeldOut) -> None:
+        """Warn if the model knows the training data before it is trained, of which some are to be held out."""
+        if held_out.one_network or self.recipe.start != "model":
+            return
+        before = self._fit(MAP(train=False), self.model, "before", self.data, None).fit_record
+        if before is None:
+            return
+        gained = before.training.log_score - before.constant
+        if gained > (abs(before.constant) / 2 if before.training.accuracy is not None else math.log(2) / 2):
+            warnings.warn(
+                f"The model predicts its training data well before it is trained (log score "
+                f"{before.training.log_score:.3f}, the best constant has {before.constant:.3f}): it seems to have been "
+                "trained on them, so that none can be held out. Use Auto(train=False) with validation data, or "
+                "Auto(start='fresh').",
+                TrustWarning,
+                stacklevel=2,
+            )

@@ -1,0 +1,163 @@
+"""Every complaint of a diagnosis, provoked by a fit that deserves it, and none by one that does not."""
+
+from __future__ import annotations
+
+import warnings
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from dubito.errors import NotConvergedWarning, TrustWarning
+from torch import Tensor, nn
+
+import dubito
+from dubito import HMC, MAP, Laplace, Posterior, Training, Variational, likelihoods, priors, select
+from dubito.core.randomness import Stream
+from dubito.fitting.diagnosis import warn_about
+
+LONG = Training(epochs=60, lr=0.03, batch_size=20)
+
+
+def network(outputs: int = 3, scale: float = 1.0) -> nn.Module:
+    with Stream(1).active():
+        model = nn.Sequential(nn.Linear(4, 12), nn.Tanh(), nn.Linear(12, outputs))
+    with torch.no_grad():
+        model[2].weight.mul_(scale)
+    return model
+
+
+def classes(rows: int = 120, seed: int = 0) -> tuple[Tensor, Tensor]:
+    x = torch.randn(rows, 4, generator=torch.Generator().manual_seed(seed))
+    return x, (x[:, 0] > 0).long() + (x[:, 1] > 1)
+
+
+def numbers(rows: int = 120) -> tuple[Tensor, Tensor]:
+    x = torch.randn(rows, 4, generator=torch.Generator().manual_seed(0))
+    return x, x[:, :1].sin() + 0.3 * torch.randn(rows, 1, generator=torch.Generator().manual_seed(1))
+
+
+@pytest.fixture(scope="module")
+def trained() -> nn.Module:
+    return MAP().fit(network(), classes(), training=LONG, progress=False).model
+
+
+def found(posterior: Posterior, name: str) -> str:
+    """Return the finding of this name."""
+    matching = [finding for finding in posterior.diagnose().findings if finding.name == name]
+    assert len(matching) == 1, str(posterior.diagnose())
+    return matching[0]
+
+
+def test_a_good_posterior_is_trusted(trained: nn.Module) -> None:
+    posterior = Laplace().fit(trained, classes(), progress=False)
+    diagnosis = posterior.diagnose()
+    assert (diagnosis.verdict, diagnosis.trustworthy) == ("yes", True)
+    assert str(diagnosis).startswith("On 64 training examples: log score ")
+    assert str(diagnosis).endswith("Can it be trusted? Yes.")
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        warn_about(posterior)
+
+
+def test_a_network_that_is_worse_than_a_constant() -> None:
+    with pytest.warns(NotConvergedWarning, match="worse than one constant prediction"):
+        posterior = MAP(train=False).fit(network(scale=40.0), classes(), progress=False)
+    assert "not trained, or its training diverged" in found(posterior, "worse than a constant")
+    assert posterior.diagnose().verdict == "no"
+    with pytest.warns(NotConvergedWarning, match="diverged"):
+        MAP().fit(network(1), numbers(), likelihood="gaussian", training=Training(epochs=2, lr=10.0), progress=False)
+
+
+def test_a_network_that_is_not_at_an_optimum() -> None:
+    with pytest.warns(NotConvergedWarning, match="one more step would gain"):
+        posterior = Laplace().fit(network(scale=0.01), classes(), progress=False)
+    found(posterior, "not at an optimum")
+    given = Laplace(prior_precision=1.0).fit(network(scale=0.01), classes(), progress=False)
+    assert not any(finding.name == "not at an optimum" for finding in given.diagnose().findings)
+
+
+def test_epistemic_zero(trained: nn.Module) -> None:
+    with pytest.warns(TrustWarning, match="as good as a single network"):
+        posterior = Laplace(prior_precision=1e9).fit(trained, classes(), progress=False)
+    found(posterior, "epistemic zero")
+    assert posterior.diagnose().verdict == "with care"
+
+
+def test_underconfident(trained: nn.Module) -> None:
+    posterior = Laplace(prior_precision=1e-4, temperature=30.0).fit(
+        trained, classes(), validation=classes(100, 5), progress=False
+    )
+    assert "of validation labels are right" in found(posterior, "underconfident")
+    data = numbers()
+    wide = MAP(train=False).fit(network(1), data, likelihood=likelihoods.Gaussian(9.0), progress=False)
+    assert "predicted standard deviations" in found(wide, "underconfident")
+
+
+def test_overconfident() -> None:
+    x = classes()[0]
+    labels = torch.randint(3, (120,), generator=torch.Generator().manual_seed(2))
+    model = nn.Sequential(nn.Linear(4, 60), nn.Tanh(), nn.Linear(60, 3))
+    training = Training(epochs=150, lr=0.03, batch_size=20)
+    posterior = MAP().fit(model, (x, labels), validation=classes(100, 5), training=training, progress=False)
+    assert "decisions.temper" in found(posterior, "overconfident")
+    data = numbers()
+    narrow = MAP(train=False).fit(
+        network(1), data, likelihood=likelihoods.Gaussian(0.01), validation=data, progress=False
+    )
+    assert "predicted standard deviations" in found(narrow, "overconfident")
+
+
+def test_accuracy_dropped(trained: nn.Module) -> None:
+    with pytest.warns(TrustWarning, match="it is too wide"):
+        posterior = Variational(initial_scale=3.0).fit(trained, classes(), training=Training(epochs=0), progress=False)
+    assert "its central network" in found(posterior, "accuracy dropped")
+    assert posterior.diagnose().verdict == "no"
+
+
+def test_the_prior_at_an_edge() -> None:
+    model = network(1, scale=0.0)
+    nn.init.zeros_(model[2].bias)  # where all weights are zero, no prior can be narrow enough
+    recipe = Laplace(prior_precision="evidence", weights=select.last_layer())
+    with pytest.warns(TrustWarning, match="at the edge"):
+        posterior = recipe.fit(model, numbers(), likelihood=likelihoods.Gaussian(1.0), progress=False)
+    found(posterior, "prior at an edge")
+
+
+def test_everything_equally_uncertain(trained: nn.Module) -> None:
+    recipe = HMC(burn_in=20, num_samples=40, chains=1, weights=select.layers("2.bias"), prior=priors.Normal())
+    posterior: Any = recipe.fit(network(scale=0.0), classes(), progress=False)
+    assert "equally uncertain about all inputs" in found(posterior, "equally uncertain")
+
+
+def test_noise_taken_for_ignorance() -> None:
+    recipe = Laplace(structure="full", prior_precision=0.1, temperature=100.0)
+    model = MAP().fit(network(1), numbers(), likelihood="gaussian", training=LONG, progress=False).model
+    posterior = recipe.fit(model, numbers(), likelihood=likelihoods.Gaussian(0.3), progress=False)
+    assert "is called epistemic" in found(posterior, "noise taken for ignorance")
+
+
+def test_few_validation_data(trained: nn.Module) -> None:
+    posterior = Laplace().fit(trained, classes(), validation=classes(12, 3), progress=False)
+    assert "only 12 validation examples" in found(posterior, "few validation data")
+
+
+def test_chains_that_did_not_mix(trained: nn.Module) -> None:
+    recipe = HMC(burn_in=1, num_samples=10, chains=2, max_depth=1, step_size=1e-6)
+    posterior: Any = recipe.fit(trained, classes(), progress=False)
+    diagnosis = posterior.diagnose()
+    assert not diagnosis.trustworthy
+    assert "R-hat" in str(diagnosis)
+    assert diagnosis.verdict in ("no", "with care")
+
+
+def test_the_record_is_saved_and_is_no_part_of_the_content(trained: nn.Module, tmp_path: Path) -> None:
+    posterior = Laplace().fit(trained, classes(), progress=False)
+    posterior.save(tmp_path / "file")
+    again = dubito.load(tmp_path / "file", network())
+    assert again.fit_record == posterior.fit_record
+    assert str(again.diagnose()) == str(posterior.diagnose())
+    digest = again.digest()
+    again.fit_record = None
+    assert again.digest() == digest
+    assert again.diagnose().verdict == "yes"
