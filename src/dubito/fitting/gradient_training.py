@@ -82,7 +82,8 @@ class GradientDescent:
             raise NonFinite(f"The loss became {float(loss)}")
         lr = self.problem.training.rate(self.problem.progress_at(state["step"], self.epochs))
         self.optimizer.step(self.moving, grads, state["optimizer"], lr)
-        distributed.agree_(list(self.module.buffers()))
+        if distributed.is_active():
+            distributed.agree_(list(self.module.buffers()))
         state["step"] += 1
         return state, {"loss": loss, "lr": lr}
 

@@ -13,6 +13,7 @@ from dubito.core import params
 from dubito.core.arguments import checked_arguments
 from dubito.core.errors import InputError
 from dubito.core.params import Params
+from dubito.core.randomness import default_generator
 from dubito.methods.variational.layer import StochasticLayer, compute_moments, make_plain
 from dubito.methods.variational.mean_field import MeanField, samples_and_kl
 from dubito.networks.selection import Selection
@@ -65,12 +66,13 @@ class VariationalModule(nn.Module):
             return self.forward(*args, **kwargs)  # once at most: layers that are called twice now share a sample
         return output
 
-    @checked_arguments
     def kl(self, *, generator: torch.Generator | None = None) -> Tensor:
         """Return the KL divergence of the posterior from the prior, summed over all random weights, tied ones once.
 
         It is exact if the prior has a closed form, otherwise an unbiased estimate from one sample.
         """
+        if generator is not None:
+            default_generator(generator)  # checked by hand, because every training step calls this
         means = self._means()
         return torch.stack([part.kl(means[name], generator=generator) for name, part in self.parts()]).sum()
 
