@@ -53,6 +53,7 @@ _PUBLIC: dict[str, tuple[str, str | None]] = {
     "ensembles": ("dubito.methods.ensembles", None),
     "errors": ("dubito.core.errors", None),
     "likelihoods": ("dubito.beliefs.likelihoods", None),
+    "loggers": ("dubito.fitting.loggers", None),
     "mcmc": ("dubito.methods.mcmc", None),
     "metrics": ("dubito.uses.metrics", None),
     "models": ("dubito.networks.models", None),
@@ -76,6 +77,7 @@ if TYPE_CHECKING:
     from dubito.beliefs.prediction import Prediction
     from dubito.core import errors
     from dubito.core.grammar import parse
+    from dubito.fitting import loggers
     from dubito.fitting.loading import load
     from dubito.fitting.posterior import Posterior
     from dubito.fitting.training import Training

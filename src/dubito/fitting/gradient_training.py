@@ -10,8 +10,8 @@ import torch
 from torch import Tensor, nn
 
 from dubito.core import distributed, params
-from dubito.core.batches import Batch
-from dubito.core.errors import InputError
+from dubito.core.batches import Batch, take
+from dubito.core.errors import InputError, UnsupportedError
 from dubito.core.frozen import Frozen
 from dubito.core.params import Buffers, Params
 from dubito.fitting.inference import Info, NonFinite, Problem, State
@@ -49,6 +49,8 @@ class GradientDescent:
         epochs: int | None = None,
     ) -> None:
         self.problem, self.module, self.loss, self.epochs = problem, module, loss, epochs
+        if (how := problem.training.compile) is not False:
+            _compile(module, problem, "inductor" if how is True else how)
         weight = next(module.parameters())
         self.hyper: Params = {
             name: value.detach().to(device=weight.device, dtype=weight.dtype).clone().requires_grad_()
@@ -92,6 +94,13 @@ class GradientDescent:
         names, values = zip(*self.moving.items(), strict=True)
         if batch.num_rows == 0:
             return values[0].new_zeros(()), {name: torch.zeros_like(v) for name, v in self.moving.items()}
+        return in_parts(
+            batch, self.problem.training.accumulate, lambda part: self._of_part(part, generator, names, values)
+        )
+
+    def _of_part(
+        self, batch: Batch, generator: torch.Generator, names: tuple[str, ...], values: tuple[Tensor, ...]
+    ) -> tuple[Tensor, Params]:
         try:
             loss = self.loss(self.module, batch, self.hyper, generator)
         except ValueError as error:
@@ -112,6 +121,26 @@ class GradientDescent:
         return self.module.eval()
 
 
+def in_parts(batch: Batch, count: int, gradients: Callable[[Batch], tuple[Tensor, Params]]) -> tuple[Tensor, Params]:
+    """Return the sums of loss and gradients over `count` parts of a batch, one after the other."""
+    rows = batch.num_rows
+    if count == 1 or rows == 1:
+        return gradients(batch)
+    step = -(-rows // count)
+    parts = [slice(start, start + step) for start in range(0, rows, step)]
+    total: tuple[Tensor, Params] | None = None
+    for part in parts:
+        loss, found = gradients(Batch(take(batch.inputs, part), take(batch.targets, part), batch.size))
+        if total is None:
+            total = loss, {name: value.clone() for name, value in found.items()}
+        else:
+            for name, value in found.items():
+                total[1][name].add_(value)
+            total = total[0] + loss, total[1]
+    assert total is not None
+    return total
+
+
 def negative_log_likelihood(problem: Problem) -> Loss:
     """Return the function for this process's share of the loss −(1/B) Σ_n log p(y_n | f(x_n))."""
 
@@ -120,6 +149,19 @@ def negative_log_likelihood(problem: Problem) -> Loss:
         return -problem.likelihood.log_prob(outputs, batch.targets, hyper).sum() / batch.size
 
     return loss
+
+
+def _compile(module: nn.Module, problem: Problem, backend: str) -> None:
+    """Let a module be compiled when it is called."""
+    if module is not problem.model:
+        raise UnsupportedError(
+            "Training(compile=...) is for recipes that train the network itself, and this one changes its layers: "
+            "leave it out."
+        )
+    if backend not in torch.compiler.list_backends(()):
+        known = ", ".join(torch.compiler.list_backends(()))
+        raise InputError(f"Training(compile={backend!r}): torch.compile knows the backends {known}.")
+    module.compile(backend=backend)
 
 
 def validation_score(problem: Problem, load: Callable[[State], nn.Module]) -> Any:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import closing, contextmanager
 from dataclasses import asdict, dataclass, field, replace
 from functools import cached_property
@@ -172,7 +172,7 @@ class _Loop:
             check_batch(self.problem.model, self.problem.likelihood, batch, self.template)
         try:
             with self.interrupts.held(), self._stream("update", self.epoch, self.batch, distributed.rank()) as stream:
-                with io.explaining_content(self.resumed_from):
+                with io.explaining_content(self.resumed_from), self.problem.training.casts(self.problem.source.device):
                     self.state, info = self.inference.update(self.state, batch, self.problem.generator)
                 self.batch, self.good = self.batch + 1, self.start
         except NonFinite as error:
@@ -181,9 +181,16 @@ class _Loop:
         if self.watched > 0:
             self.watched = -1 if stream.has_used_libraries() else self.watched - 1
         bar.update(1)
+        self._log({"batch": self.batch - 1, **info})
         if not bar.disable and self.batch % 10 == 1:
             bar.set_postfix({key: f"{float(value):.4g}" for key, value in info.items()}, refresh=False)
         self._write_if_due()
+
+    def _log(self, numbers: Mapping[str, Any]) -> None:
+        """Give the numbers of a step or an epoch to the user's logger."""
+        log = self.problem.training.log
+        if log is not None and distributed.rank() == 0:
+            log({"epoch": self.epoch, **{name: float(value) for name, value in numbers.items()}})
 
     def _batches(self) -> Iterator[Batch]:
         source = self.problem.source
@@ -235,6 +242,7 @@ class _Loop:
                 total += torch.stack([log_prob.sum(), log_prob.new_tensor(len(log_prob))])
         distributed.sum_([total])
         mean = float(total[0] / total[1])
+        self._log({"validation": mean})
         if mean > self.best.score:
             self.best = Best(mean, self.epoch, io.clone(self.state))
 

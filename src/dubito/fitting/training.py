@@ -4,10 +4,15 @@ from __future__ import annotations
 
 import math
 import os
+from contextlib import AbstractContextManager, nullcontext
 from typing import Annotated, Any, Literal
 
+import torch
+
 from dubito.core.constraints import AtMost, Count, CountOrZero, FilePath, NonNegative, OrWord, Range, Share
+from dubito.core.precision import casting
 from dubito.core.settings import Setting, setting
+from dubito.fitting.loggers import Log
 
 AUTO: Any = "auto"
 # Settings that may be "auto", which `dubito.fitting.automatic` replaces by a number before the fit begins.
@@ -46,6 +51,13 @@ class Training(Setting):
         checkpoint: A file to which the run is saved at intervals. If the run is stopped, the same call continues from
             this file and gives the same result.
         checkpoint_every: The seconds between two checkpoints.
+        precision: ``"bf16"`` or ``"fp16"`` runs the network in training steps under `torch.autocast`; weights, losses
+            and optimizer stay as they are. There is no loss scaling, so ``"fp16"`` needs well-scaled gradients.
+        accumulate: Compute the gradient of a batch in this many parts, for less memory. The result is the same but for
+            batch normalization, whose statistics are those of a part.
+        compile: Run the network by `torch.compile`, or by that of a named backend. Only for recipes that train the
+            network itself, such as `MAP`.
+        log: A callable that is given the numbers of each step and epoch as a dict; `dubito.loggers` has ready ones.
     """
 
     setting_name = "Training"
@@ -66,8 +78,14 @@ class Training(Setting):
     shuffle: bool = True
     checkpoint: FilePath | None = None
     checkpoint_every: Annotated[float, Range(0, infinite=True)] = 60.0
+    precision: Literal["bf16", "fp16"] | None = None
+    accumulate: Count = 1
+    compile: bool | str = False
+    log: Any = None
 
     def __post_init__(self) -> None:
+        if self.log is not None:
+            object.__setattr__(self, "log", Log(self.log))
         if self.checkpoint is not None:
             object.__setattr__(self, "checkpoint", os.fspath(self.checkpoint))
 
@@ -91,8 +109,16 @@ class Training(Setting):
         return self.lr * factor
 
     def identity(self) -> Training:
-        """Return the settings that determine the result: all but those of checkpoints."""
-        return self.replace(checkpoint=None, checkpoint_every=0.0)
+        """Return the settings that determine the result: all but those of checkpoints and logs."""
+        return self.replace(checkpoint=None, checkpoint_every=0.0, log=None)
+
+    def casts(self, device: torch.device | None) -> AbstractContextManager[None]:
+        """Return the context of a training step, in which networks run in the precision."""
+        if self.precision is None:
+            return nullcontext()
+        return casting(
+            ("cpu" if device is None else device.type, torch.bfloat16 if self.precision == "bf16" else torch.float16)
+        )
 
     @property
     def is_automatic(self) -> bool:

@@ -97,6 +97,8 @@ def obstacle(ensemble: Ensemble, training: Training, model: nn.Module, source: S
         return "only MAP() with a flat or normal prior can be"
     if training.needs_validation or training.clip is not None or training.evidence_every is not None:
         return "early stopping, clipping and evidence_every need one network at a time"
+    if training.accumulate > 1 or training.compile is not False:
+        return "accumulate and compile need one network at a time"
     modules = list(model.named_modules(remove_duplicate=False))
     owners = [m for _, m in modules if [*m.parameters(recurse=False), *m.buffers(recurse=False)]]
     if not owners or any(not isinstance(m, nn.Linear) or rule_for(m) is None for m in owners):

@@ -33,7 +33,7 @@ from dubito.core import distributed, params
 from dubito.core.batches import Batch
 from dubito.core.errors import InputError
 from dubito.core.params import Buffers, Params
-from dubito.fitting.gradient_training import Loss
+from dubito.fitting.gradient_training import Loss, in_parts
 from dubito.fitting.inference import Info, NonFinite, Problem, State
 from dubito.fitting.optimizers import Optimizer
 from dubito.methods.variational.mean_field import MeanField
@@ -269,12 +269,16 @@ class NaturalGradientDescent:
         values = list(moved.values())
         if batch.num_rows == 0:
             return values[0].new_zeros(()), params.zeros_like(moved)
-        with torch.enable_grad():
-            loss = self.loss(self.module.network, batch, self.hyper, generator)
-        gradients = torch.autograd.grad(loss, values, allow_unused=True, materialize_grads=True)
-        if distributed.is_active():
-            gradients = tuple(gradient.contiguous() for gradient in gradients)
-        return loss.detach(), dict(zip(moved, gradients, strict=True))
+
+        def of_part(part: Batch) -> tuple[Tensor, Params]:
+            with torch.enable_grad():
+                loss = self.loss(self.module.network, part, self.hyper, generator)
+            gradients = torch.autograd.grad(loss, values, allow_unused=True, materialize_grads=True)
+            if distributed.is_active():
+                gradients = tuple(gradient.contiguous() for gradient in gradients)
+            return loss.detach(), dict(zip(moved, gradients, strict=True))
+
+        return in_parts(batch, self.problem.training.accumulate, of_part)
 
     def _move_points(self, state: State, gradients: Params, lr: float) -> None:
         moved = {**{name: state["params"][f"network.{name}"] for name in self.points}, **self._named_hyper()}
