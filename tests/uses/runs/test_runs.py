@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -14,7 +15,7 @@ from safetensors.torch import save_file
 from torch import nn
 
 import dubito
-from dubito import data, models, runs
+from dubito import data, decisions, models, runs
 from dubito.uses.runs.table_fit import share_held_out
 
 NET = """
@@ -43,6 +44,31 @@ def test_a_folder_gives_the_same_predictions(tmp_path: Path, target: str) -> Non
     files = {path.name for path in (tmp_path / "run").iterdir()}
     assert files == {*FILES, "report.html"}
     assert [path.name for path in tmp_path.iterdir()] == ["run"]
+
+
+def test_decision_rules_are_kept_in_the_folder(tmp_path: Path) -> None:
+    run = run_of()
+    held_out, scale = run.parts["held_out"], run.target_scale
+    rejector = decisions.Rejector(run.posterior, held_out, risk=30.0, target_scale=scale)
+    both = run.with_decision("answer", rejector)
+    both = both.with_decision("odd", decisions.Detector(run.posterior, held_out, false_positive_rate=0.2))
+    both.save(tmp_path / "run")
+    again = runs.load(tmp_path / "run")
+    assert sorted(again.decisions) == ["answer", "odd"]
+    inputs = again.encoder.encode(houses(30, seed=2))
+    found: Any = again.decisions["answer"]
+    assert torch.equal(found.predict(inputs).accepted, rejector.predict(inputs).accepted)
+    assert found.risk == 30.0
+    again.save(tmp_path / "copy")
+    assert sorted(runs.load(tmp_path / "copy").decisions) == ["answer", "odd"]
+    assert not run.decisions
+    with pytest.raises(InputError, match="fitted with another posterior"):
+        run_of("cheap").with_decision("answer", rejector)
+    with pytest.raises(InputError, match="letters, digits"):
+        run.with_decision("../answer", rejector)
+    (tmp_path / "run" / "decisions" / "odd.safetensors").write_bytes(b"nonsense")
+    with pytest.raises(FileFormatError, match=r"odd.safetensors"):
+        runs.load(tmp_path / "run")
 
 
 def test_the_columns() -> None:

@@ -1,4 +1,4 @@
-"""The folder of a run: settings, encoder, posterior, calibration, rows that were not trained on, scores, report."""
+"""The folder of a run: settings, encoder, posterior, calibration, rows that were not trained on, decisions, report."""
 
 from __future__ import annotations
 
@@ -16,6 +16,7 @@ from dubito.core.arguments import checked_arguments
 from dubito.core.atomic import write_atomic
 from dubito.core.errors import FileFormatError, InputError
 from dubito.data import TableTransform
+from dubito.fitting.loading import load as load_rule
 from dubito.fitting.loading import load_posterior
 from dubito.uses.compression import storage
 from dubito.uses.reporting import Evaluation, report
@@ -32,6 +33,7 @@ SETTINGS, ENCODER, POSTERIOR, CALIBRATION = (
     "calibration.safetensors",
 )
 ROWS, SCORES, REPORT, SMALL = "rows.safetensors", "scores.json", "report.html", "network.safetensors"
+DECISIONS = "decisions"  # a folder with one file for each decision rule
 # Of the rows that were not trained on, at most so many of each part are kept.
 MOST_ROWS = 50_000
 
@@ -72,6 +74,10 @@ def _write(run: TableRun, folder: Path) -> None:
     io.save(folder / CALIBRATION, "calibration", run.calibration.to_tree())
     rows = {part: {"inputs": x[:MOST_ROWS], "targets": y[:MOST_ROWS]} for part, (x, y) in run.parts.items()}
     io.save(folder / ROWS, "rows", rows)
+    if run.decisions:
+        (folder / DECISIONS).mkdir()
+    for name, rule in run.decisions.items():
+        rule.save(folder / DECISIONS / f"{name}.safetensors", with_posterior=False)
     write_atomic(folder / ENCODER, run.encoder.to_json().encode())
     write_atomic(folder / SCORES, _json(run.scores.to_json()))
     report({str(run.settings.get("name", "run")): run.scores}, folder / REPORT, data_name=run.settings.get("table"))
@@ -102,9 +108,12 @@ def load(path: str | os.PathLike[str], *, model: nn.Module | str | None = None) 
     rows = io.load(folder / ROWS, "rows")
     with io.reading(folder):
         parts = {part: (pair["inputs"], pair["targets"]) for part, pair in rows.items()}
+        posterior = load_posterior(folder / POSTERIOR, network)
+        files = sorted((folder / DECISIONS).glob("*.safetensors"))
+        decisions = {file.stem: load_rule(file, posterior) for file in files}
         return TableRun(
-            load_posterior(folder / POSTERIOR, network), encoder, source, Calibration.from_tree(calibration), parts,
-            Evaluation.from_json(_read_json(folder / SCORES, folder)), settings,
+            posterior, encoder, source, Calibration.from_tree(calibration), parts,
+            Evaluation.from_json(_read_json(folder / SCORES, folder)), settings, decisions,
         )  # fmt: skip
 
 

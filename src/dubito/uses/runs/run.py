@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any
 
@@ -17,6 +18,7 @@ from dubito.core.constraints import OpenProbability, check
 from dubito.core.errors import InputError
 from dubito.data import Pair, Standardizer, TableTransform, Tally
 from dubito.data.tables import as_table, with_target
+from dubito.fitting.decision_rule import DecisionRule
 from dubito.fitting.posterior import Posterior
 from dubito.uses.fixed_draws import FixedDraws
 from dubito.uses.reporting import Evaluation, evaluate
@@ -41,6 +43,7 @@ class TableRun:
         parts: Rows that were not trained on, encoded, under ``"validation"`` and ``"held_out"``.
         scores: The evaluation on the held-out rows.
         settings: What else was chosen: the table, the recipe, the seed, and so on; plain values.
+        decisions: Decision rules of the posterior by name, which are saved with the run.
     """
 
     posterior: Posterior
@@ -50,6 +53,21 @@ class TableRun:
     parts: Mapping[str, Pair]
     scores: Evaluation
     settings: Mapping[str, Any] = field(default_factory=dict)
+    decisions: Mapping[str, DecisionRule] = field(default_factory=dict)
+
+    @checked_arguments
+    def with_decision(self, name: str, rule: DecisionRule) -> TableRun:
+        """Return the run with one more decision rule, such as a `Detector`, under a name; it is saved with the run.
+
+        Args:
+            name: Letters, digits, "-" and "_".
+            rule: A rule that was fitted with the posterior of this run; its inputs are ``run.encoder.encode(table)``.
+        """
+        if re.fullmatch(r"[\w-]{1,100}", name) is None:
+            raise InputError(f"The name of a decision rule must be letters, digits, '-' and '_', got {name!r}.")
+        if rule.posterior is not self.posterior and rule.posterior.digest() != self.posterior.digest():
+            raise InputError(f"The rule {name!r} was fitted with another posterior: fit it with `run.posterior`.")
+        return replace(self, decisions={**self.decisions, name: rule})
 
     @property
     def unguarded(self) -> Posterior:
