@@ -234,3 +234,16 @@ def test_an_interrupted_fit_goes_on(run: Run, tmp_path: Path, monkeypatch: pytes
     assert json.loads(run(*words, "--json", "--overwrite").stdout)["evaluation"]["scores"] == whole
     assert len(updates) == 15 * 8 - 8 + 1  # eight batches an epoch: those that were left, and one for the curvature
     assert sorted(path.name for path in tmp_path.iterdir()) == ["houses.csv", "new.csv", "run", "sold.csv"]
+
+
+def test_a_compression_that_costs_more_on_held_out_rows_says_so(capsys: pytest.CaptureFixture[str]) -> None:
+    from dubito.cli.changing import _note_cost
+
+    _note_cost({"rmse": 100.0}, {"rmse": 104.0}, 0.05)
+    _note_cost({"accuracy": 0.9}, {"accuracy": 0.9}, 0.0)
+    assert capsys.readouterr().err == ""
+    _note_cost({"rmse": 100.0}, {"rmse": 116.0}, 0.05)
+    _note_cost({"accuracy": 0.9}, {"accuracy": 0.8}, 0.01)
+    told = capsys.readouterr().err
+    assert "root mean squared error grew by 16.00%, more than the 5.00% allowed" in told
+    assert "the accuracy fell by 10.00%" in told

@@ -81,7 +81,19 @@ def compress_run(
     print(found)
     print("run before      " + "  ".join(f"{name} {value:.4f}" for name, value in before.items()))
     print("run after       " + "  ".join(f"{name} {value:.4f}" for name, value in after.items()))
+    _note_cost(before, after, share)
     note(f"the smaller run is in {out}")
+
+
+def _note_cost(before: dict[str, float], after: dict[str, float], share: float) -> None:
+    """Say if the held-out rows lost more than was allowed on the rows that chose what to remove."""
+    if "accuracy" in before:
+        lost, what = before["accuracy"] - after["accuracy"], "the accuracy fell by"
+    else:
+        lost, what = after["rmse"] / before["rmse"] - 1, "the root mean squared error grew by"
+    if lost > share:
+        note(f"on the held-out rows {what} {lost:.2%}, more than the {share:.2%} allowed on the training rows: "
+             "allow less, or add --finetune 20")  # fmt: skip
 
 
 def export_run(folder: Path, out: Path, *, model: str | None, as_json: bool) -> None:

@@ -49,6 +49,11 @@ class Dialect:
         return f"{self.encoding}, separated by {between}{numbers}"
 
 
+def starts_with_mark(head: bytes) -> bool:
+    """Return whether bytes start with a byte-order mark."""
+    return head.startswith(tuple(_BOMS))
+
+
 def detect_encoding(parts: Iterable[bytes], *, whole: bool = True) -> str:
     """Return the encoding of the bytes: by their byte-order mark, else UTF-8 if they are that, else a Western one.
 

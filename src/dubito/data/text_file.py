@@ -10,7 +10,15 @@ from typing import Any, BinaryIO
 
 from dubito.core.errors import FileFormatError
 from dubito.data.cells import Cells, objects
-from dubito.data.dialect import SAMPLE_BYTES, Dialect, check_encoding, detect, detect_encoding, explain_encoding
+from dubito.data.dialect import (
+    SAMPLE_BYTES,
+    Dialect,
+    check_encoding,
+    detect,
+    detect_encoding,
+    explain_encoding,
+    starts_with_mark,
+)
 from dubito.data.formats import CHUNK
 from dubito.data.table import Table
 
@@ -52,7 +60,7 @@ class TextFile:
     ) -> None:
         self.name, self._stream = name, stream
         head = stream.read(SAMPLE_BYTES)
-        _check_text(head, name)
+        _check_text(head, name, encoding)
         if encoding is None:
             encoding = detect_encoding([head] if again is None else _parts(again), whole=again is not None)
         check_encoding(encoding)
@@ -151,10 +159,15 @@ def unique_names(header: Sequence[str]) -> tuple[str, ...]:
     return tuple(names)
 
 
-def _check_text(head: bytes, name: str) -> None:
+def _check_text(head: bytes, name: str, encoding: str | None) -> None:
     for start, what in _BINARY.items():
         if head.startswith(start):
             raise FileFormatError(f"{name} is not a table of text but {what}.")
+    if encoding is None and b"\0" in head and not starts_with_mark(head):
+        raise FileFormatError(
+            f"{name} is not a table of text: it holds NUL characters, as binary files do. If it is text in an unusual "
+            "encoding, give the encoding."
+        )
 
 
 def _parts(opener: Callable[[], BinaryIO]) -> Iterator[bytes]:
