@@ -14,7 +14,7 @@ from sklearn.preprocessing import OneHotEncoder, StandardScaler
 
 from dubito import data
 from dubito.core import limits
-from dubito.data import TableTransform, formats, table_files
+from dubito.data import Table, TableTransform, formats, table_files
 
 
 def frame(num: int = 60) -> pd.DataFrame:
@@ -410,3 +410,8 @@ def test_a_stray_target_is_an_error_and_categories_can_be_kept():
         TableTransform.fit(frame, "size")
     kept = TableTransform.fit(frame, "price", categorical=("size",), max_levels=60)
     assert "size=n/k" in kept.feature_names
+
+
+def test_examples_of_cells_are_plain_numbers() -> None:
+    cells = Table.of({"a": np.array([1.5, 2.5])})["a"]
+    assert cells.first(np.array([False, True])) == (1, "2.5")

@@ -154,8 +154,14 @@ class Cells:
     def first(self, chosen: Flags) -> tuple[Any, str]:
         """Return the name of the first chosen row, and its value in words."""
         position = int(np.flatnonzero(chosen)[0])
-        row, text = self.rows[position], repr(self.values[position])
-        return getattr(row, "item", lambda: row)(), text if len(text) <= 60 else f"{text[:57]}..."
+        row, value = (_plain(one[position]) for one in (self.rows, self.values))
+        text = repr(value)
+        return row, text if len(text) <= 60 else f"{text[:57]}..."
+
+
+def _plain(value: Any) -> Any:
+    """Return a number of numpy as one of Python."""
+    return value.item() if isinstance(value, np.generic) else value
 
 
 def as_label(value: Any) -> str:
