@@ -10,6 +10,7 @@ from torch import Tensor
 
 from dubito.core import batches, params
 from dubito.core.errors import UnsupportedError
+from dubito.core.precision import widened
 from dubito.core.tracing import record_with_gradients, rows_to_record
 from dubito.curvature import links, output_columns
 from dubito.curvature import matrices as linalg
@@ -79,7 +80,7 @@ def _last_layer(posterior: LaplacePosterior, tape: Tape, centred: bool) -> Momen
 
         with watch({"": layer}, before=keep):
             outputs = params.call(model, inputs)
-        return outputs, variance(seen[0])
+        return outputs, variance(widened(seen[0]))
 
     return moments
 
