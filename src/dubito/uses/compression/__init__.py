@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dubito.uses.compression.budget import Budget, Candidate
 from dubito.uses.compression.compress import compress
 from dubito.uses.compression.finetune import GradualMagnitude
 from dubito.uses.compression.plan import Plan
@@ -10,4 +11,15 @@ from dubito.uses.compression.result import Compression
 from dubito.uses.compression.search import Sweep
 from dubito.uses.compression.storage import load, save
 
-__all__ = ["Compression", "GradualMagnitude", "Plan", "Report", "Sweep", "compress", "load", "save"]
+__all__ = [
+    "Budget",
+    "Candidate",
+    "Compression",
+    "GradualMagnitude",
+    "Plan",
+    "Report",
+    "Sweep",
+    "compress",
+    "load",
+    "save",
+]

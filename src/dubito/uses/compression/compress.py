@@ -20,32 +20,38 @@ from dubito.fitting.checks import outputs_of
 from dubito.fitting.posterior import Posterior
 from dubito.fitting.training import Training
 from dubito.networks.twin import copied
+from dubito.uses.compression.budget import Budget, Candidate, Meter, search
+from dubito.uses.compression.costs import per_cost
 from dubito.uses.compression.features import first_matrix, live_features
 from dubito.uses.compression.finetune import finetune as train_on
 from dubito.uses.compression.plan import Plan, both
 from dubito.uses.compression.result import Compression
-from dubito.uses.compression.rules import Masks, Rule
+from dubito.uses.compression.rules import Masks, ModelReduction, Rule
 from dubito.uses.compression.search import Score, largest_within, score_of
 from dubito.uses.compression.shrink import shrink, silenced
 from dubito.uses.compression.units import feature_plan, removable, unit_plan, unit_relevance
 from dubito.uses.compression.units_by_fx import UnitGroup, trace
 from dubito.uses.compression.units_by_torch_pruning import depend
 from dubito.uses.compression.verify import require_same, varied
-from dubito.uses.compression.weight_statistics import default_rule, prunable, statistics_of
+from dubito.uses.compression.weight_statistics import default_rule, prunable, ranking_rule, statistics_of
 from dubito.uses.transfer.distillation import loss_and_data
 
 # Rows of the data on which smaller and masked networks are compared and latencies measured.
 EXAMPLE_ROWS = 128
 # The fall of accuracy (for regression, the growth of the RMSE as a fraction) from which a default is questioned.
 RUINED = 0.1
+# The fall that the default may cost where it can choose how much to remove.
+SPARED = 0.01
 
 
 def compress(
     posterior: Posterior,
     rule: Rule | None = None,
     *,
-    structure: Literal["weights", "units"] = "weights",
+    budget: Budget | None = None,
+    structure: Literal["weights", "units"] | None = None,
     data: Data | None = None,
+    validation: Data | None = None,
     finetune: Data | None = None,
     teacher: Posterior | None = None,
     temperature: float = 1.0,
@@ -61,11 +67,17 @@ def compress(
     Args:
         posterior: Any posterior with `marginals()`: variational, Laplace, SWAG, samplers around one mode, a point.
         rule: One of `dubito.rules`; by default the posterior's own: `LogAlpha(3)` under a log-uniform prior, else
-            `ModelReduction()`. It warns where the default costs a tenth of the accuracy on `data`.
+            `ModelReduction()`. If that one costs more than a hundredth of the accuracy on `data` (for regression, of
+            the RMSE), as much is removed by the least posterior damage as costs no more.
+        budget: What the network may cost: `compression.Budget(macs=0.25, error=0.01)`. The amount is searched, and
+            units go by their posterior damage per cost (MACs, or bytes for a size). `rule` then only ranks them.
         structure: ``"weights"`` sets single weights to zero, which makes the file small; ``"units"`` removes neurons
-            and channels, which also makes the network fast, and by a threshold also input features of tables.
+            and channels, which also makes the network fast, and by a threshold also input features of tables. By
+            default weights; units for a budget of operations, time or error.
         data: Held-out data with targets: what an accuracy budget is judged on, and by default what `report` and
-            `sweep` measure on.
+            `sweep` measure on. With `validation` it is the training data of a budget, used to fine-tune if `training`
+            is given.
+        validation: Held-out data with targets for a budget, instead of `data`.
         finetune: Training data to train the remaining weights on; without it nothing is trained.
         teacher: A posterior whose predictions replace the targets of `finetune`: it is distilled into the remaining
             weights.
@@ -85,19 +97,32 @@ def compress(
     1110
     """
     with distributed.together() if finetune is not None else nullcontext():  # else nothing is exchanged
-        _check(posterior, structure, rule)
+        if validation is not None:
+            finetune, data = data if training is not None and finetune is None else finetune, validation
+        structure = _usual_structure(budget) if structure is None else structure
+        _check(posterior, structure, rule, budget)
         _check_training(finetune, training, teacher, temperature)
-        by_default = rule is None
-        rule = default_rule(posterior) if rule is None else rule
+        by_default = rule is None and budget is None
+        if rule is None:
+            rule = default_rule(posterior) if budget is None else ranking_rule(posterior)
         example = _example(posterior, data, example, structure)
         if example is not None:
             outputs_of(posterior.model, example)
-        pruner = Pruner.of(posterior, rule, structure, example, allow_empty, generator)
-        if rule.max_drop is not None:
+        cost = None if budget is None else budget.cost
+        pruner = Pruner.of(posterior, rule, structure, example, allow_empty, generator, cost)
+        candidates: tuple[Candidate, ...] = ()
+        if budget is not None:
+            rule, candidates = _within(budget, pruner, data, finetune is not None)
+        elif rule.max_drop is not None:
             if data is None:
                 raise MissingDataError(f"{rule!r} decides by held-out data: give `data=`.")
             rule = largest_within(pruner, rule, score_of(posterior, data))
         plan, model = pruner.at(rule)
+        if by_default and data is not None and finetune is None and _costs_much(posterior, data, pruner, model, rule):
+            return compress(
+                posterior, ranking_rule(posterior).replace(max_drop=SPARED), structure=structure, data=data,
+                example=example, allow_empty=allow_empty, generator=generator,
+            )  # fmt: skip
         if finetune is not None:
             how = training or Training(epochs=3, lr=1e-4, schedule="linear")
             held = _columns(plan, model, example) if plan.units else plan.keep
@@ -109,7 +134,35 @@ def compress(
             plan = replace(plan, inputs=live_features(model, example))
         elif by_default and data is not None:
             _question(score_of(posterior, data), pruner.center, model, plan)
-        return Compression(posterior, rule, plan, model, pruner, data, example)
+        return Compression(posterior, rule, plan, model, pruner, data, example, candidates)
+
+
+def _usual_structure(budget: Any) -> Literal["weights", "units"]:
+    """Return units for a budget of operations, time or error, else weights."""
+    return "units" if isinstance(budget, Budget) and budget.cost == "macs" else "weights"
+
+
+def _within(budget: Budget, pruner: Pruner, data: Data | None, finetuned: bool) -> tuple[Rule, tuple[Candidate, ...]]:
+    """Return the rule whose network is within a budget, and the networks that were measured."""
+    if budget.error is not None and data is None:
+        raise MissingDataError("An error budget is judged on held-out data: give `validation=` or `data=`.")
+    posterior = pruner.posterior
+    score = None if data is None else score_of(posterior, data)
+    meter = Meter(budget, pruner.center, pruner.example, score)
+
+    def make(rule: Rule) -> Compression:
+        return Compression(posterior, rule, *pruner.at(rule), pruner, data, pruner.example)
+
+    return search(pruner, pruner.rule, meter, make, check_error=not finetuned)
+
+
+def _costs_much(posterior: Posterior, data: Data, pruner: Pruner, model: nn.Module, rule: Rule) -> bool:
+    """Return whether the evidence of single weights misled: they are judged one by one, but go together."""
+    if not isinstance(rule, ModelReduction):
+        return False
+    score = score_of(posterior, data)
+    before, after = score(pruner.center), score(model)
+    return before - after > (SPARED if before >= 0 else SPARED * -before)
 
 
 @dataclass(frozen=True)
@@ -145,8 +198,9 @@ class Pruner:
         example: Any,
         allow_empty: bool,
         generator: torch.Generator | None,
+        cost: Literal["macs", "bytes"] | None = None,
     ) -> Pruner:
-        """Compute the relevances and, for units, the groups."""
+        """Compute the relevances and, for units, the groups; with a cost, relevances are per cost."""
         relevance = rule.relevance(statistics_of(posterior, rule), generator=generator)
         center = params.load_(copied(posterior.model).eval(), posterior.marginals()[0])
         groups: list[UnitGroup] = []
@@ -158,6 +212,7 @@ class Pruner:
             traced = trace(center, example) if isinstance(example, torch.Tensor) else None
             groups = removable(center, depend(center, example) if traced is None else traced)
             relevance = unit_relevance(center, groups, relevance, rule)
+            relevance = relevance if cost is None else per_cost(center, groups, relevance, cost, example)
         return cls(posterior, center, rule, relevance, groups, columns, example, allow_empty)
 
     def at(self, rule: Rule) -> tuple[Plan, nn.Module]:
@@ -213,7 +268,7 @@ def _columns(plan: Plan, model: nn.Module, example: Any) -> Masks:
     return {first: plan.inputs.expand(model.get_parameter(first).shape)}
 
 
-def _check(posterior: Any, structure: str, rule: Any) -> None:
+def _check(posterior: Any, structure: str, rule: Any, budget: Any) -> None:
     if not isinstance(posterior, Posterior):
         raise InputError(
             f"compress takes a posterior, not a {type(posterior).__name__}: give a network's own weights as "
@@ -221,6 +276,10 @@ def _check(posterior: Any, structure: str, rule: Any) -> None:
         )
     if not isinstance(structure, str) or structure not in ("weights", "units"):
         raise InputError(f"`structure` must be 'weights' or 'units', got {structure!r}.")
+    if budget is not None and not isinstance(budget, Budget):
+        raise InputError(f"`budget` must be a compression.Budget, such as Budget(macs=0.25), got {budget!r}.")
+    if budget is not None and isinstance(rule, Rule) and (rule.max_drop, rule.target, rule.threshold) != (None,) * 3:
+        raise InputError(f"With a budget a rule only ranks: leave its amount out of {rule!r}.")
     if rule is not None and not isinstance(rule, Rule):
         raise InputError(f"`rule` must be one of dubito.rules, such as rules.LogAlpha(3), got {rule!r}.")
 

@@ -28,6 +28,7 @@ from dubito.uses.compression.weight_statistics import precision_diagonal
 from dubito.uses.export import Exported, export_network
 
 if TYPE_CHECKING:
+    from dubito.uses.compression.budget import Candidate
     from dubito.uses.compression.compress import Pruner
     from dubito.uses.reporting.collect import Scale
 
@@ -45,6 +46,7 @@ class Compression:
         rule: The rule that decided; an accuracy budget has become a target.
         source: The posterior that was compressed; it is unchanged.
         dense: The network at its mean, before compression.
+        candidates: The networks that the search for a budget has measured.
     """
 
     def __init__(
@@ -56,7 +58,9 @@ class Compression:
         pruner: Pruner,
         data: Data | None,
         example: Any,
+        candidates: tuple[Candidate, ...] = (),
     ) -> None:
+        self.candidates = candidates
         self.source, self.rule, self.plan, self.model, self.dense = source, rule, plan, model, pruner.center
         self._pruner, self._data, self._example = pruner, data, example
 

@@ -8,7 +8,15 @@ from torch import nn
 from dubito.core.errors import InputError, UnsupportedError
 from dubito.core.params import Params
 from dubito.fitting.posterior import Posterior
-from dubito.uses.compression.rules import GroupRelevance, LogAlpha, ModelReduction, Rule, WeightStatistics
+from dubito.uses.compression.rules import (
+    GroupRelevance,
+    LogAlpha,
+    Magnitude,
+    ModelReduction,
+    PosteriorDamage,
+    Rule,
+    WeightStatistics,
+)
 
 
 def prunable(model: nn.Module) -> list[str]:
@@ -34,6 +42,19 @@ def default_rule(posterior: Posterior) -> Rule:
         return GroupRelevance()
     prior = getattr(posterior.recipe, "prior", None)
     return LogAlpha(3) if getattr(prior, "adapts", False) else ModelReduction()
+
+
+def ranking_rule(posterior: Posterior) -> Rule:
+    """Return the rule that ranks weights for a budget: by the damage to the posterior, with the update of what stays.
+
+    A point has no curvature, so its weights are ranked by their magnitude.
+    """
+    try:
+        _, variance = posterior.marginals()
+    except UnsupportedError:
+        return Magnitude()  # `statistics_of` says why there is no average network
+    random = all(bool((variance[name] > 0).any()) for name in prunable(posterior.model))
+    return PosteriorDamage(kind="obs", update=True) if random else Magnitude()
 
 
 def statistics_of(posterior: Posterior, rule: Rule) -> WeightStatistics:

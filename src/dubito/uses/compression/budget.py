@@ -1,0 +1,279 @@
+"""What a smaller network may cost: `Budget`, and the search for a network within it."""
+
+from __future__ import annotations
+
+import re
+import tempfile
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal
+
+import torch
+
+from dubito.core import batches, params
+from dubito.core.constraints import Count, check
+from dubito.core.errors import InputError
+from dubito.uses.compression.csr import seconds
+from dubito.uses.compression.report import num_macs
+from dubito.uses.compression.search import Score
+from dubito.uses.export import export_network
+
+if TYPE_CHECKING:
+    from dubito.uses.compression.compress import Pruner
+    from dubito.uses.compression.result import Compression
+    from dubito.uses.compression.rules import Rule
+
+Runtime = Literal["torch", "onnxruntime"]
+# Halvings of the share of weights or units that goes: to 1/256.
+HALVINGS = 8
+_SIZES = {"B": 1, "kB": 10**3, "MB": 10**6, "GB": 10**9, "KiB": 2**10, "MiB": 2**20, "GiB": 2**30}
+_TIMES = {"us": 1e-6, "µs": 1e-6, "ms": 1e-3, "s": 1.0}
+
+
+@dataclass(frozen=True)
+class Budget:
+    """What a smaller network may cost. Give one limit or several; all hold together.
+
+    Args:
+        size: The largest file that `Compression.save` writes, in bytes or as text: ``"200 kB"``.
+        macs: The share of multiply-accumulates that may stay: 0.25 is a quarter.
+        speedup: How many times faster the network must be, as measured in `runtime`.
+        latency: The longest time of one call, in seconds or as text: ``"2 ms"``, as measured in `runtime`.
+        error: By how much the error rate may grow on the validation data; for regression, by which fraction of itself
+            the root mean squared error may.
+        runtime: Where time is measured: ``"torch"`` or ``"onnxruntime"``.
+        batch_size: The number of inputs in the calls that are measured.
+
+    >>> Budget(size="200 kB", error=0.005).num_bytes
+    200000
+    """
+
+    size: str | int | None = None
+    macs: float | None = None
+    speedup: float | None = None
+    latency: str | float | None = None
+    error: float | None = None
+    runtime: Runtime = "torch"
+    batch_size: int = 1
+
+    def __post_init__(self) -> None:
+        if all(each is None for each in (self.size, self.macs, self.speedup, self.latency, self.error)):
+            raise InputError("A budget needs a limit: give size, macs, speedup, latency or error.")
+        check("runtime", Runtime, self.runtime)
+        check("batch_size", Count, self.batch_size)
+        for name, low, high in (("macs", 0, 1), ("speedup", 1, None), ("error", 0, 1)):
+            value = getattr(self, name)
+            if value is not None and (
+                isinstance(value, bool)
+                or not isinstance(value, float | int)
+                or not (low <= value and (high is None or value <= high))
+                or (name == "macs" and value == 0)
+            ):
+                within = f"from {low}" + ("" if high is None else f" to {high}")
+                raise InputError(f"`{name}` of a budget must be a number {within}, got {value!r}.")
+        _ = self.num_bytes, self.seconds
+
+    @property
+    def num_bytes(self) -> int | None:
+        """The largest size in bytes."""
+        found = _quantity("size", self.size, _SIZES, "200 kB")
+        return None if found is None else int(found)
+
+    @property
+    def seconds(self) -> float | None:
+        """The longest time in seconds."""
+        return _quantity("latency", self.latency, _TIMES, "2 ms")
+
+    @property
+    def times(self) -> bool:
+        """Whether a limit is one of time."""
+        return self.speedup is not None or self.latency is not None
+
+    @property
+    def cost(self) -> Literal["macs", "bytes"]:
+        """What removing a unit should save most of."""
+        return "bytes" if self.size is not None and self.macs is None and not self.times else "macs"
+
+    @property
+    def limits(self) -> bool:
+        """Whether something besides the error is limited."""
+        return self.size is not None or self.macs is not None or self.times
+
+
+def _quantity(name: str, value: str | float | None, units: dict[str, Any], example: str) -> float | None:
+    """Return a number with its unit as a number."""
+    if value is None:
+        return None
+    number: float | None = None
+    if isinstance(value, str):
+        match = re.fullmatch(r"\s*([0-9]+(?:\.[0-9]+)?)\s*([A-Za-zµ]+)\s*", value)
+        if match and match[2] in units:
+            number = float(match[1]) * units[match[2]]
+    elif isinstance(value, int | float) and not isinstance(value, bool):
+        number = float(value)
+    if number is None or not 0 < number < float("inf"):
+        raise InputError(f"`{name}` of a budget must be positive, a number or text such as '{example}', got {value!r}.")
+    return number
+
+
+@dataclass(frozen=True)
+class Candidate:
+    """One network that the search has measured; what the budget does not limit is None.
+
+    Attributes:
+        target: The share of weights or units that the rule removed.
+        macs: The share of multiply-accumulates that is left.
+        num_bytes: The size of the file.
+        seconds: The time of one call.
+        error: The growth of the error (a fraction of itself for regression).
+    """
+
+    target: float
+    macs: float | None = None
+    num_bytes: int | None = None
+    seconds: float | None = None
+    error: float | None = None
+
+    def __str__(self) -> str:
+        parts = [f"{self.target:.1%} removed"]
+        parts += [] if self.macs is None else [f"{self.macs:.1%} of the MACs"]
+        parts += [] if self.num_bytes is None else [f"{self.num_bytes / 1000:,.1f} kB"]
+        parts += [] if self.seconds is None else [f"{1000 * self.seconds:.3g} ms"]
+        parts += [] if self.error is None else [f"error {self.error:+.4f}"]
+        return ", ".join(parts)
+
+
+class Meter:
+    """Measures networks by what a budget limits.
+
+    Args:
+        budget: The budget.
+        dense: The network before.
+        example: A batch of inputs.
+        score: Gives accuracy or minus the root mean squared error; None if there is no data to judge.
+    """
+
+    def __init__(self, budget: Budget, dense: torch.nn.Module, example: Any, score: Score | None) -> None:
+        if example is None and (budget.macs is not None or budget.times):
+            raise InputError("MACs and times are measured on inputs: give `data=` or `example=`.")
+        self.budget, self.score = budget, score
+        self.example = None if example is None else _rows(example, budget.batch_size)
+        self.whole = None if score is None else score(dense)
+        self.dense_macs = None if budget.macs is None else num_macs(dense, self.example)
+        self.dense_seconds = self._seconds(dense) if budget.times else None
+
+    def measure(self, made: Compression, target: float) -> Candidate:
+        """Measure one network."""
+        budget, macs, num_bytes = self.budget, None, None
+        if self.dense_macs is not None:
+            macs = num_macs(made.model, self.example) / max(self.dense_macs, 1)
+        if budget.num_bytes is not None:
+            with tempfile.TemporaryDirectory() as folder:
+                num_bytes = made.save(Path(folder) / "network")
+        taken = self._seconds(made.model) if budget.times else None
+        return Candidate(target, macs, num_bytes, taken, self.growth(made.model))
+
+    def growth(self, model: torch.nn.Module) -> float | None:
+        """Return by how much the error of a network is above that of the dense one."""
+        if self.score is None or self.whole is None:
+            return None
+        after = self.score(model)
+        return self.whole - after if self.whole >= 0 else (self.whole - after) / max(-self.whole, 1e-30)
+
+    def is_small(self, found: Candidate) -> bool:
+        """Return whether a network is within the limits of size, operations and time."""
+        budget = self.budget
+        small = budget.macs is None or (found.macs is not None and found.macs <= budget.macs)
+        small &= budget.num_bytes is None or (found.num_bytes is not None and found.num_bytes <= budget.num_bytes)
+        if budget.times:
+            assert found.seconds is not None
+            assert self.dense_seconds is not None
+            small &= budget.seconds is None or found.seconds <= budget.seconds
+            small &= budget.speedup is None or self.dense_seconds / found.seconds >= budget.speedup
+        return small
+
+    def is_good(self, found: Candidate) -> bool:
+        """Return whether the error of a network is within the budget."""
+        return self.budget.error is None or (found.error is not None and found.error <= self.budget.error + 1e-12)
+
+    @torch.no_grad()
+    def _seconds(self, model: torch.nn.Module) -> float:
+        if self.budget.runtime == "torch":
+            return seconds(lambda: params.call(model, self.example))
+        with tempfile.TemporaryDirectory() as folder:
+            return _onnx_seconds(model, Path(folder) / "network.onnx", self.example)
+
+
+def _onnx_seconds(model: torch.nn.Module, path: Path, example: Any) -> float:
+    made = export_network(model, path, example)  # says what is missing
+    import onnxruntime
+
+    options = onnxruntime.SessionOptions()
+    options.intra_op_num_threads = torch.get_num_threads()
+    session = onnxruntime.InferenceSession(str(path), options, providers=["CPUExecutionProvider"])
+    given = dict(zip(made.inputs, (leaf.cpu().numpy() for leaf in batches.leaves(example)), strict=True))
+    return seconds(lambda: session.run(None, given))
+
+
+def _rows(example: Any, count: int) -> Any:
+    have = batches.num_rows(example)
+    return batches.take(example, [row % have for row in range(count)])
+
+
+def search(
+    pruner: Pruner, rule: Rule, meter: Meter, make: Callable[[Rule], Compression], check_error: bool = True
+) -> tuple[Rule, tuple[Candidate, ...]]:
+    """Return the rule whose network is within the budget, and all networks that were measured.
+
+    With a limit of size, operations or time it removes as little as that needs; with a limit of the error alone, as
+    much as that allows. Both are searched by halving the share that goes.
+
+    Args:
+        pruner: Makes the networks.
+        rule: The rule, without an amount.
+        meter: Measures them.
+        make: Returns the compression of a rule with an amount.
+        check_error: Whether an error above the budget is refused; not if the network is fine-tuned afterwards.
+    """
+    found: list[Candidate] = []
+
+    def at(target: float) -> Candidate | None:
+        try:
+            made = make(rule.replace(target=target))
+        except InputError:  # a layer would become empty
+            return None
+        found.append(meter.measure(made, target))
+        return found[-1]
+
+    grows = not meter.budget.limits
+    low, high, best = 0.0, 1.0, None
+    first = at(0.0)
+    if first is not None and (grows or meter.is_small(first)):
+        best = first
+    for _ in range(HALVINGS if grows or best is None else 0):
+        middle = (low + high) / 2
+        one = at(middle)
+        if one is None:
+            high = middle
+        elif grows:
+            low, high = (middle, high) if meter.is_good(one) else (low, middle)
+            best = one if meter.is_good(one) else best
+        elif meter.is_small(one):
+            best, high = one, middle
+        else:
+            low = middle
+    return rule.replace(target=_accepted(best, found, meter, check_error).target), tuple(found)
+
+
+def _accepted(best: Candidate | None, found: list[Candidate], meter: Meter, check_error: bool) -> Candidate:
+    """Return the best network, or raise an error that says what was reached."""
+    if best is None:
+        smallest = max(found, key=lambda each: each.target) if found else None
+        raise InputError(f"No network is within {meter.budget!r}: the smallest that was found has {smallest}.")
+    if check_error and not meter.is_good(best):
+        raise InputError(
+            f"No network is within {meter.budget!r}: the largest one that is small enough has {best}. Allow more, or "
+            "fine-tune it: give the training data as data= and how as training=."
+        )
+    return best

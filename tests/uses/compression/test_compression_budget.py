@@ -1,0 +1,122 @@
+"""`compress` within a budget: every limit holds as measured again, and what cannot be met is said."""
+
+from __future__ import annotations
+
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from compression_cases import table
+from dubito.compression import Budget, Compression, compress
+from dubito.errors import InputError, MissingDataError
+from torch import nn
+
+from dubito import MAP, Laplace, Posterior, Training, rules
+from dubito.uses.compression.costs import layer_macs, per_cost
+from dubito.uses.compression.report import num_macs
+from dubito.uses.compression.search import score_of
+from dubito.uses.compression.units_by_fx import trace
+
+DATA, HELD_OUT = table(), table(1)
+
+
+@cache
+def posterior() -> Posterior:
+    torch.manual_seed(0)
+    sizes = DATA[0].shape[1], int(DATA[1].max()) + 1
+    model = nn.Sequential(nn.Linear(sizes[0], 40), nn.ReLU(), nn.Linear(40, 20), nn.ReLU(), nn.Linear(20, sizes[1]))
+    trained = MAP().fit(model, DATA, training=Training(epochs=30, lr=0.01), progress=False)
+    return Laplace(prior_precision=1.0).fit(trained.model, DATA, progress=False)
+
+
+def loss(made: Compression) -> float:
+    score = score_of(made.source, HELD_OUT)
+    return score(made.dense) - score(made.model)
+
+
+def test_macs_are_a_share_and_as_little_goes_as_needed() -> None:
+    made = compress(posterior(), budget=Budget(macs=0.5), data=HELD_OUT)
+    share = num_macs(made.model, HELD_OUT[0]) / num_macs(made.dense, HELD_OUT[0])
+    assert 0.4 < share <= 0.5
+    assert type(made.model) is nn.Sequential
+    larger = [each for each in made.candidates if each.target < made.rule.target]  # type: ignore[operator]
+    assert larger
+    assert all(each.macs is not None and each.macs > 0.5 for each in larger)
+
+
+def test_size_is_that_of_the_file(tmp_path: Path) -> None:
+    whole = compress(posterior(), rules.Magnitude(0.0)).save(tmp_path / "whole")
+    made = compress(posterior(), budget=Budget(size=f"{0.8 * whole / 1000:.4f} kB"), data=HELD_OUT)
+    assert made.save(tmp_path / "small") <= 0.8 * whole
+    assert made.plan.units == {}  # single weights are enough for a small file
+
+
+def test_an_error_budget_removes_as_much_as_it_allows() -> None:
+    little, much = (compress(posterior(), budget=Budget(error=error), data=HELD_OUT) for error in (0.0, 0.05))
+    assert loss(little) <= 1e-9
+    assert loss(much) <= 0.05 + 1e-9
+    assert little.plan.num_kept >= much.plan.num_kept
+
+
+def test_a_network_that_is_fast_enough_stays() -> None:
+    made = compress(posterior(), budget=Budget(latency="10 s", batch_size=2), data=HELD_OUT)
+    assert made.plan.sparsity == 0
+    assert made.candidates[0].seconds is not None
+
+
+def test_limits_together_and_training_data_for_fine_tuning() -> None:
+    with pytest.raises(InputError, match=r"small enough has .*error \+.*training="):
+        compress(posterior(), budget=Budget(macs=0.02, error=0.0), data=DATA, validation=HELD_OUT)
+    made = compress(
+        posterior(), budget=Budget(macs=0.3, error=0.5), data=DATA, validation=HELD_OUT, training=Training(epochs=2)
+    )
+    assert num_macs(made.model, HELD_OUT[0]) <= 0.3 * num_macs(made.dense, HELD_OUT[0])
+    with pytest.raises(InputError, match="the smallest that was found has"):
+        compress(posterior(), budget=Budget(size=10), data=HELD_OUT)
+
+
+def test_units_go_by_damage_per_cost() -> None:
+    """Two layers with equal damages: a unit of the one that costs more goes first."""
+    model = nn.Sequential(nn.Linear(100, 4), nn.ReLU(), nn.Linear(4, 4), nn.ReLU(), nn.Linear(4, 2))
+    x = torch.randn(3, 100)
+    assert layer_macs(model, {"0", "2"}, x) == {"0": 400.0, "2": 16.0}
+    groups = trace(model, x) or []
+    relevance = {group.name: torch.ones(4) for group in groups}
+    found = per_cost(model, groups, relevance, "macs", x)
+    assert found["0"].min().item() == pytest.approx(1 / (100 + 4))
+    assert found["2"].min().item() == pytest.approx(1 / (4 + 2))
+    assert all(int(value.isinf().sum()) == 1 for value in found.values())  # one unit of each layer always stays
+
+
+@pytest.mark.parametrize(
+    ("settings", "sentence"),
+    [
+        ({}, "needs a limit"),
+        ({"size": "200 parrots"}, "`size` of a budget must be positive"),
+        ({"size": 0}, "`size` of a budget must be positive"),
+        ({"latency": "-2 ms"}, "`latency` of a budget must be positive"),
+        ({"macs": 0}, "`macs` of a budget must be a number from 0 to 1"),
+        ({"macs": True}, "`macs` of a budget must be a number from 0 to 1"),
+        ({"speedup": 0.5}, "`speedup` of a budget must be a number from 1"),
+        ({"speedup": float("nan")}, "`speedup` of a budget must be a number from 1"),
+        ({"error": "low"}, "`error` of a budget must be a number from 0 to 1"),
+        ({"macs": 0.5, "runtime": "abacus"}, "runtime"),
+        ({"macs": 0.5, "batch_size": 0}, "batch_size"),
+    ],
+)
+def test_bad_budgets(settings: dict[str, Any], sentence: str) -> None:
+    with pytest.raises(InputError, match=sentence):
+        Budget(**settings)
+
+
+def test_bad_calls() -> None:
+    with pytest.raises(InputError, match="must be a compression"):
+        compress(posterior(), budget=0.5, data=HELD_OUT)  # type: ignore[arg-type]
+    with pytest.raises(InputError, match="only ranks"):
+        compress(posterior(), rules.Magnitude(0.5), budget=Budget(macs=0.5), data=HELD_OUT)
+    with pytest.raises(MissingDataError, match="judged on held-out data"):
+        compress(posterior(), budget=Budget(error=0.1), example=HELD_OUT[0])
+    assert Budget(size="1.5 MB", latency="2 ms").num_bytes == 1_500_000
+    assert Budget(latency="2 ms").seconds == pytest.approx(0.002)
