@@ -55,7 +55,7 @@ def recipe_step(recipe: Any, model: nn.Module, x: Tensor, y: Tensor) -> Callable
     """As many updates of a recipe."""
     generator = torch.Generator().manual_seed(0)
     source = Source((x, y), batch_size=BATCH)
-    training = Training(epochs=1000)
+    training = Training(epochs=1000, lr=1e-3)
     problem = Problem(model, likelihoods.Categorical(), source, None, training, generator, progress=False)
     inference = recipe.build(problem)
     state, batch = inference.init({}, {}, generator), Batch(x, y, len(x))

@@ -54,7 +54,7 @@ def ours(recipe: Variational) -> Callable[..., variational_peers.Step]:
 
     def make(network: nn.Module, x: Tensor, y: Tensor, num_data: int) -> variational_peers.Step:
         source, generator = Source((x, y), batch_size=len(x), shuffle=False), torch.Generator().manual_seed(0)
-        training = Training(epochs=num_data // len(x))
+        training = Training(epochs=num_data // len(x), lr=1e-3)
         problem = Problem(network, likelihoods.Categorical(), source, None, training, generator, progress=False)
         method, batch = recipe.build(problem), source.first()
         state = method.init(params.of(network), params.buffers_of(network), generator)
