@@ -24,6 +24,8 @@ from dubito.data.table import Table
 
 # The name of a first column without one, which holds row numbers, as R and pandas write them.
 ROW_NUMBERS = "Unnamed: 0"
+# Characters that text does not have, and the share up to which they are stray; of random bytes it is a tenth.
+_CONTROL, _STRAY = bytes({*range(32)} - {*b"\t\n\v\f\r"}), 0.003
 # How files begin that are no text, and what they are.
 _BINARY = {
     b"PK\x03\x04": "a spreadsheet or a zip archive: give it the ending .xlsx, or unpack it",
@@ -163,7 +165,9 @@ def _check_text(head: bytes, name: str, encoding: str | None) -> None:
     for start, what in _BINARY.items():
         if head.startswith(start):
             raise FileFormatError(f"{name} is not a table of text but {what}.")
-    if encoding is None and b"\0" in head and not starts_with_mark(head):
+    num_control = len(head) - len(head.translate(None, _CONTROL))
+    is_binary = b"\0" in head and num_control > _STRAY * len(head)
+    if encoding is None and is_binary and not starts_with_mark(head):
         raise FileFormatError(
             f"{name} is not a table of text: it holds NUL characters, as binary files do. If it is text in an unusual "
             "encoding, give the encoding."
