@@ -1,0 +1,138 @@
+"""Training settings that are found: sizes, the number of epochs, the noise of a regression; and what is said of it."""
+
+from __future__ import annotations
+
+import math
+import warnings
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from dubito.errors import NotConvergedWarning
+from sklearn.datasets import load_iris, load_wine
+from torch import Tensor, nn
+from torch.utils.data import DataLoader, TensorDataset, WeightedRandomSampler
+
+from dubito import MAP, Ensemble, Training, Variational
+from dubito.core.randomness import Stream
+from dubito.fitting import automatic, search_file
+from dubito.fitting.automatic import chosen_batch_size, with_sizes
+
+
+def network(inputs: int = 4, outputs: int = 3, hidden: int = 8) -> nn.Module:
+    with Stream(1).active():
+        return nn.Sequential(nn.Linear(inputs, hidden), nn.Tanh(), nn.Linear(hidden, outputs))
+
+
+def classes(rows: int = 60) -> tuple[Tensor, Tensor]:
+    x = torch.randn(rows, 4, generator=torch.Generator().manual_seed(0))
+    return x, (x[:, 0] > 0).long() + (x[:, 1] > 1)
+
+
+@pytest.fixture
+def quick(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Short searches."""
+    monkeypatch.setattr(automatic, "MOST_STEPS", 200)
+    monkeypatch.setattr(automatic, "FEWEST_STEPS", 1)
+
+
+class TestSizes:
+    @pytest.mark.parametrize(("rows", "size"), [(10, 16), (100, 16), (600, 32), (1000, 64), (100_000, 128)])
+    def test_the_batch_size_is_near_a_sixteenth(self, rows: int, size: int) -> None:
+        assert chosen_batch_size(Training(), rows) == size
+        assert chosen_batch_size(Training(batch_size=7), rows) == 7
+
+    def test_the_learning_rate_depends_on_the_network(self) -> None:
+        assert with_sizes(Training(), network(), 50).lr == 3e-3
+        assert with_sizes(Training(), nn.Linear(1000, 200), 50).lr == 1e-3
+        assert with_sizes(Training(lr=0.5), network(), 50).lr == 0.5
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("load", [load_iris, load_wine])
+def test_small_tables_are_learned(load: Any) -> None:
+    """Twenty epochs in large batches were twenty steps, and left these at a third of the labels."""
+    x, labels = (torch.tensor(part) for part in load(return_X_y=True))
+    x = ((x - x.mean(0)) / x.std(0)).float()
+    order = torch.randperm(len(x), generator=torch.Generator().manual_seed(0))
+    train, test = order[30:], order[:30]
+    posterior: Any = MAP().fit(network(x.shape[1]), (x[train], labels[train]), progress=False)
+    assert float((posterior.predict(x[test]).mode == labels[test]).double().mean()) > 0.9
+
+
+@pytest.mark.usefixtures("quick")
+class TestSearch:
+    def epochs(self, recipe: Any = None, data: Any = None, **options: Any) -> int:
+        posterior = (recipe or MAP()).fit(network(), classes() if data is None else data, progress=False, **options)
+        return posterior.fit_record.epochs  # type: ignore[no-any-return]
+
+    def test_it_is_the_same_for_the_same_call(self) -> None:
+        assert self.epochs() == self.epochs() > 0
+
+    def test_a_recipe_says_how_much_longer_it_trains(self) -> None:
+        plain = self.epochs()
+        found = math.floor(plain / (4 / 3) + 0.5)
+        assert abs(self.epochs(Variational()) - max(3 * found, 1000 // 4)) <= 6
+        assert self.epochs(Ensemble(members=2, start="model")) == plain
+
+    def test_what_is_given_is_kept(self) -> None:
+        assert self.epochs(training=Training(epochs=3)) == 3
+
+    def test_where_nothing_can_be_held_out(self) -> None:
+        x, y = classes()
+        loader = DataLoader(TensorDataset(x, y), batch_size=6, sampler=WeightedRandomSampler([1.0] * 60, 60))
+        assert self.epochs(data=loader) == 100  # towards 2,000 steps, within 20 to 100 epochs
+        assert self.epochs(data=(x[:8], y[:8])) == 100
+
+    def test_large_data_are_not_searched(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr(automatic, "LARGE", 4 * 20)
+        assert self.epochs() == 100
+
+    def test_validation_data_decide(self) -> None:
+        """The labels of the validation data are shuffled, so any training makes them worse."""
+        x, y = classes(600)
+        wrong = y[torch.randperm(600, generator=torch.Generator().manual_seed(1))]
+        assert self.epochs(validation=(x, wrong)) <= self.epochs(validation=(x, y))
+
+    def test_a_training_that_still_improves_is_said(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr(automatic, "MOST_STEPS", 60)
+        with pytest.warns(NotConvergedWarning, match=r"still rose by 0\.\d+ nats per example"):
+            MAP().fit(network(), classes(), training=Training(lr=3e-3), progress=False)
+        with warnings.catch_warnings():
+            warnings.simplefilter("error", NotConvergedWarning)
+            MAP().fit(network(), classes(), training=Training(epochs=30, lr=0.02), progress=False)
+
+    def test_it_is_made_once_for_a_run_with_a_checkpoint(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        training = Training(checkpoint=str(tmp_path / "run"))
+        first = self.epochs(training=training)
+        assert (tmp_path / "run.search").is_file()
+        monkeypatch.setattr(search_file, "resolve_training", None)  # would fail
+        assert self.epochs(training=training) == first
+
+
+class TestNoise:
+    def data(self) -> tuple[Tensor, Tensor]:
+        x = torch.randn(40, 4, generator=torch.Generator().manual_seed(0))
+        return x, x[:, :1] + 0.5 * torch.randn(40, 1, generator=torch.Generator().manual_seed(1))
+
+    @pytest.mark.usefixtures("quick")
+    def test_it_is_that_of_held_out_examples(self) -> None:
+        """A network of 300 units fits 40 points closely; their noise is 0.5."""
+        wide = network(outputs=1, hidden=300)
+        found: Any = MAP().fit(wide, self.data(), likelihood="gaussian", progress=False)
+        assert 0.35 < found.likelihood.noise < 1.0
+        long = Training(epochs=400, lr=3e-3)
+        fitted: Any = MAP().fit(wide, self.data(), likelihood="gaussian", training=long, progress=False)
+        assert fitted.likelihood.noise < 0.7 * found.likelihood.noise
+
+    @pytest.mark.usefixtures("quick")
+    def test_the_epistemic_part_is_subtracted(self) -> None:
+        alone: Any = MAP().fit(network(outputs=1), self.data(), likelihood="gaussian", progress=False)
+        members: Any = Ensemble(members=3, start="model", bootstrap=True).fit(
+            network(outputs=1), self.data(), likelihood="gaussian", progress=False
+        )
+        prediction = members.predict(self.data()[0])
+        total = float((prediction.aleatoric + prediction.epistemic).mean())
+        assert total == pytest.approx(alone.likelihood.noise**2, rel=0.1)
+        assert members.likelihood.noise < alone.likelihood.noise
