@@ -17,7 +17,7 @@ from dubito import MAP, Auto, Laplace, Training, likelihoods, select
 from dubito.core.batches import Source
 from dubito.core.randomness import Stream
 from dubito.fitting.output_noise import best_temperature
-from dubito.methods.auto.candidates import TEMPERATURE, Candidate
+from dubito.methods.auto.candidates import TEMPERATURE, AutoCandidate
 from dubito.methods.auto.held_out import hold_out
 from dubito.methods.auto.scores import DROPPED, dropped_scores, log_scores, placements
 from dubito.methods.auto.table import ScoreTable
@@ -54,7 +54,7 @@ class TestChoice:
 
     def chosen(self, table: ScoreTable) -> str:
         names = [TEMPERATURE, "last layer", "Kronecker"]
-        return table.choose([(Candidate(name, MAP()), "") for name in names])[0].name
+        return table.choose([(AutoCandidate(name, MAP()), "") for name in names])[0].name
 
     def test_the_simplest_within_one_standard_error_of_the_best(self) -> None:
         sure = {TEMPERATURE: [0.0, 0.0, 0.0], "last layer": [0.9, 1.0, 1.1], "Kronecker": [1.0, 1.0, 1.0]}
@@ -64,7 +64,9 @@ class TestChoice:
 
     def test_gains_and_errors_are_those_of_differences(self) -> None:
         table = self.table(**{TEMPERATURE: [0.0, 2.0], "last layer": [1.0, 5.0], "Kronecker": [0.0, 0.0]})
-        row = table.choose([(Candidate(name, MAP()), "") for name in (TEMPERATURE, "last layer", "Kronecker")])[1][1]
+        row = table.choose([(AutoCandidate(name, MAP()), "") for name in (TEMPERATURE, "last layer", "Kronecker")])[1][
+            1
+        ]
         assert (row.score, row.gain, row.error) == pytest.approx((3.0, 2.0, 1 / math.sqrt(2)))
 
 
@@ -240,7 +242,7 @@ class TestFit:
         assert select.last_layer() in {each.recipe.weights for each in _candidates()}
 
 
-def _candidates() -> list[Candidate]:
+def _candidates() -> list[AutoCandidate]:
     from dubito.methods.auto.candidates import candidates
 
     return candidates(1000)

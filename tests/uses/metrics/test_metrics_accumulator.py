@@ -175,5 +175,5 @@ def test_different_settings_do_not_merge() -> None:
         ClassificationMetrics.from_state(torch.zeros(32, dtype=torch.float64))
     with pytest.raises(InputError, match=r"above 0 and below 1|strictly between 0 and 1"):
         RegressionMetrics(levels=(0.5, 1.0))
-    with pytest.raises(InputError, match="num_bins must lie between"):
+    with pytest.raises(InputError, match="num_bins"):
         ClassificationMetrics(0)

@@ -20,7 +20,7 @@ MEMBERS = 5
 
 
 @dataclass(frozen=True)
-class Candidate:
+class AutoCandidate:
     """A method that may be chosen.
 
     Attributes:
@@ -36,15 +36,15 @@ class Candidate:
     ranks_weights: bool = False
 
 
-def candidates(num_weights: int) -> list[Candidate]:
+def candidates(num_weights: int) -> list[AutoCandidate]:
     """Return all candidates for a network of this many weights, the simplest first."""
     return [
-        Candidate(TEMPERATURE, MAP(train=False), ranks_weights=True),
-        Candidate("last layer", Laplace(weights=select.last_layer())),
-        Candidate("subnetwork", Laplace(structure="full", weights=select.subnetwork(min(SUBNETWORK, num_weights)))),
-        Candidate("diagonal", Laplace(structure="diag"), ranks_weights=True),
-        Candidate("Kronecker", Laplace(structure="kron"), ranks_weights=True),
-        Candidate("rank-1", Rank1(), 1.0),
-        Candidate("variational", Variational(), 3.0, ranks_weights=True),
-        Candidate("ensemble", Ensemble(members=MEMBERS), float(MEMBERS)),
+        AutoCandidate(TEMPERATURE, MAP(train=False), ranks_weights=True),
+        AutoCandidate("last layer", Laplace(weights=select.last_layer())),
+        AutoCandidate("subnetwork", Laplace(structure="full", weights=select.subnetwork(min(SUBNETWORK, num_weights)))),
+        AutoCandidate("diagonal", Laplace(structure="diag"), ranks_weights=True),
+        AutoCandidate("Kronecker", Laplace(structure="kron"), ranks_weights=True),
+        AutoCandidate("rank-1", Rank1(), 1.0),
+        AutoCandidate("variational", Variational(), 3.0, ranks_weights=True),
+        AutoCandidate("ensemble", Ensemble(members=MEMBERS), float(MEMBERS)),
     ]

@@ -22,7 +22,7 @@ from dubito.fitting.problems import resolved_training
 from dubito.fitting.progress import progress_bar
 from dubito.fitting.recipe import Recipe
 from dubito.fitting.training import Training
-from dubito.methods.auto.candidates import TEMPERATURE, Candidate, candidates
+from dubito.methods.auto.candidates import TEMPERATURE, AutoCandidate, candidates
 from dubito.methods.auto.held_out import HeldOut, Split, hold_out
 from dubito.methods.auto.recipe import Auto
 from dubito.methods.auto.scores import MEASURES
@@ -89,12 +89,12 @@ class Search:
 
     # The candidates
 
-    def _candidates(self, plain: Posterior, held_out: HeldOut) -> list[tuple[Candidate, str]]:
+    def _candidates(self, plain: Posterior, held_out: HeldOut) -> list[tuple[AutoCandidate, str]]:
         """Return the candidates, each with the reason why it is left out, or an empty text."""
         weights = sum(value.numel() for value in plain.model.parameters() if value.requires_grad)
         return [(each, self._left_out(each, plain, held_out)) for each in candidates(weights)]
 
-    def _left_out(self, candidate: Candidate, plain: Posterior, held_out: HeldOut) -> str:
+    def _left_out(self, candidate: AutoCandidate, plain: Posterior, held_out: HeldOut) -> str:
         if self.recipe.goal == "small" and not candidate.ranks_weights:
             return "does not say which weights can be dropped"
         if not candidate.relative_epochs:
@@ -115,7 +115,7 @@ class Search:
         return "" if steps <= MOST_STEPS and flops <= MOST_FLOPS else f"needs a budget of {epochs} epochs"
 
     def _add(
-        self, table: ScoreTable, found: list[tuple[Candidate, str]], split: Split, network: Posterior, shared: bool
+        self, table: ScoreTable, found: list[tuple[AutoCandidate, str]], split: Split, network: Posterior, shared: bool
     ) -> None:
         """Add the scores of all candidates on one split."""
         source = self._source(split.held_out)
@@ -129,7 +129,9 @@ class Search:
             except DubitoError as error:  # the candidate does not fit this network; the explanation says so
                 table.problems[candidate.name] = f"not possible: {error}"
 
-    def _on_split(self, candidate: Candidate, split: Split, network: Posterior, kept: ScoreTable | None) -> Posterior:
+    def _on_split(
+        self, candidate: AutoCandidate, split: Split, network: Posterior, kept: ScoreTable | None
+    ) -> Posterior:
         if not candidate.relative_epochs:
             return self._fit(candidate.recipe, network.model, f"{candidate.name}.{split.label}", *split[:2])
         if kept is not None and candidate.name in kept.fitted:  # trained on the same data already
@@ -143,7 +145,7 @@ class Search:
     def _plain_network(self, split: Split) -> Posterior:
         return self._fit(self.recipe.base(), self.model, f"plain.{split.label}", *split[:2])
 
-    def _final(self, chosen: Candidate, plain: Posterior, table: ScoreTable) -> Posterior:
+    def _final(self, chosen: AutoCandidate, plain: Posterior, table: ScoreTable) -> Posterior:
         """Return the chosen candidate, fitted to all data."""
         if chosen.name == TEMPERATURE:
             temperature = table.temperature(plain.likelihood)

@@ -12,7 +12,7 @@ from dubito.core.batches import Source
 from dubito.fitting.auto_explanation import CandidateScore
 from dubito.fitting.output_noise import best_temperature, outputs_of
 from dubito.fitting.posterior import Posterior
-from dubito.methods.auto.candidates import TEMPERATURE, Candidate
+from dubito.methods.auto.candidates import TEMPERATURE, AutoCandidate
 from dubito.methods.auto.scores import row_scores, scores
 
 # Outputs of the plain network with their targets.
@@ -58,7 +58,7 @@ class ScoreTable:
         """Return the temperature that is best on all held-out examples."""
         return best_temperature([part for _, _, parts in self._networks for part in parts], likelihood)
 
-    def choose(self, found: list[tuple[Candidate, str]]) -> tuple[Candidate, list[CandidateScore]]:
+    def choose(self, found: list[tuple[AutoCandidate, str]]) -> tuple[AutoCandidate, list[CandidateScore]]:
         """Return the simplest candidate within one standard error of the best, and the table.
 
         Args:
@@ -75,7 +75,7 @@ class ScoreTable:
                 return candidate, rows
         return best, rows
 
-    def _row(self, candidate: Candidate, why: str, means: dict[str, Tensor]) -> CandidateScore:
+    def _row(self, candidate: AutoCandidate, why: str, means: dict[str, Tensor]) -> CandidateScore:
         if candidate.name not in means:
             return CandidateScore(candidate.name, repr(candidate.recipe), problem=why)
         own = means[candidate.name]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from typing import Any
 
@@ -10,7 +11,7 @@ from torch import Tensor, nn
 
 from dubito.beliefs.likelihoods import Likelihood
 from dubito.core import params
-from dubito.core.batches import Batch, Data
+from dubito.core.batches import Batch, Data, Source
 from dubito.core.constraints import Count, OpenProbability, Probability, Start
 from dubito.core.errors import InputError
 from dubito.core.params import Params
@@ -24,6 +25,21 @@ from dubito.methods.map.recipe import MAP
 from dubito.networks.twin import copied
 from dubito.uses.compression.rules import Masks, lowest_removed
 from dubito.uses.compression.weight_statistics import prunable
+
+# Fewer steps than this do not mend a network that has lost most of its weights.
+ENOUGH_STEPS, BATCH_SIZE = 1000, 64
+
+
+def default_training(data: Data) -> Training:
+    """Return how to fine-tune: three epochs at a low rate; on small data 1,000 steps at a higher one.
+
+    >>> default_training((torch.zeros(640, 2), torch.zeros(640)))
+    Training(epochs=100, lr=0.001, batch_size=64, schedule='linear')
+    """
+    batches = Source(data, batch_size=BATCH_SIZE, must_count=False).num_batches
+    if batches is None or 3 * batches >= ENOUGH_STEPS:
+        return Training(epochs=3, lr=1e-4, schedule="linear", batch_size=BATCH_SIZE)
+    return Training(epochs=math.ceil(ENOUGH_STEPS / batches), lr=1e-3, schedule="linear", batch_size=BATCH_SIZE)
 
 
 @setting
