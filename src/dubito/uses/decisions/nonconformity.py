@@ -9,6 +9,7 @@ from torch import Tensor
 
 from dubito.beliefs.prediction import Prediction, RegressionPrediction
 from dubito.core.errors import InputError
+from dubito.core.tracing import is_tracing
 from dubito.uses.fixed_draws import check_scores, of_classes
 
 SetMethod = Literal["thr", "aps", "raps"]
@@ -30,7 +31,10 @@ def of_every_class(
     probs = check_scores(of_classes(prediction, "A conformal set").probs, "probability")
     if method == "thr":
         return 1 - probs
-    ordered, order = probs.sort(dim=-1, descending=True, stable=True)
+    if is_tracing():  # file formats have no stable sort
+        ordered, order = probs.topk(probs.shape[-1], dim=-1)
+    else:
+        ordered, order = probs.sort(dim=-1, descending=True, stable=True)
     above = ordered.cumsum(-1)
     if u is None:
         above = above / above[..., -1:]  # so that the sum of all is 1, and a threshold of 1 takes every class
