@@ -13,7 +13,7 @@ from dubito.cli.methods import METHODS
 
 def demo(
     out: args.Out = Path("report.html"),
-    fast: Annotated[bool, typer.Option("--fast", help="Few epochs; takes about a minute.")] = False,
+    fast: Annotated[bool, typer.Option("--fast", help="Fewer digits and epochs; takes half a minute.")] = False,
     seed: args.Seed = 0,
     json: args.Json = False,
 ) -> None:
@@ -21,7 +21,7 @@ def demo(
     import torch
 
     from dubito.cli.delivery import deliver_all
-    from dubito.cli.options import DEMO_MODEL, demo_data, demo_experiment
+    from dubito.cli.options import demo_data, demo_experiment
     from dubito.cli.output import note
     from dubito.cli.story import tell
     from dubito.core.atomic import check_place
@@ -30,15 +30,15 @@ def demo(
 
     check_place(out, "The report")
     torch.set_num_threads(1)  # for networks this small, threads cost more than they save
-    experiment = demo_experiment(seed, 1)
+    experiment = demo_experiment(seed, 1, fast)
     with Stream(seed).active():
-        network = NetworkSource.of(DEMO_MODEL, experiment.dataset, experiment.likelihood).build()
+        network = NetworkSource.of(experiment.model, experiment.dataset, experiment.likelihood).build()
     note("One network learns handwritten digits, and gets a posterior.")
-    story = tell(demo_data(seed), network, seed, epochs=10 if fast else None, progress=not json)
+    story = tell(demo_data(seed, fast), network, seed, epochs=10 if fast else None, progress=not json)
     for line in story.lines():
         note(line)
     note("")
-    deliver_all([demo_experiment(seed, story.epochs)], out, json, first=story.sections, ranked=True)
+    deliver_all([demo_experiment(seed, story.epochs, fast)], out, json, first=story.sections, ranked=True)
 
 
 def compare(

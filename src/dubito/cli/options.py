@@ -22,20 +22,18 @@ from dubito.data.table_files import OTHER_SUFFIXES, STANDARD_INPUT, TEXT_SUFFIXE
 from dubito.fitting.recipe import Recipe
 from dubito.fitting.training import Training
 
-DEMO_MODEL = "mlp(hidden=[300, 100])"
 
-
-def demo_data(seed: int) -> DataSet:
+def demo_data(seed: int, fast: bool = False) -> DataSet:
     """Return the data of `dubito demo`, whose split changes with the seed."""
-    return data.load("digits", split=seed, limit=1200, validation=0.25)
+    return data.load("digits", split=seed, limit=500 if fast else 1200, validation=0.25)
 
 
-def demo_experiment(seed: int, epochs: int) -> Experiment:
+def demo_experiment(seed: int, epochs: int, fast: bool = False) -> Experiment:
     """Return the comparison of `dubito demo`: every method on a few hundred digits, for the same number of epochs."""
-    dataset = demo_data(seed)
+    dataset = demo_data(seed, fast)
     return Experiment(
         dataset,
-        model=DEMO_MODEL,
+        model="mlp(hidden=[100])" if fast else "mlp(hidden=[300, 100])",
         recipes=read_methods(METHODS),
         likelihood=Categorical(),
         training={"epochs": epochs},

@@ -65,7 +65,7 @@ def tell(
     posterior = Ensemble(members=MEMBERS).fit(network, dataset.train, training=Training(epochs=epochs), **options)
     sections = [chapter(dataset, plain, posterior) for chapter in (_strangers, _refusals, _calibration)]
     around = Laplace().fit(plain.model, dataset.train, **options)
-    return Story((*sections, _small(dataset, plain, around)), epochs)
+    return Story((*sections, _small(dataset, plain, around, 3 * epochs)), epochs)
 
 
 def _strangers(dataset: DataSet, plain: Posterior, posterior: Posterior) -> Section:
@@ -143,11 +143,11 @@ def _calibration(dataset: DataSet, plain: Posterior, posterior: Posterior) -> Se
                    words=tuple(words))  # fmt: skip
 
 
-def _small(dataset: DataSet, plain: Posterior, posterior: Posterior) -> Section:
+def _small(dataset: DataSet, plain: Posterior, posterior: Posterior, epochs: int) -> Section:
     """Return what is left at a twentieth of the size."""
     small = compress(
         posterior, rules.PosteriorDamage(DROPPED), finetune=dataset.train, data=dataset.validation,
-        training=Training(epochs=60, lr=2e-3, schedule="linear", batch_size=64),
+        training=Training(epochs=epochs, lr=2e-3, schedule="linear", batch_size=64),
     )  # fmt: skip
     images, labels = dataset.test
     before = float((_mode(plain, images) == labels).double().mean())
