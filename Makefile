@@ -12,7 +12,7 @@ PEERS := laplace-torch curvlinops-for-pytorch asdfghjkl asdl backpack-for-pytorc
 # Tests of what the extras and the peers add; laplace-torch and the like are installed without their dependencies.
 WITH_EXTRAS := tests/peers tests/uses/compression tests/uses/export tests/methods/mcmc
 
-.PHONY: fuzz demo test test-fast test-extras test-torch lint format clean
+.PHONY: docs fuzz demo test test-fast test-extras test-torch lint format clean
 
 $(STAMP): pyproject.toml constraints.txt
 	$(PYTHON) -m venv .venv
@@ -26,6 +26,19 @@ $(EXTRAS_STAMP): pyproject.toml constraints.txt
 	$(EXTRAS)/pip install --quiet --disable-pip-version-check -c constraints.txt -e ".[dev,export,samplers]"
 	$(EXTRAS)/pip install --quiet --disable-pip-version-check -c constraints.txt --no-deps $(PEERS)
 	touch $(EXTRAS_STAMP)
+
+# The docs site needs neither torch nor this package: the API reference is read from the source.
+DOCS := .venv-docs/bin
+DOCS_STAMP := .venv-docs/.installed
+$(DOCS_STAMP): pyproject.toml
+	$(PYTHON) -m venv .venv-docs
+	$(DOCS)/python -c 'import tomllib; print(*tomllib.load(open("pyproject.toml", "rb"))["project"]["optional-dependencies"]["docs"], sep="\n")' \
+		> .venv-docs/requirements.txt
+	$(DOCS)/pip install --quiet --no-compile --disable-pip-version-check -r .venv-docs/requirements.txt
+	touch $(DOCS_STAMP)
+
+docs: $(DOCS_STAMP)  # into site/, which can be opened from disk; a warning is an error
+	NO_MKDOCS_2_WARNING=1 $(DOCS)/mkdocs build --strict --quiet
 
 demo: $(STAMP)
 	$(BIN)/dubito demo
@@ -68,4 +81,4 @@ format: $(STAMP)
 	$(BIN)/ruff format .
 
 clean:
-	rm -rf .venv .venv-extras .venv-torch-* .mypy_cache .ruff_cache .pytest_cache
+	rm -rf .venv .venv-extras .venv-docs .venv-torch-* site .mypy_cache .ruff_cache .pytest_cache
