@@ -23,6 +23,7 @@ from dubito.core.errors import InputError
 from dubito.sklearn import DubitoClassifier, DubitoRegressor
 from dubito.uses.array_rows import copies, draw_parts
 
+LAPLACE = "laplace(structure=kron)"
 QUICK = Training(epochs=30, lr=0.03, batch_size=32)
 X, Y = make_classification(120, 5, n_informative=3, random_state=0)
 RNG = np.random.default_rng(0)
@@ -31,11 +32,11 @@ NUMBERS = 50 + 10 * INPUTS[:, 0] + RNG.normal(size=400)
 
 
 def classifier(**options: Any) -> DubitoClassifier:
-    return DubitoClassifier(network="mlp(hidden=[10])", training=QUICK, **options)
+    return DubitoClassifier(network="mlp(hidden=[10])", training=QUICK, **{"recipe": LAPLACE, **options})
 
 
 def regressor(**options: Any) -> DubitoRegressor:
-    return DubitoRegressor(network="mlp(hidden=[10])", training=QUICK, **options)
+    return DubitoRegressor(network="mlp(hidden=[10])", training=QUICK, **{"recipe": LAPLACE, **options})
 
 
 @pytest.mark.slow
@@ -221,5 +222,11 @@ def test_settings_and_networks_of_all_kinds() -> None:
 
 def test_the_default_beats_the_mean() -> None:
     inputs, targets = load_diabetes(return_X_y=True)
-    model = DubitoRegressor(network="mlp(hidden=[20])").fit(inputs[:200], targets[:200])
+    training = {"epochs": 40, "lr": 0.01}
+    model = DubitoRegressor(network="mlp(hidden=[20])", training=training).fit(inputs[:200], targets[:200])
     assert model.score(inputs[200:], targets[200:]) > 0.3
+    assert model.posterior_.explanation is not None  # that of `Auto`
+    few = clone(model).set_params(training={"epochs": 1}).fit(inputs[:12], targets[:12])
+    assert few.posterior_.recipe == Laplace(structure="kron")  # too few rows to hold any out
+    assert clone(model).set_params(recipe__goal="intervals").recipe.goal == "intervals"
+    assert clone(model).set_params(recipe__structure="full").recipe == Laplace(structure="full")

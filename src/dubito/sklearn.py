@@ -42,8 +42,9 @@ from dubito.data import TableTransform
 from dubito.fitting.posterior import Posterior
 from dubito.fitting.recipe import Recipe
 from dubito.fitting.training import Training
+from dubito.methods.auto import Auto
 from dubito.uses.array_fits import Array, ArrayFit, How, Network, fit_arrays, is_table
-from dubito.uses.runs.default import default_recipe
+from dubito.uses.runs.default import LAPLACE
 
 __all__ = ["DubitoClassifier", "DubitoRegressor"]
 
@@ -71,13 +72,19 @@ class _Estimator(BaseEstimator):
         return found
 
     def set_params(self, **params: Any) -> Self:
-        """Set parameters; ``recipe__structure="full"`` replaces one setting of the recipe."""
+        """Set parameters; ``recipe__structure="full"`` replaces one setting of the recipe.
+
+        Without a recipe it is one of `Laplace`, or of `Auto` for a setting that only `Auto` has.
+        """
         inside = {name: value for name, value in params.items() if name.startswith(tuple(f"{n}__" for n in _SETTINGS))}
         super().set_params(**{name: value for name, value in params.items() if name not in inside})
-        for name, read in (("recipe", _recipe), ("training", _training)):
+        for name in _SETTINGS:
             changes = {key.partition("__")[2]: value for key, value in inside.items() if key.startswith(f"{name}__")}
             if changes:
-                setattr(self, name, read(getattr(self, name)).replace(**changes))
+                now = getattr(self, name)
+                default = Auto() if changes.keys() <= Auto().fields().keys() else LAPLACE
+                found = _training(now) if name == "training" else _recipe(now) or default
+                setattr(self, name, found.replace(**changes))
         return self
 
     def predict_distribution(self, X: Any) -> Prediction:
@@ -85,12 +92,12 @@ class _Estimator(BaseEstimator):
         check_is_fitted(self)
         return self.fit_.predict(self._validated(X, reset=False))
 
-    def _how(self, likelihood: Likelihood, held_out: float) -> How:
+    def _how(self, likelihood: Likelihood, held_out: float, default: Recipe | None) -> How:
         training = _training(self.training)  # raises where it is nonsense
         given = dict(self.training or {}) if not isinstance(self.training, Training) else training.fields()
         seed = int(check_random_state(self.random_state).randint(2**31 - 1))
         return How(
-            _recipe(self.recipe), self.network, likelihood, given, self.validation, held_out, seed,
+            _recipe(self.recipe) or default, self.network, likelihood, given, self.validation, held_out, seed,
             bool(self.verbose),
         )  # fmt: skip
 
@@ -112,8 +119,8 @@ class DubitoClassifier(ClassifierMixin, _Estimator):
     """A classifier with a posterior over the weights of its network.
 
     Args:
-        recipe: How to find the posterior: a recipe, or its text such as ``"laplace(structure=kron)"``; by default a
-            Laplace posterior of a trained network.
+        recipe: How to find the posterior: a recipe, or its text such as ``"laplace(structure=kron)"``; by default
+            `Auto`, which chooses the method that predicts held-out rows best.
         network: A network by name, such as ``"mlp(hidden=[50, 50])"``, a function of the numbers of inputs and outputs,
             or a module, which is copied.
         training: Training settings in place of the recipe's own: a `Training` or a dict such as ``{"epochs": 50}``.
@@ -150,22 +157,25 @@ class DubitoClassifier(ClassifierMixin, _Estimator):
 
     def fit(self, X: Any, y: Any, sample_weight: Any = None) -> Self:
         """Fit the posterior to labelled rows; a weight of n counts as n equal rows."""
-        return self._fit(X, y, None, sample_weight)
+        return self._fit(X, y, None, sample_weight, None)
 
     def partial_fit(self, X: Any, y: Any, classes: Any = None, sample_weight: Any = None) -> Self:
-        """Learn from more rows, for which the posterior is the prior; the first call fits, and knows all `classes`."""
+        """Learn from more rows, for which the posterior is the prior; the first call fits, and knows all `classes`.
+
+        Without a recipe the first call fits a Laplace posterior over all weights.
+        """
         if not hasattr(self, "fit_"):
-            return self._fit(X, y, classes, sample_weight)
+            return self._fit(X, y, classes, sample_weight, LAPLACE)
         X, labels = self._validated(X, reset=False), self._labels(X, y)
         self.fit_ = self.fit_.updated(X, self._numbers(labels), self._weights(X, labels, sample_weight))
         return self
 
-    def _fit(self, X: Any, y: Any, classes: Any, sample_weight: Any) -> Self:
+    def _fit(self, X: Any, y: Any, classes: Any, sample_weight: Any, default: Recipe | None) -> Self:
         X, labels = self._validated(X, reset=True), self._labels(X, y)
         self.classes_ = np.unique(labels if classes is None else np.concatenate([np.asarray(classes), labels]))
         if len(self.classes_) < 2:
             raise InputError(f"The targets have one class, {self.classes_[0]}; classification needs two classes.")
-        weights, how = self._weights(X, labels, sample_weight), self._how(resolve("categorical"), 0.0)
+        weights, how = self._weights(X, labels, sample_weight), self._how(resolve("categorical"), 0.0, default)
         self.fit_ = fit_arrays(X, self._numbers(labels), weights, how, len(self.classes_))
         return self
 
@@ -221,8 +231,8 @@ class DubitoRegressor(RegressorMixin, _Estimator):
     """A regression with a posterior over the weights of its network, for one or several numbers.
 
     Args:
-        recipe: How to find the posterior: a recipe, or its text such as ``"laplace(structure=kron)"``; by default a
-            Laplace posterior of a trained network.
+        recipe: How to find the posterior: a recipe, or its text such as ``"laplace(structure=kron)"``; by default
+            `Auto`, which chooses the method that predicts held-out rows best.
         network: A network by name, such as ``"mlp(hidden=[50, 50])"``, a function of the numbers of inputs and outputs,
             or a module, which is copied.
         training: Training settings in place of the recipe's own: a `Training` or a dict such as ``{"epochs": 50}``.
@@ -261,22 +271,26 @@ class DubitoRegressor(RegressorMixin, _Estimator):
 
     def fit(self, X: Any, y: Any, sample_weight: Any = None) -> Self:
         """Fit the posterior to rows with targets ``[N]`` or ``[N, O]``; a weight of n counts as n equal rows."""
+        return self._fit(X, y, sample_weight, None)
+
+    def _fit(self, X: Any, y: Any, sample_weight: Any, default: Recipe | None) -> Self:
         X, targets = self._validated(X, reset=True), self._targets(X, y)
         likelihood = resolve(self.likelihood)
         if not isinstance(likelihood, RegressionLikelihood):
             raise InputError(f"A regression needs a likelihood of numbers, such as 'gaussian', not {likelihood!r}.")
         weights = None if sample_weight is None else _check_sample_weight(sample_weight, X)
-        self.fit_ = fit_arrays(X, targets, weights, self._how(likelihood, self.held_out), None)
+        self.fit_ = fit_arrays(X, targets, weights, self._how(likelihood, self.held_out, default), None)
         self._shape = targets.shape[1:]
         return self
 
     def partial_fit(self, X: Any, y: Any, sample_weight: Any = None) -> Self:
         """Learn from more rows, for which the posterior is the prior; the first call fits.
 
-        The scales and the calibration of intervals stay those of the first rows.
+        The scales and the calibration of intervals stay those of the first rows. Without a recipe the first call fits
+        a Laplace posterior over all weights.
         """
         if not hasattr(self, "fit_"):
-            return self.fit(X, y, sample_weight)
+            return self._fit(X, y, sample_weight, LAPLACE)
         X, targets = self._validated(X, reset=False), self._targets(X, y)
         if targets.shape[1:] != self._shape:
             raise InputError(f"The targets must have shape [N, {self._shape}] as before, got {targets.shape}.")
@@ -349,9 +363,9 @@ class DubitoRegressor(RegressorMixin, _Estimator):
         return values if self._shape else values[:, 0]
 
 
-def _recipe(given: Any) -> Recipe:
+def _recipe(given: Any) -> Recipe | None:
     if given is None:
-        return default_recipe()
+        return None
     found = grammar.parse(given) if isinstance(given, str) else given
     if not isinstance(found, Recipe):
         raise InputError(f"`recipe` must be a recipe such as Laplace(), or text such as 'laplace()', got {given!r}.")

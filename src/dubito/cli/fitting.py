@@ -80,6 +80,8 @@ def tell_run(run: TableRun, out: Path, as_json: bool) -> None:
     if as_json:
         print_json({"run": str(out), "settings": dict(run.settings), **found.to_json()})
         return
+    if run.unguarded.explanation is not None:
+        print(f"{run.unguarded.explanation}\n")
     print(found)
     _tell_decisions(run)
     note(f"the run is in {out}, its report in {out / REPORT}")

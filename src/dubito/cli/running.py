@@ -16,7 +16,8 @@ def fit(
     target: Annotated[str, typer.Option("--target", metavar="COLUMN", help="The column to predict.")],
     out: Annotated[Path, typer.Option("--out", "-o", metavar="RUN", help="The folder to write.")],
     method: Annotated[
-        str | None, typer.Option("--method", metavar="METHOD", help="The method.  [default: chosen for tables]")
+        str | None,
+        typer.Option("--method", metavar="METHOD", help="The method.  [default: auto(), the best on held-out rows]"),
     ] = None,
     model: Annotated[
         str, typer.Option("--model", metavar="NETWORK", help="A network by name, or a function: net.py:build.")

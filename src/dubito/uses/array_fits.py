@@ -25,7 +25,7 @@ from dubito.networks.models import build
 from dubito.networks.twin import copied
 from dubito.uses.array_rows import copies, draw_parts
 from dubito.uses.fixed_draws import FixedDraws, rank_for
-from dubito.uses.runs.default import fit_posterior
+from dubito.uses.runs.default import default_recipe, fit_posterior
 from dubito.uses.runs.guard import GuardedPosterior, TrainingRange
 
 Array = NDArray[Any]
@@ -38,7 +38,7 @@ class How:
     """How to fit.
 
     Attributes:
-        recipe: Finds the posterior.
+        recipe: Finds the posterior; None for the default.
         network: A network by name, a function of the numbers of inputs and outputs, or a module, which is copied.
         likelihood: The likelihood.
         training: Training settings in place of the recipe's own.
@@ -48,7 +48,7 @@ class How:
         progress: Whether to show progress bars.
     """
 
-    recipe: Recipe
+    recipe: Recipe | None
     network: Network
     likelihood: Likelihood
     training: Mapping[str, Any]
@@ -154,7 +154,7 @@ def fit_arrays(X: Any, targets: Array, weights: Array | None, how: How, num_clas
     outputs = columns.shape[1] if num_classes is None else num_classes
     dataset = DataSet("arrays", task, {**pairs, "test": pairs["train"]}, outputs, encoder)
     posterior = fit_posterior(
-        how.recipe, _network(how, pairs["train"][0].shape[1], outputs, unfitted.dtype), dataset, how.likelihood,
+        how.recipe or default_recipe(dataset), _network(how, pairs["train"][0].shape[1], outputs, unfitted.dtype), dataset, how.likelihood,
         training=how.training, seed=how.seed, progress=how.progress,
     )  # fmt: skip
     if isinstance(encoder, TableTransform):

@@ -109,6 +109,7 @@ def test_a_network_from_a_file(tmp_path: Path) -> None:
     path = tmp_path / "net.py"
     path.write_text(NET)
     options = {"network": f"{path}:build", "training": {"epochs": 3}, "ignore": ["cheap"], "progress": False}
+    options["recipe"] = dubito.Laplace()
     run = runs.fit(houses(60), "price", **options)
     assert isinstance(run.posterior.model[1], nn.Tanh)
     run.save(tmp_path / "run")
@@ -162,7 +163,9 @@ def test_weights_are_taken_as_they_are(tmp_path: Path) -> None:
     save_file(trained.state_dict(), tmp_path / "w.safetensors")
     options = {"network": "mlp(hidden=[8], activation=tanh)", "ignore": ["cheap"], "progress": False}
     run = runs.fit(houses(), "price", weights=tmp_path / "w.safetensors", **options)
-    for name, value in run.posterior.mean().items():
+    chosen = runs.fit(houses(), "price", weights=tmp_path / "w.safetensors", validation=0.2, **options)
+    assert chosen.settings["recipe"] == "Auto(train=False)"
+    for name, value in [*run.posterior.mean().items(), *chosen.posterior.mean().items()]:
         assert torch.equal(value, dict(trained.named_parameters())[name])
     with pytest.raises(
         FileFormatError, match=r"weights of another network: '1.weight' is \(8, 5\) in the file and \(9, 5\)"

@@ -81,6 +81,14 @@ class TestCompress:
         else:
             assert int((again.posterior.model[1].weight == 0).sum()) > 0
 
+    @pytest.mark.parametrize("method", ["map()", "ensemble(members=2)", "laplace(weights=last_layer())"])
+    def test_a_posterior_without_weight_variances(self, method: str) -> None:
+        """The network is given a Laplace posterior first, and this is said."""
+        with pytest.warns(UserWarning, match="does not say which weights can be dropped"):
+            small, made = runs.compressed(run_of("price", method), dataset_of(), 0.2, progress=False)
+        assert made.model[1].out_features < 8
+        assert (small.predict(houses(5, seed=1))["epistemic"] > 0).all()
+
     def test_the_budget_holds_on_the_rows_it_is_judged_on(self) -> None:
         run, dataset = run_of("cheap"), dataset_of("cheap")
         _, made = runs.compressed(run, dataset, 0.01, progress=False)

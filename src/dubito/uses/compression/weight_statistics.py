@@ -47,14 +47,19 @@ def default_rule(posterior: Posterior) -> Rule:
 def ranking_rule(posterior: Posterior) -> Rule:
     """Return the rule that ranks weights for a budget: by the damage to the posterior, with the update of what stays.
 
-    A point has no curvature, so its weights are ranked by their magnitude.
+    A point has no curvature, so its weights are ranked by their magnitude. For an ensemble `statistics_of` says why
+    there is no average network.
     """
+    return PosteriorDamage(kind="obs", update=True) if has_weight_variances(posterior) else Magnitude()
+
+
+def has_weight_variances(posterior: Posterior) -> bool:
+    """Return whether all prunable parameters have marginal variances; an ensemble and a point have none."""
     try:
         _, variance = posterior.marginals()
     except UnsupportedError:
-        return Magnitude()  # `statistics_of` says why there is no average network
-    random = all(bool((variance[name] > 0).any()) for name in prunable(posterior.model))
-    return PosteriorDamage(kind="obs", update=True) if random else Magnitude()
+        return False
+    return all(bool((variance[name] > 0).any()) for name in prunable(posterior.model))
 
 
 def statistics_of(posterior: Posterior, rule: Rule) -> WeightStatistics:

@@ -13,13 +13,14 @@ from dubito.core.errors import InputError
 from dubito.data import DataSet, Pair
 from dubito.data.source import carve
 from dubito.data.tables import as_table, with_target
+from dubito.fitting.posterior import Posterior
 from dubito.fitting.recipe import Recipe
 from dubito.fitting.training import Training
-from dubito.methods.laplace import Laplace
 from dubito.uses.compression import Compression, compress
 from dubito.uses.compression.rules import Rule
-from dubito.uses.compression.weight_statistics import default_rule
+from dubito.uses.compression.weight_statistics import default_rule, has_weight_variances
 from dubito.uses.reporting import evaluate
+from dubito.uses.runs.default import LAPLACE
 from dubito.uses.runs.guard import GuardedPosterior
 from dubito.uses.runs.run import TableRun, calibrated
 from dubito.uses.runs.table_fit import HELD_OUT
@@ -91,6 +92,24 @@ def _seen_rows(dataset: DataSet) -> Pair:
     return inputs, targets
 
 
+def _with_weight_variances(
+    posterior: Posterior, dataset: DataSet, generator: torch.Generator, progress: bool
+) -> Posterior:
+    """Return the posterior, or a Laplace posterior of its network if it does not say which weights can be dropped."""
+    if has_weight_variances(posterior):
+        return posterior
+    what = "the first network of the ensemble" if hasattr(posterior, "members") else "the network"
+    warnings.warn(
+        f"The {posterior.family} posterior of this run does not say which weights can be dropped: {what} is "
+        f"compressed, by a posterior {LAPLACE!r} of it.",
+        stacklevel=3,
+    )
+    return LAPLACE.fit(
+        posterior.model, dataset.train, likelihood=posterior.likelihood, validation=dataset.validation,
+        generator=generator, progress=progress,
+    )  # fmt: skip
+
+
 def compressed(
     run: TableRun,
     dataset: DataSet,
@@ -119,15 +138,15 @@ def compressed(
     """
     if not 0 <= at_most < 1:
         raise InputError(f"`at_most` must be a fraction from 0 to below 1, got {at_most}.")
-    inside = run.unguarded
+    generator = torch.Generator().manual_seed(seed)
+    inside = _with_weight_variances(run.unguarded, dataset, generator, progress)
     rule = (rule or default_rule(inside)).replace(max_drop=at_most, threshold=None, target=None)
     options: dict[str, Any] = {"data": _seen_rows(dataset), "structure": structure}
     if finetune:
         options |= {"finetune": dataset.train, "training": Training(epochs=finetune, lr=1e-3, schedule="linear")}
-    generator = torch.Generator().manual_seed(seed)
     made = compress(inside, rule, **options, generator=generator)
     posterior = made.posterior(
-        recipe or Laplace(structure="kron"), dataset.train, validation=dataset.validation, generator=generator,
+        recipe or LAPLACE, dataset.train, validation=dataset.validation, generator=generator,
         progress=progress,
     )  # fmt: skip
     settings = {**run.settings, "compressed": repr(made.rule), "name": f"{run.settings.get('name')}, compressed"}

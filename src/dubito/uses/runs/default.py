@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import glob
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -13,15 +14,24 @@ from dubito.beliefs.likelihoods import Likelihood
 from dubito.data import DataSet
 from dubito.fitting.posterior import Posterior
 from dubito.fitting.recipe import Recipe
-from dubito.fitting.search_file import SUFFIX
 from dubito.fitting.training import Training
+from dubito.methods.auto import Auto
+from dubito.methods.auto.held_out import FEWEST
 from dubito.methods.laplace import Laplace
 from dubito.methods.map import MAP
 
+# The posterior over all weights: it can be updated, and says which weights can be dropped.
+LAPLACE = Laplace(structure="kron")
 
-def default_recipe() -> Recipe:
-    """Return the recipe of a run for which no other was chosen."""
-    return Laplace(structure="kron")
+
+def default_recipe(dataset: DataSet, *, trained: bool = False) -> Recipe:
+    """Return the recipe of a run for which no other was chosen: `Auto`, or `LAPLACE` if too few rows can be held out.
+
+    A network that is `trained` already keeps its weights, and only validation rows are new to it.
+    """
+    usable = [dataset.validation, None if trained else dataset.train]
+    enough = any(part is not None and len(part[1]) >= FEWEST for part in usable)
+    return Auto(train=not trained) if enough else LAPLACE
 
 
 def fit_posterior(
@@ -45,16 +55,16 @@ def fit_posterior(
         likelihood: The likelihood.
         trained: Whether the network is trained already.
         training: Training settings in place of the recipe's own.
-        checkpoint: A file from which an interrupted fit continues; it is removed in the end.
+        checkpoint: A file from which an interrupted fit continues; it is removed in the end, with all files whose
+            names begin with its name.
         seed: The seed of all randomness.
         progress: Whether to show progress bars on a terminal.
     """
-    chosen, files = dict(training or {}), list[Path]()
+    chosen = dict(training or {})
 
     def fit(which: Recipe, start: nn.Module, stage: str) -> Posterior:
         how = training_for(which, chosen)
         file = None if checkpoint is None else checkpoint.with_name(f"{checkpoint.name}{stage}")
-        files.extend([] if file is None else [file, Path(f"{file}{SUFFIX}")])
         return which.fit(
             start, dataset.train, likelihood=likelihood, validation=dataset.validation,
             training=how if file is None else how.replace(checkpoint=str(file)),
@@ -64,8 +74,9 @@ def fit_posterior(
     if recipe.needs_trained_model and not trained:
         network = fit(MAP(), network, ".training").model
     found = fit(recipe, network, "")
-    for file in files:
-        file.unlink(missing_ok=True)
+    if checkpoint is not None:
+        for file in checkpoint.parent.glob(f"{glob.escape(checkpoint.name)}*"):  # also those of what `Auto` compared
+            file.unlink(missing_ok=True)
     return found
 
 

@@ -59,7 +59,7 @@ def fit(
     Args:
         table: A pandas frame, a dict of columns, a `Table`, or the path of a file.
         target: The column to predict.
-        recipe: How to find the posterior; by default a Laplace posterior of a trained network.
+        recipe: How to find the posterior; by default `Auto` chooses the method that predicts held-out rows best.
         network: A network by name, such as ``"mlp(hidden=[50, 50])"``, or a function ``"net.py:build"``, which is
             called with the numbers of inputs and outputs.
         weights: A safetensors file with the weights of the network, which is then not trained.
@@ -119,7 +119,7 @@ def fit_dataset(
         progress: See `fit`.
         settings: What else to remember of how the run was made.
     """
-    encoder, recipe = dataset.encoder, recipe or default_recipe()
+    encoder, recipe = dataset.encoder, recipe or default_recipe(dataset, trained=weights is not None)
     assert isinstance(encoder, TableTransform)
     chosen = likelihood_for(likelihood, dataset)
     named = network if isinstance(network, str) else IN_MEMORY
@@ -139,6 +139,8 @@ def fit_dataset(
         "training": dict(training or {}), "seed": seed, "coverage": coverage, "risk": risk, "rows": rows,
         "weights": None if weights is None else os.fspath(weights), "table": dataset.name, **(settings or {}),
     }  # fmt: skip
+    if posterior.explanation is not None:
+        remembered["chosen"] = posterior.explanation.words
     if dataset.description is not None and dataset.description.dialect is not None:
         remembered["dialect"] = asdict(dataset.description.dialect)
     run = calibrated(posterior, encoder, source, parts, remembered)
