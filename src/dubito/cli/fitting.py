@@ -94,6 +94,9 @@ def _tell_decisions(run: TableRun) -> None:
             note(f"{rows} held-out rows are too few to calibrate intervals: they are the posterior's own")
         else:
             note(f"intervals of {run.coverage:.0%} are calibrated on {rows} held-out rows")
+    if not run.unguarded.has_spread:
+        note("one network was chosen, with no posterior: epistemic uncertainty is 0 except for unseen categories and "
+             "numbers outside of the training range; --method \"auto(goal=ood)\" chooses a method for it")  # fmt: skip
     if run.risk is None:
         note("no --risk was stated: only unfamiliar rows get the decision 'ask'")
 
