@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import importlib
+import importlib.util
 import re
 import shlex
 import warnings
@@ -12,6 +13,7 @@ from typing import Any
 
 import pytest
 import torch
+from test_readme import without_numbers
 from typer.testing import CliRunner
 
 import dubito
@@ -48,7 +50,21 @@ def name_of(page: Path) -> str:
 
 
 def examples(page: Path) -> list[str]:
-    return re.findall(r"^```python\n(.*?)^```$", page.read_text(), flags=re.DOTALL | re.MULTILINE)
+    """Return the code of a page; blocks that need other packages only where these are installed."""
+    blocks = re.findall(
+        r'^```python(?: title="needs (.*?)")?\n(.*?)^```$', page.read_text(), flags=re.DOTALL | re.MULTILINE
+    )
+    return [code for needed, code in blocks if all(importlib.util.find_spec(name) for name in packages(needed))]
+
+
+def packages(needed: str) -> list[str]:
+    return needed.split(" and ") if needed else []
+
+
+def shown(page: Path) -> list[str]:
+    """Return the lines that a page says are printed."""
+    return "".join(re.findall(r"^```text\n(.*?)^```$", page.read_text(), flags=re.DOTALL | re.MULTILINE)).splitlines()
+
 
 
 # The code of the tutorial needs its commands: they run together, below.
@@ -69,6 +85,8 @@ def test_the_examples_run(
     printed = capsys.readouterr().out
     for pattern in PRINTS.get(name_of(page), ()):
         assert re.search(pattern, printed), pattern
+    lines = {without_numbers(line) for line in printed.splitlines()}
+    assert [line for line in shown(page) if without_numbers(line) not in lines] == []
     assert eval(HOLDS.get(name_of(page), "True"), {**names, "Path": Path})
 
 

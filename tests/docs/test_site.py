@@ -110,3 +110,21 @@ def test_every_chart_of_the_docs_is_understood() -> None:
     drawn = [charts.on_page_markdown(page.read_text(), None) for page in PAGES]
     assert sum(text.count('<div class="chart">') for text in drawn) >= 1
     assert not any("```mermaid" in text for text in drawn)
+
+
+@pytest.mark.parametrize("page", in_nav(next(part["Methods"] for part in CONFIG["nav"] if "Methods" in part)))
+def test_a_method_has_equation_code_paper_cost_and_when_not_to(page: str) -> None:
+    text = (DOCS / page).read_text()
+    assert "```python" in text
+    assert "$" in text
+    assert re.search(r"arxiv\.org|doi\.org|openreview|papers\.nips", text)
+    if page != "groups.md":  # priors of variational posteriors, whose page says it
+        assert re.search(r"^## (Cost|What it costs)$", text, flags=re.MULTILINE)
+        assert re.search(r"^## When .*not to$", text, flags=re.MULTILINE)
+
+
+def test_the_numbers_of_which_method_are_measured() -> None:
+    results = " ".join(page.read_text() for page in (DOCS / "results").glob("*.md"))
+    measured = re.findall(r"\d+\.\d{3}", (DOCS / "which-method.md").read_text())
+    assert len(measured) > 40
+    assert [number for number in measured if number not in results] == []
