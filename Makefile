@@ -10,7 +10,7 @@ EXTRAS_STAMP := .venv-extras/.installed
 PEERS := laplace-torch curvlinops-for-pytorch asdfghjkl asdl backpack-for-pytorch ivon-opt linear-operator jaxtyping \
 	wadler-lindig mpmath einops einconv opt-einsum unfoldNd
 # Tests of what the extras and the peers add; laplace-torch and the like are installed without their dependencies.
-WITH_EXTRAS := tests/peers tests/uses/compression tests/uses/export tests/methods/mcmc
+WITH_EXTRAS := tests/peers tests/uses/compression tests/uses/export tests/uses/serving tests/methods/mcmc
 
 .PHONY: docs fuzz demo test test-fast test-extras test-torch lint format clean
 
@@ -23,7 +23,7 @@ $(STAMP): pyproject.toml constraints.txt
 $(EXTRAS_STAMP): pyproject.toml constraints.txt
 	$(PYTHON) -m venv .venv-extras
 	$(EXTRAS)/pip install --quiet --disable-pip-version-check -c constraints.txt torch
-	$(EXTRAS)/pip install --quiet --disable-pip-version-check -c constraints.txt -e ".[dev,export,samplers]"
+	$(EXTRAS)/pip install --quiet --disable-pip-version-check -c constraints.txt -e ".[dev,export,samplers,serve]"
 	$(EXTRAS)/pip install --quiet --disable-pip-version-check -c constraints.txt --no-deps $(PEERS)
 	touch $(EXTRAS_STAMP)
 

@@ -63,6 +63,7 @@ _PUBLIC: dict[str, tuple[str, str | None]] = {
     "rules": ("dubito.uses.compression.rules", None),
     "runs": ("dubito.uses.runs", None),
     "select": ("dubito.select", None),
+    "serving": ("dubito.uses.serving", None),
     "sklearn": ("dubito.sklearn", None),
     "transfer": ("dubito.uses.transfer", None),
     "variational": ("dubito.methods.variational", None),
@@ -91,7 +92,7 @@ if TYPE_CHECKING:
     from dubito.methods.variational import Variational
     from dubito.networks import models
     from dubito.networks.selection import Selection
-    from dubito.uses import compression, decisions, metrics, runs, transfer
+    from dubito.uses import compression, decisions, metrics, runs, serving, transfer
     from dubito.uses.comparison.compare import compare
     from dubito.uses.compression import rules
     from dubito.uses.compression.compress import compress

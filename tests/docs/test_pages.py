@@ -67,8 +67,8 @@ def shown(page: Path) -> list[str]:
 
 
 
-# The code of the tutorial needs its commands: they run together, below.
-WITH_COMMANDS = ("tables.md",)
+# The code of the tutorial needs its commands: they run together, below. That on serving runs in tests/uses/serving.
+WITH_COMMANDS = ("tables.md", "serving.md")
 
 
 @pytest.mark.parametrize(

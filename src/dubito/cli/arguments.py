@@ -66,6 +66,10 @@ Risk = Annotated[
 Coverage = Annotated[
     float, typer.Option("--coverage", metavar="SHARE", help="How often an interval holds the true number.")
 ]
+OtherCoverage = Annotated[
+    float | None,
+    typer.Option("--coverage", metavar="SHARE", help="The coverage of intervals.  [default: the run's]"),
+]
 MovedModel = Annotated[
     str | None,
     typer.Option("--model", metavar="FILE:FUNCTION", help="The network's function, if its file moved or changed."),

@@ -18,6 +18,7 @@ EXTRAS = {
     "onnx": ("ONNX files", ("onnx", "onnxscript", "onnxruntime")),
     "shrink": ("removing units from networks with skip connections", ("torch_pruning",)),
     "quant": ("8-bit weights", ("torchao",)),
+    "serve": ("`dubito serve` and `dubito play`", ("starlette", "uvicorn")),
     "samplers": ("ArviZ objects of samplers", ("arviz",)),
 }
 

@@ -158,6 +158,27 @@ Examples:
 
 {_EXIT_CODES}"""
 
+SERVE = f"""Answer requests for predictions over HTTP, with a JSON API that /openapi.json describes.
+
+\b
+Paths:
+  POST /predict      {{"rows": [{{"size": 120, "town": "Ulm"}}]}}; gives the columns of `dubito predict` for each row
+  GET /health        whether the server works
+  GET /metrics       counts for Prometheus
+  GET /openapi.json  the description of all of them
+
+Requests that come at the same time are predicted together. The server listens on this machine alone unless --host says
+otherwise. If the environment variable DUBITO_TOKEN is set, requests must bring it. SIGTERM and Ctrl-C stop the server
+when the requests in flight are answered. Needs pip install 'dubito[serve]'.
+
+\b
+Examples:
+  dubito serve houses/
+  dubito serve houses/ --port 9000 --risk 20000
+  DUBITO_TOKEN=$(openssl rand -hex 16) dubito serve houses/ --host 0.0.0.0
+
+{_EXIT_CODES}"""
+
 LIST_METHODS = """List the methods, as --method of `fit` and `compare` takes them, and what each does.
 
 \b

@@ -77,10 +77,7 @@ def predict(
         str, typer.Option("--out", "-o", metavar="FILE", help="A .csv, .tsv or .parquet file; - for standard output.")
     ],
     risk: args.Risk = None,
-    coverage: Annotated[
-        float | None,
-        typer.Option("--coverage", metavar="SHARE", help="The coverage of intervals.  [default: the run's]"),
-    ] = None,
+    coverage: args.OtherCoverage = None,
     model: args.MovedModel = None,
     sep: args.Sep = None,
     encoding: args.Encoding = None,

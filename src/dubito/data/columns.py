@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -47,11 +47,15 @@ class NumberColumn:
         """Return the column with the range of these cells and of the training rows together."""
         return replace(self, **_joint_range(self.low, self.high, cells.numbers(words=self.boolean)))
 
+    @property
+    def holds(self) -> str:
+        """What the cells must be, in words."""
+        return "true or false" if self.boolean else "numbers"
+
     def encode(self, cells: Cells, tally: Tally | None = None) -> Floats:
         """Encode values `[N]` as features `[N, features]`; a tally counts odd cells."""
         found = cells.numbers(words=self.boolean)
-        what = "true or false" if self.boolean else "numbers"
-        values = check_size(cells.without_strays(found, what, strict=tally is None), self.name)
+        values = check_size(cells.without_strays(found, self.holds, strict=tally is None), self.name)
         if tally is not None:
             tally.count_numbers(cells, values, self.low, self.high, self.indicator)
         filled, missing = _filled(values, self.fill)
@@ -72,6 +76,7 @@ class CategoryColumn:
     indicator: bool
     rare: tuple[str, ...] = ()
     shares: tuple[float, ...] = ()
+    holds: ClassVar[str] = "categories"
 
     @property
     def feature_names(self) -> tuple[str, ...]:
@@ -142,10 +147,14 @@ class DateColumn:
         """Return the column with the range of these cells and of the training rows together."""
         return replace(self, **_joint_range(self.low, self.high, cells.days(self.format)))
 
+    @property
+    def holds(self) -> str:
+        """What the cells must be, in words."""
+        return "dates" if self.format == ISO_DATE else f"dates in the format {self.format!r}"
+
     def encode(self, cells: Cells, tally: Tally | None = None) -> Floats:
         """Encode values `[N]` as features `[N, features]`; a tally counts odd cells."""
-        what = "dates" if self.format == ISO_DATE else f"dates in the format {self.format!r}"
-        values = cells.without_strays(cells.days(self.format), what, strict=tally is None)
+        values = cells.without_strays(cells.days(self.format), self.holds, strict=tally is None)
         if tally is not None:
             tally.count_numbers(cells, values, self.low, self.high, self.indicator)
         days, missing = _filled(values, self.fill)

@@ -1,0 +1,143 @@
+"""Load test of `dubito serve`: latency at a fixed rate of requests, and the largest throughput.
+
+    python benchmarks/serve.py [--rate 200] [--seconds 20] [--run RUN]
+
+Starts the server as a program, and sends single rows over keep-alive connections from this process, so client and
+server share the machine. At a fixed rate requests start on schedule, whether or not earlier ones were answered, and
+latency counts from the scheduled start: a slow server cannot hide behind a client that waits for it. The throughput is
+that of 32 clients which send the next request when they have the answer. Without --run a regression and a
+classification run are fitted to generated tables.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import json
+import os
+import random
+import resource
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+from typing import Any
+
+from dubito import runs
+
+
+def make_runs(folder: Path) -> dict[str, Path]:
+    """Fit a run on houses that predicts a price, and one that predicts a class."""
+    rng = random.Random(0)
+    towns = {"Ulm": 100, "Bern": 400, "Graz": 200, "Wien": 300}
+    size = [rng.uniform(30, 200) for _ in range(600)]
+    rooms, town = [rng.randint(1, 6) for _ in size], [rng.choice(list(towns)) for _ in size]
+    price = [towns[t] + s + 5 * r + rng.gauss(0, 20) for t, s, r in zip(town, size, rooms, strict=True)]
+    kind = ["cheap" if p < 300 else "usual" if p < 450 else "dear" for p in price]
+    table = {"size": size, "rooms": rooms, "town": town}
+    found = {}
+    for name, target in (("numbers", price), ("classes", kind)):
+        run = runs.fit({**table, name: target}, name, training={"epochs": 100, "lr": 0.01}, progress=False)
+        run.save(folder / name)
+        found[name] = folder / name
+    return found
+
+
+def row_of(run: Path) -> dict[str, Any]:
+    """Return a usual row."""
+    columns = runs.load(run).encoder.columns
+    return {column.name: None if column.holds == "dates" else column.fill for column in columns}
+
+
+class Connection:
+    """One keep-alive connection."""
+
+    async def open(self, port: int, row: dict[str, Any]) -> Connection:
+        """Connect, and return the connection."""
+        self.reader, self.writer = await asyncio.open_connection("127.0.0.1", port)
+        body = json.dumps({"rows": [row]}).encode()
+        lines = ("POST /predict HTTP/1.1", "host: localhost", "content-type: application/json")
+        head = "\r\n".join([*lines, f"content-length: {len(body)}"])
+        self.message = head.encode() + b"\r\n\r\n" + body
+        return self
+
+    async def ask(self) -> None:
+        """Send a request, and read its answer."""
+        self.writer.write(self.message)
+        head = await self.reader.readuntil(b"\r\n\r\n")
+        if not head.startswith(b"HTTP/1.1 200"):
+            raise RuntimeError(head.decode())
+        length = int(head.lower().partition(b"content-length: ")[2].partition(b"\r\n")[0])
+        await self.reader.readexactly(length)
+
+
+async def fixed_rate(port: int, row: dict[str, Any], rate: float, seconds: float) -> list[float]:
+    """Return the latency of each request, from the time at which it was due."""
+    free, latencies, tasks = [await Connection().open(port, row) for _ in range(16)], [], []
+    rng, begin, due = random.Random(0), time.perf_counter(), 0.0
+
+    async def one(when: float) -> None:
+        connection = free.pop() if free else await Connection().open(port, row)
+        await connection.ask()
+        latencies.append(time.perf_counter() - begin - when)
+        free.insert(0, connection)
+
+    while due < seconds:
+        due += rng.expovariate(rate)  # requests of many independent clients
+        await asyncio.sleep(max(0.0, begin + due - time.perf_counter()))
+        tasks.append(asyncio.create_task(one(due)))
+    await asyncio.gather(*tasks)
+    return latencies
+
+
+async def throughput(port: int, row: dict[str, Any], seconds: float, clients: int = 32) -> float:
+    """Return the requests per second of clients that ask again at once."""
+    end, count = time.perf_counter() + seconds, 0
+
+    async def client() -> None:
+        nonlocal count
+        connection = await Connection().open(port, row)
+        while time.perf_counter() < end:
+            await connection.ask()
+            count += 1
+
+    await asyncio.gather(*(client() for _ in range(clients)))
+    return count / seconds
+
+
+def measure(run: Path, rate: float, seconds: float) -> None:
+    code = "from dubito.cli import main; main()"
+    words = [sys.executable, "-c", code, "serve", str(run), "--port", "0"]
+    with subprocess.Popen(words, stderr=subprocess.PIPE, text=True) as server:
+        assert server.stderr is not None
+        try:
+            port = int(server.stderr.readline().partition("127.0.0.1:")[2].split()[0].rstrip("/"))
+            row = row_of(run)
+            asyncio.run(fixed_rate(port, row, 50, 1))  # warm
+            latencies = sorted(asyncio.run(fixed_rate(port, row, rate, seconds)))
+            most = asyncio.run(throughput(port, row, seconds / 2))
+        finally:
+            server.terminate()
+    p50, p99 = statistics.median(latencies), latencies[int(0.99 * len(latencies))]
+    told = f"{len(latencies)} requests at {rate:g}/s: p50 {1e3 * p50:.1f} ms, p99 {1e3 * p99:.1f} ms, "
+    print(f"{run.name}: {told}largest {1e3 * latencies[-1]:.1f} ms; 32 clients: {most:.0f} requests/s")
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--rate", type=float, default=200.0)
+    parser.add_argument("--seconds", type=float, default=20.0)
+    parser.add_argument("--run", type=Path)
+    chosen = parser.parse_args()
+    print(f"{os.cpu_count()} cores, load {os.getloadavg()[0]:.1f} before the test")
+    with tempfile.TemporaryDirectory() as folder:
+        found = [chosen.run] if chosen.run else list(make_runs(Path(folder)).values())
+        for run in found:
+            measure(run, chosen.rate, chosen.seconds)
+    print(f"CPU of the servers: {resource.getrusage(resource.RUSAGE_CHILDREN).ru_utime:.1f} s")
+
+
+if __name__ == "__main__":
+    main()
