@@ -8,6 +8,7 @@ from typing import Annotated, Literal
 import torch
 from torch import Tensor, nn
 
+from dubito.beliefs.likelihoods.kinds import RegressionLikelihood
 from dubito.core import batches, params
 from dubito.core.batches import Batch
 from dubito.core.constraints import Count, NonNegative, OpenProbability, Start
@@ -24,7 +25,9 @@ from dubito.methods.ensembles.points import prior_decay
 from dubito.networks.layers import require_rule
 from dubito.networks.twin import light_copy
 
-DEFAULT_RATE = 0.1
+# Masks add noise to the outputs, which a regression with little noise of its own cannot bear: a rate of 0.1 costs 0.7 nats
+# on UCI energy and 0.2 on kin8nm, 0.005 nothing on these nor on boston and diabetes.
+DEFAULT_RATE, REGRESSION_RATE = 0.1, 0.005
 # The factor of the learning rate for a dropout rate, a single number with a gradient from all data.
 RATE_FACTOR = 10.0
 
@@ -43,7 +46,7 @@ class MCDropout(Recipe):
 
     Args:
         rate: The dropout rate; or a dict of rates by layer name; None keeps the rates of the network's own dropout
-            layers, and is 0.1 at other layers.
+            layers; at other layers it is 0.1, or 0.005 for a regression, whose noise may be small (not with `learn`).
         filterwise: Drop whole channels (features of a sequence) instead of single activations.
         learn: Learn the rates, starting from `rate`, by a concrete relaxation and the KL divergence from the prior
             (Gal et al. 2017, https://arxiv.org/abs/1705.07832). Only at the inputs of layers.
@@ -100,7 +103,9 @@ class MCDropout(Recipe):
             return {name: float(self.rate[name]) for name in names if name in self.rate}
         if self.rate is not None:
             return dict.fromkeys(names, float(self.rate))
-        found = {name: float(own[name].p) if at_own else DEFAULT_RATE for name in names}  # type: ignore[arg-type]
+        is_fixed_regression = isinstance(problem.likelihood, RegressionLikelihood) and not self.learn
+        usual = REGRESSION_RATE if is_fixed_regression else DEFAULT_RATE
+        found = {name: float(own[name].p) if at_own else usual for name in names}  # type: ignore[arg-type]
         if max(found.values()) >= 1:
             raise InputError("A dropout layer of the network has rate 1 and drops everything: give a rate.")
         return found
