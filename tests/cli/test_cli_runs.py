@@ -75,6 +75,15 @@ def test_what_was_understood_is_said_before_training(run: Run) -> None:
     assert "Accuracy" in quiet.stdout
 
 
+@pytest.mark.filterwarnings("ignore")
+def test_a_diverged_training_fails(run: Run) -> None:
+    words = ["--target", "cheap", "--ignore", "price", "--epochs", 3, "--lr", 1e9, "--method", "map()"]
+    result = run("fit", "houses.csv", "-o", "run", *words)
+    assert result.exit_code == 1
+    assert "Can it be trusted? No." in result.stdout
+    assert "cannot be trusted" in result.stderr
+
+
 def test_a_file_of_options(run: Run, tmp_path: Path) -> None:
     (tmp_path / "run.yaml").write_text(
         "# options\ntable: houses.csv\ntarget: price\nout: run\nignore:\n  - cheap\n  - id\nepochs: 2\n"

@@ -9,10 +9,11 @@ from pathlib import Path
 from typing import Any
 
 import torch
+import typer
 
 from dubito import data
 from dubito.cli.arguments import TableOptions
-from dubito.cli.failures import QUIET
+from dubito.cli.failures import FAILURE, QUIET
 from dubito.cli.options import read_methods, read_table
 from dubito.cli.output import note, print_json
 from dubito.core.atomic import check_place
@@ -23,7 +24,7 @@ from dubito.uses import runs
 from dubito.uses.reporting import report as write_report
 from dubito.uses.runs.folder import REPORT, check_folder
 from dubito.uses.runs.networks import NetworkSource
-from dubito.uses.runs.run import TableRun
+from dubito.uses.runs.run import TableEvaluation, TableRun
 from dubito.uses.runs.stream import check_output, predict_file
 from dubito.uses.runs.table_fit import VALIDATION, likelihood_for, share_held_out
 
@@ -75,11 +76,18 @@ def fit_run(
 
 
 def tell_run(run: TableRun, out: Path, as_json: bool) -> None:
-    """Print the scores of a run that was written."""
+    """Print the scores of a run that was written; if its predictions are useless, exit with a code that says so."""
     found = run.evaluate_pair(run.parts["held_out"])
     if as_json:
         print_json({"run": str(out), "settings": dict(run.settings), **found.to_json()})
-        return
+    else:
+        _tell_scores(run, out, found)
+    if found.scores.trust is not None and found.scores.trust.verdict == "no":
+        note("the exit code is 1, because the predictions of this run cannot be trusted")
+        raise typer.Exit(FAILURE)
+
+
+def _tell_scores(run: TableRun, out: Path, found: TableEvaluation) -> None:
     if run.unguarded.explanation is not None:
         print(f"{run.unguarded.explanation}\n")
     print(found)

@@ -9,7 +9,7 @@ _LINES_OF_METHODS = "\n              ".join(METHODS)
 _EXIT_CODES = """\b
 Exit codes:
   0    success
-  1    a computation failed, for example a loss became NaN
+  1    a computation failed (a loss became NaN, say), or a run was written whose predictions cannot be trusted
   2    wrong usage or input, for example an unknown name or an unreadable table
   3    a file or a data set was not found on this machine
   130  interrupted with Ctrl-C; finished results are kept

@@ -25,6 +25,7 @@ MOSTLY_EPISTEMIC = 0.9
 FAR_FROM_OPTIMUM = 0.2
 # Findings that a fit also gives as a warning, besides all that make a posterior useless.
 NOT_CONVERGED = ("worse than a constant", "not at an optimum")
+NOT_MEASURED, FEW_VALIDATION_DATA = "not measured", "few validation data"
 WARNED = ("not at an optimum", "prior at an edge", "epistemic zero")
 
 
@@ -114,6 +115,10 @@ def general_findings(posterior: Posterior) -> Iterator[Finding]:
     """Yield the findings that apply to any family, the most important first."""
     record = posterior.fit_record
     if record is None:
+        yield Finding(
+            NOT_MEASURED, "care",
+            "Nothing is known about how well it predicts: it was not fitted to data here. Use dubito.evaluate.",
+        )  # fmt: skip
         return
     yield from _about_the_network(record)
     yield from posterior.own_findings()
@@ -123,7 +128,7 @@ def general_findings(posterior: Posterior) -> Iterator[Finding]:
     held = record.validation
     if held is not None and held.num_rows < FEW_VALIDATION:
         yield Finding(
-            "few validation data", "care",
+            FEW_VALIDATION_DATA, "care",
             f"There are only {held.num_rows} validation examples, too few to tell whether probabilities are right: "
             f"give at least {FEW_VALIDATION}, or none at all.",
         )  # fmt: skip
@@ -170,21 +175,22 @@ def _about_confidence(record: FitRecord) -> Iterator[Finding]:
         error = 2 * (scores.accuracy * (1 - scores.accuracy) / scores.num_rows) ** 0.5
         gap = scores.accuracy - scores.confidence
         if gap > 0.1 + error:
-            yield _underconfident(
+            yield underconfident(
                 f"{scores.accuracy:.0%} of {where} labels are right", f"it is {scores.confidence:.0%} sure"
             )
         elif -gap > 0.1 + error and where == "validation":
             fact = f"only {scores.accuracy:.0%} of {where} labels are right"
-            yield _overconfident(fact, f"it is {scores.confidence:.0%} sure")
+            yield overconfident(fact, f"it is {scores.confidence:.0%} sure")
     elif scores.squared_z is not None:
         spread = f"the residuals of {where} data are {scores.squared_z**0.5:.2f} predicted standard deviations"
         if scores.squared_z < (0.3 if where == "validation" else 0.05):
-            yield _underconfident(spread, "about 1 is expected")
+            yield underconfident(spread, "about 1 is expected")
         elif scores.squared_z > 3 and where == "validation":
-            yield _overconfident(spread, "about 1 is expected")
+            yield overconfident(spread, "about 1 is expected")
 
 
-def _underconfident(fact: str, claim: str) -> Finding:
+def underconfident(fact: str, claim: str) -> Finding:
+    """Return the finding that predictions are less sure than they could be."""
     return Finding(
         "underconfident", "care",
         f"It is underconfident: {fact}, but {claim}. Use a larger prior precision (a narrower prior) or a lower "
@@ -192,7 +198,8 @@ def _underconfident(fact: str, claim: str) -> Finding:
     )  # fmt: skip
 
 
-def _overconfident(fact: str, claim: str) -> Finding:
+def overconfident(fact: str, claim: str) -> Finding:
+    """Return the finding that predictions are surer than they should be."""
     return Finding(
         "overconfident", "care",
         f"It is overconfident: {fact}, but {claim}. Use decisions.temper with the validation data, more random "

@@ -226,3 +226,11 @@ def test_other_recipes_and_files(tmp_path: Path) -> None:
     with pytest.raises(InputError, match="does not fit"):
         runs.fit(path, "price", likelihood="categorical", **options)
     assert run_of("cheap", "map()").posterior.recipe == dubito.MAP()
+
+
+def test_a_run_is_diagnosed_as_its_posterior(tmp_path: Path) -> None:
+    run = run_of()
+    run.save(tmp_path / "run")
+    for each in (run, runs.load(tmp_path / "run")):
+        assert each.posterior.fit_record == each.unguarded.fit_record is not None
+        assert each.posterior.diagnose().measured is not None

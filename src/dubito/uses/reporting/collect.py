@@ -65,6 +65,7 @@ class EvaluationPass:
         seconds: The time spent in predicting.
         num_rows: How many inputs there were.
         shapes: The shape of one example's inputs.
+        num_classes: The number of classes; None for numbers.
     """
 
     metrics: Metrics | None
@@ -72,6 +73,7 @@ class EvaluationPass:
     seconds: float
     num_rows: int
     shapes: list[tuple[int, ...]]
+    num_classes: int | None = None
 
 
 def collect(
@@ -95,6 +97,7 @@ def collect(
     sums: Metrics | None = None
     clock = torch.zeros(2, dtype=torch.float64)
     shapes: list[tuple[int, ...]] = []
+    num_classes: int | None = None
     for inputs, targets in _batches(data, predictor.draws.batch_size, what):
         shapes = shapes or _shapes(inputs)
         start = time.perf_counter()
@@ -102,6 +105,8 @@ def collect(
         clock += torch.tensor([time.perf_counter() - start, batches.num_rows(inputs)], dtype=torch.float64)
         if labelled and targets is None:
             raise InputError(f"{what} has no targets to score against: give (inputs, targets) or a loader of them.")
+        if isinstance(prediction, ClassPrediction):
+            num_classes = prediction.log_probs.shape[-1]
         if labelled:
             sums = sums or _new_metrics(isinstance(prediction, ClassPrediction))
             vectors = _scored(predictor, prediction, targets, inputs, sums)
@@ -113,7 +118,8 @@ def collect(
     vectors = _gathered(kept)
     if not vectors:
         raise InputError(f"{what} is empty, or every target is to be ignored: give at least one example.")
-    return EvaluationPass(_summed(sums, vectors) if labelled else None, vectors, float(clock[0]), int(clock[1]), shapes)
+    summed = _summed(sums, vectors) if labelled else None
+    return EvaluationPass(summed, vectors, float(clock[0]), int(clock[1]), shapes, num_classes)
 
 
 def _batches(data: Any, batch_size: int, what: str) -> Iterator[tuple[Any, Any]]:

@@ -120,7 +120,7 @@ class Curves:
 
 @dataclass(frozen=True)
 class Trust:
-    """Whether the evaluated posterior can be trusted, as its own diagnosis says.
+    """Whether the evaluated posterior can be trusted, as its own diagnosis and the scores say.
 
     Attributes:
         verdict: ``"yes"``, ``"with care"`` or ``"no"``.
@@ -131,7 +131,7 @@ class Trust:
     findings: tuple[str, ...] = ()
 
     def __str__(self) -> str:
-        return " ".join([f"Can it be trusted? {self.verdict.capitalize()}.", *self.findings])
+        return "\n- ".join([f"Can it be trusted? {self.verdict.capitalize()}.", *self.findings])
 
 
 @dataclass(frozen=True, repr=False)
@@ -150,7 +150,7 @@ class Evaluation:
         shifts: ``shifts[kind][severity]`` holds scores as above, or ``shifts[name]`` where no severity was given.
         curves: What the figures are drawn from.
         seconds_per_1000: Wall-clock seconds for 1,000 predictions, without loading the data, on the machine at hand.
-        trust: What `posterior.diagnose()` said; None in evaluations that were written before it did.
+        trust: What `posterior.diagnose()` and the scores say; None in evaluations that were written before they did.
     """
 
     name: str

@@ -30,9 +30,9 @@ from dubito.uses.reporting.evaluation import (
     RiskCoverageCurve,
     Scores,
     Task,
-    Trust,
     has_severities,
 )
+from dubito.uses.reporting.trust import trust_in
 
 _MAX_POINTS = 200  # of a curve
 _NUM_BINS = 40  # of a histogram
@@ -103,13 +103,8 @@ def evaluate(
         shifts=shifted,
         curves=replace(_curves(main, outside), chains=_chains(posterior.history())),
         seconds_per_1000=1000 * main.seconds / main.num_rows,
-        trust=_trust(posterior),
+        trust=trust_in(posterior, main.metrics, main.num_classes),
     )
-
-
-def _trust(posterior: Posterior) -> Trust:
-    diagnosis = posterior.diagnose()
-    return Trust(diagnosis.verdict, tuple(str(finding) for finding in diagnosis.findings))
 
 
 def _task(done: EvaluationPass) -> Task:

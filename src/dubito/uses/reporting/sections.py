@@ -299,7 +299,7 @@ def _trust(methods: Methods, look_of: Looks) -> Iterator[Section]:
     """Yield what the diagnoses say, if there are any."""
     words = tuple(f"{name}: {_of_all_seeds(runs)}" for name, runs in methods.items() if runs[0].trust is not None)
     if words:
-        note = "What each posterior's own diagnosis says; posterior.diagnose() has the numbers behind it."
+        note = "What the fit and the evaluated data say; posterior.diagnose() has the numbers of the fit."
         yield Section("trust", "Can it be trusted?", note, words=words)
 
 

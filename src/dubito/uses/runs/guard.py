@@ -26,6 +26,9 @@ from dubito.core.batches import Data
 from dubito.core.errors import UnsupportedError
 from dubito.data.columns import CategoryColumn
 from dubito.data.transform import TableTransform
+from dubito.fitting.auto_explanation import AutoExplanation
+from dubito.fitting.diagnosis import Diagnosis
+from dubito.fitting.fit_record import FitRecord
 from dubito.fitting.posterior import Posterior, Predictor
 from dubito.fitting.traceable import Traceable
 from dubito.fitting.wrapped_posterior import WrappedPosterior
@@ -112,7 +115,29 @@ class GuardedPosterior(WrappedPosterior):
 
     def __init__(self, posterior: Posterior, known: TrainingRange) -> None:
         super().__init__(posterior)
-        self.known = known
+        self.known, self.has_spread = known, posterior.has_spread
+
+    @property
+    def fit_record(self) -> FitRecord | None:
+        """What was measured of the posterior inside, whose predictions are the same for training rows."""
+        return self.posterior.fit_record
+
+    @fit_record.setter
+    def fit_record(self, record: FitRecord | None) -> None:
+        self.posterior.fit_record = record
+
+    @property
+    def explanation(self) -> AutoExplanation | None:
+        """Why `Auto` chose the posterior inside."""
+        return self.posterior.explanation
+
+    @explanation.setter
+    def explanation(self, explanation: AutoExplanation | None) -> None:
+        self.posterior.explanation = explanation
+
+    def diagnose(self) -> Diagnosis:
+        """Return the diagnosis of the posterior inside."""
+        return self.posterior.diagnose()
 
     def predictor(self, num_samples: int, generator: torch.Generator, **options: Any) -> Predictor:
         """Return the predictive of the posterior inside, mixed over the readings of odd rows."""
