@@ -25,7 +25,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-from dubito import runs
+from dubito import Laplace, runs
 
 
 def make_runs(folder: Path) -> dict[str, Path]:
@@ -39,7 +39,8 @@ def make_runs(folder: Path) -> dict[str, Path]:
     table = {"size": size, "rooms": rooms, "town": town}
     found = {}
     for name, target in (("numbers", price), ("classes", kind)):
-        run = runs.fit({**table, name: target}, name, training={"epochs": 100, "lr": 0.01}, progress=False)
+        training = {"epochs": 100, "lr": 0.01}
+        run = runs.fit({**table, name: target}, name, recipe=Laplace(), training=training, progress=False)
         run.save(folder / name)
         found[name] = folder / name
     return found

@@ -68,6 +68,7 @@ app.command(help=manual.REPORT, short_help="Compare runs by their scores.")(insp
 app.command(help=manual.DOCTOR, short_help="Look for what may be wrong.")(inspecting.doctor)
 app.command(help=manual.EXPORT, short_help="Write the network of a run for other programs.")(running.export)
 app.command(help=manual.SERVE, short_help="Answer requests for predictions over HTTP.")(serving.serve)
+app.command(help=manual.PLAY, short_help="Play with a run in the browser.")(serving.play)
 app.command(help=manual.LIST_METHODS, short_help="List the methods.")(inspecting.methods)
 app.command(help=manual.DEMO, short_help="Compare every method on handwritten digits.")(comparing.demo)
 app.command(help=manual.COMPARE, short_help="Compare methods on a data set or a table.")(comparing.compare)

@@ -55,7 +55,7 @@ the decision to answer or to ask. An interrupted fit continues when the same com
 Without it only unfamiliar rows are to be asked about.
 
 The folder RUN holds run.json (settings), encoder.json, posterior.safetensors, calibration.safetensors, rows.safetensors
-(rows that were not trained on), scores.json and report.html.
+(rows that were not trained on, and some that were), scores.json and report.html.
 
 \b
 Examples:
@@ -176,6 +176,20 @@ Examples:
   dubito serve houses/
   dubito serve houses/ --port 9000 --risk 20000
   DUBITO_TOKEN=$(openssl rand -hex 16) dubito serve houses/ --host 0.0.0.0
+
+{_EXIT_CODES}"""
+
+PLAY = f"""Serve one page on this machine: move the sliders of a row, and see what is predicted.
+
+The plain network and the posterior answer side by side, with the two parts of the uncertainty, what happens if a column
+changes, and the nearest training rows. Columns that are the pixels of a picture (pixel_0_0, pixel_0_1, ... or pixel0,
+pixel1, ...) become a canvas to draw on. The address that is printed holds a token, without which nothing is answered.
+Needs pip install 'dubito[serve]'.
+
+\b
+Examples:
+  dubito play houses/
+  dubito play houses/ --port 9000
 
 {_EXIT_CODES}"""
 

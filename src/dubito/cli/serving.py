@@ -1,4 +1,4 @@
-"""`dubito serve`: the predictions of a run over HTTP."""
+"""`dubito serve` and `play`: the predictions of a run over HTTP, and a page to play with."""
 
 from __future__ import annotations
 
@@ -43,3 +43,22 @@ def serve(
 
     loaded = runs.load(run, model=model)
     serving.serve(loaded, host=host, port=port, coverage=coverage, risk=risk, limits=limits, token=token, ready=ready)
+
+
+def play(
+    run: args.RunFolder,
+    port: Port = 0,
+    risk: args.Risk = None,
+    coverage: args.OtherCoverage = None,
+    model: args.MovedModel = None,
+    config: args.Config = None,
+) -> None:
+    """Play with a run in the browser."""
+    from dubito.cli.output import note
+    from dubito.uses import runs, serving
+
+    def ready(url: str) -> None:
+        note(f"open this address in a browser; Ctrl-C stops it:\n{url}")
+
+    serving.check_installed()
+    serving.serve(runs.load(run, model=model), port=port, coverage=coverage, risk=risk, play=True, ready=ready)

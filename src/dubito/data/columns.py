@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dubito.data.cells import Cells, Flags, Floats, check_size
-from dubito.data.dates import ISO_DATE
+from dubito.data.dates import ISO_DATE, as_text
 from dubito.data.describe import ColumnDescription
 from dubito.data.tally import Tally
 
@@ -60,6 +60,12 @@ class NumberColumn:
             tally.count_numbers(cells, values, self.low, self.high, self.indicator)
         filled, missing = _filled(values, self.fill)
         return _columns([(filled - self.loc) / self.scale], missing, self.indicator)
+
+    def decode(self, features: Floats) -> list[Any]:
+        """Return the values of features, but for rounding; None where they were missing."""
+        values = features[:, 0].astype(np.float64) * self.scale + self.loc
+        found = [value >= 0.5 if self.boolean else float(f"{value:.6g}") for value in values.tolist()]
+        return _with_missing(found, features, self.indicator)
 
 
 @dataclass(frozen=True)
@@ -112,6 +118,14 @@ class CategoryColumn:
         one_hot[rows, known[rows]] = 1
         return _columns(list(one_hot.T), missing, self.indicator)
 
+    def decode(self, features: Floats) -> list[Any]:
+        """Return the levels of features; None where they were missing, or a level that training rows did not have."""
+        names = (*self.levels, OTHER_LEVELS)
+        one_hot = features[:, : self.num_levels]
+        found = [names[place] if any_level else None
+                 for place, any_level in zip(one_hot.argmax(1), one_hot.max(1) > 0, strict=True)]  # fmt: skip
+        return _with_missing(found, features, self.indicator)
+
 
 @dataclass(frozen=True)
 class DateColumn:
@@ -160,6 +174,15 @@ class DateColumn:
         days, missing = _filled(values, self.fill)
         features = [(_DATE_PARTS[part](days) - loc) / scale for part, loc, scale in self.parts]
         return _columns(features, missing, self.indicator)
+
+    def decode(self, features: Floats) -> list[Any]:
+        """Return the dates of features as ISO text; None where they were missing."""
+        days = np.full(len(features), self.fill)
+        for place, (part, loc, scale) in enumerate(self.parts):
+            if part == "days":
+                days = features[:, place].astype(np.float64) * scale + loc
+        found = [as_text(day + 1e-2) for day in days.tolist()]  # float32 may round to the evening before
+        return _with_missing(found, features, self.indicator)
 
 
 Column = NumberColumn | CategoryColumn | DateColumn
@@ -244,6 +267,13 @@ def _filled(values: Floats, fill: float) -> tuple[Floats, Flags]:
 
 def _columns(features: list[Floats], missing: NDArray[np.bool_], indicator: bool) -> Floats:
     return np.stack([*features, *([missing.astype(np.float64)] if indicator else [])], axis=1)
+
+
+def _with_missing(values: list[Any], features: Floats, indicator: bool) -> list[Any]:
+    """Return the values with None where the last feature says that one was missing."""
+    if not indicator:
+        return values
+    return [None if missing else value for value, missing in zip(values, features[:, -1] >= 0.5, strict=True)]
 
 
 def _indicator_name(name: str, indicator: bool) -> tuple[str, ...]:

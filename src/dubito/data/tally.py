@@ -71,6 +71,16 @@ class Tally:
             if self._odd is not None:
                 self._odd |= odd
 
+    def remark(self, name: str) -> str:
+        """Return what is odd about the cells of a column, in a few words; empty if nothing is."""
+        words = {
+            "unseen": "no training row had it",
+            "outside": "outside of the range of the training rows",
+            "missing": "no training row lacked it",
+            "stray": "is not what the column holds",
+        }
+        return next((told for kind, told in words.items() if name in getattr(self, kind)), "")
+
     def to_json(self) -> dict[str, Any]:
         """Return plain values."""
         kinds = ("unseen", "outside", "missing", "stray")

@@ -174,6 +174,14 @@ class TableTransform:
             raise InputError(f"The target {self.target!r} holds the unknown class {unknown[0]!r}; known are {known}.")
         return torch.tensor([numbers[label] for label in labels])
 
+    def decode(self, inputs: Tensor) -> dict[str, list[Any]]:
+        """Return the columns that `encode` made these inputs of, rounded to six digits, with dates as ISO text.
+
+        What encoding loses stays lost: the level of a rare or an unseen category, and the time of a date.
+        """
+        features = inputs.cpu().numpy()
+        return {column.name: column.decode(features[:, self.spans()[column.name]]) for column in self.columns}
+
     def widened(self, table: Any) -> TableTransform:
         """Return the transform with the ranges of these rows and of the training rows together."""
         table = Table.of(table)

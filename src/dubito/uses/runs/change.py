@@ -23,7 +23,7 @@ from dubito.uses.reporting import evaluate
 from dubito.uses.runs.default import LAPLACE
 from dubito.uses.runs.guard import GuardedPosterior
 from dubito.uses.runs.run import TableRun, calibrated
-from dubito.uses.runs.table_fit import HELD_OUT
+from dubito.uses.runs.table_fit import HELD_OUT, sample_rows
 
 # By how much the NLL of the old held-out rows may grow in an update before it is questioned, in nats.
 WORSE = 0.1
@@ -64,6 +64,9 @@ def update(
     old = run.parts["held_out"]
     held_out = tuple(torch.cat([one, new[others]]) for one, new in zip(old, (inputs, targets), strict=True))
     parts: dict[str, Pair] = {**run.parts, "held_out": (held_out[0], held_out[1])}
+    if "train" in parts:
+        seen = tuple(torch.cat([one, new[kept]]) for one, new in zip(parts["train"], (inputs, targets), strict=True))
+        parts["train"] = sample_rows((seen[0], seen[1]), seed)
     updates = [*run.settings.get("updates", []), {"rows": len(kept), "held_out": len(others)}]
     settings = {**run.settings, "updates": updates}
     new = calibrated(posterior, run.encoder.widened(rows), run.network, parts, settings)

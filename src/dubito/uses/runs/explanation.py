@@ -109,7 +109,7 @@ def explain(run: TableRun, table: Any, row: int, *, num_orders: int = NUM_ORDERS
     parts = torch.zeros(len(spans), 2, dtype=torch.float64)
     parts.index_add_(0, orders.flatten(), changes.reshape(-1, 2)).div_(num_orders)
     causes = [
-        Cause(name, _cell(chosen, name), float(parts[place, 0]), float(parts[place, 1]), _remark(tally, name))
+        Cause(name, _cell(chosen, name), float(parts[place, 0]), float(parts[place, 1]), tally.remark(name))
         for place, name in enumerate(spans)
     ]
     causes.sort(key=lambda cause: (-cause.epistemic, -cause.total))
@@ -133,16 +133,6 @@ def _uncertainty(prediction: Prediction) -> tuple[Tensor, Tensor]:
         return prediction.epistemic.double(), prediction.entropy.double()
     assert isinstance(prediction, RegressionPrediction)
     return prediction.epistemic[:, 0].double(), prediction.variance[:, 0].double()
-
-
-def _remark(tally: Tally, name: str) -> str:
-    words = {
-        "unseen": "no training row had it",
-        "outside": "outside of the range of the training rows",
-        "missing": "no training row lacked it",
-        "stray": "is not what the column holds",
-    }
-    return next((told for kind, told in words.items() if name in getattr(tally, kind)), "")
 
 
 def _cell(table: Table, name: str) -> str:

@@ -54,18 +54,26 @@ def columns_of(
     prediction: Prediction, class_names: tuple[str, ...], calibration: Calibration, coverage: float, risk: float | None
 ) -> Columns:
     """Return the columns of a prediction that is in original units."""
-    if isinstance(prediction, ClassPrediction):
-        own = _class_columns(prediction, class_names)
-        parts = prediction.epistemic, prediction.aleatoric
-    else:
-        assert isinstance(prediction, RegressionPrediction)
-        own = _number_columns(prediction, calibration.reach(coverage), coverage)
-        parts = prediction.epistemic[:, 0], prediction.aleatoric[:, 0]
+    own = answer_columns(prediction, class_names, calibration.reach(coverage) if not class_names else None, coverage)
+    assert isinstance(prediction, ClassPrediction | RegressionPrediction)
+    parts = prediction.epistemic, prediction.aleatoric
+    if isinstance(prediction, RegressionPrediction):
+        parts = parts[0][:, 0], parts[1][:, 0]
     accepted = calibration.accepts(prediction, risk).numpy()
     own |= dict(zip(("epistemic", "aleatoric"), (part.double().cpu().numpy() for part in parts), strict=True))
     own["unfamiliar"] = calibration.unfamiliar(prediction).numpy()
     own["decision"] = np.where(accepted, ANSWER, ASK)
     return own
+
+
+def answer_columns(
+    prediction: Prediction, class_names: tuple[str, ...], reach: float | None, coverage: float
+) -> Columns:
+    """Return the columns of the answer alone; without a calibrated `reach` intervals are those of the prediction."""
+    if isinstance(prediction, ClassPrediction):
+        return _class_columns(prediction, class_names)
+    assert isinstance(prediction, RegressionPrediction)
+    return _number_columns(prediction, reach, coverage)
 
 
 def _class_columns(prediction: ClassPrediction, class_names: tuple[str, ...]) -> Columns:

@@ -40,7 +40,8 @@ class TableRun:
         encoder: Turns rows into inputs.
         network: How to build the network again.
         calibration: What held-out rows say about intervals and decisions.
-        parts: Rows that were not trained on, encoded, under ``"validation"`` and ``"held_out"``.
+        parts: Encoded rows: those that were not trained on under ``"validation"`` and ``"held_out"``, and a sample of
+            the training rows under ``"train"``.
         scores: The evaluation on the held-out rows.
         settings: What else was chosen: the table, the recipe, the seed, and so on; plain values.
         decisions: Decision rules of the posterior by name, which are saved with the run.

@@ -20,7 +20,7 @@ from dubito.core import grammar
 from dubito.core.arguments import checked_arguments
 from dubito.core.errors import InputError
 from dubito.core.randomness import Stream
-from dubito.data import DataSet, TableTransform, load_table
+from dubito.data import DataSet, Pair, TableTransform, load_table
 from dubito.data.tables import as_table, with_target
 from dubito.fitting.checks import outputs_of
 from dubito.fitting.recipe import Recipe
@@ -31,6 +31,8 @@ from dubito.uses.runs.run import TableRun, calibrated
 # The share of the rows that calibrates decisions; more of a small table, for intervals need nine rows at least.
 HELD_OUT, FEWEST_HELD_OUT, MOST_HELD_OUT = 0.2, 10, 1 / 3
 VALIDATION = 0.1
+# How many training rows a run keeps, to show those that are nearest to a new one.
+KEPT_TRAINING = 1000
 
 
 @checked_arguments
@@ -132,7 +134,9 @@ def fit_dataset(
         recipe, made, dataset, chosen, trained=weights is not None, training=training, checkpoint=checkpoint,
         seed=seed, progress=progress,
     )  # fmt: skip
-    parts = {"held_out": dataset.test} | ({"validation": dataset.validation} if dataset.validation else {})
+    parts = {"held_out": dataset.test, "train": sample_rows(dataset.train, seed)} | (
+        {"validation": dataset.validation} if dataset.validation else {}
+    )
     rows = {part: len(pair[1]) for part, pair in dataset.parts.items()}
     remembered = {
         "dubito": dubito.__version__, "name": repr(recipe), "recipe": repr(recipe), "likelihood": repr(chosen),
@@ -146,6 +150,12 @@ def fit_dataset(
     run = calibrated(posterior, encoder, source, parts, remembered)
     warn_if_useless(run, dataset)
     return run
+
+
+def sample_rows(pair: Pair, seed: int) -> Pair:
+    """Return at most `KEPT_TRAINING` rows, drawn at random; they are compared with new rows, and not learnt from."""
+    chosen = torch.randperm(len(pair[1]), generator=torch.Generator().manual_seed(seed))[:KEPT_TRAINING]
+    return pair[0][chosen], pair[1][chosen]
 
 
 def share_held_out(num_rows: int) -> float:

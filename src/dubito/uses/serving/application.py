@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import os
+import secrets
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 from time import perf_counter
@@ -20,6 +21,7 @@ from dubito.uses.serving.batching import Batcher, FullError
 from dubito.uses.serving.gate import Gate
 from dubito.uses.serving.limits import ServingLimits
 from dubito.uses.serving.openapi import describe
+from dubito.uses.serving.playground import Playground, Question
 from dubito.uses.serving.rows import read_json, table_of
 from dubito.uses.serving.service import Answer, Service
 from dubito.uses.serving.telemetry import Telemetry
@@ -39,6 +41,7 @@ def application(
     limits: ServingLimits | None = None,
     token: str | None = None,
     hosts: Sequence[str] | None = None,
+    play: bool = False,
 ) -> Starlette:
     """Return the ASGI application that serves a run; `dubito serve` runs it with uvicorn.
 
@@ -49,10 +52,12 @@ def application(
         limits: Bounds on requests.
         token: What a request must bring as ``Authorization: Bearer TOKEN`` or as ``?token=TOKEN``, if it is given.
         hosts: The host names under which the server may be reached; any if None.
+        play: Whether there is also a page to play with, at ``/``.
     """
     loaded = run if isinstance(run, TableRun) else load(run)
     service = Service(loaded, coverage, risk)
-    return Endpoints(service, limits or ServingLimits()).application(token=token, hosts=hosts)
+    kind = PlayEndpoints if play else Endpoints
+    return kind(service, limits or ServingLimits()).application(token=token, hosts=hosts)
 
 
 class Endpoints:
@@ -142,6 +147,39 @@ class Endpoints:
             told = f"The body did not arrive within {self.limits.body_seconds:g} seconds."
             raise HTTPException(408, told) from None
         return read_json(bytes(content))
+
+
+class PlayEndpoints(Endpoints):
+    """The same, with a page to play with and what it asks for."""
+
+    def __init__(self, service: Service, limits: ServingLimits) -> None:
+        super().__init__(service, limits)
+        self.playground = Playground(service, limits)
+        self.asked: Batcher[Question, dict[str, Any]] = Batcher(
+            self.playground.answer, together=limits.together, waiting=limits.waiting
+        )
+
+    def routes(self) -> dict[str, tuple[str, Callable[[Request], Any]]]:
+        """Return the method and the function of each path."""
+        return {"/": ("GET", self.page), "/ask": ("POST", self.ask), **super().routes()}
+
+    async def page(self, _: Request) -> Response:
+        """Return the page."""
+        from starlette.responses import HTMLResponse
+
+        nonce = secrets.token_urlsafe(16)
+        policy = {
+            "default-src": "'none'", "script-src": f"'nonce-{nonce}'", "style-src": f"'nonce-{nonce}'",
+            "connect-src": "'self'", "img-src": "data:", "base-uri": "'none'", "form-action": "'none'",
+            "frame-ancestors": "'none'",
+        }  # fmt: skip
+        told = "; ".join(f"{name} {value}" for name, value in policy.items())
+        return HTMLResponse(self.playground.page(nonce), headers={"content-security-policy": told})
+
+    async def ask(self, request: Request) -> Response:
+        """Answer the page."""
+        question = self.playground.question(await self.body(request))
+        return json_response(await self.asked.ask(question, len(question.table)))
 
 
 async def _refused(request: Request, error: Exception) -> Response:

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import contextlib
 import os
+import secrets
 import signal
 import socket
 from collections.abc import Callable, Iterator
 from importlib.util import find_spec
 from typing import Any
+from urllib.parse import quote
 
 from dubito.core.arguments import checked_arguments
 from dubito.core.errors import InputError, UnsupportedError
@@ -41,6 +43,7 @@ def serve(
     risk: float | None = None,
     limits: ServingLimits | None = None,
     token: str | None = None,
+    play: bool = False,
     ready: Callable[[str], None] | None = None,
 ) -> None:
     """Serve a run until SIGTERM or Ctrl-C; requests in flight are finished first.
@@ -53,19 +56,24 @@ def serve(
         risk: The largest risk of an answer; that of the run if None.
         limits: Bounds on requests.
         token: What a request must bring, if it is given; see `application`.
+        play: Whether there is also a page to play with; without a token one is drawn, and is a part of its URL.
         ready: Called with the URL once the server listens.
     """
     check_installed()
+    if play and token is None:
+        token = secrets.token_urlsafe(24)
     with listening(host, port) as listener:
         limits = limits or ServingLimits()
         hosts = LOOPBACK if is_loopback(host) else None
-        app = application(run, coverage=coverage, risk=risk, limits=limits, token=token, hosts=hosts)
-        run_application(app, listener, host, limits, ready)
+        app = application(run, coverage=coverage, risk=risk, limits=limits, token=token, hosts=hosts, play=play)
+        shown = f"[{host}]" if ":" in host else host
+        path = f"/?token={quote(token or '')}" if play else ""
+        if ready is not None:
+            ready(f"http://{shown}:{listener.getsockname()[1]}{path}")
+        run_application(app, listener, limits)
 
 
-def run_application(
-    app: Any, listener: socket.socket, host: str, limits: ServingLimits, ready: Callable[[str], None] | None
-) -> None:
+def run_application(app: Any, listener: socket.socket, limits: ServingLimits) -> None:
     """Run an application on a socket until SIGTERM or Ctrl-C."""
     import uvicorn
 
@@ -74,9 +82,6 @@ def run_application(
         timeout_keep_alive=IDLE, timeout_graceful_shutdown=GRACE, lifespan="on", ws="none",
     )  # fmt: skip
     server = uvicorn.Server(config)
-    if ready is not None:
-        shown = f"[{host}]" if ":" in host else host
-        ready(f"http://{shown}:{listener.getsockname()[1]}")
     # uvicorn stops in order at these signals, and then raises them again, for whom they have no meaning any more
     with _ignoring_sigterm(), contextlib.suppress(KeyboardInterrupt):
         server.run(sockets=[listener])

@@ -1,0 +1,180 @@
+"""What the page of `dubito play` asks for: the plain network beside the posterior, a sweep, and rows nearby."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from datetime import date
+from functools import cached_property
+from importlib import resources
+from typing import Any
+
+import torch
+from torch import Tensor
+
+import dubito
+from dubito.beliefs.prediction import Prediction, RegressionPrediction
+from dubito.core.errors import DubitoError, InputError
+from dubito.data import Table
+from dubito.data.cells import Cells
+from dubito.data.columns import OTHER_LEVELS, DateColumn
+from dubito.data.dates import ISO_DATE
+from dubito.uses.runs.calibration import UNFAMILIAR
+from dubito.uses.runs.prediction import TablePrediction, answer_columns
+from dubito.uses.runs.run import target_scale
+from dubito.uses.serving.controls import Control, controls_of, picture_of
+from dubito.uses.serving.limits import ServingLimits
+from dubito.uses.serving.rows import as_json, table_of
+from dubito.uses.serving.service import Answer, Service
+
+# How many values of a column a sweep tries, how many rows nearby are shown, and how many examples the page offers.
+STEPS, NEAREST, EXAMPLES = 41, 5, 50
+
+
+@dataclass(frozen=True)
+class Question:
+    """A row, and the column that is swept through its range, if any; `table` holds the row and then the swept ones."""
+
+    table: Table
+    swept: Control | None
+
+
+class Playground:
+    """Answers for the page.
+
+    Args:
+        service: Predicts.
+        limits: Bounds on requests.
+    """
+
+    def __init__(self, service: Service, limits: ServingLimits) -> None:
+        run = service.run
+        self.service, self.limits, self.run = service, limits, run
+        part = "train" if "train" in run.parts else "held_out"
+        self.nearby = {"train": "training", "held_out": "held-out"}[part]
+        self.inputs, self.targets = run.parts[part]
+        self.rows = run.encoder.decode(self.inputs)
+        self.controls = controls_of(run.encoder, self.rows)
+        self.network = copy.deepcopy(run.unguarded.model)
+        self.network.load_state_dict(run.unguarded.mean(), strict=False)
+
+    def question(self, value: Any) -> Question:
+        """Return what a request asks: ``{"row": {...}, "sweep": "column"}``."""
+        if not isinstance(value, dict) or not isinstance(value.get("row"), dict):
+            raise InputError(
+                'The body must be an object with a row: {"row": {"column": value, ...}, "sweep": "column"}.'
+            )
+        swept = next(
+            (each for each in self.controls if each.name == value.get("sweep") and each.kind == "number"), None
+        )
+        row = value["row"]
+        rows = [row, *({**row, swept.name: step} for step in swept.steps(STEPS))] if swept is not None else [row]
+        names = self.run.encoder.column_names
+        return Question(self._in_formats(table_of({"rows": rows}, names, self.limits)), swept)
+
+    def answer(self, questions: Sequence[Question]) -> list[dict[str, Any] | Exception]:
+        """Answer several questions in one batch."""
+        answers = self.service.answer([question.table for question in questions])
+        pairs = zip(questions, answers, strict=True)
+        return [each if isinstance(each, DubitoError) else self._one(question, each) for question, each in pairs]
+
+    def examples(self) -> list[dict[str, Any]]:
+        """Return some rows to start from."""
+        rows = [self._row(place)["cells"] for place in range(min(EXAMPLES, len(self.inputs)))]
+        return [row for row in rows if OTHER_LEVELS not in row.values()] or rows[:1]
+
+    def page(self, nonce: str) -> str:
+        """Return the page; its own script and style carry the nonce, and no other may run."""
+        import jinja2
+        from markupsafe import Markup
+
+        environment = jinja2.Environment(
+            autoescape=True, undefined=jinja2.StrictUndefined, trim_blocks=True, lstrip_blocks=True
+        )
+        environment.filters["short"] = lambda value: f"{value:.6g}"
+        files = resources.files("dubito.uses.serving")
+        template = environment.from_string(files.joinpath("playground.html").read_text("utf-8"))
+        script = Markup(files.joinpath("playground.js").read_text("utf-8"))  # ours
+        return template.render(nonce=nonce, version=dubito.__version__, script=script, data=self._data)
+
+    @cached_property
+    def _data(self) -> dict[str, Any]:
+        """What the page knows from the start; plain values."""
+        run, picture = self.run, picture_of(self.controls)
+        rows = run.settings.get("rows", {})
+        return {
+            "target": run.target, "classes": list(run.encoder.class_names), "coverage": self.coverage,
+            "mean": run.encoder.target_loc, "variance": run.encoder.target_scale**2, "unfamiliar": UNFAMILIAR,
+            "method": str(run.settings.get("name", "")), "table": str(run.settings.get("table") or ""),
+            "training_rows": f"{rows.get('train', run.posterior.num_data):,}", "nearby": self.nearby,
+            "controls": [asdict(control) for control in self.controls], "examples": self.examples(),
+            "picture": None if picture is None else asdict(picture), "unseen": "(never seen)",
+        }  # fmt: skip
+
+    def _one(self, question: Question, answer: Answer) -> dict[str, Any]:
+        inputs, _ = self.service.encode(question.table)
+        plain = self.plain(inputs)
+        found: dict[str, Any] = {
+            "posterior": answer.predictions[0],
+            "plain": plain[0],
+            "notes": self._notes(question.table),
+            "nearest": self.nearest(inputs[0]),
+        }
+        if question.swept is not None:
+            values = question.swept.steps(STEPS)
+            answers: dict[str, Any] = {"posterior": answer.predictions[1:], "plain": plain[1:]}
+            found["sweep"] = {"column": question.swept.name, "values": values, **answers}
+        return found
+
+    def _notes(self, table: Table) -> list[str]:
+        """Say what is odd about the first row of a table."""
+        _, tally = self.service.encode(table.take(slice(0, 1)))
+        told = ((column.name, tally.remark(column.name)) for column in self.run.encoder.columns)
+        return [f"{name}: {remark}" for name, remark in told if remark]
+
+    def plain(self, inputs: Tensor) -> list[dict[str, Any]]:
+        """Return what one network says, without a posterior and without the guard: what it would say on its own."""
+        inside = self.run.unguarded
+        with torch.no_grad():
+            outputs = self.network(inputs.to(inside.device, inside.dtype))
+        found: Prediction = inside.likelihood.predict_samples(outputs[None])
+        scale = target_scale(self.run.encoder)
+        if isinstance(found, RegressionPrediction):
+            found = found.to("cpu", torch.float64)
+            found = found if scale is None else found.rescale(*scale)
+        columns = answer_columns(found, self.run.encoder.class_names, None, self.coverage)
+        return as_json(TablePrediction(columns, found), 0, len(inputs))
+
+    @property
+    def coverage(self) -> float:
+        """The probability with which an interval holds the truth."""
+        return self.run.coverage if self.service.coverage is None else self.service.coverage
+
+    def nearest(self, row: Tensor) -> list[dict[str, Any]]:
+        """Return the rows nearest to one, by the Euclidean distance of their inputs to the network."""
+        distances = torch.linalg.vector_norm((self.inputs - row).double(), dim=1)
+        order = distances.argsort(stable=True)[:NEAREST]
+        return [{**self._row(int(place)), "distance": float(distances[place])} for place in order]
+
+    def _row(self, place: int) -> dict[str, Any]:
+        encoder, target = self.run.encoder, self.targets[place]
+        names = encoder.class_names
+        truth = names[int(target)] if names else float(target) * encoder.target_scale + encoder.target_loc
+        return {"cells": {name: values[place] for name, values in self.rows.items()}, "target": truth}
+
+    def _in_formats(self, table: Table) -> Table:
+        """Return the table with dates, which the page writes as 2024-12-31, in the formats of their columns."""
+        columns = dict(table.columns)
+        for column in self.run.encoder.columns:
+            if isinstance(column, DateColumn) and column.format != ISO_DATE:
+                values = [_formatted(value, column.format) for value in columns[column.name].values]
+                columns[column.name] = Cells.of(column.name, values)
+        return Table(columns)
+
+
+def _formatted(value: Any, date_format: str) -> Any:
+    try:
+        return date.fromisoformat(value).strftime(date_format)
+    except (TypeError, ValueError):
+        return value
