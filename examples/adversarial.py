@@ -58,7 +58,9 @@ def _direction(model: nn.Module, x: Tensor, y: Tensor) -> Tensor:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--seeds", type=int, default=1)
-    seeds = range(parser.parse_args().seeds)
+    parser.add_argument("--picture", default=None)
+    arguments = parser.parse_args()
+    seeds = range(arguments.seeds)
     torch.set_num_threads(1)
     digits = data.load("digits", validation=0.3)
     assert digits.validation is not None
@@ -71,7 +73,10 @@ def main() -> None:
     }
     activation, precision = choose(families, chosen_on)
     names = (NETWORK, laplace_name(precision), ENSEMBLE)
-    show([table(found, names, calibration, digits.test) for found in families[activation]], names)
+    tables = [table(found, names, calibration, digits.test) for found in families[activation]]
+    show(tables, names)
+    if arguments.picture:
+        draw(tables, names, arguments.picture)
 
 
 def choose(families: dict[str, list[Posteriors]], pair: Pair) -> tuple[str, float]:
@@ -158,6 +163,20 @@ def show(tables: list[Table], names: tuple[str, ...]) -> None:
         print(
             f"{name:5s} {radius:5.1f} {statistics.mean(columns[0]):8.1%}  {'  '.join(f'{cell:>18s}' for cell in cells)}"
         )
+
+
+def draw(tables: list[Table], names: tuple[str, ...], path: str) -> None:
+    """Draw the AUROC against the radius of the stronger attack."""
+    from dubito.uses.reporting import plots
+
+    curves = {
+        name: [{radius: rows["PGD", radius][1 + 2 * column] for radius in RADII} for rows in tables]
+        for column, name in enumerate(names)
+    }
+    figure = plots.shift(curves, score="AUROC, attacked against clean", target=0.5)
+    figure.axes[0].set_xlabel("Radius of the attack (PGD)")
+    figure.set_facecolor("white")
+    figure.savefig(path, dpi=110)
 
 
 def spread(values: Sequence[float]) -> str:

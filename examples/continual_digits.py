@@ -1,6 +1,6 @@
 """Learn permuted digits one task after the other: each posterior is the prior of the next task.
 
-    python examples/continual_digits.py [number of tasks]
+    python examples/continual_digits.py [--tasks 5] [--picture docs/img/continual.png]
 
 Each task has its own permutation of the pixels. Plain fine-tuning forgets the earlier tasks; a variational posterior
 that is updated (`posterior.update(data)`) keeps the weights that it has determined precisely (Nguyen et al. 2018,
@@ -9,7 +9,7 @@ https://arxiv.org/abs/1710.10628). The script prints the accuracy on each task s
 
 from __future__ import annotations
 
-import sys
+import argparse
 
 import torch
 from torch import Tensor
@@ -30,19 +30,31 @@ def tasks(count: int) -> list[tuple[Pair, Pair]]:
     return [(shuffled(digits.train, order), shuffled(digits.test, order)) for order in orders]
 
 
-def learn(name: str, first: Posterior, learned: list[tuple[Pair, Pair]]) -> float:
-    """Update a posterior with one task after the other and return the mean accuracy at the end."""
-    posterior, accuracies = first, [0.0]
+def learn(name: str, first: Posterior, learned: list[tuple[Pair, Pair]]) -> list[float]:
+    """Update a posterior with one task after the other and return the mean accuracy on the tasks so far, after each."""
+    posterior, means = first, []
     for number, (train, _) in enumerate(learned):
         if number > 0:
             posterior = posterior.update(train, training=TRAINING, progress=False)
         accuracies = [dubito.evaluate(posterior, test).scores["accuracy"] for _, test in learned[: number + 1]]
         shown = " ".join(f"{accuracy:.2f}" for accuracy in accuracies)
-        print(f"{name:12} after task {number + 1}: {shown}   mean {sum(accuracies) / len(accuracies):.3f}", flush=True)
-    return sum(accuracies) / len(accuracies)
+        means.append(sum(accuracies) / len(accuracies))
+        print(f"{name:12} after task {number + 1}: {shown}   mean {means[-1]:.3f}", flush=True)
+    return means
 
 
-def main(count: int = 5) -> dict[str, float]:
+def draw(means: dict[str, list[float]], path: str) -> None:
+    """Draw the mean accuracy against the number of tasks."""
+    from dubito.uses.reporting import plots
+
+    curves = {name: [dict(enumerate(values, start=1))] for name, values in means.items()}
+    figure = plots.shift(curves, score="Mean accuracy on all tasks so far")
+    figure.axes[0].set_xlabel("Tasks learned")
+    figure.set_facecolor("white")
+    figure.savefig(path, dpi=110)
+
+
+def main(count: int = 5) -> dict[str, list[float]]:
     """Compare fine-tuning with variational updates."""
     torch.manual_seed(0)
     learned, model = tasks(count), models.mlp(64, 10, hidden=(100, 100))
@@ -53,5 +65,11 @@ def main(count: int = 5) -> dict[str, float]:
 
 
 if __name__ == "__main__":
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--tasks", type=int, default=5)
+    parser.add_argument("--picture", default=None)
+    arguments = parser.parse_args()
     torch.set_num_threads(1)
-    main(int(sys.argv[1]) if len(sys.argv) > 1 else 5)
+    found = main(arguments.tasks)
+    if arguments.picture:
+        draw(found, arguments.picture)

@@ -7,10 +7,12 @@ as a usual network (Neklyudov et al. 2019, https://arxiv.org/abs/1803.03764).
 A rule that compares a mean with zero removes every such weight, and then the network is at chance. The second moment
 μ² + σ², the power of a weight, measures its effect. Run it as
 
-    python examples/variance_networks.py
+    python examples/variance_networks.py [--picture docs/img/variance.png]
 """
 
 from __future__ import annotations
+
+import argparse
 
 import torch
 from torch import Tensor, nn
@@ -61,7 +63,20 @@ def without(module: nn.Module, keep: Tensor, images: Tensor, labels: Tensor, dra
     return found
 
 
+def draw(curves: dict[str, dict[float, float]], path: str) -> None:
+    """Draw the accuracy against the share of the layer's weights that is kept."""
+    from dubito.uses.reporting import plots
+
+    figure = plots.shift({name: [curve] for name, curve in curves.items()}, score="Test accuracy", target=0.1)
+    figure.axes[0].set_xlabel("Weights kept (%)")
+    figure.set_facecolor("white")
+    figure.savefig(path, dpi=110)
+
+
 def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--picture", default=None)
+    picture = parser.parse_args().picture
     torch.manual_seed(0)
     torch.set_num_threads(1)
     digits = data.load("digits", validation=0)
@@ -82,11 +97,14 @@ def main() -> None:
         left = without(module, keep, images, labels, 100)
         print(f"{rule!r} keeps {float(keep.double().mean()):.0%} of the layer: {left:.1%}")
     power = mean.square() + variance
+    curves: dict[str, dict[float, float]] = {"highest power": {}, "lowest power": {}}
     for share in (0.5, 0.25, 0.1):
-        keep = power >= power.flatten().quantile(1 - share)
-        print(f"the {share:.0%} of the highest power: {without(module, keep, images, labels, 100):.1%}")
-        lowest = power <= power.flatten().quantile(share)
-        print(f"the {share:.0%} of the lowest power: {without(module, lowest, images, labels, 100):.1%}")
+        kept = (power >= power.flatten().quantile(1 - share), power <= power.flatten().quantile(share))
+        for (name, curve), keep in zip(curves.items(), kept, strict=True):
+            curve[100 * share] = without(module, keep, images, labels, 100)
+            print(f"the {share:.0%} of the {name}: {curve[100 * share]:.1%}")
+    if picture:
+        draw(curves, picture)
 
 
 if __name__ == "__main__":

@@ -66,7 +66,6 @@ def shown(page: Path) -> list[str]:
     return "".join(re.findall(r"^```text\n(.*?)^```$", page.read_text(), flags=re.DOTALL | re.MULTILINE)).splitlines()
 
 
-
 # The code of the tutorial needs its commands: they run together, below. That on serving runs in tests/uses/serving.
 WITH_COMMANDS = ("tables.md", "serving.md")
 

@@ -128,3 +128,12 @@ def test_the_numbers_of_which_method_are_measured() -> None:
     measured = re.findall(r"\d+\.\d{3}", (DOCS / "which-method.md").read_text())
     assert len(measured) > 40
     assert [number for number in measured if number not in results] == []
+
+
+def test_the_gallery_shows_every_example_with_a_small_picture() -> None:
+    text = (DOCS / "gallery.md").read_text()
+    shown = set(re.findall(r"`python examples/(\w+\.py)", text))
+    assert shown == {path.name for path in (ROOT / "examples").glob("*.py")}
+    pictures = re.findall(r"\]\((img/[a-z_]+\.png)\)", text)
+    assert len(pictures) == len(shown)
+    assert all((DOCS / picture).stat().st_size < 130_000 for picture in pictures)
