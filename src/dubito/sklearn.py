@@ -32,7 +32,7 @@ from sklearn.utils.validation import (
 
 from dubito.beliefs.likelihoods import Likelihood, resolve
 from dubito.beliefs.likelihoods.kinds import RegressionLikelihood
-from dubito.beliefs.prediction import ClassPrediction, Prediction, RegressionPrediction
+from dubito.beliefs.prediction import ClassPrediction, DistributionPrediction, Prediction, RegressionPrediction
 from dubito.beliefs.prediction.base import frame
 from dubito.core import grammar
 from dubito.core.constraints import OpenProbability, check
@@ -331,6 +331,9 @@ class DubitoRegressor(RegressorMixin, _Estimator):
         found = self.predict_distribution(X)
         assert isinstance(found, RegressionPrediction)
         rng = check_random_state(random_state)
+        if isinstance(found, DistributionPrediction):
+            drawn = found.draw(n_samples, int(rng.randint(2**31))).numpy()
+            return self._shaped(np.moveaxis(drawn, 0, -1))
         chosen = rng.randint(len(found.means), size=n_samples)
         scale = (found.noise_variance + found.function_variance).sqrt().numpy()[chosen]
         drawn = found.means.numpy()[chosen] + scale * rng.standard_normal(scale.shape)

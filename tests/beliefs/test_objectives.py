@@ -122,7 +122,7 @@ class TestELBO:
         ({"num_data": 0}, "`num_data` must be the number of examples"),
         ({"num_data": "all"}, "`num_data` must be the number of examples"),
         ({"temperature": -1.0}, "`temperature` must be a number of at least 0"),
-        ({"likelihood": "poisson"}, "no likelihood"),
+        ({"likelihood": "weibull"}, "no likelihood"),
         ({"module": nn.Linear(3, 2)}, "The module has no random weights"),
         ({"inputs": torch.zeros(0, 3), "targets": torch.zeros(0).long()}, "The batch is empty"),
         ({"targets": torch.tensor([0, 1, 2, 0])}, "The label 2 is not one of"),

@@ -70,7 +70,9 @@ def test_what_was_understood_is_said_before_training(run: Run) -> None:
     assert lines[7] == "training on 115 rows; 13 choose settings, 32 are held out"
     found = json.loads(result.stdout)
     assert found["settings"]["table"] == "houses.csv"
-    quiet = run("fit", "houses.csv", "--target", "cheap", "-o", "quiet", "--ignore", "price", "--epochs", 2, "-q", *LAPLACE)
+    quiet = run(
+        "fit", "houses.csv", "--target", "cheap", "-o", "quiet", "--ignore", "price", "--epochs", 2, "-q", *LAPLACE
+    )
     assert "houses.csv" not in quiet.stderr
     assert "Accuracy" in quiet.stdout
 
@@ -138,7 +140,9 @@ def test_runs_are_explained_examined_and_compared(fitted: Run, tmp_path: Path) -
     assert doctor.exit_code == 0, doctor.output
     assert "give the same scores as when the run was made" in doctor.stdout
     assert "need no extra" in fitted("doctor").stdout
-    assert fitted("fit", "houses.csv", "--target", "price", "-o", "other", *QUICK[:-2], "--method", "map()").exit_code == 0
+    assert (
+        fitted("fit", "houses.csv", "--target", "price", "-o", "other", *QUICK[:-2], "--method", "map()").exit_code == 0
+    )
     report = fitted("report", "run", "other", "--out", "both.html")
     assert [line.split()[0] for line in report.stdout.splitlines()] == ["RMSE", "run", "other"]
     assert "<html" in (tmp_path / "both.html").read_text()

@@ -27,7 +27,12 @@ def fit(
         typer.Option("--weights", metavar="FILE", help="Weights of the network (safetensors); it is not trained."),
     ] = None,
     likelihood: Annotated[
-        str | None, typer.Option("--likelihood", metavar="NAME", help="Noise model.  [default: chosen from the target]")
+        str | None,
+        typer.Option(
+            "--likelihood",
+            metavar="NAME",
+            help="Noise model, such as poisson or student-t.  [default: chosen from the target]",
+        ),
     ] = None,
     risk: args.Risk = None,
     coverage: args.Coverage = 0.9,

@@ -39,12 +39,14 @@ def tune_temperature(module: nn.Module, likelihood: Likelihood, validation: Sour
 def best_temperature(parts: list[tuple[Tensor, Tensor]], likelihood: Likelihood) -> float:
     r"""Return the temperature that maximizes the likelihood of targets, by golden section on its logarithm.
 
-    For classes, see `penalized_temperature`.
+    For classes, see `penalized_temperature`. It is 1 for a likelihood that has no temperature.
 
     Args:
         parts: Outputs of the network and targets, batch by batch.
         likelihood: The likelihood.
     """
+    if not likelihood.tempers:
+        return 1.0
     device = parts[0][0].device if parts else "cpu"
 
     def loss(log_temperature: float) -> float:

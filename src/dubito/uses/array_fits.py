@@ -11,7 +11,8 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from dubito.beliefs.likelihoods import HeteroscedasticGaussian, Likelihood
+from dubito.beliefs.likelihoods import Likelihood
+from dubito.beliefs.likelihoods.kinds import RegressionLikelihood
 from dubito.beliefs.prediction import Prediction, RegressionPrediction
 from dubito.core.errors import InputError
 from dubito.core.randomness import Stream
@@ -143,7 +144,7 @@ def fit_arrays(X: Any, targets: Array, weights: Array | None, how: How, num_clas
     is_single = isinstance(X, np.ndarray) and X.dtype == np.float32
     columns = torch.as_tensor(targets[parts.train], dtype=torch.float64).reshape(len(parts.train), -1)
     unfitted = ArrayFit(
-        how, None, encoder, Standardizer.fit(columns) if num_classes is None else None,  # type: ignore[arg-type]
+        how, None, encoder, _target_scale(columns, how.likelihood),  # type: ignore[arg-type]
         torch.float32 if is_single else torch.float64, torch.empty(0, columns.shape[1], dtype=torch.float64),
     )  # fmt: skip
     pairs: dict[str, Pair] = {
@@ -153,8 +154,9 @@ def fit_arrays(X: Any, targets: Array, weights: Array | None, how: How, num_clas
     }
     outputs = columns.shape[1] if num_classes is None else num_classes
     dataset = DataSet("arrays", task, {**pairs, "test": pairs["train"]}, outputs, encoder)
+    network = _network(how, pairs["train"][0].shape[1], outputs, unfitted.dtype)
     posterior = fit_posterior(
-        how.recipe or default_recipe(dataset), _network(how, pairs["train"][0].shape[1], outputs, unfitted.dtype), dataset, how.likelihood,
+        how.recipe or default_recipe(dataset), network, dataset, how.likelihood,
         training=how.training, seed=how.seed, progress=how.progress,
     )  # fmt: skip
     if isinstance(encoder, TableTransform):
@@ -184,14 +186,21 @@ def _encoding(X: Any) -> tuple[Array, Callable[[Array], TableTransform | Standar
     return encoder_of(np.arange(len(X))).encode(table).numpy(), encoder_of
 
 
+def _target_scale(columns: Tensor, likelihood: Likelihood) -> Standardizer | None:
+    """Return how numbers are standardised; counts stay as they are, and classes have no scale."""
+    if not isinstance(likelihood, RegressionLikelihood):
+        return None
+    if likelihood.standardizes:
+        return Standardizer.fit(columns)
+    return Standardizer(torch.zeros_like(columns[0]), torch.ones_like(columns[0]))
+
+
 def _take(X: Any, rows: Array) -> Any:
     return X.iloc[rows] if hasattr(X, "iloc") else X[rows]
 
 
 def _network(how: How, inputs: int, outputs: int, dtype: torch.dtype) -> nn.Module:
-    network = how.network
-    if isinstance(how.likelihood, HeteroscedasticGaussian):
-        outputs *= 2
+    network, outputs = how.network, how.likelihood.outputs_for(outputs)
     if isinstance(network, nn.Module):
         return copied(network).to(dtype)
     if not (isinstance(network, str) or callable(network)):

@@ -9,7 +9,21 @@ import numpy as np
 import pytest
 import torch
 from dubito.errors import InputError
-from dubito.likelihoods import Bernoulli, Categorical, Gaussian, HeteroscedasticGaussian, Likelihood
+from dubito.likelihoods import (
+    Bernoulli,
+    BradleyTerry,
+    Categorical,
+    Gaussian,
+    HeteroscedasticGaussian,
+    Likelihood,
+    MixtureDensity,
+    MultivariateGaussian,
+    NegativeBinomial,
+    Ordinal,
+    Poisson,
+    StudentT,
+)
+from scipy import stats
 from torch import Tensor
 
 pytestmark = pytest.mark.slow
@@ -43,8 +57,17 @@ CASES: dict[str, tuple[Likelihood, Tensor, Tensor, Any]] = {
     "gaussian-learned": (Gaussian(), _normal(4, 2), _normal(4, 2) - 1, LEARNED),
     "heteroscedastic": (HeteroscedasticGaussian(), _normal(4, 6), _normal(4, 3), None),
     "heteroscedastic-flat": (HeteroscedasticGaussian(), _normal(5, 2), _normal(5), None),
+    "multivariate": (MultivariateGaussian(((1.0, 0.4), (0.4, 0.5))), _normal(4, 2), _normal(4, 2) + 1, None),
+    "multivariate-diagonal": (MultivariateGaussian((0.3,)), _normal(4), _normal(4, 1) + 1, None),
+    "poisson": (Poisson(), _normal(4, 2), _labels(6, 4, 2), None),
+    "negative-binomial": (NegativeBinomial(0.7), _normal(5), _labels(6, 5).double(), None),
+    "student-t": (StudentT(4.5), _normal(4, 2), _normal(4) + 1, None),
+    "ordinal": (Ordinal(), _normal(6, 3), _labels(4, 6), None),
+    "bradley-terry": (BradleyTerry(), _normal(5, 2, 1), _labels(2, 5), None),
+    "mixture-density": (MixtureDensity(2), _normal(3, 12), _normal(3, 2) + 1, None),
 }
-EXACT_HESSIAN = [name for name in CASES if not name.startswith("heteroscedastic")]
+EXPECTED_HESSIAN = ("heteroscedastic", "negative-binomial", "student-t", "ordinal", "mixture-density")
+EXACT_HESSIAN = [name for name in CASES if not name.startswith(EXPECTED_HESSIAN)]
 
 
 @pytest.fixture(params=CASES)
@@ -117,6 +140,54 @@ def test_heteroscedastic_hessian_is_the_expected_one() -> None:
     torch.testing.assert_close(_dense(likelihood.hessian(outputs)), expected, rtol=1e-12, atol=1e-12)
 
 
+def _expectation(likelihood: Likelihood, outputs: Tensor, targets: list[Tensor], weights: list[Tensor]) -> Tensor:
+    """The mean Hessian over a grid of targets for one datum."""
+    found = [_dense_hessian(likelihood, outputs, target, None) for target in targets]
+    return sum(weight * each for weight, each in zip(weights, found, strict=True))  # type: ignore[return-value]
+
+
+def test_expected_hessians_of_discrete_targets_by_enumeration() -> None:
+    likelihood, outputs, _, _ = CASES["ordinal"]
+    targets = [torch.tensor([label]) for label in range(4)]
+    weights = list(likelihood.predict(outputs[:1]).probs[0])
+    expected = _expectation(likelihood, outputs[:1], targets, weights)
+    torch.testing.assert_close(likelihood.hessian(outputs[:1])[0], expected, rtol=1e-12, atol=1e-12)
+
+    counts = CASES["negative-binomial"][0]
+    targets = [torch.tensor([float(count)], dtype=torch.float64) for count in range(300)]
+    weights = [counts.log_prob(outputs[0, :1], target).exp()[0] for target in targets]
+    expected = _expectation(counts, outputs[0, :1], targets, weights)
+    torch.testing.assert_close(counts.hessian(outputs[0, :1])[0], expected, rtol=1e-10, atol=1e-10)
+
+
+def test_expected_hessian_of_student_t_by_quadrature() -> None:
+    likelihood, outputs, _, _ = CASES["student-t"]
+    nodes, weights = np.polynomial.legendre.leggauss(400)
+    levels = torch.from_numpy((nodes + 1) / 2)  # y = F⁻¹(u): the expectation is an integral over (0, 1)
+    places = torch.from_numpy(stats.t.ppf(levels.numpy(), 4.5))
+    targets = outputs[:1, 0] + outputs[:1, 1].exp() * places
+    expected = _expectation(likelihood, outputs[:1], list(targets[:, None]), list(torch.from_numpy(weights / 2)))
+    torch.testing.assert_close(likelihood.hessian(outputs[:1])[0], expected, rtol=1e-6, atol=1e-6)
+
+
+def test_mixture_density_hessian_is_that_of_target_and_component() -> None:
+    """At least the Fisher information of the target alone, and equal to it where the components do not overlap."""
+    likelihood = MixtureDensity(2)
+    nodes, weights = np.polynomial.hermite_e.hermegauss(90)
+    for distance, equal in ((50.0, True), (1.0, False)):
+        outputs = torch.tensor([[0.3, -0.2, -distance, distance, 0.1, -0.4]], dtype=torch.float64)
+        shares = outputs[0, :2].softmax(-1)
+        fisher = torch.zeros(6, 6, dtype=torch.float64)
+        for k in range(2):
+            for node, weight in zip(nodes, weights / weights.sum(), strict=True):
+                target = (outputs[0, 2 + k] + node * outputs[0, 4 + k].exp()).reshape(1)
+                gradient = likelihood.gradient(outputs, target)[0]
+                fisher += shares[k] * weight * torch.outer(gradient, gradient)
+        excess = torch.linalg.eigvalsh(likelihood.hessian(outputs)[0] - fisher)
+        assert excess.min() > -1e-8
+        assert (excess.max() < 1e-8) == equal
+
+
 def test_root_times_its_transpose_is_the_hessian(case: Any) -> None:
     likelihood, outputs, targets, hyper = case
     for given in (targets, None):
@@ -182,7 +253,7 @@ def test_float32_stays_float32(case: Any) -> None:
         likelihood.hessian(outputs, targets, hyper),
         likelihood.hessian_root(outputs, targets, hyper),
         likelihood.fisher_columns(outputs, 2, targets, hyper, generator=generator),
-        likelihood.temper(outputs, 1.5)[0] if hyper is None else outputs,
+        likelihood.temper(outputs, 1.0)[0] if hyper is None else outputs,
         likelihood.predict(outputs, hyper).log_prob(likelihood.sample(outputs, hyper, generator=generator)),
     ]
     assert [result.dtype for result in results] == [torch.float32] * len(results)

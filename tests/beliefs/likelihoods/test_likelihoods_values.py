@@ -279,7 +279,7 @@ def test_resolve() -> None:
         assert resolve(name) == likelihood
         assert resolve(likelihood) is likelihood
     assert Gaussian(noise=1) == Gaussian(noise=1.0)
-    for wrong in ("poisson", 3, None):
+    for wrong in ("weibull", 3, None):
         with pytest.raises(InputError, match=r"categorical, bernoulli, gaussian, heteroscedastic|`likelihood` must be"):
             resolve(wrong)  # type: ignore[arg-type]
 

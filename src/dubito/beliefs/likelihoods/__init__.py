@@ -1,7 +1,9 @@
 """Likelihoods: distributions of the targets given the network's outputs.
 
-`Categorical`, `Bernoulli`, `Gaussian` and `HeteroscedasticGaussian` share one contract, `Likelihood`: log-probability,
-its derivatives with respect to the outputs (with a square root of the Hessian for curvature), and predictions.
+Of classes: `Categorical`, `Bernoulli`, `Ordinal` and `BradleyTerry` (preferences). Of numbers: `Gaussian`,
+`HeteroscedasticGaussian`, `MultivariateGaussian`, `StudentT`, `MixtureDensity`, and of counts `Poisson` and
+`NegativeBinomial`. All share one contract, `Likelihood`: log-probability, its derivatives with respect to the outputs
+(with a square root of the Hessian for curvature), and predictions.
 """
 
 from __future__ import annotations
@@ -9,18 +11,44 @@ from __future__ import annotations
 from dubito.beliefs.likelihoods.base import Likelihood
 from dubito.beliefs.likelihoods.bernoulli import Bernoulli
 from dubito.beliefs.likelihoods.categorical import Categorical
+from dubito.beliefs.likelihoods.counts import NegativeBinomial, Poisson
 from dubito.beliefs.likelihoods.gaussian import Gaussian
 from dubito.beliefs.likelihoods.heteroscedastic import HeteroscedasticGaussian
+from dubito.beliefs.likelihoods.mixture_density import MixtureDensity
+from dubito.beliefs.likelihoods.multivariate import MultivariateGaussian
+from dubito.beliefs.likelihoods.ordinal import Ordinal
+from dubito.beliefs.likelihoods.preferences import BradleyTerry
+from dubito.beliefs.likelihoods.student_t import StudentT
 from dubito.core.arguments import checked_arguments
 from dubito.core.errors import InputError
 
-__all__ = ["Bernoulli", "Categorical", "Gaussian", "HeteroscedasticGaussian", "Likelihood", "resolve"]
+__all__ = [
+    "Bernoulli",
+    "BradleyTerry",
+    "Categorical",
+    "Gaussian",
+    "HeteroscedasticGaussian",
+    "Likelihood",
+    "MixtureDensity",
+    "MultivariateGaussian",
+    "NegativeBinomial",
+    "Ordinal",
+    "Poisson",
+    "StudentT",
+    "resolve",
+]
 
-_BY_NAME: dict[str, type[Likelihood]] = {
+NAMES: dict[str, type[Likelihood]] = {
     "categorical": Categorical,
     "bernoulli": Bernoulli,
     "gaussian": Gaussian,
     "heteroscedastic": HeteroscedasticGaussian,
+    "student-t": StudentT,
+    "poisson": Poisson,
+    "negative-binomial": NegativeBinomial,
+    "ordinal": Ordinal,
+    "bradley-terry": BradleyTerry,
+    "mixture-density": MixtureDensity,
 }
 
 
@@ -33,6 +61,6 @@ def resolve(likelihood: str | Likelihood) -> Likelihood:
     """
     if isinstance(likelihood, Likelihood):
         return likelihood
-    if not isinstance(likelihood, str) or likelihood.lower() not in _BY_NAME:
-        raise InputError(f"There is no likelihood {likelihood!r}: use one of {', '.join(_BY_NAME)}.")
-    return _BY_NAME[likelihood.lower()]()
+    if not isinstance(likelihood, str) or likelihood.lower() not in NAMES:
+        raise InputError(f"There is no likelihood {likelihood!r}: use one of {', '.join(NAMES)}.")
+    return NAMES[likelihood.lower()]()

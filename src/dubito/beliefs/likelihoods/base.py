@@ -34,6 +34,9 @@ class Likelihood(Setting, ABC):
     scores_targets: ClassVar[bool] = True
     """Whether `predict` gives probabilities of the targets; a loss that is only trained on does not."""
 
+    tempers: ClassVar[bool] = True
+    """Whether a temperature can make predictions less or more confident; counts have no scale that it could change."""
+
     # Hyper-parameters
 
     def hyper(self) -> Params:
@@ -62,6 +65,10 @@ class Likelihood(Setting, ABC):
     def num_outputs(self, outputs: Tensor) -> int:
         """Return C, the number of outputs at one position."""
         return self.canonical(outputs).shape[-1]
+
+    def outputs_for(self, num_targets: int) -> int:
+        """Return how many outputs a network needs for so many classes, or for so many numbers per datum."""
+        return num_targets
 
     def observed(self, targets: Tensor) -> Tensor | None:
         """Return which positions ``[B, *positions]`` have a target, or None if all of them always have one."""

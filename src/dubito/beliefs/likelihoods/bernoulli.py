@@ -38,6 +38,10 @@ class Bernoulli(ClassLikelihood):
         """Return the logits as ``[B, L]``."""
         return rows(outputs, "outputs")
 
+    def outputs_for(self, num_targets: int) -> int:
+        """Return 1 for two classes."""
+        return 1 if num_targets == 2 else num_targets
+
     def log_prob(self, outputs: Tensor, targets: Tensor, hyper: Hyper = None) -> Tensor:
         """Return the log-probability ``[B]``, summed over the labels."""
         logits = self.canonical(outputs)

@@ -6,12 +6,14 @@ from abc import abstractmethod
 from collections.abc import Callable
 from typing import ClassVar, Self
 
+import torch
 from torch import Tensor
 
-from dubito.beliefs.likelihoods.base import Hyper, Likelihood, check_rows
-from dubito.beliefs.prediction import ClassPrediction, RegressionPrediction
+from dubito.beliefs.likelihoods.base import Hyper, Likelihood, check_rows, diagonal_root, rows
+from dubito.beliefs.prediction import ClassPrediction, DistributionPrediction, RegressionPrediction
+from dubito.beliefs.prediction.distributions import TargetDistribution, gaussian_nodes
 from dubito.core.constraints import Positive, check
-from dubito.core.errors import InputError
+from dubito.core.errors import InputError, UnsupportedError
 from dubito.core.settings import setting
 from dubito.core.tensor_checks import at_least_float32
 
@@ -53,15 +55,17 @@ class ClassLikelihood(Likelihood):
 
 @setting
 class RegressionLikelihood(Likelihood):
-    """A likelihood of numbers, Gaussian given the outputs."""
+    """A likelihood of numbers; Gaussian given the outputs, unless it is a `DistributionLikelihood`."""
 
     outputs_per_target: ClassVar[int] = 1
+    standardizes: ClassVar[bool] = True
+    """Whether targets may be standardized; counts may not."""
     layout: ClassVar[str] = "a mean"
     """The outputs for each target, in words."""
 
-    @abstractmethod
     def moments(self, outputs: Tensor, hyper: Hyper) -> tuple[Tensor, Tensor, Tensor]:
         """Return means, noise variances and function variances of canonical outputs ``[S, B, ...]``."""
+        raise NotImplementedError
 
     def check(self, outputs: Tensor, targets: Tensor) -> None:
         """Raise an error unless the targets are finite numbers, one for each `outputs_per_target` outputs."""
@@ -77,6 +81,10 @@ class RegressionLikelihood(Likelihood):
                 f"{tuple(outputs.shape)}."
             )
         return outputs
+
+    def outputs_for(self, num_targets: int) -> int:
+        """Return `outputs_per_target` for each target."""
+        return self.outputs_per_target * num_targets
 
     def predict(self, outputs: Tensor, hyper: Hyper = None) -> RegressionPrediction:
         """Return a Gaussian per datum from one network's outputs."""
@@ -95,3 +103,77 @@ class RegressionLikelihood(Likelihood):
             raise InputError("A regression likelihood has no class probabilities: leave `log_probs` out.")
         outputs = at_least_float32(outputs)
         return RegressionPrediction(*self.moments(over_samples(self.canonical, outputs), hyper))
+
+
+@setting
+class DistributionLikelihood(RegressionLikelihood, TargetDistribution):
+    """A likelihood of numbers that are not Gaussian given the outputs, with a diagonal Hessian.
+
+    A likelihood defines `target_log_prob`, `target_cdf`, `target_moments`, `gradient`, `sample` and `fisher`, and how
+    many `nodes` each of a target's outputs gets when a Gaussian of them is integrated.
+    """
+
+    nodes: ClassVar[tuple[int, ...]] = (96,)
+    tempers: ClassVar[bool] = False
+
+    def canonical(self, outputs: Tensor) -> Tensor:
+        """Return the outputs as ``[B, n·O]`` with `outputs_per_target` n."""
+        return rows(outputs, "outputs") if self.outputs_per_target == 1 else super().canonical(outputs)
+
+    def log_prob(self, outputs: Tensor, targets: Tensor, hyper: Hyper = None) -> Tensor:
+        """Return the log-probability of the targets ``[B]``, summed over outputs."""
+        found = self.canonical(outputs)
+        return self.target_log_prob(found, rows(targets, "targets").to(found.dtype)).sum(dim=-1)
+
+    @abstractmethod
+    def fisher(self, outputs: Tensor) -> Tensor:
+        """Return the diagonal ``[B, n·O]`` of the expected Hessian from canonical outputs."""
+
+    def hessian(self, outputs: Tensor, targets: Tensor | None = None, hyper: Hyper = None) -> Tensor:
+        """Return the expected Hessian, the Fisher information, ``[B, n·O, n·O]``."""
+        return torch.diag_embed(self.fisher(self.canonical(outputs)))
+
+    def hessian_root(self, outputs: Tensor, targets: Tensor | None = None, hyper: Hyper = None) -> Tensor:
+        """Return one column per output, ``[n·O, B, n·O]``."""
+        return diagonal_root(self.fisher(self.canonical(outputs)).sqrt())
+
+    def predict_samples(
+        self,
+        outputs: Tensor,
+        hyper: Hyper = None,
+        *,
+        log_probs: Tensor | None = None,
+        keep_samples: bool = True,
+    ) -> DistributionPrediction:
+        """Return the equal mixture of the samples' distributions."""
+        if log_probs is not None:
+            raise InputError("A regression likelihood has no class probabilities: leave `log_probs` out.")
+        return DistributionPrediction.of(self, over_samples(self.canonical, at_least_float32(outputs)))
+
+    def predict_gaussian(
+        self,
+        mean: Tensor,
+        variance: Tensor,
+        hyper: Hyper = None,
+        *,
+        covariance: Tensor | None = None,
+    ) -> DistributionPrediction:
+        """Return the mixture over Gaussian outputs by Gauss–Hermite quadrature; the outputs are independent.
+
+        Nodes are those of each output of a target, combined in a grid.
+        """
+        means, variances = (self.canonical(at_least_float32(part)) for part in (mean, variance))
+        parts = zip(means.chunk(len(self.nodes), -1), variances.chunk(len(self.nodes), -1), self.nodes, strict=True)
+        outputs, weights = means[None, :, :0], means.new_ones(1)
+        for part_mean, part_variance, num in parts:
+            nodes, own = gaussian_nodes(part_mean, part_variance, num)
+            pairs = outputs.repeat_interleave(num, 0), nodes.repeat(len(outputs), 1, 1)
+            outputs, weights = torch.cat(pairs, dim=-1), (weights[:, None] * own).flatten()
+        return DistributionPrediction.of(self, outputs, weights, independent=True)
+
+    def temper(self, outputs: Tensor, temperature: float) -> tuple[Tensor, Self]:
+        """Raise an error for any temperature but 1: the distribution has no scale of its own."""
+        check("temperature", Positive, temperature)
+        if temperature != 1:
+            raise UnsupportedError(f"{self!r} has no scale that a temperature could change: leave it at 1.")
+        return outputs, self

@@ -35,7 +35,9 @@ class RegressionPrediction(Prediction):
         function_variance: The variance of the function within a component (for a linearized Laplace posterior),
             broadcast to ``[K, B, O]``.
         covariance: ``[B, O, O]``, the joint covariance of the function's outputs, or None if it is unknown. It is not
-            used here: `log_prob` treats outputs as independent.
+            used here: `log_prob` treats outputs as independent, unless their noise is correlated.
+        noise_covariance: ``[B, O, O]``, the covariance of the noise of the outputs, if it is correlated; its diagonal
+            is `noise_variance`.
 
     >>> prediction = RegressionPrediction(torch.tensor([[[-1.0]], [[1.0]]]), torch.tensor(0.25), torch.tensor(0.0))
     >>> prediction.aleatoric.item(), prediction.epistemic.item()
@@ -46,9 +48,10 @@ class RegressionPrediction(Prediction):
     noise_variance: Tensor
     function_variance: Tensor
     covariance: Tensor | None = None
+    noise_covariance: Tensor | None = None
 
     _batch_axis: ClassVar[dict[str, int]] = {
-        "means": 1, "noise_variance": 1, "function_variance": 1, "covariance": 0
+        "means": 1, "noise_variance": 1, "function_variance": 1, "covariance": 0, "noise_covariance": 0
     }  # fmt: skip
 
     def __post_init__(self) -> None:
@@ -108,13 +111,33 @@ class RegressionPrediction(Prediction):
     def log_prob(self, y: Tensor) -> Tensor:
         """Return the log-density of the mixture at the targets ``[B]``, jointly over outputs."""
         means, scales, _ = self._mixture
+        if self.noise_covariance is not None:
+            return self._correlated_log_prob(self.checked_targets(y) - means)
         z = (self.checked_targets(y) - means) / scales
         per_component = (-0.5 * z.square() - scales.log() - 0.5 * math.log(2 * math.pi)).sum(dim=-1)
         return per_component.logsumexp(dim=0) - math.log(len(means))
 
+    def _correlated_log_prob(self, residuals: Tensor) -> Tensor:
+        """Return the joint log-density from residuals ``[K, B, O]``."""
+        assert self.noise_covariance is not None
+        own = torch.diag_embed(self.function_variance) if self.covariance is None else self.covariance
+        factor = torch.linalg.cholesky(self.noise_covariance + own).expand(*residuals.shape, -1)
+        z = torch.linalg.solve_triangular(factor, residuals.unsqueeze(-1), upper=False).squeeze(-1)
+        log_scale = factor.diagonal(dim1=-2, dim2=-1).log()
+        parts = -0.5 * z.square() - log_scale - 0.5 * math.log(2 * math.pi)
+        return parts.sum(dim=-1).logsumexp(dim=0) - math.log(len(residuals))
+
+    def log_prob_each(self, y: Tensor) -> Tensor:
+        """Return the log-density of each output's target ``[B, O]``."""
+        return gaussian_mixture.log_prob(*self._mixture, self.checked_targets(y))
+
     def cdf(self, y: Tensor) -> Tensor:
         """Return the cumulative distribution function of each output at the targets ``[B, O]``."""
         return gaussian_mixture.cdf(*self._mixture, self.checked_targets(y))
+
+    def pit(self, y: Tensor) -> Tensor:
+        """Return the probability integral transform ``[B, O]``, uniform if the prediction is calibrated."""
+        return self.cdf(y).clamp(max=1)  # weights that sum to one still round above it
 
     @checked_arguments
     def quantile(self, q: float) -> Tensor:
@@ -148,7 +171,7 @@ class RegressionPrediction(Prediction):
         if len(self.means) == 1:
             return self
         mean, noise, function = (part.unsqueeze(0) for part in (self.mean, self.aleatoric, self.epistemic))
-        return RegressionPrediction(mean, noise, function, self.covariance)
+        return RegressionPrediction(mean, noise, function, self.covariance, self.noise_covariance)
 
     def rescale(self, loc: float | Tensor, scale: float | Tensor) -> RegressionPrediction:
         """Return the prediction of ``loc + scale * y``, to convert standardized targets to their original units.
@@ -163,9 +186,10 @@ class RegressionPrediction(Prediction):
         if not bool((factor > 0).all()):
             raise InputError(f"The scale of the targets must be positive, got {scale!r}.")
         rows = factor.expand(like.shape[-1])
-        covariance = None if self.covariance is None else self.covariance * torch.outer(rows, rows)
+        both = (self.covariance, self.noise_covariance)
+        covariances = [None if part is None else part * torch.outer(rows, rows) for part in both]
         noise, function = (v * factor.square() for v in (self.noise_variance, self.function_variance))
-        return RegressionPrediction(shift + factor * self.means, noise, function, covariance)
+        return RegressionPrediction(shift + factor * self.means, noise, function, *covariances)
 
     def to_frame(self, level: float = 0.95) -> pd.DataFrame:
         """Return one row per datum: mean, stddev, and low and high of the interval; several outputs are numbered."""

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from dubito.beliefs.prediction import ClassPrediction, Prediction, RegressionPrediction
+from dubito.beliefs.prediction import ClassPrediction, DistributionPrediction, Prediction, RegressionPrediction
 from dubito.beliefs.prediction.classification import log_mean_exp
 from dubito.core.errors import UnsupportedError
 
@@ -51,8 +51,11 @@ def _of_classes(parts: list[ClassPrediction]) -> ClassPrediction:
 
 
 def _of_numbers(parts: list[RegressionPrediction]) -> RegressionPrediction:
+    if all(isinstance(part, DistributionPrediction) for part in parts):
+        return DistributionPrediction.mixed(parts)  # type: ignore[arg-type]
     fields = ("means", "noise_variance", "function_variance")
-    return RegressionPrediction(*(torch.cat([getattr(part, name) for part in parts]) for name in fields))
+    means, noise, function = (torch.cat([getattr(part, name) for part in parts]) for name in fields)
+    return RegressionPrediction(means, noise, function, noise_covariance=parts[0].noise_covariance)
 
 
 def _entropy(log_probs: Tensor) -> Tensor:

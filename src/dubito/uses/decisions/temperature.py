@@ -16,7 +16,7 @@ import torch
 from torch import nn
 
 from dubito.beliefs.likelihoods import Likelihood
-from dubito.beliefs.prediction import ClassPrediction, Prediction, RegressionPrediction
+from dubito.beliefs.prediction import ClassPrediction, DistributionPrediction, Prediction, RegressionPrediction
 from dubito.core.arguments import checked_arguments
 from dubito.core.batches import Data
 from dubito.core.constraints import Count, Positive
@@ -70,11 +70,14 @@ def tempered(prediction: Prediction, temperature: Positive) -> Prediction:
     >>> tempered(ClassPrediction.from_logits(torch.tensor([[2.0, 0.0]])), 2.0).log_probs.diff().item()
     -1.0
     """
+    if isinstance(prediction, DistributionPrediction):
+        raise UnsupportedError(f"Only classes and Gaussian predictions can be tempered, not {prediction.family!r}.")
     if isinstance(prediction, RegressionPrediction):
         mean, square = prediction.mean, temperature**2
-        covariance = None if prediction.covariance is None else prediction.covariance * square
+        both = (prediction.covariance, prediction.noise_covariance)
+        covariances = [None if part is None else part * square for part in both]
         noise, function = (value * square for value in (prediction.noise_variance, prediction.function_variance))
-        return RegressionPrediction(mean + temperature * (prediction.means - mean), noise, function, covariance)
+        return RegressionPrediction(mean + temperature * (prediction.means - mean), noise, function, *covariances)
     assert isinstance(prediction, ClassPrediction)
     log_probs = (prediction.log_probs / temperature).log_softmax(dim=-1)
     if prediction.samples is not None:

@@ -11,13 +11,13 @@ from typing import Any, Self
 import torch
 from torch import Tensor
 
-from dubito.beliefs.prediction import gaussian_mixture
+from dubito.beliefs.prediction import RegressionPrediction
 from dubito.core.arguments import checked_arguments
 from dubito.core.constraints import Count, OpenProbability
 from dubito.core.errors import InputError
 from dubito.core.tensor_checks import check_num_bins, class_rows, top_class
 from dubito.uses.metrics.calibration import ReliabilityBins, bin_rows
-from dubito.uses.metrics.regression import as_mixture
+from dubito.uses.metrics.regression import CheckedMixture, as_mixture
 from dubito.uses.metrics.scores import CLASS_SUMS, NUMBER_SUMS, SCORES
 
 
@@ -129,16 +129,22 @@ class RegressionMetrics(_MetricSums):
     @checked_arguments
     def update(self, mean: Tensor, stddev: Tensor, targets: Tensor, *, weights: Tensor | None = None) -> None:
         """Add a batch of Gaussians [...] or mixtures [K, ...] and targets [...], as `dubito.metrics.gaussian_nll`."""
-        mixture = as_mixture(mean, stddev, targets, weights)
-        truth = targets.detach().double()
+        self._add_scores(as_mixture(mean, stddev, targets, weights), targets.detach().double())
+
+    def update_prediction(self, prediction: RegressionPrediction, targets: Tensor) -> None:
+        """Add a batch of predictions [B, O], of any distribution, and targets."""
+        wide = prediction.to(torch.float64)
+        self._add_scores(wide, wide.checked_targets(targets))
+
+    def _add_scores(self, found: CheckedMixture | RegressionPrediction, truth: Tensor) -> None:
         covered, widths = [], []
         for level in self.levels:
-            lower, upper = (gaussian_mixture.quantile(*mixture, (1 + side * level) / 2) for side in (-1, 1))
+            lower, upper = (found.quantile((1 + side * level) / 2) for side in (-1, 1))
             covered.append(((lower <= truth) & (truth <= upper)).sum())
             widths.append((upper - lower).sum())
         self._add(
             torch.tensor(float(truth.numel())),
-            *(sum_of(mixture, truth) for sum_of in NUMBER_SUMS.values()),
+            *(sum_of(found, truth) for sum_of in NUMBER_SUMS.values()),
             *covered,
             *widths,
         )

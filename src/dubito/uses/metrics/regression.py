@@ -21,11 +21,28 @@ from dubito.core.tensor_checks import check_same_shape
 
 
 class CheckedMixture(NamedTuple):
-    """A checked mixture in float64: means and stddevs [K, ...], and weights that multiply them."""
+    """A checked mixture of Gaussians in float64: means and stddevs [K, ...], and weights that multiply them."""
 
     means: Tensor
     stddevs: Tensor
     weights: Tensor
+
+    @property
+    def mean(self) -> Tensor:
+        """The predictive mean [...]."""
+        return (self.weights * self.means).sum(0)
+
+    def log_prob_each(self, truth: Tensor) -> Tensor:
+        """Return the log-density of each target [...]."""
+        return gaussian_mixture.log_prob(*self, truth)
+
+    def crps(self, truth: Tensor) -> Tensor:
+        """Return the continuous ranked probability score of each target [...]."""
+        return gaussian_mixture.crps(*self, truth)
+
+    def quantile(self, level: float) -> Tensor:
+        """Return the quantile of each target [...]."""
+        return gaussian_mixture.quantile(*self, level)
 
 
 class QuantileCalibration(NamedTuple):

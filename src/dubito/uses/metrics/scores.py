@@ -15,7 +15,7 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-from dubito.beliefs.prediction import gaussian_mixture
+from dubito.beliefs.prediction import RegressionPrediction
 from dubito.uses.metrics.detection import aupr, auroc, fpr95
 from dubito.uses.metrics.proper import brier_sum, nll_per_row
 from dubito.uses.metrics.regression import CheckedMixture, quantile_calibration_error
@@ -35,7 +35,7 @@ class Score:
         function: Computes it from vectors.
         vectors: The names of the arguments of `function`.
         class_sum: Sums it over a batch of log-probabilities ``[N, C]``, probabilities and labels ``[N]``.
-        number_sum: Sums it over a batch of Gaussian mixtures and targets.
+        number_sum: Sums it over a batch of predictions of numbers and targets.
         power: The power to which the mean of the sums is raised, such as 0.5 for a root.
     """
 
@@ -45,7 +45,7 @@ class Score:
     function: Callable[..., Tensor] | None = None
     vectors: tuple[str, ...] = ()
     class_sum: Callable[[Tensor, Tensor, Tensor], Tensor] | None = None
-    number_sum: Callable[[CheckedMixture, Tensor], Tensor] | None = None
+    number_sum: Callable[[CheckedMixture | RegressionPrediction, Tensor], Tensor] | None = None
     power: float = 1.0
 
 
@@ -54,12 +54,12 @@ SCORES: dict[str, Score] = {
     "accuracy": Score("Accuracy", math.inf, "Fraction of targets whose most probable class is right."),
     "rmse": Score(
         "RMSE", -math.inf, "Root mean squared error of the predicted mean.", power=0.5,
-        number_sum=lambda mixture, truth: ((mixture.weights * mixture.means).sum(0) - truth).square().sum(),
+        number_sum=lambda found, truth: (found.mean - truth).square().sum(),
     ),
     "nll": Score(
         "NLL", -math.inf, "Negative log-probability (of numbers: log-density) of the truth, in nats; a proper score.",
         class_sum=lambda log_probs, probs, labels: nll_per_row(log_probs, labels).sum(),
-        number_sum=lambda mixture, truth: -gaussian_mixture.log_prob(*mixture, truth).sum(),
+        number_sum=lambda found, truth: -found.log_prob_each(truth).sum(),
     ),
     "brier": Score(
         "Brier", -math.inf, "Squared distance of the probabilities to the truth, between 0 and 2; a proper score.",
@@ -69,7 +69,7 @@ SCORES: dict[str, Score] = {
     "mce": Score("MCE", -math.inf, "Largest gap between confidence and accuracy over 15 bins of equal width."),
     "crps": Score(
         "CRPS", -math.inf, "Continuous ranked probability score, in the units of the target; a proper score.",
-        number_sum=lambda mixture, truth: gaussian_mixture.crps(*mixture, truth).sum(),
+        number_sum=lambda found, truth: found.crps(truth).sum(),
     ),
     "coverage": Score("Coverage", None, "How often the central interval of that level holds the truth."),
     "width": Score("Width", None, "Mean width of the interval; a narrow one is better only at the same coverage."),

@@ -185,12 +185,11 @@ def _scored_classes(
 def _scored_numbers(
     prediction: RegressionPrediction, truth: Tensor, inputs: Any, sums: metrics.RegressionMetrics
 ) -> Vectors:
-    stddevs = (prediction.noise_variance + prediction.function_variance).sqrt()
-    sums.update(prediction.means, stddevs, truth)
+    sums.update_prediction(prediction, truth)
     vectors = {
         **_uncertainties(prediction),
         "loss": (prediction.mean - truth).square().mean(dim=-1),
-        "pit": metrics.pit(prediction.means, stddevs, truth).flatten(),
+        "pit": prediction.to(torch.float64).pit(truth).flatten(),
     }
     if isinstance(inputs, Tensor) and inputs[0].numel() == 1 and truth.shape[1] == 1:
         low, high = prediction.interval(BAND_LEVEL)

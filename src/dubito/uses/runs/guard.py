@@ -21,7 +21,7 @@ import torch
 from torch import Tensor, nn
 
 from dubito.beliefs.likelihoods import Likelihood
-from dubito.beliefs.prediction import ClassPrediction, Prediction, RegressionPrediction
+from dubito.beliefs.prediction import ClassPrediction, DistributionPrediction, Prediction, RegressionPrediction
 from dubito.core.batches import Data
 from dubito.core.errors import UnsupportedError
 from dubito.data.columns import CategoryColumn
@@ -143,14 +143,20 @@ class GuardedPosterior(WrappedPosterior):
         """Return the predictive of the posterior inside, mixed over the readings of odd rows."""
         predict = self.posterior.predictor(num_samples, generator, **options)
 
-        def guarded(inputs: Any) -> Prediction:
+        def predict_enough(inputs: Any) -> Prediction:
             found = predict(inputs)
+            if isinstance(found, DistributionPrediction) and len(found.means) < UNSEEN_READINGS:
+                return DistributionPrediction.mixed([found] * UNSEEN_READINGS)  # a component for each reading
+            return found
+
+        def guarded(inputs: Any) -> Prediction:
+            found = predict_enough(inputs)
             unseen = self.known.unseen(inputs).any(dim=1)
             outside = self.known.outside(inputs).any(dim=1) & ~unseen
             for odd, num in ((unseen, UNSEEN_READINGS), (outside, OUTSIDE_READINGS)):
                 rows = odd.nonzero().flatten()
                 if len(rows):
-                    mixed = mixture([predict(reading) for reading in self.known.readings(num)(inputs[rows])])
+                    mixed = mixture([predict_enough(reading) for reading in self.known.readings(num)(inputs[rows])])
                     found = _replaced(found, rows, mixed)
             return found
 
@@ -197,11 +203,14 @@ def mixture(readings: Sequence[Prediction]) -> Prediction:
     (3.0, 4.0, 5.0)
     """
     first = readings[0]
+    if isinstance(first, DistributionPrediction):
+        return _dealt(readings)  # type: ignore[arg-type]
     if isinstance(first, RegressionPrediction):
         means = torch.stack([each.means for each in readings])  # type: ignore[attr-defined]
         noise = torch.stack([each.noise_variance for each in readings]).mean(0)  # type: ignore[attr-defined]
         spread = torch.stack([each.function_variance for each in readings]).mean(0)  # type: ignore[attr-defined]
-        return RegressionPrediction(means.mean(0), noise, spread + means.var(0, correction=0))
+        total = spread + means.var(0, correction=0)
+        return RegressionPrediction(means.mean(0), noise, total, noise_covariance=first.noise_covariance)
     assert isinstance(first, ClassPrediction)
     log_probs = torch.stack([each.log_probs for each in readings])  # type: ignore[attr-defined]
     pooled = log_probs.logsumexp(0) - torch.tensor(len(readings)).log()
@@ -214,6 +223,18 @@ def mixture(readings: Sequence[Prediction]) -> Prediction:
         count = first.samples.shape[0]
         samples = torch.stack([readings[s % len(readings)].samples[s] for s in range(count)])  # type: ignore[index]
     return ClassPrediction(pooled, aleatoric, epistemic + disagreement.clamp_min(0), samples)
+
+
+def _dealt(readings: Sequence[DistributionPrediction]) -> DistributionPrediction:
+    """Return a mixture in which each component is of one reading; all readings get about the same weight."""
+    first, num = readings[0], len(readings)
+    turn = torch.arange(len(first.weights))
+    back = turn // num % 2 == 1  # heaviest first, in turns to and fro
+    reading = torch.empty_like(turn)
+    reading[first.weights.argsort(descending=True).cpu()] = torch.where(back, num - 1 - turn % num, turn % num)
+    fields = ("means", "noise_variance", "function_variance", "outputs")
+    picked = {name: torch.stack([getattr(each, name) for each in readings])[reading, turn] for name in fields}
+    return replace(first, **picked)  # type: ignore[arg-type]
 
 
 def _entropy(log_probs: Tensor) -> Tensor:

@@ -13,7 +13,7 @@ from typing import Any
 
 from torch import nn
 
-from dubito.beliefs.likelihoods import Bernoulli, HeteroscedasticGaussian, Likelihood
+from dubito.beliefs.likelihoods import Likelihood
 from dubito.core.errors import DubitoError, FileFormatError, InputError, MissingDataError, UnsupportedError
 from dubito.data import DataSet, Vocabulary
 from dubito.networks.models import build
@@ -46,11 +46,7 @@ class NetworkSource:
     @classmethod
     def of(cls, text: str, dataset: DataSet, likelihood: Likelihood) -> NetworkSource:
         """Return the source of a network that fits a data set and a likelihood."""
-        outputs = dataset.num_outputs
-        if isinstance(likelihood, HeteroscedasticGaussian):
-            outputs = 2 * outputs
-        elif isinstance(likelihood, Bernoulli) and outputs == 2:
-            outputs = 1
+        outputs = likelihood.outputs_for(dataset.num_outputs)
         vocabulary = len(dataset.encoder) if isinstance(dataset.encoder, Vocabulary) else None
         return cls(text, dataset.input_shape, outputs, vocabulary).moved(text)
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import warnings
 from collections.abc import Mapping
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
@@ -15,12 +15,12 @@ from torch import nn
 import dubito
 from dubito.beliefs import likelihoods
 from dubito.beliefs.likelihoods import Likelihood
-from dubito.beliefs.likelihoods.kinds import ClassLikelihood
+from dubito.beliefs.likelihoods.kinds import ClassLikelihood, RegressionLikelihood
 from dubito.core import grammar
 from dubito.core.arguments import checked_arguments
 from dubito.core.errors import InputError
 from dubito.core.randomness import Stream
-from dubito.data import DataSet, Pair, TableTransform, load_table
+from dubito.data import DataSet, Pair, Standardizer, TableTransform, load_table
 from dubito.data.tables import as_table, with_target
 from dubito.fitting.checks import outputs_of
 from dubito.fitting.recipe import Recipe
@@ -122,10 +122,13 @@ def fit_dataset(
         settings: What else to remember of how the run was made.
     """
     encoder, recipe = dataset.encoder, recipe or default_recipe(dataset, trained=weights is not None)
-    assert isinstance(encoder, TableTransform)
     chosen = likelihood_for(likelihood, dataset)
+    if isinstance(chosen, RegressionLikelihood) and not chosen.standardizes:
+        dataset = unscaled(dataset)
+        encoder = dataset.encoder
     named = network if isinstance(network, str) else IN_MEMORY
     source = NetworkSource.of(named, dataset, chosen)
+    assert isinstance(encoder, TableTransform)
     made = new_network(source, seed) if isinstance(network, str) else network
     if weights is not None:
         load_weights(made, Path(weights))
@@ -178,13 +181,30 @@ def likelihood_for(likelihood: str | Likelihood | None, dataset: DataSet) -> Lik
         found = grammar.parse(likelihood, "likelihoods") if "(" in likelihood else likelihoods.resolve(likelihood)
     if not isinstance(found, Likelihood):
         raise InputError(
-            f"'{likelihood}' is not a likelihood; write categorical, bernoulli, gaussian or heteroscedastic."
+            f"'{likelihood}' is not a likelihood; write one of {', '.join(likelihoods.NAMES)}, or a call such as "
+            "student-t(dof=5)."
         )
     if isinstance(found, ClassLikelihood) != (dataset.task == "classification"):
         raise InputError(
             f"The likelihood '{likelihood}' does not fit '{dataset.name}', which is a {dataset.task} data set."
         )
     return found
+
+
+def unscaled(dataset: DataSet) -> DataSet:
+    """Return the data set with targets in original units, for counts; those must be whole numbers."""
+    encoder, scale = dataset.encoder, dataset.target_scale
+    assert isinstance(encoder, TableTransform)
+    assert scale is not None
+    parts = {}
+    for name, (inputs, targets) in dataset.parts.items():
+        values = scale.decode(targets.double())
+        if not bool(((values - values.round()).abs() < 1e-3).all()) or float(values.min()) < -0.5:
+            wrong = values[((values - values.round()).abs() >= 1e-3) | (values < -0.5)]
+            raise InputError(f"Counts are whole numbers of at least 0, but {encoder.target!r} holds {wrong[0]:g}.")
+        parts[name] = inputs, values.round().to(targets.dtype)
+    plain = Standardizer(torch.zeros_like(scale.loc), torch.ones_like(scale.scale))
+    return replace(dataset, parts=parts, target_scale=plain, encoder=replace(encoder, target_loc=0.0, target_scale=1.0))
 
 
 def check_network(network: nn.Module, dataset: DataSet, likelihood: Likelihood) -> None:

@@ -1,0 +1,268 @@
+"""Predictions of numbers that are not Gaussian given the network's outputs: counts, heavy tails, mixtures."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from dataclasses import dataclass, replace
+from functools import cache
+from typing import ClassVar
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from dubito.beliefs.prediction.regression import RegressionPrediction
+from dubito.core.arguments import checked_arguments
+from dubito.core.errors import InputError, UnsupportedError
+from dubito.core.tracing import is_tracing
+
+# The most bisections of a quantile and their relative precision, and the nodes of the CRPS's integral.
+_BISECTIONS, _PRECISION, _NODES = 100, 1e-12, 80
+# Of the CRPS of counts: the probability that is left out, up to which distance all counts are summed, and the growth
+# of the blocks beyond it.
+_TAIL, _EXACT, _GROWTH = 1e-9, 64, 1.02
+
+
+class TargetDistribution(ABC):
+    """The distribution of one target given the outputs ``[..., C]`` for all O targets of a datum."""
+
+    is_count: ClassVar[bool] = False
+    """Whether targets are whole numbers."""
+
+    @abstractmethod
+    def target_log_prob(self, outputs: Tensor, y: Tensor) -> Tensor:
+        """Return the log-probability of each target ``[..., O]``."""
+
+    @abstractmethod
+    def target_cdf(self, outputs: Tensor, y: Tensor) -> Tensor:
+        """Return the probability ``[..., O]`` that a target is at most y."""
+
+    @abstractmethod
+    def target_moments(self, outputs: Tensor) -> tuple[Tensor, Tensor]:
+        """Return the mean and the variance of each target ``[..., O]``."""
+
+
+@dataclass(frozen=True, eq=False, repr=False, kw_only=True)
+class DistributionPrediction(RegressionPrediction):
+    r"""A mixture of K distributions per datum that need not be Gaussian, $p(y) = \sum_k w_k\, p(y \mid f_k)$.
+
+    `means` and `noise_variance` are the moments of the components, so the variance splits as for all numbers:
+    ``stddev**2 == aleatoric + epistemic``. Make one with `of`.
+
+    Args:
+        outputs: The network's outputs of each component ``[K, B, C]``.
+        family: The distribution of the targets given the outputs.
+        weights: The weights of the components ``[K]``.
+        independent: Whether the targets of a datum are independent mixtures (the components are nodes of a quadrature),
+            or share their component (the components are posterior samples).
+        loc: What was added to the targets by `rescale` ``[O]``.
+        scale: What they were multiplied with before ``[O]``.
+    """
+
+    outputs: Tensor
+    family: TargetDistribution
+    weights: Tensor
+    independent: bool
+    loc: Tensor
+    scale: Tensor
+
+    _batch_axis: ClassVar[dict[str, int]] = {**RegressionPrediction._batch_axis, "outputs": 1}
+
+    @classmethod
+    def of(
+        cls, family: TargetDistribution, outputs: Tensor, weights: Tensor | None = None, *, independent: bool = False
+    ) -> DistributionPrediction:
+        """Return the mixture of the components with outputs ``[K, B, C]``; equal weights by default."""
+        means, variances = family.target_moments(outputs)
+        if weights is None:
+            weights = outputs.new_full((len(outputs),), 1 / len(outputs))
+        width = means.shape[-1]
+        return cls(
+            means=means, noise_variance=variances, function_variance=torch.zeros_like(means), outputs=outputs,
+            family=family, weights=weights, independent=independent, loc=means.new_zeros(width),
+            scale=means.new_ones(width),
+        )  # fmt: skip
+
+    @property
+    def mean(self) -> Tensor:
+        """The predictive mean ``[B, O]``."""
+        return (self._weights * self.means).sum(dim=0)
+
+    @property
+    def aleatoric(self) -> Tensor:
+        """The mean variance of the components ``[B, O]``."""
+        return (self._weights * self.noise_variance).sum(dim=0)
+
+    @property
+    def epistemic(self) -> Tensor:
+        """The variance of the means of the components ``[B, O]``."""
+        return (self._weights * (self.means - self.mean).square()).sum(dim=0)
+
+    @checked_arguments
+    def log_prob(self, y: Tensor) -> Tensor:
+        """Return the log-probability (of counts) or the log-density of the targets ``[B]``, jointly over outputs."""
+        each = self._component_log_probs(self.checked_targets(y))
+        if self.independent:
+            return (self._weights.log() + each).logsumexp(dim=0).sum(dim=-1)
+        return (self._weights.log()[..., 0] + each.sum(dim=-1)).logsumexp(dim=0)
+
+    def log_prob_each(self, y: Tensor) -> Tensor:
+        """Return the log-probability of each output's target ``[B, O]``."""
+        return (self._weights.log() + self._component_log_probs(self.checked_targets(y))).logsumexp(dim=0)
+
+    def cdf(self, y: Tensor) -> Tensor:
+        """Return the probability that each target is at most `y`, ``[B, O]``."""
+        return self._cdf(self.checked_targets(y))
+
+    def pit(self, y: Tensor) -> Tensor:
+        """Return the probability integral transform ``[B, O]``; of a count, half-way through the step at it."""
+        at = self.checked_targets(y)
+        return (self._cdf(at) + self._cdf(at - 1)) / 2 if self.family.is_count else self._cdf(at)
+
+    @checked_arguments
+    def quantile(self, q: float) -> Tensor:
+        """Return the q-quantile of each output ``[B, O]``; of counts, the smallest with a probability of at least q."""
+        if not 0 < q < 1:
+            raise InputError(f"A quantile must lie strictly between 0 and 1, got {q}.")
+        if is_tracing():
+            raise UnsupportedError(
+                f"A graph cannot compute the quantiles of {self.family!r}: leave 'lower' and 'upper' out."
+            )
+        return self._wide._quantile(q).to(self.means.dtype)
+
+    @checked_arguments
+    def interval(self, level: float = 0.95) -> tuple[Tensor, Tensor]:
+        """Return the ends ``[B, O]`` of the central interval with probability `level` (of counts: at least `level`)."""
+        if not 0 < level < 1:
+            raise InputError(f"The level of an interval must lie strictly between 0 and 1, got {level}.")
+        return self.quantile((1 - level) / 2), self.quantile((1 + level) / 2)
+
+    def crps(self, y: Tensor) -> Tensor:
+        r"""Return the continuous ranked probability score of each output ``[B, O]``.
+
+        It is $\int (F(t) - [t \ge y])^2\,dt$: a sum over whole numbers for counts, else by quadrature.
+        """
+        wide = self._wide
+        truth = wide.checked_targets(y)
+        score = wide._count_crps(truth) if self.family.is_count else wide._smooth_crps(truth)
+        return score.to(self.means.dtype)
+
+    def summary(self) -> RegressionPrediction:  # type: ignore[override]
+        """Return one Gaussian with the same moments; components of a quadrature, whose number is fixed, are kept."""
+        if self.independent or len(self.means) == 1:
+            return self
+        mean, noise, function = (part.unsqueeze(0) for part in (self.mean, self.aleatoric, self.epistemic))
+        return RegressionPrediction(mean, noise, function)
+
+    def rescale(self, loc: float | Tensor, scale: float | Tensor) -> DistributionPrediction:
+        """Return the prediction of ``loc + scale * y``, to convert standardized targets to their original units."""
+        moved = super().rescale(loc, scale)
+        shift, factor = (torch.as_tensor(value).to(self.loc) for value in (loc, scale))
+        return replace(
+            self, means=moved.means, noise_variance=moved.noise_variance, loc=shift + factor * self.loc,
+            scale=factor * self.scale,
+        )  # fmt: skip
+
+    @classmethod
+    def mixed(cls, parts: list[DistributionPrediction]) -> DistributionPrediction:
+        """Return the equal mixture of several predictions of the same family for the same data."""
+        names = ("means", "noise_variance", "function_variance", "outputs")
+        joined = {name: torch.cat([getattr(part, name) for part in parts]) for name in names}
+        weights = torch.cat([part.weights for part in parts]) / len(parts)
+        return replace(parts[0], **joined, weights=weights, covariance=None)  # type: ignore[arg-type]
+
+    def draw(self, num_samples: int, seed: int) -> Tensor:
+        """Draw targets ``[S, B, O]`` in float64, as quantiles of uniform numbers."""
+        shape = (num_samples, *self.means.shape[1:])
+        levels = torch.rand(shape, dtype=torch.float64, generator=torch.Generator().manual_seed(seed))
+        wide = self._wide
+        return torch.stack([wide._quantile(level.to(wide.means)) for level in levels.clamp(1e-9, 1 - 1e-9)])
+
+    @property
+    def _weights(self) -> Tensor:
+        return self.weights.to(self.means).reshape(-1, 1, 1)
+
+    @property
+    def _wide(self) -> DistributionPrediction:
+        """The prediction in float64."""
+        loc, scale, weights = (part.double() for part in (self.loc, self.scale, self.weights))
+        return replace(self.to(torch.float64), loc=loc, scale=scale, weights=weights)
+
+    def _component_log_probs(self, y: Tensor) -> Tensor:
+        scale = self.scale.to(y)
+        return self.family.target_log_prob(self.outputs, ((y - self.loc.to(y)) / scale)) - scale.log()
+
+    def _cdf(self, y: Tensor) -> Tensor:
+        z = (y - self.loc.to(y)) / self.scale.to(y)
+        return (self._weights * self.family.target_cdf(self.outputs, z)).sum(dim=0).clamp(0, 1)
+
+    def _quantile(self, q: float | Tensor) -> Tensor:
+        """Bisect the distribution function between Cantelli's bounds; levels may differ by target."""
+        level = torch.as_tensor(q, dtype=self.means.dtype, device=self.means.device)
+        odds = (level / (1 - level)).sqrt()
+        low = self.mean - 1.001 * self.stddev / odds - 1e-9
+        high = self.mean + 1.001 * self.stddev * odds + 1e-9
+        if self.family.is_count:
+            low, high = low.clamp_min(0).floor() - 1, high.ceil() + 1
+        for _ in range(_BISECTIONS):
+            middle = (low + high) / 2
+            middle = middle.floor() if self.family.is_count else middle
+            below = self._cdf(middle) < level
+            low, high = torch.where(below, middle, low), torch.where(below, high, middle)
+            enough = 1.0 if self.family.is_count else _PRECISION * (low.abs() + high.abs() + self.stddev)
+            if bool((high - low <= enough).all()):
+                break
+        return high
+
+    def _count_crps(self, y: Tensor) -> Tensor:
+        """Sum over all counts near the target; farther away, over blocks that grow, by linear interpolation."""
+        reach = int((self._quantile(1 - _TAIL).maximum(y) - self._quantile(_TAIL).minimum(y)).amax()) + 1
+        steps = [0]
+        while steps[-1] < reach:
+            steps.append(max(steps[-1] + 1, int(_GROWTH * steps[-1]) if steps[-1] > _EXACT else 0))
+        total, before = torch.zeros_like(y), torch.zeros_like(y)
+        for step, last in zip(steps, [-1, *steps], strict=False):
+            value = (1 - self._cdf(y + step)).square() + self._cdf(y - 1 - step).square()
+            total += value if step - last == 1 else (step - last) * (before + value) / 2 + (value - before) / 2
+            before = value
+        return total
+
+    def _smooth_crps(self, y: Tensor) -> Tensor:
+        nodes, weights = (part.to(y) for part in _unit_nodes())
+        spread = self.stddev + (y - self.mean).abs()
+        total = torch.zeros_like(y)
+        for t, weight in zip(nodes, weights, strict=True):
+            # z = y ± s·t/(1 − t) maps each half line to (0, 1)
+            reach, slope = spread * t / (1 - t), weight * spread / (1 - t) ** 2
+            total += slope * (self._cdf(y - reach).square() + (1 - self._cdf(y + reach)).square())
+        return total
+
+    def __repr__(self) -> str:
+        components, batch, width = self.means.shape
+        outputs = f"{width} output{'s' if width > 1 else ''}"
+        return f"DistributionPrediction({self.family!r}, {batch} data, {outputs}, {components} components)"
+
+
+@cache
+def _unit_nodes() -> tuple[Tensor, Tensor]:
+    """Return Gauss–Legendre nodes and weights on (0, 1)."""
+    nodes, weights = np.polynomial.legendre.leggauss(_NODES)
+    return torch.from_numpy((nodes + 1) / 2), torch.from_numpy(weights / 2)
+
+
+def gaussian_nodes(mean: Tensor, variance: Tensor, num: int) -> tuple[Tensor, Tensor]:
+    r"""Return Gauss–Hermite nodes $m + \sqrt v\, z_k$ ``[K, ...]`` of Gaussians, and their weights ``[K]``.
+
+    >>> nodes, weights = gaussian_nodes(torch.tensor(1.0), torch.tensor(4.0), 5)
+    >>> round(float((weights * nodes.square()).sum()), 4)  # E[f²] = 1² + 4
+    5.0
+    """
+    points, weights = _hermite(num)
+    points = points.to(mean).reshape(-1, *[1] * mean.ndim)
+    return mean + variance.clamp_min(0).sqrt() * points, weights.to(mean)
+
+
+@cache
+def _hermite(num: int) -> tuple[Tensor, Tensor]:
+    points, weights = np.polynomial.hermite_e.hermegauss(num)
+    return torch.from_numpy(points), torch.from_numpy(weights / weights.sum())

@@ -1,0 +1,271 @@
+"""Likelihoods whose targets are not Gaussian: densities, predictives against quadrature, and every use of them."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from dubito.errors import InputError, UnsupportedError
+from dubito.likelihoods import (
+    BradleyTerry,
+    Likelihood,
+    MixtureDensity,
+    MultivariateGaussian,
+    NegativeBinomial,
+    Ordinal,
+    Poisson,
+    StudentT,
+)
+from scipy import integrate, stats
+from torch import Tensor, nn
+
+import dubito
+from dubito import MAP, Ensemble, Laplace, Training, Variational
+from dubito.beliefs.prediction import DistributionPrediction, gaussian_mixture
+from oracles import fixed_normal
+
+NAMES = {"poisson": Poisson(), "negative-binomial": NegativeBinomial(0.4), "student-t": StudentT(5.0)}
+
+
+def _oracle(likelihood: Likelihood, output: Any) -> Any:
+    """The distribution of a target in scipy."""
+    if isinstance(likelihood, Poisson):
+        return stats.poisson(np.exp(output[0]))
+    if isinstance(likelihood, NegativeBinomial):
+        size = 1 / likelihood.dispersion
+        return stats.nbinom(size, size / (size + np.exp(output[0])))
+    assert isinstance(likelihood, StudentT)
+    return stats.t(likelihood.dof, output[0], np.exp(output[1]))
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_one_network_equals_scipy(name: str) -> None:
+    likelihood = NAMES[name]
+    outputs = torch.tensor([[0.8, -0.3], [2.5, 0.4]], dtype=torch.float64)[:, : likelihood.outputs_for(1)]
+    prediction = likelihood.predict(outputs)
+    for row in range(2):
+        oracle = _oracle(likelihood, outputs[row].numpy())
+        y = torch.tensor([[3.0]], dtype=torch.float64)
+        one: Any = prediction[row]
+        log_prob = oracle.logpmf(3) if prediction.family.is_count else oracle.logpdf(3)
+        assert float(one.log_prob(y)) == pytest.approx(log_prob, rel=1e-10)
+        assert float(one.cdf(y)) == pytest.approx(oracle.cdf(3), rel=1e-10)
+        assert float(one.mean) == pytest.approx(oracle.mean(), rel=1e-12)
+        assert float(one.stddev) == pytest.approx(oracle.std(), rel=1e-12)
+        for level in (0.01, 0.5, 0.975):
+            assert float(one.quantile(level)) == pytest.approx(oracle.ppf(level), rel=1e-9)
+
+
+GRID = np.linspace(-12, 12, 4001)  # the trapezoidal rule is exact to rounding for such smooth functions
+
+
+def _integral(function: Any, mean: float, variance: float) -> float:
+    weights = stats.norm.pdf(GRID) * (GRID[1] - GRID[0])
+    return float(weights @ function(mean + variance**0.5 * GRID))
+
+
+@pytest.mark.parametrize("name", ["poisson", "negative-binomial"])
+@pytest.mark.parametrize("variance", [0.05, 1.0])
+def test_predictive_under_gaussian_outputs_equals_quadrature(name: str, variance: float) -> None:
+    likelihood, mean = NAMES[name], 0.7
+    prediction: Any = likelihood.predict_gaussian(
+        torch.tensor([[mean]], dtype=torch.float64), torch.tensor([[variance]], dtype=torch.float64)
+    )
+    for y in (0, 2, 9):
+        expected = _integral(lambda f, y=y: _oracle(likelihood, [f]).pmf(y), mean, variance)
+        found = prediction.log_prob(torch.tensor([[float(y)]], dtype=torch.float64)).exp()
+        assert float(found) == pytest.approx(expected, rel=1e-6)
+    rate = _integral(np.exp, mean, variance)
+    noise = _integral(lambda f: _oracle(likelihood, [f]).var(), mean, variance)
+    function = _integral(lambda f: (np.exp(f) - rate) ** 2, mean, variance)
+    assert float(prediction.mean) == pytest.approx(rate, rel=1e-6)
+    assert float(prediction.aleatoric) == pytest.approx(noise, rel=1e-6)
+    assert float(prediction.epistemic) == pytest.approx(function, rel=1e-6)
+    assert torch.allclose(prediction.stddev**2, prediction.aleatoric + prediction.epistemic)
+
+
+def test_student_t_predictive_equals_quadrature_over_both_outputs() -> None:
+    outputs, variance = torch.tensor([[0.4, -0.2]]).double(), torch.tensor([[0.5, 0.1]]).double()
+    found = StudentT(5.0).predict_gaussian(outputs, variance).log_prob(torch.tensor([[1.5]]).double()).exp()
+
+    grid = np.linspace(-8, 8, 801)  # the trapezoidal rule is exact to rounding for such smooth functions
+    weight = stats.norm.pdf(grid) * (grid[1] - grid[0])
+    locations, scales = 0.4 + 0.5**0.5 * grid[:, None], np.exp(-0.2 + 0.1**0.5 * grid)
+    expected = weight @ stats.t.pdf(1.5, 5.0, locations, scales) @ weight
+    assert float(found) == pytest.approx(expected, rel=1e-6)
+
+
+def test_crps_equals_sums_and_quadrature() -> None:
+    rates = torch.tensor([[[0.2]], [[1.7]]], dtype=torch.float64)  # two components
+    prediction = DistributionPrediction.of(Poisson(), rates)
+    counts = np.arange(200)
+    below = np.mean([stats.poisson.cdf(counts, np.exp(rate)) for rate in (0.2, 1.7)], axis=0)
+    expected = ((below - (counts >= 4)) ** 2).sum()
+    assert float(prediction.crps(torch.tensor([[4.0]]))) == pytest.approx(expected, rel=1e-7)
+    wide = DistributionPrediction.of(Poisson(), torch.full((1, 1, 1), 9.0, dtype=torch.float64))
+    counts = np.arange(20_000)
+    expected = ((stats.poisson.cdf(counts, np.exp(9.0)) - (counts >= 8600)) ** 2).sum()
+    assert float(wide.crps(torch.tensor([[8600.0]]))) == pytest.approx(expected, rel=1e-3)
+    oracle = stats.t(5.0, 0.3, np.exp(0.2))
+    expected = integrate.quad(lambda t: oracle.cdf(t) ** 2, -np.inf, 1.1)[0]
+    expected += integrate.quad(lambda t: oracle.sf(t) ** 2, 1.1, np.inf)[0]
+    found = StudentT(5.0).predict(torch.tensor([[0.3, 0.2]], dtype=torch.float64)).crps(torch.tensor([[1.1]]))
+    assert float(found) == pytest.approx(expected, rel=1e-6)
+
+
+def test_mixture_density_is_a_mixture_of_gaussians() -> None:
+    outputs = torch.tensor([[0.5, -0.5, -1.0, 2.0, 0.1, -0.3]], dtype=torch.float64)
+    prediction: Any = MixtureDensity(2).predict(outputs)
+    y = torch.tensor([[0.7]], dtype=torch.float64)
+    mixture = (outputs[0, 2:4, None], outputs[0, 4:, None].exp(), outputs[0, :2].softmax(0)[:, None])
+    assert torch.allclose(prediction.log_prob(y), gaussian_mixture.log_prob(*mixture, y[0]))
+    assert torch.allclose(prediction.cdf(y)[0], gaussian_mixture.cdf(*mixture, y[0]))
+    assert torch.allclose(prediction.quantile(0.2)[0], gaussian_mixture.quantile(*mixture, 0.2), atol=1e-9)
+    assert torch.allclose(prediction.crps(y)[0], gaussian_mixture.crps(*mixture, y[0]), atol=1e-7)
+    moved = prediction.rescale(3.0, 2.0)
+    assert torch.allclose(moved.mean, 3 + 2 * prediction.mean)
+    assert torch.allclose(moved.log_prob(3 + 2 * y), prediction.log_prob(y) - np.log(2))
+    assert torch.allclose(moved.quantile(0.2), 3 + 2 * prediction.quantile(0.2))
+
+
+def test_correlated_noise_is_joint() -> None:
+    covariance = np.array([[1.0, 0.6], [0.6, 0.8]])
+    likelihood = MultivariateGaussian(tuple(map(tuple, covariance)))
+    mean, variance = fixed_normal(3, 2), fixed_normal(3, 2, seed=1).square()
+    y = fixed_normal(3, 2, seed=2)
+    prediction = likelihood.predict_gaussian(mean, variance)
+    for row in range(3):
+        expected = stats.multivariate_normal.logpdf(y[row], mean[row], covariance + np.diag(variance[row]))
+        assert float(prediction.log_prob(y)[row]) == pytest.approx(expected, rel=1e-10)
+    assert torch.allclose(prediction.stddev**2, torch.tensor([1.0, 0.8]).double() + variance)
+    scaled = prediction.rescale(1.0, torch.tensor([2.0, 3.0]).double())
+    assert torch.allclose(scaled.log_prob(1 + y * torch.tensor([2.0, 3.0])), prediction.log_prob(y) - np.log(6))
+    residuals = fixed_normal(50, 2, seed=3)
+    found = MultivariateGaussian.of_residuals(residuals)
+    assert np.allclose(found.covariance, (residuals.T @ residuals / 50).numpy())
+
+
+def test_linear_model_with_correlated_noise_has_the_exact_evidence() -> None:
+    """Σ over outputs couples the weights; on a linear model Laplace is exact Bayesian regression."""
+    noise = np.array([[0.5, 0.3], [0.3, 0.4]])
+    X, Y = fixed_normal(12, 2), fixed_normal(12, 2, seed=4)
+    design = np.kron(np.eye(2), X.numpy())  # targets and weights ordered by output
+    full_noise = np.kron(noise, np.eye(12))
+    precision = design.T @ np.linalg.solve(full_noise, design) + 2 * np.eye(4)
+    weights = np.linalg.solve(precision, design.T @ np.linalg.solve(full_noise, Y.T.reshape(-1).numpy()))
+    model = nn.Linear(2, 2, bias=False).double()
+    model.weight.data = torch.from_numpy(weights.reshape(2, 2))
+    likelihood = MultivariateGaussian(tuple(map(tuple, noise)))
+    posterior = Laplace(structure="full", prior_precision=2.0).fit(model, (X, Y), likelihood=likelihood, progress=False)
+    expected = stats.multivariate_normal.logpdf(Y.T.reshape(-1).numpy(), cov=full_noise + design @ design.T / 2)
+    assert float(posterior.log_evidence()) == pytest.approx(expected, rel=1e-8)
+
+
+X = fixed_normal(40, 3).float()
+RATE = (0.5 * X[:, 0] + 1).exp()
+COUNTS = torch.poisson(RATE, generator=torch.Generator().manual_seed(0))
+TARGETS: dict[str, tuple[Likelihood, Tensor, int]] = {
+    "poisson": (Poisson(), COUNTS, 1),
+    "negative-binomial": (NegativeBinomial(), COUNTS[:, None], 1),
+    "student-t": (StudentT(), RATE.log(), 2),
+    "mixture-density": (MixtureDensity(2), RATE.log(), 6),
+    "multivariate": (MultivariateGaussian((0.1, 0.2)), torch.stack([RATE, -RATE], 1), 2),
+    "ordinal": (Ordinal(), COUNTS.clamp(max=3).long(), 3),
+}
+RECIPES = {"laplace": Laplace(), "variational": Variational(), "ensemble": Ensemble(members=2)}
+PAIRS = [(name, "laplace") for name in TARGETS] + [("poisson", "variational"), ("mixture-density", "ensemble")]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("name", "recipe"), PAIRS)
+def test_recipes_fit_predict_evaluate_and_load(name: str, recipe: str, tmp_path: Path) -> None:
+    likelihood, targets, outputs = TARGETS[name]
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(3, 8), nn.Tanh(), nn.Linear(8, outputs))
+    options: dict[str, Any] = {"likelihood": likelihood, "progress": False}
+    training = Training(epochs=10, lr=0.05)
+    if recipe == "laplace":
+        model = MAP().fit(model, (X, targets), training=training, **options).model
+        training = None  # type: ignore[assignment]
+    posterior = RECIPES[recipe].fit(model, (X, targets), training=training, **options)
+    scores = dubito.evaluate(posterior, (X, targets)).scores
+    assert all(np.isfinite(value) for value in scores.values())
+    prediction: Any = posterior.predict(X, generator=torch.Generator().manual_seed(1))
+    assert (prediction.epistemic > 0).any()
+    posterior.save(tmp_path / "saved.safetensors")
+    again: Any = dubito.load(tmp_path / "saved.safetensors", model).predict(
+        X, generator=torch.Generator().manual_seed(1)
+    )
+    assert torch.equal(again.log_prob(targets), prediction.log_prob(targets))
+
+
+def test_preferences_recover_the_order_of_items() -> None:
+    generator = torch.Generator().manual_seed(0)
+    pairs = torch.randn(200, 2, 3, generator=generator)
+    preferred = pairs[..., 0].argmax(dim=1)  # only the first feature counts
+    model = nn.Sequential(nn.Linear(3, 1), nn.Flatten())
+    training = Training(epochs=30, optimizer="adam", lr=0.05)
+    posterior = MAP().fit(model, (pairs, preferred), likelihood="bradley-terry", training=training, progress=False)
+    assert dubito.evaluate(posterior, (pairs, preferred)).scores["accuracy"] > 0.95
+    scores = posterior.model(pairs)
+    expected = torch.sigmoid(scores[:, 1] - scores[:, 0])
+    assert torch.allclose(posterior.predict(pairs).probs[:, 1], expected, atol=1e-6)
+    laplace = Laplace(structure="full").fit(
+        posterior.model, (pairs, preferred), likelihood=BradleyTerry(), progress=False
+    )
+    assert (laplace.predict(pairs).epistemic > 0).all()
+
+
+@pytest.mark.parametrize(
+    ("likelihood", "outputs", "targets", "words"),
+    [
+        (Poisson(), torch.zeros(2, 1), torch.tensor([1.0, -3.0]), "at least 0, got -3"),
+        (Poisson(), torch.zeros(2, 1), torch.tensor([1.0, 0.5]), "whole numbers of at least 0, got 0.5"),
+        (NegativeBinomial(), torch.zeros(2), torch.tensor([-1, 2]), "at least 0, got -1"),
+        (Ordinal(), torch.zeros(2, 3), torch.tensor([0, 4]), "class 4 is not one of 0 to 3"),
+        (Ordinal(), torch.zeros(2, 3), torch.tensor([0.0, 1.0]), "whole numbers"),
+        (BradleyTerry(), torch.zeros(2, 1), torch.tensor([0, 0]), "two items or more"),
+        (MixtureDensity(2), torch.zeros(2, 4), torch.zeros(2), "needs outputs"),
+        (StudentT(), torch.zeros(2, 3), torch.zeros(2), "a location and a log-scale"),
+        (MultivariateGaussian((1.0, 2.0)), torch.zeros(2, 3), torch.zeros(2, 3), "2 outputs does not fit 3"),
+    ],
+)
+def test_what_does_not_fit_says_so(likelihood: Likelihood, outputs: Tensor, targets: Tensor, words: str) -> None:
+    with pytest.raises(InputError, match=words):
+        likelihood.check(outputs, targets)
+
+
+def test_settings_that_cannot_be() -> None:
+    for covariance in ((1.0, -1.0), ((1.0, 2.0), (2.0, 1.0)), ((1.0, 0.1), (0.2, 1.0)), ()):
+        with pytest.raises(InputError, match="positive"):
+            MultivariateGaussian(covariance)
+    with pytest.raises(InputError, match="above 2"):
+        StudentT(dof=2.0)
+    with pytest.raises(InputError, match="dispersion"):
+        NegativeBinomial(dispersion=0.0)
+    with pytest.raises(UnsupportedError, match="no scale"):
+        Poisson().temper(torch.zeros(1, 1), 2.0)
+
+
+def test_counts_of_a_table_and_an_estimator(tmp_path: Path) -> None:
+    from dubito.sklearn import DubitoRegressor
+
+    table = {"a": X[:, 0].tolist(), "b": X[:, 1].tolist(), "visits": COUNTS.tolist()}
+    quick = {"epochs": 15, "lr": 0.05}
+    options: dict[str, Any] = {"likelihood": "poisson", "training": quick, "task": "regression", "progress": False}
+    run = dubito.runs.fit(table, "visits", recipe=Laplace(), seed=1, **options)
+    columns = run.predict(table).columns
+    assert (columns["prediction"] > 0).all()
+    outside = run.predict({"a": [50.0], "b": [0.0]})  # a row that the guard reads in two ways
+    assert np.isfinite(outside.columns["stddev"]).all()
+    wrong = {**table, "visits": [-1.0, *COUNTS.tolist()[1:]]}
+    with pytest.raises(InputError, match="'visits' holds -1"):
+        dubito.runs.fit(wrong, "visits", **options)
+    regressor = DubitoRegressor(Laplace(), likelihood="poisson", training=quick, held_out=0.0)
+    drawn = regressor.fit(X.numpy(), COUNTS.numpy()).sample_y(X.numpy(), n_samples=3)
+    assert drawn.shape == (40, 3)
+    assert (drawn == drawn.round()).all()
+    assert (drawn >= 0).all()
