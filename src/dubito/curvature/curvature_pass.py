@@ -22,7 +22,7 @@ class CurvaturePass:
     """The sum of the curvature of one structure over batches, at the model's weights and at unit noise.
 
     Args:
-        structure: ``"diag"``, ``"full"``, ``"kron"`` or ``"low-rank"``.
+        structure: ``"diag"``, ``"full"``, ``"kron"``, ``"ekfac"`` or ``"low-rank"``.
         model: The network.
         selection: Which weights are random.
         likelihood: The likelihood.

@@ -107,10 +107,10 @@ def as_precision(value: Tensor | float, selection: Selection, structure: str) ->
         )
     if not bool(((values > 0) & values.isfinite()).all()):
         raise InputError("`prior_precision` must hold positive, finite numbers only.")
-    for name, span in selection.slices.items() if values.ndim and structure == "kron" else ():
+    for name, span in selection.slices.items() if values.ndim and structure in ("kron", "ekfac") else ():
         if selection.is_whole(name) and bool((values[span] != values[span.start]).any()):
             raise InputError(
-                f"structure='kron' needs one prior precision for all of '{name}', because Kronecker factors do not "
+                f"structure='{structure}' needs one prior precision for all of '{name}', because Kronecker factors do not "
                 "distinguish single weights: use 'diag', 'full' or 'low-rank'."
             )
     return values

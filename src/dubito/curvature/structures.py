@@ -197,7 +197,7 @@ def make_accumulator(
     generator: torch.Generator | None = None,
     hessian_of: Likelihood | None = None,
 ) -> Accumulator:
-    """Return the accumulator of a structure by its name: ``"diag"``, ``"full"``, ``"kron"`` or ``"low-rank"``."""
+    """Return the accumulator of a structure by its name: ``"diag"``, ``"full"``, ``"kron"``, ``"ekfac"`` or ``"low-rank"``."""
     if hessian_of is not None:
         return HessianAccumulator(engine, selection, hessian_of)
     match structure:
@@ -207,6 +207,10 @@ def make_accumulator(
             return FullAccumulator(engine, selection)
         case "kron":
             return KroneckerAccumulator(engine, selection, mode)
+        case "ekfac":
+            from dubito.curvature.ekfac import EigenAccumulator  # which needs this file
+
+            return EigenAccumulator(engine, selection, mode)
         case "low-rank":
             return LowRankAccumulator(engine, selection, rank, default_generator(generator))
     raise unknown_structure(structure)
@@ -226,6 +230,8 @@ def matrix_from_sums(
             return linalg.Dense(sums["full"] if "full" in sums else _positive_part(sums["hessian"]))
         case "kron":
             return kronecker_matrix(sums, selection, model)
+        case "ekfac":
+            return linalg.Kronecker.from_state(sums)
         case "low-rank":
             return _leading_pairs(sums, rank)
     raise unknown_structure(structure)
@@ -233,7 +239,7 @@ def matrix_from_sums(
 
 def unknown_structure(structure: str) -> InputError:
     """Return the error for the name of a structure that does not exist."""
-    return InputError(f"There is no structure '{structure}'; choose 'diag', 'full', 'kron' or 'low-rank'.")
+    return InputError(f"There is no structure '{structure}'; choose 'diag', 'full', 'kron', 'ekfac' or 'low-rank'.")
 
 
 def add_gram(total: Tensor, rows: Tensor) -> None:

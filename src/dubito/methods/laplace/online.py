@@ -16,6 +16,7 @@ from torch import Tensor, nn
 
 from dubito.core import distributed, params
 from dubito.core.batches import Batch, Data, Source
+from dubito.core.errors import UnsupportedError
 from dubito.core.params import Params
 from dubito.core.settings import setting
 from dubito.curvature import matrices as linalg
@@ -48,6 +49,10 @@ def update(
     exact for linear models, and a few improve networks. With `training` the random weights are trained on the new data
     with the old posterior as a quadratic penalty, as a new task needs.
     """
+    if posterior.recipe.structure == "ekfac":
+        raise UnsupportedError(
+            "A posterior with structure='ekfac' cannot be updated, because new data has other eigenbases: use 'kron'."
+        )
     if distributed.is_active():
         distributed.check_same(posterior.digest(), "posteriors")
     moved = light_copy(posterior.model)

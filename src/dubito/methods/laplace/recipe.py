@@ -24,12 +24,14 @@ class Laplace(Recipe):
 
     $$q(w) = \mathcal N\Big(\hat w, \big(\tfrac1T \sum_n J_n^\top H_n J_n + \Lambda\big)^{-1}\Big)$$
 
-    The network must be trained already; the fit makes one pass over the data (four for ``"low-rank"``) (MacKay 1992;
-    Daxberger et al. 2021, https://arxiv.org/abs/2106.14806). The noise of a Gaussian likelihood, unless it is fixed, is
-    chosen with the prior precision. A given precision comes with the noise of the highest evidence.
+    The network must be trained already; the fit makes one pass over the data (two for ``"ekfac"``, four for
+    ``"low-rank"``) (MacKay 1992; Daxberger et al. 2021, https://arxiv.org/abs/2106.14806). The noise of a Gaussian
+    likelihood, unless it is fixed, is chosen with the prior precision. A given precision comes with the noise of the
+    highest evidence.
 
     Args:
-        structure: ``"kron"`` (Kronecker factors per layer), ``"full"``, ``"diag"``, or ``"low-rank"``.
+        structure: ``"kron"`` (Kronecker factors per layer), ``"ekfac"`` (their eigenbases with measured eigenvalues),
+            ``"full"``, ``"diag"``, or ``"low-rank"``.
         weights: Which weights are random; the others stay at their trained values.
         curvature: ``"ggn"`` (exact Gauss-Newton), ``"fisher-mc"`` (sampled targets), ``"fisher-empirical"`` (observed
             ones), or ``"hessian"`` (full structure only).
@@ -42,14 +44,14 @@ class Laplace(Recipe):
             each bias), or one per ``"weight"`` (diag only).
         temperature: The number by which the log-likelihood is divided; below 1 makes the posterior narrower.
         rank: The number of eigenpairs of ``"low-rank"``.
-        kron_mode: How ``"kron"`` treats weights shared over positions: ``"expand"`` or ``"reduce"``.
+        kron_mode: How ``"kron"`` and ``"ekfac"`` treat weights shared over positions: ``"expand"`` or ``"reduce"``.
         fisher_samples: Sampled targets per example for ``"fisher-mc"``.
         prior_scaling: ``"plain"``, or ``"S/D"`` to multiply a given precision by the fraction of random weights.
     """
 
     setting_name = "Laplace"
     old_values: ClassVar[Mapping[str, Mapping[str, str]]] = {"structure": {"lowrank": "low-rank"}}
-    structure: Literal["kron", "full", "diag", "low-rank"] = "kron"
+    structure: Literal["kron", "ekfac", "full", "diag", "low-rank"] = "kron"
     weights: SelectionRule = all_weights()
     curvature: output_columns.Kind = "ggn"
     prior_precision: PositiveValue | PositiveByName | Literal["auto", "evidence", "training", "validation"] = "auto"
@@ -83,7 +85,7 @@ class Laplace(Recipe):
 
     def on_subspace(self) -> Laplace:
         """Return the recipe for a subspace: a full matrix, as one Kronecker factor would be a single number."""
-        return self.replace(structure="full") if self.structure == "kron" else self
+        return self.replace(structure="full") if self.structure in ("kron", "ekfac") else self
 
     def default_training(self) -> Training:
         """Return settings for one pass in larger batches, without training."""

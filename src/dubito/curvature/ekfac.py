@@ -1,0 +1,69 @@
+r"""Kronecker eigenbases with eigenvalues that are measured in them (George et al. 2018, https://arxiv.org/abs/1806.03884).
+
+A Kronecker block is :math:`Q\,\mathrm{diag}(e)\,Q^\top` with :math:`Q = Q_G \otimes Q_A` and the products of the
+factors' eigenvalues as `e`. Here a second pass over the data measures :math:`e_d = (Q^\top H Q)_{dd}` instead, the
+best diagonal in this basis: the block is never farther from the exact one, in the Frobenius norm.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+import torch
+from torch import Tensor
+
+from dubito.core import distributed
+from dubito.core.errors import UnsupportedError
+from dubito.curvature import matrices as linalg
+from dubito.curvature.accumulator import Sums
+from dubito.curvature.engine import Tape
+from dubito.curvature.functional import FunctionalTerms
+from dubito.curvature.kronecker import KroneckerAccumulator
+
+
+class EigenAccumulator(KroneckerAccumulator):
+    """Kronecker factors in the first pass, eigenvalues in their eigenbases in the second.
+
+    A partly selected parameter keeps its block of ``"kron"``.
+    """
+
+    passes = 2
+
+    def zeros(self) -> Sums:
+        """Return no factors, as for ``"kron"``."""
+        if distributed.is_active():
+            raise UnsupportedError("structure='ekfac' is for one process: use structure='kron' with several.")
+        return super().zeros()
+
+    def add(self, sums: Sums, tape: Tape, columns: Iterable[Tensor], targets: Tensor | None = None) -> None:
+        """Add the factors, or in the second pass the squared gradients in the eigenbases."""
+        if "blocks" not in sums:
+            super().add(sums, tape, columns, targets)
+            return
+        matrix = eigen_matrix(sums)
+        places = {name: place for place, name in enumerate(self.selection.names)}
+        for some in columns:
+            with tape.lend() as memory:
+                for each in FunctionalTerms(matrix, self.selection, tape.pull(some, memory), memory).groups:
+                    for name, squares in each.split(each.factor.square_sum()).items():
+                        block = matrix.blocks[places[name]]
+                        if isinstance(block, linalg.Block):
+                            block.values += squares.reshape(block.values.shape).double().cpu()
+
+    def next_pass(self, sums: Sums) -> None:
+        """Find the eigenbases, whose eigenvalues are to be measured."""
+        found = super().matrix(sums)
+        for block in found.blocks:
+            if isinstance(block, linalg.Block):
+                block.values, block.left_values = torch.zeros_like(block.values), None
+        sums.clear()
+        sums.update(found.state())
+
+    def matrix(self, sums: Sums) -> linalg.Kronecker:
+        """Return one block per parameter."""
+        return eigen_matrix(sums)
+
+
+def eigen_matrix(sums: Sums) -> linalg.Kronecker:
+    """Return the blocks with what was measured; they share memory with the sums."""
+    return linalg.Kronecker.from_state({"blocks": sums["blocks"]})

@@ -1,0 +1,102 @@
+"""Kronecker eigenbases with measured eigenvalues, against the full Gauss-Newton matrix in float64."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from dubito.errors import InputError, UnsupportedError
+from torch import Tensor, nn
+
+import dubito
+from dubito import Laplace, select
+from dubito.curvature.matrices import Block
+from oracles import fixed_normal
+
+
+def _network(kind: str) -> tuple[nn.Module, Tensor]:
+    torch.manual_seed(0)
+    if kind == "mlp":
+        return nn.Sequential(nn.Linear(3, 5), nn.Tanh(), nn.Linear(5, 3)).double(), fixed_normal(30, 3)
+    if kind == "norm":
+        model = nn.Sequential(nn.Linear(3, 5), nn.LayerNorm(5), nn.Tanh(), nn.Linear(5, 3, bias=False))
+        return model.double(), fixed_normal(30, 3)
+    if kind == "embedding":
+        tokens = torch.randint(7, (20, 3), generator=torch.Generator().manual_seed(0))
+        return nn.Sequential(nn.Embedding(7, 4), nn.Flatten(), nn.Linear(12, 3)).double(), tokens
+    layers = [nn.Conv2d(2, 4, 3, groups=2), nn.Tanh(), nn.ConvTranspose2d(4, 2, 2), nn.Flatten(), nn.Linear(32, 3)]
+    return nn.Sequential(*layers).double(), fixed_normal(12, 2, 5, 5)
+
+
+LABELS = torch.randint(3, (30,), generator=torch.Generator().manual_seed(1))
+
+
+@pytest.mark.parametrize("kind", ["mlp", "norm", "embedding", "convolutions"])
+def test_it_is_the_best_diagonal_in_the_eigenbasis(kind: str) -> None:
+    """Its eigenvalues are (QᵀHQ)_dd of the exact block H, so it is never farther from H than the Kronecker product."""
+    model, inputs = _network(kind)
+    data = (inputs, LABELS[: len(inputs)])
+    full, kron, ekfac = (
+        Laplace(structure=structure, prior_precision=1.0).fit(model, data, progress=False)  # type: ignore[arg-type]
+        for structure in ("full", "kron", "ekfac")
+    )
+    identity = torch.eye(full.selection.num_weights, dtype=torch.float64)
+    exact, product, measured = (posterior.matrix.matmul(identity) for posterior in (full, kron, ekfac))
+    for name, block in zip(ekfac.selection.names, ekfac.matrix.blocks, strict=True):
+        span = ekfac.selection.slices[name]
+        own, size = exact[span, span], span.stop - span.start
+        assert torch.allclose(measured[span, span].trace(), own.trace(), rtol=1e-10)
+        if isinstance(block, Block):
+            basis = block.rotate(block.to_matrix(torch.eye(size, dtype=torch.float64))).reshape(size, size)
+            assert torch.allclose(block.values.flatten(), (basis.T @ own @ basis).diagonal(), rtol=1e-8, atol=1e-10)
+        errors = [float((each[span, span] - own).norm()) for each in (measured, product)]
+        assert errors[0] <= errors[1] + 1e-10
+
+
+def test_a_layer_with_one_example_is_exact() -> None:
+    """Of one example with one output, the curvature of a layer is a Kronecker product, and both structures have it."""
+    model, x = nn.Linear(3, 1).double(), fixed_normal(1, 3)
+    data, options = (x, fixed_normal(1, 1)), {"likelihood": dubito.likelihoods.Gaussian(noise=1.0), "progress": False}
+    kron, ekfac = (
+        Laplace(structure=name, prior_precision=1.0).fit(model, data, **options)  # type: ignore[arg-type]
+        for name in ("kron", "ekfac")
+    )
+    for posterior in (kron, ekfac):
+        assert torch.allclose(posterior.matrix.matmul(torch.eye(4).double())[:3, :3], x.T @ x)
+    assert torch.allclose(kron.log_evidence(), ekfac.log_evidence())
+
+
+def test_uses_of_a_posterior(tmp_path: Path) -> None:
+    model, inputs = _network("mlp")
+    posterior = Laplace(structure="ekfac").fit(model, (inputs, LABELS), progress=False)
+    prediction: Any = posterior.predict(inputs, generator=torch.Generator().manual_seed(0))
+    variance = posterior.functional(inputs)[1].diagonal(dim1=-2, dim2=-1)
+    rows = torch.func.jacrev(lambda w: torch.func.functional_call(model, w, inputs))(dict(model.named_parameters()))
+    flat = torch.cat([rows[name].flatten(2) for name in posterior.selection.names], dim=2).detach()
+    covariance = torch.linalg.inv(posterior.precision_matmul(torch.eye(flat.shape[2]).double()))
+    expected = torch.einsum("bod,de,boe->bo", flat, covariance, flat)
+    assert torch.allclose(variance, expected, rtol=1e-8)
+    posterior.save(tmp_path / "posterior.safetensors")
+    loaded = dubito.load(tmp_path / "posterior.safetensors", model)
+    again: Any = loaded.predict(inputs, generator=torch.Generator().manual_seed(0))
+    assert torch.allclose(again.probs, prediction.probs, atol=1e-12)
+    assert torch.allclose(loaded.log_evidence(), posterior.log_evidence())
+    assert posterior.diagnose().verdict in ("yes", "with care", "no")
+    assert posterior.sample(3)["0.weight"].shape == (3, 5, 3)
+    assert dubito.compress(posterior, rule=dubito.rules.SignalToNoise(0.5)).model(inputs).shape == (30, 3)
+    with pytest.raises(UnsupportedError, match="cannot be updated"):
+        posterior.update((inputs, LABELS))
+    with pytest.raises(InputError, match="one prior precision for all of"):
+        Laplace(structure="ekfac", prior_precision=torch.arange(1.0, 39.0)).fit(model, (inputs, LABELS), progress=False)
+
+
+def test_part_of_a_layer_and_several_batches() -> None:
+    model, inputs = _network("mlp")
+    whole = Laplace(structure="ekfac", prior_precision=1.0).fit(model, (inputs, LABELS), progress=False)
+    batches = [(inputs[:7], LABELS[:7]), (inputs[7:], LABELS[7:])]
+    parts = Laplace(structure="ekfac", prior_precision=1.0).fit(model, batches, progress=False)
+    assert torch.allclose(whole.matrix.diagonal(), parts.matrix.diagonal(), rtol=1e-10)
+    some = Laplace(structure="ekfac", weights=select.random(10), prior_precision=1.0)
+    assert some.fit(model, (inputs, LABELS), progress=False).predict(inputs).probs.isfinite().all()
