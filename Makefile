@@ -38,7 +38,7 @@ $(DOCS_STAMP): pyproject.toml
 	touch $(DOCS_STAMP)
 
 docs: $(DOCS_STAMP)  # into site/, which can be opened from disk; a warning is an error
-	NO_MKDOCS_2_WARNING=1 $(DOCS)/mkdocs build --strict --quiet
+	NO_MKDOCS_2_WARNING=1 $(DOCS)/mkdocs build --strict
 
 demo: $(STAMP)
 	$(BIN)/dubito demo

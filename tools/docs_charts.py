@@ -18,7 +18,7 @@ EDGE = re.compile(r"^(\w+)(.*?)-->(?:\|(.+?)\|)?\s*(\w+)(.*)$")
 SHAPE = re.compile(r'^\s*([\[{])"(.*)"[\]}]\s*$')
 LINK = re.compile(r'^click (\w+) href "([^"]+)"$')
 LINE, LETTER, PAD, GAP, RISE = 18, 7.1, 12, 34, 48  # heights, widths and distances in pixels
-COLUMNS = 30  # letters in a line of a box
+COLUMNS = 24  # letters in a line of a box
 
 
 @dataclass
@@ -127,7 +127,7 @@ def draw(text: str) -> str:
     parts += [box(node) for node in nodes.values() if node.lines]
     size = 'viewBox="0 0 8 8" refX="7" refY="4" markerWidth="7" markerHeight="7" orient="auto"'
     head = f'<defs><marker id="head" {size}><path d="M0,0L8,4L0,8z"/></marker></defs>'
-    style = f"max-width:{width:.0f}px;min-width:{min(width, 420):.0f}px"
+    style = f"max-width:{width:.0f}px;min-width:{min(width, 340):.0f}px"
     size = f'viewBox="{-width / 2:.0f} -4 {width:.0f} {height:.0f}" style="{style}"'
     return f'<div class="chart"><svg {size} role="img" aria-label="flow chart">{head}{"".join(parts)}</svg></div>'
 

@@ -13,11 +13,11 @@ from typing import Any
 
 import pytest
 import torch
-from test_readme import without_numbers
 from typer.testing import CliRunner
 
 import dubito
 from dubito.cli.app import app
+from test_readme import without_numbers
 
 pytestmark = pytest.mark.slow
 
@@ -134,9 +134,9 @@ def test_names_exist() -> None:
     unknown = []
     public = "|".join(name for name in dubito.__all__ if dubito._PUBLIC[name][1] is None)
     for page in PAGES:
-        for name in set(re.findall(rf"`((?:dubito|{public})\.[A-Za-z_.0-9]*\w)[`(]", page.read_text())):
-            if not exists(name if name.startswith("dubito.") else f"dubito.{name}"):
-                unknown.append((name_of(page), name))
+        named = set(re.findall(rf"`((?:dubito|{public})\.[A-Za-z_.0-9]*\w)[`(]", page.read_text()))
+        full = {name: name if name.startswith("dubito.") else f"dubito.{name}" for name in named}
+        unknown += [(name_of(page), name) for name in named if not exists(full[name])]
     assert not unknown
 
 
