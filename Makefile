@@ -2,6 +2,8 @@
 PYTHON ?= python3
 # Bytecode is kept, also where the environment says otherwise: the tests start many processes that import everything.
 export PYTHONDONTWRITEBYTECODE :=
+# Bytecode is made of what is imported, not of all that is installed, which takes as long as the download.
+INSTALL := install --quiet --no-compile --disable-pip-version-check
 BIN := .venv/bin
 STAMP := .venv/.installed
 
@@ -10,21 +12,23 @@ EXTRAS_STAMP := .venv-extras/.installed
 PEERS := laplace-torch curvlinops-for-pytorch asdfghjkl asdl backpack-for-pytorch ivon-opt linear-operator jaxtyping \
 	wadler-lindig mpmath einops einconv opt-einsum unfoldNd
 # Tests of what the extras and the peers add; laplace-torch and the like are installed without their dependencies.
-WITH_EXTRAS := tests/peers tests/uses/compression tests/uses/export tests/uses/serving tests/methods/mcmc
+WITH_EXTRAS := tests/peers tests/uses/export tests/uses/serving tests/methods/mcmc/test_mcmc_parts.py \
+	$(addprefix tests/uses/compression/test_compression_,compress.py shrink.py storage.py trials.py)
 
 .PHONY: docs fuzz demo test test-fast test-extras test-torch lint format clean
 
 $(STAMP): pyproject.toml constraints.txt
 	$(PYTHON) -m venv .venv
-	$(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt torch
-	$(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt -e ".[dev]"
+	$(BIN)/pip $(INSTALL) -c constraints.txt torch
+	$(BIN)/pip $(INSTALL) -c constraints.txt -e ".[dev]"
 	touch $(STAMP)
 
-$(EXTRAS_STAMP): pyproject.toml constraints.txt
+# The environment of the extras sees the packages of .venv, torch above all, and adds its own.
+$(EXTRAS_STAMP): $(STAMP)
 	$(PYTHON) -m venv .venv-extras
-	$(EXTRAS)/pip install --quiet --disable-pip-version-check -c constraints.txt torch
-	$(EXTRAS)/pip install --quiet --disable-pip-version-check -c constraints.txt -e ".[dev,export,samplers,serve]"
-	$(EXTRAS)/pip install --quiet --disable-pip-version-check -c constraints.txt --no-deps $(PEERS)
+	echo "$$PWD"/.venv/lib/python3*/site-packages > $$(echo .venv-extras/lib/python3*/site-packages)/base.pth
+	$(EXTRAS)/pip $(INSTALL) -c constraints.txt -e ".[dev,export,samplers,serve]"
+	$(EXTRAS)/pip $(INSTALL) -c constraints.txt --no-deps $(PEERS)
 	touch $(EXTRAS_STAMP)
 
 # The docs site needs neither torch nor this package: the API reference is read from the source.
@@ -34,7 +38,7 @@ $(DOCS_STAMP): pyproject.toml
 	$(PYTHON) -m venv .venv-docs
 	$(DOCS)/python -c 'import tomllib; print(*tomllib.load(open("pyproject.toml", "rb"))["project"]["optional-dependencies"]["docs"], sep="\n")' \
 		> .venv-docs/requirements.txt
-	$(DOCS)/pip install --quiet --no-compile --disable-pip-version-check -r .venv-docs/requirements.txt
+	$(DOCS)/pip $(INSTALL) -r .venv-docs/requirements.txt
 	touch $(DOCS_STAMP)
 
 docs: $(DOCS_STAMP)  # into site/, which can be opened from disk; a warning is an error
@@ -50,7 +54,7 @@ test-fast: $(STAMP)  # for the edit loop: everything that is not marked slow
 	OMP_NUM_THREADS=1 $(BIN)/pytest -n 2 -m "not slow"
 
 test-extras: $(EXTRAS_STAMP)
-	DUBITO_TEST_EXTRAS=1 OMP_NUM_THREADS=1 $(EXTRAS)/pytest -n 2 $(WITH_EXTRAS)
+	DUBITO_TEST_EXTRAS=1 OMP_NUM_THREADS=1 $(EXTRAS)/python -m pytest -n 2 $(WITH_EXTRAS)
 
 # The core suite on another torch, in an environment of its own: make test-torch VERSION=2.6.0. The builds of the ordinary
 # registry link to CUDA; stand-ins for its libraries are made, so that only torch itself is fetched (about 0.8 GB).
@@ -59,9 +63,9 @@ OTHER := .venv-torch-$(VERSION)
 OTHER_TEST := LD_LIBRARY_PATH=$(OTHER)/stubs OMP_NUM_THREADS=1 PYTHONPATH=src $(OTHER)/bin/python -m pytest -n 2
 test-torch: $(STAMP)
 	$(PYTHON) -m venv $(OTHER)
-	$(OTHER)/bin/pip install --quiet --disable-pip-version-check --no-deps torch==$(VERSION)
+	$(OTHER)/bin/pip $(INSTALL) --no-deps torch==$(VERSION)
 	$(BIN)/pip freeze --exclude-editable --exclude torch --exclude dubito > $(OTHER)/requirements.txt
-	$(OTHER)/bin/pip install --quiet --disable-pip-version-check --no-deps -r $(OTHER)/requirements.txt
+	$(OTHER)/bin/pip $(INSTALL) --no-deps -r $(OTHER)/requirements.txt
 	$(OTHER)/bin/python tests/cuda_stubs.py $(OTHER)/lib/python3*/site-packages/torch/lib $(OTHER)/stubs
 	$(OTHER_TEST) -m "not slow"
 	$(OTHER_TEST) tests/contracts/test_posterior_contract.py
