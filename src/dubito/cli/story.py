@@ -94,7 +94,7 @@ def _strangers(dataset: DataSet, plain: Posterior, posterior: Posterior) -> Sect
             panels.append(Panel(_pictures(images[chosen], captions), name, alt))
     note = (
         f"A network must name a digit, whatever it is shown. Its posterior, here {MEMBERS} networks, also says how far "
-        f"they disagree. A picture is strange if the doubt about it is larger than about {1 - ALARMS:.0%} of all "
+        f"they disagree. A picture is called strange if they disagree more about it than about {1 - ALARMS:.0%} of all "
         "digits. Shown are the pictures on which the two differ most; below each, how sure the network is, and then "
         "how sure its posterior is."
     )
