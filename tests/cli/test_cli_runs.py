@@ -161,7 +161,7 @@ def test_a_run_is_compressed_exported_and_updated(fitted: Run, tmp_path: Path) -
     assert "give it as --data" in fitted("compress", "run", "-o", "x").stderr
     assert "unit" in fitted("compress", "run", "-o", "x", "--data", "moved.csv", "--at-most", "50%").stdout
     assert "its content differs" in fitted("compress", "run", "-o", "y", "--data", "sold.csv").stderr
-    export = fitted("export", "run", "-o", "net.pt2", "--json")
+    export = fitted("export", "run", "-o", "net.pt2", "--json", "--plain")
     assert json.loads(export.stdout)["inputs"][0] == "size"
     result = fitted("update", "run", "sold.csv", "-o", "new", "--json")
     assert result.exit_code == 0, result.stderr

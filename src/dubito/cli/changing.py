@@ -96,13 +96,24 @@ def _note_cost(before: dict[str, float], after: dict[str, float], share: float) 
              "allow less, or add --finetune 20")  # fmt: skip
 
 
-def export_run(folder: Path, out: Path, *, model: str | None, as_json: bool) -> None:
-    """Write the network of a run for other programs."""
+def export_run(folder: Path, out: Path, *, plain: bool, model: str | None, as_json: bool) -> None:
+    """Write a run for other programs: all of it, or with `plain` its network alone."""
     from dubito.uses.export import export_network, find_format
 
-    check_place(out, "The network")
+    check_place(out, "The file")
     find_format(out)
     run = runs.load(folder, model=model)
+    if not plain:
+        whole = runs.export(run, out)
+        columns = list(run.encoder.column_names)
+        told = {"out": str(out), "bytes": whole.num_bytes, "difference": whole.difference, "form": whole.form,
+                "inputs": columns, "outputs": list(whole.outputs)}  # fmt: skip
+        if as_json:
+            print_json(told)
+            return
+        note(f"{out}: {whole.num_bytes:,} bytes; differs from predict by at most {whole.difference:.1g}")
+        note(f"it takes one number for each of the columns {', '.join(columns)}, and returns {', '.join(whole.outputs)}")
+        return
     made = export_network(run.unguarded.model, out, run.parts["held_out"][0][:128])
     found = {"out": str(out), "bytes": made.num_bytes, "difference": made.difference,
              "inputs": list(run.encoder.feature_names)}  # fmt: skip

@@ -149,10 +149,18 @@ def update(
 def export(
     run: args.RunFolder,
     out: Annotated[Path, typer.Option("--out", "-o", metavar="FILE", help="An .onnx or .pt2 file.")],
+    plain: Annotated[
+        bool, typer.Option("--plain", help="The network alone; it takes features and returns logits or numbers.")
+    ] = False,
     model: args.MovedModel = None,
     json: args.Json = False,
 ) -> None:
-    """Write the network of a run for other programs."""
+    """Write a run to one file for other programs, which takes rows and returns predictions with their uncertainty.
+
+    A row is one number per column: a category is the place of its level, a date its days since 1970-01-01, and a
+    missing cell NaN. The file's metadata list the columns and levels. It is compared with `dubito predict` on held-out
+    rows before it is written.
+    """
     from dubito.cli.changing import export_run
 
-    export_run(run, out, model=model, as_json=json)
+    export_run(run, out, plain=plain, model=model, as_json=json)

@@ -19,6 +19,7 @@ from dubito.data.columns import CategoryColumn, Column, DateColumn, NumberColumn
 from dubito.data.dataset import Standardizer, Task
 from dubito.data.describe import MAX_LEVELS, TableDescription, describe_table
 from dubito.data.table import Table
+from dubito.data.table_module import TableModule
 from dubito.data.tally import Tally
 from dubito.data.targets import class_levels
 
@@ -181,6 +182,10 @@ class TableTransform:
         """
         features = inputs.cpu().numpy()
         return {column.name: column.decode(features[:, self.spans()[column.name]]) for column in self.columns}
+
+    def to_module(self) -> TableModule:
+        """Return the encoding as a network that takes rows of one number per column, for an exported file."""
+        return TableModule(self.columns)
 
     def widened(self, table: Any) -> TableTransform:
         """Return the transform with the ranges of these rows and of the training rows together."""

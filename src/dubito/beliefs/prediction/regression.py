@@ -183,7 +183,7 @@ class RegressionPrediction(Prediction):
         like = self.means
         shift = torch.as_tensor(loc, dtype=like.dtype, device=like.device)
         factor = torch.as_tensor(scale, dtype=like.dtype, device=like.device)
-        if not bool((factor > 0).all()):
+        if not is_tracing() and not bool((factor > 0).all()):
             raise InputError(f"The scale of the targets must be positive, got {scale!r}.")
         rows = factor.expand(like.shape[-1])
         both = (self.covariance, self.noise_covariance)

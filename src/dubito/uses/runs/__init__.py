@@ -12,6 +12,7 @@ from dubito.uses.runs.calibration import Calibration
 from dubito.uses.runs.change import compressed, update
 from dubito.uses.runs.doctor import Examined, examine
 from dubito.uses.runs.explanation import Cause, Explanation, explain
+from dubito.uses.runs.exporting import export
 from dubito.uses.runs.folder import is_run, load, save
 from dubito.uses.runs.guard import GuardedPosterior, TrainingRange
 from dubito.uses.runs.networks import NetworkSource
@@ -33,6 +34,7 @@ __all__ = [
     "compressed",
     "examine",
     "explain",
+    "export",
     "fit",
     "fit_dataset",
     "is_run",
