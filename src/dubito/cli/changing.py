@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +14,7 @@ from dubito.cli.failures import QUIET
 from dubito.cli.fit_and_compress import read_rule
 from dubito.cli.fitting import file_digest, tell_run
 from dubito.cli.options import read_methods
-from dubito.cli.output import note, print_columns, print_json
+from dubito.cli.output import command_line, note, print_columns, print_json
 from dubito.core.atomic import check_place
 from dubito.core.errors import InputError, MissingDataError
 from dubito.data import DataSet
@@ -43,6 +44,7 @@ def update_run(
     run = runs.load(folder, model=model)
     rows = data.read_table(table, **text)
     new = runs.update(run, rows, training=training or None, seed=seed, progress=not QUIET.get())
+    new = replace(new, settings={**new.settings, "command": command_line()})
     new.save(target, overwrite=overwrite or out is None)
     tell_run(new, target, as_json)
 
@@ -72,6 +74,7 @@ def compress_run(
         run, dataset, share, rule=wanted, structure=structure, recipe=recipe, finetune=finetune, seed=seed,
         progress=not QUIET.get(),
     )  # fmt: skip
+    small = replace(small, settings={**small.settings, "command": command_line()})
     small.save(out, overwrite=overwrite)
     found = made.report(dataset.test, feature_names=dataset.feature_names, target_scale=dataset.target_scale)
     before, after = (_main_scores(each) for each in (run, small))
@@ -131,7 +134,8 @@ def report_runs(folders: list[Path], out: Path, as_json: bool) -> None:
     if len(differ) > 1:
         note("these runs were scored on different rows; compare them with `dubito evaluate` on one table")
     comparison = Comparison.of(Run(name, 0, scores, 0.0, 0.0) for name, (_, scores) in zip(names, found, strict=True))
-    comparison.report(out, data_name=", ".join(sorted({str(settings.get("table")) for settings, _ in found})))
+    tables = ", ".join(sorted({str(settings.get("table")) for settings, _ in found}))
+    comparison.report(out, data_name=tables, command=command_line())
     if as_json:
         print_json({name: scores.to_json() for name, (_, scores) in zip(names, found, strict=True)})
     else:

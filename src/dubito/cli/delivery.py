@@ -10,7 +10,7 @@ import typer
 import dubito
 from dubito.cli.experiment import Experiment
 from dubito.cli.failures import FAILURE, INTERRUPTED, exit_code
-from dubito.cli.output import note, print_columns, print_json
+from dubito.cli.output import command_line, note, print_columns, print_json
 from dubito.core.errors import DubitoError
 from dubito.uses.comparison import Comparison, Failure, Run
 from dubito.uses.reporting.page import write_page
@@ -60,7 +60,7 @@ def deliver_all(
             raise
     comparison = Comparison.of(outcomes).best_first() if ranked else Comparison.of(outcomes)
     if comparison.runs:
-        write_page(comparison.evaluations, out, data_name=experiment.dataset.name, first=first)
+        write_page(comparison.evaluations, out, data_name=experiment.dataset.name, command=command_line(), first=first)
     if as_json:
         print_json({**_header(experiment, interrupted), **comparison.to_json()})
     elif comparison.runs:

@@ -18,6 +18,8 @@ FAILURE, BAD_INPUT, MISSING_DATA, INTERRUPTED = 1, 2, 3, 130
 
 # Whether ``--quiet`` was given: no notes and no progress bars.
 QUIET: ContextVar[bool] = ContextVar("quiet", default=False)
+# The words after `dubito`, so that a report can say how it was made.
+WORDS: ContextVar[tuple[str, ...]] = ContextVar("words", default=())
 # Options that may stand at any position.
 _ANYWHERE = ("--debug", "--quiet", "-q")
 
@@ -42,6 +44,7 @@ class CommandGroup(TyperGroup):
         debug = "--debug" in words
         quiet = QUIET.set("--quiet" in words or "-q" in words)
         words = [word for word in words if word not in _ANYWHERE]
+        typed = WORDS.set(tuple(words))
         with warnings.catch_warnings():
             warnings.showwarning = _show_warning
             try:
@@ -52,6 +55,7 @@ class CommandGroup(TyperGroup):
                 code = _explain(error)
             finally:
                 QUIET.reset(quiet)
+                WORDS.reset(typed)
         if standalone_mode:
             sys.exit(code or 0)
         return code

@@ -15,7 +15,7 @@ from dubito import data
 from dubito.cli.arguments import TableOptions
 from dubito.cli.failures import FAILURE, QUIET
 from dubito.cli.options import read_methods, read_table
-from dubito.cli.output import note, print_json
+from dubito.cli.output import command_line, note, print_json
 from dubito.core.atomic import check_place
 from dubito.core.constraints import OpenProbability, Positive, check
 from dubito.core.errors import InputError
@@ -64,7 +64,7 @@ def fit_run(
     note(f"training on {sizes['train']} rows; {sizes['validation']} choose settings, {sizes['test']} are held out")
     remembered = {
         "table": table, "sha256": file_digest(table), "options": vars(options), "limit": limit, "scale": scale,
-        "held_out": held_out,
+        "held_out": held_out, "command": command_line(),
     }  # fmt: skip
     run = runs.fit_dataset(
         dataset, recipe=recipe, network=network, weights=weights, likelihood=chosen, training=training,
@@ -148,7 +148,9 @@ def evaluate_rows(
     run = runs.load(folder, model=model)
     found = run.evaluate(data.read_table(table, **text))
     if report is not None:
-        write_report({str(run.settings.get("name", "run")): found.scores}, report, data_name=table)
+        write_report(
+            {str(run.settings.get("name", "run")): found.scores}, report, data_name=table, command=command_line()
+        )
     for sentence in found.tally.sentences() if found.tally is not None else ():
         note(sentence)
     print_json({"run": str(folder), "table": table, **found.to_json()}) if as_json else print(found)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shlex
 import sys
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -11,7 +12,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from dubito.cli.failures import QUIET
+from dubito.cli.failures import QUIET, WORDS
 from dubito.data import Availability, Integrity, TableDescription
 from dubito.uses.reporting.tables import Column
 
@@ -22,6 +23,11 @@ def note(message: str) -> None:
     """Write one line to stderr, unless ``--quiet`` was given."""
     if not QUIET.get():
         sys.stderr.write(f"{message}\n")
+
+
+def command_line() -> str | None:
+    """Return the command that runs, as it can be typed again; None outside of the command line."""
+    return shlex.join(["dubito", *WORDS.get()]) if WORDS.get() else None
 
 
 def note_description(name: str, description: TableDescription) -> None:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import base64
 import dataclasses
+import hashlib
 import re
 from html.parser import HTMLParser
 from pathlib import Path
@@ -13,10 +15,12 @@ from dubito.errors import FileFormatError, InputError
 from reporting_cases import class_data, classifier, number_data, regressor
 
 import dubito
+from browser import browser
 from dubito.uses.reporting import Evaluation, evaluate
 from dubito.uses.reporting import sections as sections_module
-from dubito.uses.reporting.evaluation import Histogram
+from dubito.uses.reporting.evaluation import Histogram, Reliability, RiskCoverageCurve
 from dubito.uses.reporting.sections import Section, sections
+from dubito.uses.reporting.verdict import verdict
 
 pytestmark = pytest.mark.slow
 
@@ -58,7 +62,7 @@ class Page(HTMLParser):
         return [attributes for name, attributes in self.elements if name == tag]
 
 
-TRUST = "Can it be trusted?"
+VERDICT, TRUST = "The verdict", "Can it be trusted?"
 
 
 @pytest.fixture(scope="module")
@@ -97,13 +101,13 @@ def plain() -> Evaluation:
 
 def test_sections_of_a_classification(classes: Evaluation, tmp_path: Path) -> None:
     page = Page(write(tmp_path, {"map": classes, "laplace": better(classes, nll=0.5)}, data_name="digits"))
-    headings = ["Scores", TRUST, "Calibration", "Rejection", "Under shift", "Out of distribution"]
+    headings = [VERDICT, "Scores", TRUST, "Calibration", "Rejection", "Under shift", "Out of distribution"]
     assert page.text_of("h2")[:-1] == headings
     assert "digits" in page.text_of("title")[0]
     captions = page.text_of("figcaption")
     assert captions == [
-        "map", "laplace", "Risk against coverage",
-        "rotation: Accuracy", "rotation: NLL", "rotation: ECE", *["map", "laplace"] * 2,
+        "laplace", "map", "Risk against coverage",
+        "rotation: Accuracy", "rotation: NLL", "rotation: ECE", *["laplace", "map"] * 2,
     ]  # fmt: skip
     assert page.text_of("strong") == ["0.5000"]
     assert "2.2411" in page.text_of("td")
@@ -112,7 +116,16 @@ def test_sections_of_a_classification(classes: Evaluation, tmp_path: Path) -> No
 def test_sections_of_a_regression(numbers: Evaluation, tmp_path: Path) -> None:
     page = Page(write(tmp_path, {"map": numbers}, title="Is it calibrated?"))
     assert page.text_of("h1") == ["Is it calibrated?"]
-    headings = ["Scores", TRUST, "Predictions", "Calibration", "Rejection", "Under shift", "Out of distribution"]
+    headings = [
+        VERDICT,
+        "Scores",
+        TRUST,
+        "Predictions",
+        "Calibration",
+        "Rejection",
+        "Under shift",
+        "Out of distribution",
+    ]
     assert page.text_of("h2")[:-1] == headings
     assert page.text_of("figcaption")[:3] == ["map", "Calibration of quantiles", "Risk against coverage"]
     assert page.text_of("strong") == []  # the best of one is no news
@@ -120,9 +133,9 @@ def test_sections_of_a_regression(numbers: Evaluation, tmp_path: Path) -> None:
 
 def test_only_what_was_measured_is_shown(plain: Evaluation, tmp_path: Path) -> None:
     page = Page(write(tmp_path, {"map": plain}))
-    assert page.text_of("h2")[:-1] == ["Scores", TRUST, "Calibration", "Rejection"]
+    assert page.text_of("h2")[:-1] == [VERDICT, "Scores", TRUST, "Calibration", "Rejection"]
     page = Page(write(tmp_path, {"map": evaluate(regressor(), number_data())}))
-    assert page.text_of("h2")[:-1] == ["Scores", TRUST, "Calibration", "Rejection"]
+    assert page.text_of("h2")[:-1] == [VERDICT, "Scores", TRUST, "Calibration", "Rejection"]
 
 
 def test_a_section_is_one_function(plain: Evaluation, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -169,7 +182,11 @@ def test_names_cannot_inject(classes: Evaluation, tmp_path: Path) -> None:
     text = write(tmp_path, dict.fromkeys(names, classes), title=ATTACK, data_name=ATTACK)
     page = Page(text)
     tags = {tag for tag, _ in page.elements}
-    assert not tags & {"script", "img", "iframe", "object", "link"}
+    assert not tags & {"img", "iframe", "object", "link"}
+    (script,) = re.findall(r"<script>(.*?)</script>", text, re.DOTALL)  # ours, which alone the policy lets run
+    digest = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
+    (policy,) = [each["content"] for each in page.attributes("meta") if "http-equiv" in each]
+    assert f"default-src 'none'; style-src 'unsafe-inline'; script-src 'sha256-{digest}';" in str(policy)
     assert not any(name.startswith("on") for _, attributes in page.elements for name in attributes)
     assert sum(tag == "style" for tag, _ in page.elements) == 1
     assert page.text_of("th").count(names[2]) == len(re.findall("<table>", text))
@@ -289,3 +306,81 @@ def test_unequal_counts_are_told(plain: Evaluation, tmp_path: Path) -> None:
     assert "Scored on 101 targets." in write(tmp_path, {"map": plain})
     mixed = {"map": plain, "other": dataclasses.replace(plain, count=1234)}
     assert "the number of scored targets differs between methods: 101 to 1,234." in write(tmp_path, mixed).lower()
+
+
+def test_the_best_comes_first_under_a_readable_name(plain: Evaluation, tmp_path: Path) -> None:
+    results = {
+        "MAP()": better(plain, nll=0.9),
+        "mine": better(plain, nll=0.5),
+        "Ensemble(members=2)": better(plain, nll=0.1),
+    }
+    page = Page(write(tmp_path, results, command="dubito compare --data 'a b.csv'"))
+    assert [text for text in page.text_of("th") if text in ("Ensemble", "mine", "Plain network")] == [
+        "Ensemble", "mine", "Plain network"
+    ]  # fmt: skip
+    assert "members=2" in page.text_of("small")
+    assert page.text_of("code") == ["dubito compare --data 'a b.csv'"]
+    assert "Best by the likelihood of the targets (NLL): Ensemble (members=2)." in page.text_of("li")
+
+
+def test_error_bars_show_the_seeds(plain: Evaluation) -> None:
+    methods = {"a": [better(plain, nll=nll) for nll in (0.1, 0.2, 0.6)], "b": [better(plain, nll=0.4)]}
+    (part,) = (part for part in sections(methods) if part.key == "scores")
+    panel = part.groups[0][1]
+    bars, alone = panel.figure.axes[0].containers
+    assert bars.lines[0].get_xydata().tolist() == [[pytest.approx(0.3), 0.0]]
+    (segment,) = bars.lines[2][0].get_segments()
+    assert segment[:, 0].tolist() == pytest.approx([0.3 - 0.07**0.5, 0.3 + 0.07**0.5])
+    assert not alone.lines[2]
+    assert not [part for part in sections({"b": methods["b"]}) if part.key == "scores" and part.groups]
+
+
+def test_the_verdict_says_what_the_numbers_mean(classes: Evaluation, numbers: Evaluation) -> None:
+    edges = tuple(place / 10 for place in range(11))
+    sure = Reliability(edges, (0.0,) * 9 + (200.0,), (0.0,) * 9 + (190.0,), (0.0,) * 9 + (140.0,))
+    risks = RiskCoverageCurve((0.5, 0.9, 1.0), (0.0, 0.1, 0.3))
+    curves = dataclasses.replace(classes.curves, reliability=sure, risk_coverage=risks)
+    told = " ".join(verdict({"one": [dataclasses.replace(classes, curves=curves)]}))
+    assert "at least 90 % sure of, 70 % are right; it claims 95 %: it is overconfident." in told
+    assert "the error rate falls from 30 % to 10 %." in told
+    lowest = min(scores["accuracy"] for _, _, scores in classes.shift_rows())
+    assert f"the accuracy is {100 * lowest:.1f} % at worst" in told
+    assert "It tells near from familiar data badly (AUROC 0.50)." in told
+    honest = dataclasses.replace(curves, reliability=dataclasses.replace(sure, correct_sums=(0.0,) * 9 + (189.0,)))
+    assert "94.5 % are right; it claims 95 %." in " ".join(
+        verdict({"one": [dataclasses.replace(classes, curves=honest)]})
+    )
+    narrow = better(numbers, **{"coverage@0.9": 0.5})
+    assert "Its 90 % intervals hold 50 % of the targets: they are too narrow." in list(verdict({"one": [narrow]}))
+    seeds = {
+        name: [better(classes, nll=n) for n in values]
+        for name, values in {"a": (1, 2), "b": (1.1, 2.1), "c": (8, 9)}.items()
+    }
+    assert next(verdict(seeds)).endswith("a; within the spread over seeds b did as well.")
+
+
+def test_the_page_in_a_browser(classes: Evaluation, plain: Evaluation, tmp_path: Path) -> None:
+    results = {
+        "good": better(classes, accuracy=0.2, nll=0.1), "middle": better(classes, accuracy=0.9, nll=0.2),
+        "bad": dataclasses.replace(plain, scores={**plain.scores, "accuracy": 0.5, "nll": float("inf")}),
+    }  # fmt: skip
+    write(tmp_path, results, command="dubito compare")
+    first = "return [...document.querySelector('#scores tbody').rows].map(row => row.cells[0].textContent)"
+    with browser(tmp_path) as window:
+        window.open((tmp_path / "report.html").as_uri())
+        assert window.run(first) == ["good", "middle", "bad"]
+        accuracy = "#scores thead tr:last-child th:nth-child(2)"
+        window.press(f"{accuracy} button", "\ue007")  # enter
+        assert window.run(first) == ["middle", "bad", "good"]
+        assert window.run("return document.querySelector(arguments[0]).ariaSort", accuracy) == "descending"
+        window.press(f"{accuracy} button", " ")
+        assert window.run(first) == ["good", "bad", "middle"]
+        window.click("#scores thead tr:last-child th:nth-child(3) button")  # an infinite NLL
+        assert window.run(first) == ["good", "middle", "bad"]
+        window.click("#ood thead tr:last-child th:nth-child(2) button")  # not measured for one
+        assert window.run(first.replace("#scores", "#ood"))[-1] == "bad"
+        window.command("Emulation.setDeviceMetricsOverride", width=360, height=700, deviceScaleFactor=1, mobile=True)
+        assert window.run("return document.documentElement.scrollWidth") <= 360
+        window.command("Emulation.setEmulatedMedia", media="print")
+        assert window.run("return getComputedStyle(document.querySelector('nav')).display") == "none"
+        assert window.log() == []

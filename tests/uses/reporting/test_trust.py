@@ -6,11 +6,11 @@ from typing import Any
 
 import pytest
 import torch
+from dubito.likelihoods import Gaussian
 from torch import nn
 
 import dubito
 from dubito import MAP
-from dubito.likelihoods import Gaussian
 
 X = torch.linspace(-1, 1, 200).unsqueeze(1)
 SIGNS, LABELS = X.sign(), (X[:, 0] > 0).long()

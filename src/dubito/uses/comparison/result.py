@@ -90,10 +90,15 @@ class Comparison:
         return Comparison(tuple(sorted(self.runs, key=lambda run: means[run.name])), self.failures)
 
     def report(
-        self, path: str | os.PathLike[str] = "report.html", *, title: str | None = None, data_name: str | None = None
+        self,
+        path: str | os.PathLike[str] = "report.html",
+        *,
+        title: str | None = None,
+        data_name: str | None = None,
+        command: str | None = None,
     ) -> Path:
         """Write the comparison as one HTML page; see `dubito.report`."""
-        return report(self.evaluations, path, title=title, data_name=data_name)
+        return report(self.evaluations, path, title=title, data_name=data_name, command=command)
 
     def columns(self) -> list[Column]:
         """Return the main scores as columns, one cell per recipe: the mean over seeds and its standard deviation."""

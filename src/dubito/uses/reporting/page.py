@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import base64
+import hashlib
 import html
 import io
+import math
 import os
 import re
 from collections.abc import Mapping, Sequence
 from importlib import resources
 from pathlib import Path
+from statistics import fmean
 from typing import TYPE_CHECKING
 
 import dubito
@@ -17,6 +21,7 @@ from dubito.core.atomic import write_atomic
 from dubito.core.errors import InputError
 from dubito.uses.reporting import plots
 from dubito.uses.reporting.evaluation import Evaluation
+from dubito.uses.reporting.names import readable
 from dubito.uses.reporting.sections import Section, sections
 from dubito.uses.reporting.tables import spans
 
@@ -40,8 +45,11 @@ def report(
     *,
     title: str | None = None,
     data_name: str | None = None,
+    command: str | None = None,
 ) -> Path:
-    """Write one self-contained HTML page that compares methods; the same results give the same bytes.
+    """Write one self-contained HTML page that compares methods, the best (by NLL) first.
+
+    The same results give the same bytes.
 
     Args:
         results: What `dubito.evaluate` returned, by the method's name; a list of them is one method over several seeds,
@@ -49,11 +57,12 @@ def report(
         path: The file to write; an existing one is replaced at once.
         title: The heading of the page.
         data_name: The name of the data, for the heading.
+        command: How to do it again, for the end of the page.
 
     Returns:
         The path of the page.
     """
-    return write_page(results, path, title=title, data_name=data_name)
+    return write_page(results, path, title=title, data_name=data_name, command=command)
 
 
 def write_page(
@@ -62,10 +71,11 @@ def write_page(
     *,
     title: str | None = None,
     data_name: str | None = None,
+    command: str | None = None,
     first: Sequence[Section] = (),
 ) -> Path:
     """Write a report; `first` are sections that come before those of the results."""
-    page = _render(_checked(results), title or "How far can it be trusted?", data_name, first)
+    page = _render(_best_first(_checked(results)), title or "How far can it be trusted?", data_name, command, first)
     write_atomic(path, page.encode())
     return Path(path)
 
@@ -86,15 +96,28 @@ def _checked(results: Mapping[str, Evaluation | Sequence[Evaluation]]) -> dict[s
     return methods
 
 
+def _best_first(methods: dict[str, tuple[Evaluation, ...]]) -> dict[str, tuple[Evaluation, ...]]:
+    """Return the methods in the order of their mean negative log-likelihood."""
+    means = {name: fmean(run.scores["nll"] for run in runs) for name, runs in methods.items()}
+    order = sorted(methods, key=lambda name: means[name] if means[name] == means[name] else math.inf)
+    return {name: methods[name] for name in order}
+
+
 def _render(
-    methods: Mapping[str, Sequence[Evaluation]], title: str, data_name: str | None, first: Sequence[Section]
+    methods: Mapping[str, Sequence[Evaluation]],
+    title: str,
+    data_name: str | None,
+    command: str | None,
+    first: Sequence[Section],
 ) -> str:
     from jinja2 import Environment, StrictUndefined
+    from markupsafe import Markup
 
     environment = Environment(autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True)
-    environment.filters["spans"] = spans
-    text = resources.files("dubito.uses.reporting").joinpath("template.html").read_text("utf-8")
-    template = environment.from_string(text)
+    environment.filters |= {"spans": spans, "readable": readable}
+    files = resources.files("dubito.uses.reporting")
+    template = environment.from_string(files.joinpath("template.html").read_text("utf-8"))
+    script = f"\n{files.joinpath('sorting.js').read_text('utf-8')}"
     parts = [*first, *sections(methods)]
     drawings = {
         id(panel): _svg(panel.figure, f"{part.key}-{row}-{column}", panel.alt)
@@ -110,6 +133,9 @@ def _render(
         drawing_of=lambda panel: drawings[id(panel)],
         look_of={name: (_variable(look.color), look.dash) for name, look in plots.looks(methods).items()},
         variable=_variable,
+        command=command,
+        script=Markup(script),  # ours
+        digest=base64.b64encode(hashlib.sha256(script.encode()).digest()).decode(),
         version=dubito.__version__,
     )
 

@@ -245,6 +245,26 @@ def band(
     return figure
 
 
+def points(methods: Mapping[str, Sequence[float]], *, score: str, look_of: Mapping[str, Look] | None = None) -> Figure:
+    """Draw a score of each method: a dot for the mean, a bar of one standard deviation over seeds, the first on top.
+
+    Args:
+        methods: For each method its values over seeds.
+        score: The title of the score.
+        look_of: How each method is drawn.
+    """
+    with style():
+        figure, axes = _panel(score, "")
+        for place, (_, look, values) in enumerate(_each(methods, look_of)):
+            spread = float(np.std(values, ddof=1)) if len(values) > 1 else None
+            axes.errorbar(np.mean(values), -place, xerr=spread, color=look.color, fmt="o", capsize=4, elinewidth=1.8)
+            axes.plot(values, [-place] * len(values), "|", color=look.color, alpha=0.5)
+        axes.set(yticks=[], ylim=(0.6 - len(methods), 0.4))
+        axes.locator_params(axis="x", nbins=5)
+        axes.margins(x=0.08)
+    return figure
+
+
 def trace(curve: Trace, *, look_of: Sequence[Look] | None = None) -> Figure:
     """Draw one quantity along the samples of every chain, and below it the autocorrelation of each chain.
 

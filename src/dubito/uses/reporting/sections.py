@@ -11,8 +11,10 @@ from dubito.fitting.history import Trace
 from dubito.uses.metrics.scores import DETECTION, SCORES
 from dubito.uses.reporting import plots
 from dubito.uses.reporting.evaluation import Evaluation, Histogram, Reliability
+from dubito.uses.reporting.names import in_words
 from dubito.uses.reporting.plots import Look
 from dubito.uses.reporting.tables import Column, describe, goal, score_column
+from dubito.uses.reporting.verdict import verdict
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -20,6 +22,7 @@ if TYPE_CHECKING:
 Methods = Mapping[str, Sequence[Evaluation]]  # one evaluation per seed
 Looks = Mapping[str, Look]
 
+_HEADLINES = {"classification": ("accuracy", "nll", "ece"), "regression": ("rmse", "nll", "crps")}
 _SHIFT_SCORES = {"classification": ("accuracy", "nll", "ece"), "regression": ("rmse", "nll", "coverage@0.95")}
 _UNCERTAINTY_TITLES = {
     "max-probability": "1 − largest probability",
@@ -116,7 +119,25 @@ def _scores(methods: Methods, look_of: Looks) -> Iterator[Section]:
         note += f" The number of scored targets differs between methods: {min(counts):,} to {max(counts):,}."
     else:
         note += f" Scored on {counts.pop():,} targets."
-    yield Section("scores", "Scores", note, (_table("Scores on the evaluated data", methods, columns),))
+    panels = (
+        tuple(_points_panel(name, methods, look_of) for name in _HEADLINES[_task(methods)]) if max(seeds) > 1 else ()
+    )
+    table = _table("Scores on the evaluated data", methods, columns)
+    yield Section("scores", "Scores", note, (table,), (panels,) if panels else (), legend=bool(panels))
+
+
+def _points_panel(name: str, methods: Methods, look_of: Looks) -> Panel:
+    values = {method: [run.scores[name] for run in runs] for method, runs in methods.items()}
+    told = _means(methods, lambda run: run.scores[name])
+    figure = plots.points(values, score=describe(name), look_of=look_of)
+    return Panel(
+        figure, f"{describe(name)}, mean and deviation over seeds", f"{describe(name)} of each method: {told}."
+    )
+
+
+def _verdict(methods: Methods, look_of: Looks) -> Iterator[Section]:
+    """Yield what the numbers mean."""
+    yield Section("verdict", "The verdict", "", words=tuple(verdict(methods)))
 
 
 def _score_column(name: str, methods: Methods) -> Column:
@@ -297,7 +318,9 @@ def _ood_panels(methods: Methods, look_of: Looks, uncertainty: str) -> Iterator[
 
 def _trust(methods: Methods, look_of: Looks) -> Iterator[Section]:
     """Yield what the diagnoses say, if there are any."""
-    words = tuple(f"{name}: {_of_all_seeds(runs)}" for name, runs in methods.items() if runs[0].trust is not None)
+    words = tuple(
+        f"{in_words(name)}: {_of_all_seeds(runs)}" for name, runs in methods.items() if runs[0].trust is not None
+    )
     if words:
         note = "What the fit and the evaluated data say; posterior.diagnose() has the numbers of the fit."
         yield Section("trust", "Can it be trusted?", note, words=words)
@@ -358,5 +381,5 @@ def _first_seed(methods: Methods) -> str:
 
 
 SECTIONS: tuple[Callable[[Methods, Looks], Iterator[Section]], ...] = (
-    _scores, _trust, _reliability, _bands, _quantiles, _risk_coverage, _shifts, _ood, _chains, _glossary,
+    _verdict, _scores, _trust, _reliability, _bands, _quantiles, _risk_coverage, _shifts, _ood, _chains, _glossary,
 )  # fmt: skip

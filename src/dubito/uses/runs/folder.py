@@ -80,7 +80,8 @@ def _write(run: TableRun, folder: Path) -> None:
         rule.save(folder / DECISIONS / f"{name}.safetensors", with_posterior=False)
     write_atomic(folder / ENCODER, run.encoder.to_json().encode())
     write_atomic(folder / SCORES, _json(run.scores.to_json()))
-    report({str(run.settings.get("name", "run")): run.scores}, folder / REPORT, data_name=run.settings.get("table"))
+    about = {"data_name": run.settings.get("table"), "command": run.settings.get("command")}
+    report({str(run.settings.get("name", "run")): run.scores}, folder / REPORT, **about)
     write_atomic(folder / SETTINGS, _json(settings))
 
 
