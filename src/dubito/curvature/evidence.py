@@ -110,8 +110,8 @@ def as_precision(value: Tensor | float, selection: Selection, structure: str) ->
     for name, span in selection.slices.items() if values.ndim and structure in ("kron", "ekfac") else ():
         if selection.is_whole(name) and bool((values[span] != values[span.start]).any()):
             raise InputError(
-                f"structure='{structure}' needs one prior precision for all of '{name}', because Kronecker factors do not "
-                "distinguish single weights: use 'diag', 'full' or 'low-rank'."
+                f"structure='{structure}' needs one prior precision for all of '{name}', because Kronecker factors do "
+                "not distinguish single weights: use 'diag', 'full' or 'low-rank'."
             )
     return values
 

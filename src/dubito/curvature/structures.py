@@ -197,7 +197,7 @@ def make_accumulator(
     generator: torch.Generator | None = None,
     hessian_of: Likelihood | None = None,
 ) -> Accumulator:
-    """Return the accumulator of a structure by its name: ``"diag"``, ``"full"``, ``"kron"``, ``"ekfac"`` or ``"low-rank"``."""
+    """Return the accumulator of a structure by its name; see `Laplace`."""
     if hessian_of is not None:
         return HessianAccumulator(engine, selection, hessian_of)
     match structure:

@@ -32,6 +32,16 @@ def input_groups(posterior: Posterior, data: Data | Tensor, what: str) -> list[A
     return [batches.concatenate([batch.inputs for batch in group]) for group in _groups(posterior, data, what)]
 
 
+def labelled_groups(posterior: Posterior, data: Data, what: str) -> list[tuple[Any, Tensor]]:
+    """Return inputs and targets in as few parts as the shapes of their rows allow."""
+    if batches.bare_inputs(data, f"The {what}") is not None:
+        raise InputError(f"The {what} has no targets: give (inputs, targets) or a loader of them.")
+    return [
+        (batches.concatenate([part.inputs for part in group]), torch.cat([part.targets for part in group]))
+        for group in _groups(posterior, data, what)
+    ]
+
+
 class FixedDraws:
     """Predict with the same posterior samples at every call.
 

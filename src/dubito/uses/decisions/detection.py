@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, ClassVar, Self
+from typing import Any, ClassVar, Self, get_args
 
 import torch
 from torch import Tensor
@@ -12,9 +12,10 @@ from dubito.beliefs.prediction import Prediction
 from dubito.core.arguments import checked_arguments
 from dubito.core.batches import Data
 from dubito.core.constraints import Count, OpenProbability
-from dubito.core.errors import InputError
+from dubito.core.errors import InputError, UnsupportedError
 from dubito.fitting.decision_rule import DecisionRule
 from dubito.fitting.posterior import Posterior
+from dubito.uses.decisions.features import FeatureDensity, FeatureScore
 from dubito.uses.decisions.scores import Score, energy, energy_of, real_positions, score_prediction
 from dubito.uses.fixed_draws import FixedDraws, input_groups, rank_for
 
@@ -29,8 +30,10 @@ class Detector(DecisionRule):
         posterior: Any posterior.
         calibration: Inputs of the known distribution that were not trained on, as a tensor or as data whose targets are
             ignored.
-        score: The measure of uncertainty; see `dubito.decisions.scores`.
+        score: The measure of uncertainty, see `dubito.uses.decisions.scores`; or of the distance of the network's
+            features from those of the training data, see `dubito.uses.decisions.features`.
         false_positive_rate: $\alpha$, the largest share of known inputs that may be flagged.
+        training: The training data, for the scores of features.
         num_samples: How many samples a prediction draws.
         generator: The source of randomness; by default the same call gives the same numbers.
 
@@ -38,7 +41,10 @@ class Detector(DecisionRule):
         threshold: Above this score an input is flagged.
     """
 
-    saved: ClassVar[Mapping[str, Any]] = {"score": Score, "false_positive_rate": OpenProbability, "threshold": float}
+    saved: ClassVar[Mapping[str, Any]] = {
+        "score": Score | FeatureScore, "false_positive_rate": OpenProbability, "threshold": float,
+    }  # fmt: skip
+    density: FeatureDensity | None = None
 
     @checked_arguments
     def __init__(
@@ -46,13 +52,18 @@ class Detector(DecisionRule):
         posterior: Posterior,
         calibration: Data | Tensor,
         *,
-        score: Score = "mutual-information",
+        score: Score | FeatureScore = "mutual-information",
         false_positive_rate: OpenProbability = 0.05,
+        training: Data | None = None,
         num_samples: Count | None = None,
         generator: torch.Generator | None = None,
     ) -> None:
         self.posterior, self.score, self.false_positive_rate = posterior, score, false_positive_rate
         self.draws = FixedDraws(posterior, num_samples, generator)
+        if score in get_args(FeatureScore):
+            if training is None:
+                raise InputError(f"The score '{score}' needs the training data: pass `training=`.")
+            self.density = FeatureDensity(posterior, training, score)  # type: ignore[arg-type]
         parts = input_groups(posterior, calibration, "calibration data")
         known = torch.cat([self.scores(part) for part in parts])
         rank = rank_for(1 - false_positive_rate, len(known), f"A false-positive rate of {false_positive_rate:g}")
@@ -66,9 +77,11 @@ class Detector(DecisionRule):
 
     def scores(self, x: Any) -> Tensor:
         """Return the score of each input ``[B]``; `x` is what `posterior.predict` takes."""
+        if self.density is not None:
+            return self.density.scores(self.posterior, x)
         if self.score == "energy":
             return energy(self.posterior, x)
-        return score_prediction(self.draws.predict(x), self.score, real_positions(x))
+        return score_prediction(self.draws.predict(x), self.score, real_positions(x))  # type: ignore[arg-type]
 
     def detect(self, x: Any) -> Tensor:
         """Return which inputs are out of distribution ``[B]``; `x` is what `posterior.predict` takes."""
@@ -83,17 +96,22 @@ class Detector(DecisionRule):
         """
         if logits is not None and self.score == "energy":
             return energy_of(logits) - self.threshold
-        return score_prediction(prediction, self.score) - self.threshold
+        if self.density is not None:
+            raise UnsupportedError(f"The score '{self.score}' is of inputs, not of predictions: use `scores(x)`.")
+        return score_prediction(prediction, self.score) - self.threshold  # type: ignore[arg-type]
 
     def state(self) -> dict[str, Any]:
         """Return the settings, the threshold and the state of the generator."""
-        return {**self.saved_values(), "draws": self.draws.to_tree()}
+        own = {} if self.density is None else {"density": self.density.to_tree()}
+        return {**self.saved_values(), "draws": self.draws.to_tree(), **own}
 
     @classmethod
     def from_state(cls, posterior: Posterior, state: Mapping[str, Any]) -> Self:
         """Undo `state`."""
         found = cls.with_saved(posterior, state)
         found.draws = FixedDraws.from_tree(posterior, state["draws"])
+        if "density" in state:
+            found.density = FeatureDensity.from_tree(found.score, state["density"])  # type: ignore[arg-type]
         return found
 
     def __repr__(self) -> str:
