@@ -379,6 +379,12 @@ def test_the_page_in_a_browser(classes: Evaluation, plain: Evaluation, tmp_path:
         assert window.run(first) == ["good", "middle", "bad"]
         window.click("#ood thead tr:last-child th:nth-child(2) button")  # not measured for one
         assert window.run(first.replace("#scores", "#ood"))[-1] == "bad"
+        dimmed = "return [...document.querySelectorAll('#shift .dim')].map(mark => mark.id.split('-').at(-2)).sort()"
+        window.press("#shift .legend li:nth-child(2) button", " ")
+        assert set(window.run(dimmed)) == {"0"}  # the other method that was shifted
+        assert window.run("return document.querySelectorAll('#shift [aria-pressed=true]').length") == 1
+        window.press("#shift .legend li:nth-child(2) button", " ")
+        assert window.run(dimmed) == []
         window.command("Emulation.setDeviceMetricsOverride", width=360, height=700, deviceScaleFactor=1, mobile=True)
         assert window.run("return document.documentElement.scrollWidth") <= 360
         window.command("Emulation.setEmulatedMedia", media="print")

@@ -117,7 +117,7 @@ def _render(
     environment.filters |= {"spans": spans, "readable": readable}
     files = resources.files("dubito.uses.reporting")
     template = environment.from_string(files.joinpath("template.html").read_text("utf-8"))
-    script = f"\n{files.joinpath('sorting.js').read_text('utf-8')}"
+    script = f"\n{files.joinpath('page.js').read_text('utf-8')}"
     parts = [*first, *sections(methods)]
     drawings = {
         id(panel): _svg(panel.figure, f"{part.key}-{row}-{column}", panel.alt)
@@ -131,7 +131,7 @@ def _render(
         task=next(iter(methods.values()))[0].task,
         sections=parts,
         drawing_of=lambda panel: drawings[id(panel)],
-        look_of={name: (_variable(look.color), look.dash) for name, look in plots.looks(methods).items()},
+        look_of={name: (_variable(look.color), look.dash, look.key) for name, look in plots.looks(methods).items()},
         variable=_variable,
         command=command,
         script=Markup(script),  # ours

@@ -60,10 +60,22 @@ _STYLE = {
 
 @dataclass(frozen=True)
 class Look:
-    """How a method is drawn, in all figures: its colour, and the lengths of its dashes and gaps (none: solid)."""
+    """How a method is drawn, in all figures.
+
+    Attributes:
+        color: Its colour.
+        dash: The lengths of its dashes and gaps; none for a solid line.
+        key: What the ids of its marks begin with in an SVG file, so that a page can single them out.
+    """
 
     color: str = PALETTE[0]
     dash: tuple[float, ...] = ()
+    key: str = ""
+
+    def mark(self, artist: Any, part: str) -> None:
+        """Give an artist the id of this method and of a part of its drawing."""
+        if self.key:
+            artist.set_gid(f"{self.key}-{part}")
 
     @property
     def linestyle(self) -> Any:
@@ -73,7 +85,9 @@ class Look:
 
 def looks(names: Iterable[str]) -> dict[str, Look]:
     """Return one look per method: colours and dashes both change, so one line shows through another that covers it."""
-    return {name: Look(PALETTE[i % len(PALETTE)], DASHES[i % len(DASHES)]) for i, name in enumerate(names)}
+    return {
+        name: Look(PALETTE[i % len(PALETTE)], DASHES[i % len(DASHES)], f"method-{i}") for i, name in enumerate(names)
+    }
 
 
 def style() -> AbstractContextManager[None]:
@@ -257,8 +271,12 @@ def points(methods: Mapping[str, Sequence[float]], *, score: str, look_of: Mappi
         figure, axes = _panel(score, "")
         for place, (_, look, values) in enumerate(_each(methods, look_of)):
             spread = float(np.std(values, ddof=1)) if len(values) > 1 else None
-            axes.errorbar(np.mean(values), -place, xerr=spread, color=look.color, fmt="o", capsize=4, elinewidth=1.8)
-            axes.plot(values, [-place] * len(values), "|", color=look.color, alpha=0.5)
+            drawn = axes.errorbar(
+                np.mean(values), -place, xerr=spread, color=look.color, fmt="o", capsize=4, elinewidth=1.8
+            )
+            seeds = axes.plot(values, [-place] * len(values), "|", color=look.color, alpha=0.5)
+            for number, artist in enumerate((*drawn.get_children(), *seeds)):
+                look.mark(artist, f"part{number}")
         axes.set(yticks=[], ylim=(0.6 - len(methods), 0.4))
         axes.locator_params(axis="x", nbins=5)
         axes.margins(x=0.08)
@@ -320,8 +338,10 @@ def _line(axes: Axes, x: Any, runs: Sequence[Any], look: Look, **options: Any) -
     if len(runs) > 1:
         with np.errstate(invalid="ignore"):  # an infinite NLL has no spread
             spread = np.std(runs, axis=0, ddof=1)
-        axes.fill_between(x, mean - spread, mean + spread, color=look.color, alpha=0.18, linewidth=0)
-    return axes.plot(x, mean, color=look.color, linestyle=look.linestyle, **options)[0]
+        look.mark(axes.fill_between(x, mean - spread, mean + spread, color=look.color, alpha=0.18, linewidth=0), "band")
+    line = axes.plot(x, mean, color=look.color, linestyle=look.linestyle, **options)[0]
+    look.mark(line, "line")
+    return line
 
 
 def _legend(axes: Axes, drawn: Mapping[str, Any]) -> None:

@@ -32,3 +32,29 @@ for (const table of document.querySelectorAll("table")) {
     });
   });
 }
+
+// The legend of a section singles out one method in its figures: pointing at it for a moment, pressing it for good.
+for (const section of document.querySelectorAll("section")) {
+  const items = [...section.querySelectorAll(".legend li[data-method]")];
+  if (items.length < 2) continue;
+  const marks = [...section.querySelectorAll('figure [id*="-method-"]')];
+  let pressed = null;
+  const single = (method) => marks.forEach((mark) => {
+    mark.classList.toggle("dim", method !== null && !mark.id.includes(`-${method}-`));
+  });
+  const buttons = items.map((item) => {
+    const button = document.createElement("button"), method = item.dataset.method;
+    button.type = "button";
+    button.setAttribute("aria-pressed", "false");
+    button.append(...item.childNodes);
+    item.append(button);
+    button.addEventListener("pointerenter", () => single(method));
+    button.addEventListener("pointerleave", () => single(pressed));
+    button.addEventListener("click", () => {
+      pressed = pressed === method ? null : method;
+      buttons.forEach((each, place) => each.setAttribute("aria-pressed", String(items[place].dataset.method === pressed)));
+      single(pressed);
+    });
+    return button;
+  });
+}
