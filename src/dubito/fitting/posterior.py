@@ -26,6 +26,7 @@ from dubito.core.settings import digest
 from dubito.fitting.auto_explanation import AutoExplanation
 from dubito.fitting.family_checks import EXPLAINED, explained, with_a_count, with_known_options
 from dubito.fitting.fit_record import FitRecord
+from dubito.fitting.functions import Functions, network_functions
 from dubito.fitting.traceable import HasTraceable
 from dubito.fitting.working_copies import HasWorkingCopies
 
@@ -159,6 +160,14 @@ class Posterior(HasWorkingCopies, HasTraceable, ABC):
     def predictors(self, num_samples: int, generator: torch.Generator, **options: Any) -> list[Predictor]:
         """Return one predictor per posterior sample."""
         return [self.predictor(1, generator, **options) for _ in range(num_samples)]
+
+    def functions(self, num_functions: Count, *, generator: torch.Generator | None = None) -> Functions:
+        """Draw functions of the inputs that are the same at every input and differentiable in it.
+
+        They return outputs ``[S, *outputs]``: the network at posterior samples of its weights.
+        """
+        check("num_functions", Count, num_functions)
+        return network_functions(self.model, params.unstack(self.sample(num_functions, generator=generator)))
 
     # ------------------------------------------------------------------ shared by all families
 

@@ -9,7 +9,9 @@ import torch
 from torch import Tensor, nn
 
 from dubito.beliefs.likelihoods import Likelihood
+from dubito.core.constraints import Count
 from dubito.core.params import Params
+from dubito.fitting.functions import Functions
 from dubito.fitting.history import History
 from dubito.fitting.posterior import Posterior
 
@@ -36,6 +38,10 @@ class WrappedPosterior(Posterior):
     def sample(self, num_samples: int, *, generator: torch.Generator | None = None) -> Params:
         """Draw weights of the posterior inside."""
         return self.posterior.sample(num_samples, generator=generator)
+
+    def functions(self, num_functions: Count, *, generator: torch.Generator | None = None) -> Functions:
+        """Draw functions of the posterior inside."""
+        return self.posterior.functions(num_functions, generator=generator)
 
     def marginals(self) -> tuple[Params, Params]:
         """Return means and variances of the posterior inside."""

@@ -11,10 +11,12 @@ from torch import Tensor, nn
 from dubito.beliefs.likelihoods import Gaussian, Likelihood
 from dubito.beliefs.prediction import Prediction
 from dubito.core import params
+from dubito.core.constraints import Count, check
 from dubito.core.errors import InputError, UnsupportedError
 from dubito.core.frozen import frozen_names
 from dubito.core.params import Params
 from dubito.core.randomness import default_generator, derive_seed, draw_seed
+from dubito.fitting.functions import Functions
 from dubito.fitting.loading import restored
 from dubito.fitting.posterior import Posterior, Predictor
 from dubito.fitting.traceable import Traceable
@@ -61,6 +63,13 @@ class EnsemblePosterior(Posterior):
         return {
             name: torch.stack([drawn[s % count][name][s // count] for s in range(num_samples)]) for name in drawn[0]
         }
+
+    def functions(self, num_functions: Count, *, generator: torch.Generator | None = None) -> Functions:
+        """Draw functions, an equal share from each member, as `sample`; each with its member's buffers."""
+        check("num_functions", Count, num_functions)
+        generator, count = default_generator(generator), len(self.members)
+        members = [self.members[s % count] for s in range(num_functions)]
+        return Functions([member.functions(1, generator=generator)[0] for member in members])
 
     def marginals(self) -> tuple[Params, Params]:
         """Return those of the only member; several modes have no common mean."""

@@ -9,9 +9,11 @@ from torch import Tensor, nn
 
 from dubito.beliefs.likelihoods import Likelihood
 from dubito.core import params
+from dubito.core.constraints import Count, check
 from dubito.core.errors import InputError, UnsupportedError
 from dubito.core.params import Buffers, Params
 from dubito.core.randomness import default_generator, derive_seed
+from dubito.fitting.functions import Functions, network_functions
 from dubito.fitting.monte_carlo import weight_predictor
 from dubito.fitting.posterior import Posterior, Predictor
 from dubito.networks.selection import Selection
@@ -59,6 +61,16 @@ class SWAGPosterior(Posterior):
         ]
         spread = noise[0].to(like.device) * like.sqrt() + noise[1].to(like.device) @ self.deviations
         return self.selection.merge(self.mean(), self.selection.ravel(self.mean()) + spread * self._share**0.5)
+
+    def functions(self, num_functions: Count, *, generator: torch.Generator | None = None) -> Functions:
+        """Draw functions, as `Posterior.functions`; with BatchNorm layers, of the samples that have statistics."""
+        if not self.buffers:
+            return super().functions(num_functions, generator=generator)
+        check("num_functions", Count, num_functions)
+        ready = len(next(iter(self.buffers.values())))
+        chosen = [s % ready for s in range(num_functions)]
+        own = [{name: value[s] for name, value in self.buffers.items()} for s in chosen]
+        return network_functions(self.model, [self.draw(s) | extra for s, extra in zip(chosen, own, strict=True)])
 
     def draw(self, s: int) -> Params:
         """Return the weights of one of the samples with their own BatchNorm statistics."""

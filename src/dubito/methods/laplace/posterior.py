@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from dubito.beliefs.likelihoods import Likelihood
 from dubito.beliefs.prediction import Prediction
 from dubito.core import batches, io, limits, params
+from dubito.core.constraints import Count, check
 from dubito.core.errors import InputError, UnsupportedError
 from dubito.core.params import Params
 from dubito.core.randomness import default_generator
@@ -23,6 +24,7 @@ from dubito.curvature.evidence import DataFit, Evidence, as_precision, known_noi
 from dubito.curvature.linearized import Linearized
 from dubito.curvature.structures import matrix_from_sums
 from dubito.fitting.diagnosis import Finding
+from dubito.fitting.functions import Functions, network_functions
 from dubito.fitting.monte_carlo import weight_predictor
 from dubito.fitting.posterior import Posterior, Predictor
 from dubito.fitting.traceable import Traceable
@@ -219,6 +221,13 @@ class LaplacePosterior(Posterior):
     def linearized(self) -> Linearized:
         """The moments of the linearized outputs."""
         return Linearized(self.engine, self.matrix, self.selection, self.likelihood)
+
+    def functions(self, num_functions: Count, *, generator: torch.Generator | None = None) -> Functions:
+        """Draw functions of the inputs, as `Posterior.functions`, of the linearized network that `predict` uses."""
+        check("num_functions", Count, num_functions)
+        draws, random = self.sample(num_functions, generator=generator), set(self.selection.names)
+        center = {name: value for name, value in self.mean().items() if name in random}
+        return network_functions(self.model, params.unstack(draws), center=center)
 
     def functional(self, inputs: Any, *, joint: bool = False) -> tuple[Tensor, Tensor]:
         """Return mean and covariance of the linearized outputs, without noise.

@@ -10,9 +10,11 @@ from torch import Tensor, nn
 
 from dubito.beliefs.likelihoods import Categorical, Likelihood
 from dubito.core import limits, params
+from dubito.core.constraints import Count, check
 from dubito.core.errors import UnsupportedError
 from dubito.core.params import Params
 from dubito.core.randomness import default_generator
+from dubito.fitting.functions import Functions, network_functions
 from dubito.fitting.history import History
 from dubito.fitting.posterior import Posterior, Predictor
 from dubito.fitting.traceable import Traceable
@@ -96,6 +98,13 @@ class ParticlePosterior(Posterior):
         shape = (num_samples,)
         chosen = torch.randint(self.num_particles, shape, generator=generator, device=generator.device)
         return self._merged(self.flat[chosen.to(self.flat.device)])
+
+    def functions(self, num_functions: Count, *, generator: torch.Generator | None = None) -> Functions:
+        """Draw particles as functions, each with its own buffers."""
+        check("num_functions", Count, num_functions)
+        generator = default_generator(generator)
+        chosen = torch.randint(self.num_particles, (num_functions,), generator=generator, device=generator.device)
+        return network_functions(self.model, [self.member(index) for index in chosen.tolist()])
 
     def marginals(self) -> tuple[Params, Params]:
         """Return the mean and the variance of the particles; the variance is 0 for weights that are not random."""

@@ -1,0 +1,106 @@
+r"""Posterior samples as functions of the inputs: the same function at every input, differentiable in it.
+
+A prediction of one input at a time cannot say how outputs at two inputs vary together. A drawn function can, and it can
+be maximized by gradient steps: Thompson sampling takes the maximum of one draw as the next input to try (Thompson 1933;
+Russo et al. 2018, https://arxiv.org/abs/1707.02038).
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from dubito.core import batches, params
+from dubito.core.params import Params
+from dubito.networks.twin import twin
+
+Function = Callable[[Any], Tensor]
+
+
+class Functions(Sequence[Function]):
+    """Functions that were drawn from a posterior; call them all at once, or one of them by its number.
+
+    >>> from dubito import MAP
+    >>> model = nn.Linear(2, 1)
+    >>> drawn = MAP(train=False).fit(model, (torch.ones(3, 2), torch.ones(3, 1)), likelihood="gaussian").functions(4)
+    >>> drawn(torch.ones(5, 2)).shape
+    torch.Size([4, 5, 1])
+    """
+
+    def __init__(self, functions: Sequence[Function]) -> None:
+        self._functions = list(functions)
+
+    def __call__(self, x: Any) -> Tensor:
+        """Return the outputs of all functions ``[S, *outputs]``, without noise and before any link."""
+        return torch.stack([function(x) for function in self._functions])
+
+    def __len__(self) -> int:
+        return len(self._functions)
+
+    def __getitem__(self, index: Any) -> Any:
+        """Return one function, or several for a slice."""
+        return Functions(self._functions[index]) if isinstance(index, slice) else self._functions[index]
+
+    def __iter__(self) -> Iterator[Function]:
+        return iter(self._functions)
+
+
+def network_functions(model: nn.Module, draws: Sequence[Params], *, center: Params | None = None) -> Functions:
+    r"""Return the network at each draw of its weights; with a center, its first-order expansion there.
+
+    $$f_s(x) = f_{\hat w}(x) + J(x)\,(w_s - \hat w)$$
+
+    Args:
+        model: The network; it is not changed.
+        draws: Weights, and buffers where they differ, by name.
+        center: The weights $\hat w$ of the expansion; None for the network itself.
+    """
+    private, lock = twin(model).eval(), threading.Lock()  # a call changes the weights of the network for its length
+
+    def call(weights: Params, x: Any) -> Tensor:
+        return params.functional_call(private, weights, x)
+
+    def function(draw: Params) -> Function:
+        if center is None:
+            fixed = {name: value.detach() for name, value in draw.items()}
+
+            def at_weights(x: Any) -> Tensor:
+                with lock:
+                    return call(fixed, x)
+
+            return at_weights
+        base = {name: value.detach().requires_grad_() for name, value in center.items()}
+        moved = [draw[name].detach() - value.detach() for name, value in base.items()]
+
+        def expanded(x: Any) -> Tensor:
+            with lock, torch.enable_grad():
+                outputs = call(base, x)
+                slope = _along(outputs, list(base.values()), moved)
+            found = outputs + slope
+            return found if _needs_gradient(x) else found.detach()
+
+        return expanded
+
+    return Functions([function(draw) for draw in draws])
+
+
+def _along(outputs: Tensor, weights: list[Tensor], directions: list[Tensor]) -> Tensor:
+    """Return the Jacobian times directions in the weights, by differentiating its transpose; it stays differentiable.
+
+    The product of the transpose with v is linear in v, so its derivative there is the Jacobian. Unlike forward mode,
+    this works for every layer that can be differentiated twice.
+    """
+    v = torch.zeros_like(outputs, requires_grad=True)
+    options: dict[str, Any] = {"create_graph": True, "allow_unused": True, "materialize_grads": True}
+    pulled = torch.autograd.grad(outputs, weights, v, **options)
+    total = torch.stack([(each * along).sum() for each, along in zip(pulled, directions, strict=True)]).sum()
+    (slope,) = torch.autograd.grad(total, v, **options)
+    return slope
+
+
+def _needs_gradient(x: Any) -> bool:
+    return torch.is_grad_enabled() and any(leaf.requires_grad for leaf in batches.leaves(x))
