@@ -16,6 +16,7 @@ from torch import nn
 
 import dubito
 from dubito import data, decisions, models, runs
+from dubito.uses.runs.examples import row_sections
 from dubito.uses.runs.table_fit import share_held_out
 
 NET = """
@@ -234,3 +235,22 @@ def test_a_run_is_diagnosed_as_its_posterior(tmp_path: Path) -> None:
     for each in (run, runs.load(tmp_path / "run")):
         assert each.posterior.fit_record == each.unguarded.fit_record is not None
         assert each.posterior.diagnose().measured is not None
+
+
+@pytest.mark.parametrize("target", ["price", "cheap"])
+def test_the_report_shows_rows_to_look_at(target: str) -> None:
+    run = run_of(target)
+    (section,) = row_sections(run)
+    unsure, *certain = section.listings
+    inputs, targets = run.parts["held_out"]
+    found = run.predict_inputs(inputs)
+    score = "stddev" if target == "price" else "confidence"
+    worst = found[score].argsort()[::-1] if target == "price" else found[score].argsort()
+    assert [row[2] for row in unsure.rows] == [f"{value:.6g}" for value in found[score][worst[:5]]]
+    assert unsure.head == (target, "prediction", score, "size", "town")
+    assert [row[4] for row in unsure.rows] == [run.encoder.decode(inputs[[place]])["town"][0] for place in worst[:5]]
+    for row in (row for listing in certain for row in listing.rows):  # what it got wrong
+        assert row[0] != row[1]
+    if target == "price":
+        outside = 1 - run.evaluate_pair((inputs, targets)).decisions["coverage"]
+        assert len(certain[0].rows) == min(5, round(outside * len(inputs)))

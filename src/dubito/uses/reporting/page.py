@@ -73,9 +73,12 @@ def write_page(
     data_name: str | None = None,
     command: str | None = None,
     first: Sequence[Section] = (),
+    more: Sequence[Section] = (),
 ) -> Path:
-    """Write a report; `first` are sections that come before those of the results."""
-    page = _render(_best_first(_checked(results)), title or "How far can it be trusted?", data_name, command, first)
+    """Write a report; `first` and `more` are sections that come before and after those of the results."""
+    page = _render(
+        _best_first(_checked(results)), title or "How far can it be trusted?", data_name, command, first, more
+    )
     write_atomic(path, page.encode())
     return Path(path)
 
@@ -109,6 +112,7 @@ def _render(
     data_name: str | None,
     command: str | None,
     first: Sequence[Section],
+    more: Sequence[Section],
 ) -> str:
     from jinja2 import Environment, StrictUndefined
     from markupsafe import Markup
@@ -118,7 +122,7 @@ def _render(
     files = resources.files("dubito.uses.reporting")
     template = environment.from_string(files.joinpath("template.html").read_text("utf-8"))
     script = f"\n{files.joinpath('page.js').read_text('utf-8')}"
-    parts = [*first, *sections(methods)]
+    parts = [*first, *sections(methods), *more]
     drawings = {
         id(panel): _svg(panel.figure, f"{part.key}-{row}-{column}", panel.alt)
         for part in parts

@@ -50,6 +50,15 @@ class ReportTable:
 
 
 @dataclass(frozen=True)
+class Listing:
+    """A table of examples: its caption, the names of its columns, and its cells as text."""
+
+    caption: str
+    head: tuple[str, ...]
+    rows: tuple[tuple[str, ...], ...]
+
+
+@dataclass(frozen=True)
 class Panel:
     """A figure, its caption, and its text alternative."""
 
@@ -72,6 +81,7 @@ class Section:
         sets: The out-of-distribution sets or chains that the legend names, and how their lines are drawn.
         words: Sentences, each on a line of its own.
         terms: Words and their definitions.
+        listings: Tables of examples.
     """
 
     key: str
@@ -83,6 +93,7 @@ class Section:
     sets: tuple[tuple[str, Look], ...] = ()
     words: tuple[str, ...] = ()
     terms: tuple[tuple[str, str], ...] = ()
+    listings: tuple[Listing, ...] = ()
 
 
 def sections(methods: Methods) -> Iterator[Section]:

@@ -19,8 +19,10 @@ from dubito.data import TableTransform
 from dubito.fitting.loading import load as load_rule
 from dubito.fitting.loading import load_posterior
 from dubito.uses.compression import storage
-from dubito.uses.reporting import Evaluation, report
+from dubito.uses.reporting import Evaluation
+from dubito.uses.reporting.page import write_page
 from dubito.uses.runs.calibration import Calibration
+from dubito.uses.runs.examples import row_sections
 from dubito.uses.runs.networks import NetworkSource
 from dubito.uses.runs.run import TableRun
 from dubito.uses.runs.table_fit import new_network
@@ -80,8 +82,9 @@ def _write(run: TableRun, folder: Path) -> None:
         rule.save(folder / DECISIONS / f"{name}.safetensors", with_posterior=False)
     write_atomic(folder / ENCODER, run.encoder.to_json().encode())
     write_atomic(folder / SCORES, _json(run.scores.to_json()))
-    about = {"data_name": run.settings.get("table"), "command": run.settings.get("command")}
-    report({str(run.settings.get("name", "run")): run.scores}, folder / REPORT, **about)
+    table, command = run.settings.get("table"), run.settings.get("command")
+    results = {str(run.settings.get("name", "run")): run.scores}
+    write_page(results, folder / REPORT, data_name=table, command=command, more=row_sections(run))
     write_atomic(folder / SETTINGS, _json(settings))
 
 
