@@ -3,9 +3,29 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 
+import torch
 from torch import Tensor
+
+
+def all_finite(tensors: Iterable[Tensor]) -> bool:
+    """Return whether floating tensors are free of NaN and infinities; an accelerator is read once for all of them."""
+    far: dict[torch.device, list[Tensor]] = {}
+    for tensor in tensors:
+        if not tensor.is_floating_point():
+            continue
+        if tensor.device.type != "cpu":
+            far.setdefault(tensor.device, []).append(tensor)
+        # Of the sum first, as a number: every prediction asks, and `Tensor.isfinite` takes several times as long. A
+        # finite sum has finite terms; one that is not may just be an overflow.
+        elif not (math.isfinite(tensor.sum().item()) or bool(tensor.isfinite().all())):
+            return False
+    return all(
+        bool(torch.stack([each.sum().isfinite() for each in group]).all())
+        or bool(torch.stack([each.isfinite().all() for each in group]).all())
+        for group in far.values()
+    )
 
 
 def minimize_scalar(function: Callable[[float], float], low: float, high: float, tolerance: float = 1e-6) -> float:

@@ -48,8 +48,7 @@ class PrivateDraws:
 
     def _generator(self) -> torch.Generator:
         if self._made is None:
-            on_device = self._device if self._device.type == "cuda" else torch.device("cpu")
-            self._made = torch.Generator(on_device).manual_seed(self._seed())
+            self._made = torch.Generator(self._device).manual_seed(self._seed())
         return self._made
 
     def run(self, function: Callable[[], T]) -> T:

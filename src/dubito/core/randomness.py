@@ -32,6 +32,16 @@ def default_generator(generator: torch.Generator | None) -> torch.Generator:
     return generator
 
 
+def beside(generator: torch.Generator, device: torch.device) -> torch.Generator:
+    """Return a generator on an accelerator, seeded by one of the CPU: noise is drawn where it is used.
+
+    The generator that a user gives stays on the CPU, where seeds and permutations are drawn without a read.
+    """
+    if generator.device.type != "cpu" or device.type == "cpu":
+        return generator
+    return torch.Generator(device).manual_seed(draw_seed(generator))
+
+
 def draw_seed(generator: torch.Generator) -> int:
     """Draw a seed for another generator."""
     return int(torch.randint(2**62, (), generator=generator, device=generator.device))
@@ -108,7 +118,7 @@ class Stream:
 
     Args:
         seed: The seed of the stream.
-        device: The device of the model; the generator of a CUDA device is part of the stream.
+        device: The device of the model; the generator of an accelerator is part of the stream.
         libraries: Whether the generators of `random` and `numpy`, which datasets may use, are part of the stream. They
             are slow to exchange.
     """
@@ -117,7 +127,7 @@ class Stream:
         self._seed, self._has_libraries = seed, libraries
         self._access = _access(device, libraries)
         self._states: list[Any] = [torch.Generator().manual_seed(seed).get_state()]
-        if device is not None and device.type == "cuda":
+        if device is not None and device.type != "cpu":
             self._states.append(torch.Generator(device).manual_seed(seed).get_state())
         self._is_seeded = not libraries  # their states are made in place, because numpy is slow to write one
 
@@ -164,10 +174,19 @@ class Stream:
 def _access(device: torch.device | None, libraries: bool) -> list[_Access]:
     """Return the functions that get and set the states of the global generators that a stream includes."""
     found: list[_Access] = [(torch.get_rng_state, torch.set_rng_state)]
-    if device is not None and device.type == "cuda":
-        cuda = torch.cuda
-        found.append((lambda: cuda.get_rng_state(device), lambda state: cuda.set_rng_state(state, device)))
+    if device is not None and device.type != "cpu":
+        module: Any = torch.get_device_module(device)  # torch.cuda, say
+        which = () if device.type == "mps" else (device,)
+        found.append((lambda: module.get_rng_state(*which), lambda state: module.set_rng_state(state, *which)))
     return found + _LIBRARIES if libraries else found
+
+
+def _accelerator() -> torch.device | None:
+    """Return the current accelerator, unless it is one of CUDA that nobody has used: to ask it would start it."""
+    if not torch.accelerator.is_available() or (torch.cuda.is_available() and not torch.cuda.is_initialized()):
+        return None
+    kind = torch.accelerator.current_accelerator()
+    return None if kind is None else torch.device(kind.type, torch.accelerator.current_device_index())
 
 
 class _Users:
@@ -190,8 +209,7 @@ def restoring_generators() -> Iterator[None]:
 
     A `Stream` restores them itself, unless Ctrl-C comes while it exchanges them.
     """
-    device = torch.device("cuda", torch.cuda.current_device()) if torch.cuda.is_initialized() else None
-    access = _access(device, libraries=True)
+    access = _access(_accelerator(), libraries=True)
     states = [read() for read, _ in access]
     try:
         yield

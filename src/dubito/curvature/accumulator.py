@@ -7,6 +7,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Iterable
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from dubito.core import limits
@@ -36,6 +37,11 @@ class Accumulator(ABC):
 
     def __init__(self, engine: Engine, selection: Selection) -> None:
         self.engine, self.selection = engine, selection
+
+    @property
+    def home(self) -> torch.device:
+        """The device of the sums: that of the network, so that no batch waits for a copy."""
+        return next(iter(self.engine.parameters.values())).device
 
     @property
     def extra(self) -> int:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 import torch
 from torch import Tensor, nn
 
@@ -66,6 +68,10 @@ class CurvaturePass:
                 tensor.zero_()
         return sums
 
+    def no_fit(self) -> Tensor:
+        """Return the fit ``[2]`` before the first batch; see `add`."""
+        return torch.zeros(2, dtype=torch.float64, device=self.accumulator.home)
+
     def add(self, sums: Sums, batch: Batch, generator: torch.Generator | None = None) -> Tensor:
         """Add a batch to `sums`, in place, and return its fit ``[2]``; see `data_fit`.
 
@@ -74,7 +80,7 @@ class CurvaturePass:
             batch: The batch.
             generator: The source of randomness of sampled targets.
         """
-        fit = torch.zeros(2, dtype=torch.float64)
+        fit = self.no_fit()
         if not batch.num_rows:
             return fit
         few = self._needs_few_columns(batch)
@@ -92,6 +98,7 @@ class CurvaturePass:
     def data_fit(self, fit: Tensor) -> DataFit:
         """Return the fit that numbers ``[2]`` of `add`, summed over batches, stand for."""
         total, count = fit.tolist()
+        _check_finite(total)
         if isinstance(self.likelihood, Gaussian):
             return DataFit(squared_error=total, num_residuals=int(count))
         return DataFit(log_likelihood=total)
@@ -111,15 +118,20 @@ class CurvaturePass:
             total, count = residuals.double().square().sum(), residuals.numel()
         else:
             total, count = self.likelihood.log_prob(outputs, targets).double().sum(), len(outputs)
-        if not torch.isfinite(total):
-            raise NonFiniteError(
-                "The likelihood of some of the data is NaN or 0: check for extreme inputs, and for outputs that "
-                "are not finite."
-            )
-        return torch.tensor([float(total), float(count)], dtype=torch.float64)
+        if total.device.type == "cpu":  # an accelerator is read at the end
+            _check_finite(float(total))
+        return torch.stack([total, torch.tensor(float(count), dtype=total.dtype, device=total.device)])
 
     @property
     def _num_columns(self) -> int:
         """The number of columns in one vector-Jacobian product."""
         sampled = {"fisher-mc": self.num_samples, "fisher-empirical": 1}
         return min(sampled.get(self.curvature, MOST_COLUMNS), MOST_COLUMNS)
+
+
+def _check_finite(total: float) -> None:
+    if not math.isfinite(total):
+        raise NonFiniteError(
+            "The likelihood of some of the data is NaN or 0: check for extreme inputs, and for outputs that "
+            "are not finite."
+        )

@@ -48,7 +48,7 @@ class EigenAccumulator(KroneckerAccumulator):
                     for name, squares in each.split(each.factor.square_sum()).items():
                         block = matrix.blocks[places[name]]
                         if isinstance(block, linalg.Block):
-                            block.values += squares.reshape(block.values.shape).double().cpu()
+                            block.values += squares.reshape(block.values.shape).double()
 
     def next_pass(self, sums: Sums) -> None:
         """Find the eigenbases, whose eigenvalues are to be measured."""

@@ -96,7 +96,9 @@ class Factor(ABC):
 
     def gather(self, positions: Tensor | None) -> Tensor:
         """Return the columns of some entries, ``[V, B, S]``: cost and memory `V·B·S` (times positions), not `V·B·D`."""
-        return self.per_sample().flatten(2) if positions is None else self._gather(positions)
+        if positions is None:
+            return self.per_sample().flatten(2)
+        return self._gather(positions.to(self.like.device))
 
     def _gather(self, positions: Tensor) -> Tensor:
         return self._map(lambda chunk: chunk[..., positions], len(positions))

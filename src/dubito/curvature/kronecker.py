@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from dubito.core import limits
 from dubito.core.errors import InputError, UnsupportedError
-from dubito.core.precision import at_least_single
+from dubito.core.precision import widened
 from dubito.curvature import matrices as linalg
 from dubito.curvature.accumulator import Accumulator, Sums, most_full
 from dubito.curvature.call_gradients import CallGradient
@@ -92,7 +92,7 @@ class KroneckerAccumulator(Accumulator):
         _accumulate(sums, "left", _grouped_gram(grads, isinstance(inputs, GroupedRows)))
         if first:
             _accumulate(sums, "right", _input_factor(inputs))
-            _accumulate(sums, "count", torch.tensor(float(count)))
+            _accumulate(sums, "count", torch.tensor(float(count), device=self.home))
 
     def matrix(self, sums: Sums) -> linalg.Kronecker:
         """Return one block per parameter."""
@@ -103,7 +103,7 @@ def kronecker_matrix(sums: Sums, selection: Selection, model: nn.Module) -> lina
     """Return the blocks of all parameters; a bias without sums shares its weight's output factor and eigenvectors."""
     roles, _ = find_roles(model, selection.names)
     shared = {bias: weight for bias, weight in shared_biases(roles).items() if not sums[bias]}
-    dtype = at_least_single(next(model.parameters()).dtype)
+    like = widened(next(model.parameters()).detach())
     blocks: dict[str, linalg.Block | linalg.Dense | linalg.Diagonal] = {}
     for name in sorted(selection.names, key=lambda name: name in shared):  # weights before biases
         weight = shared.get(name)
@@ -112,26 +112,26 @@ def kronecker_matrix(sums: Sums, selection: Selection, model: nn.Module) -> lina
             blocks[name] = linalg.Block(known.left_values[..., None], known.left, None)
         else:
             own = {key: sums[weight][key] for key in ("left",) if key in sums[weight]} if weight else sums[name]
-            blocks[name] = _block(own, selection, name, matrix_order(roles, name), dtype)
+            blocks[name] = _block(own, selection, name, matrix_order(roles, name), like)
     return linalg.Kronecker([blocks[name] for name in selection.names])
 
 
 def _block(
-    sums: Sums, selection: Selection, name: str, order: Tensor | None, dtype: torch.dtype
+    sums: Sums, selection: Selection, name: str, order: Tensor | None, like: Tensor
 ) -> linalg.Block | linalg.Dense | linalg.Diagonal:
     chosen, size = selection.indices[name], torch.Size(selection.shapes[name]).numel()
     if "left" not in sums:
-        values = sums.get("diagonal", torch.zeros(size, dtype=torch.float64))
+        values = sums["diagonal"] if "diagonal" in sums else like.new_zeros(size, dtype=torch.float64)
         return linalg.Diagonal(values if chosen is None else values[chosen])
     if chosen is not None:
         return linalg.Dense(_submatrix(sums, chosen, order))
     block = kronecker_block(sums["left"], sums.get("right"), sums.get("count", torch.ones(())), order)
-    block.left, block.right = (None if v is None else v.to(dtype) for v in (block.left, block.right))
+    block.left, block.right = (None if v is None else v.to(like) for v in (block.left, block.right))
     return block
 
 
 def _accumulate(sums: Sums, key: str, value: Tensor) -> None:
-    value = value.detach().cpu()
+    value = value.detach()
     is_large = value.ndim > 1 and 8 * value.shape[-1] ** 2 > limits.current().float64_factor
     value = value if is_large else value.double()
     if key in sums:

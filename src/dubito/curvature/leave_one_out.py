@@ -54,7 +54,7 @@ class LeaveOneOut:
         selection = Selection.all_of(model, names)
         structure = "full" if selection.num_weights <= MOST_EXACT else "kron"
         collected = CurvaturePass(structure, model, selection, likelihood)
-        sums, fit = collected.zeros(source), torch.zeros(2, dtype=torch.float64)
+        sums, fit = collected.zeros(source), collected.no_fit()
         for batch in source.replay():
             fit += collected.add(sums, batch)
         distributed.sum_([*io.tensors(sums), fit])

@@ -57,7 +57,7 @@ def matrix_order(roles: Roles, name: str) -> Tensor | None:
     for layer, own in roles.items():
         if own.get("weight") == name:
             weight, rule = layer.get_parameter("weight"), rule_for(layer)
-            order = torch.arange(weight.numel()).reshape(weight.shape)
+            order = torch.arange(weight.numel(), device=weight.device).reshape(weight.shape)
             flat = order if rule is None else rule.to_matrix(layer, order)
             return None if torch.equal(flat.flatten(), order.flatten()) else flat.flatten()
     return None

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable
 from typing import Any
 
@@ -14,7 +13,7 @@ from dubito.core.batches import Batch, take
 from dubito.core.errors import InputError, UnsupportedError
 from dubito.core.frozen import Frozen
 from dubito.core.params import Buffers, Params
-from dubito.fitting.inference import Info, NonFinite, Problem, State
+from dubito.fitting.inference import Info, Problem, State, check_loss
 from dubito.fitting.optimizers import Optimizer
 
 # Maps the module in training mode, a batch, the hyper-parameters and our generator to this process's share of the mean
@@ -80,8 +79,7 @@ class GradientDescent:
             self.module.train()
         loss, grads = self._gradients(batch, generator)
         distributed.sum_([loss, *grads.values()])
-        if not math.isfinite(loss.item()):
-            raise NonFinite(f"The loss became {float(loss)}")
+        check_loss(loss)
         lr = self.problem.training.rate(self.problem.progress_at(state["step"], self.epochs))
         self.optimizer.step(self.moving, grads, state["optimizer"], lr)
         if distributed.is_active():

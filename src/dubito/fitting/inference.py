@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Any, Literal, NamedTuple
+from typing import Any, ClassVar, Literal, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -24,7 +25,8 @@ class Inference(NamedTuple):
     """The steps of a method, which the fit loop runs.
 
     `update` may change the tensors of the given state in place, and returns the next state. If the loss is not finite,
-    it raises `NonFinite` *before* it changes anything.
+    it raises `NonFinite` *before* it changes anything (`check_loss`); on an accelerator the loop reads the losses in
+    `Info` once per some batches.
     """
 
     init: Callable[[Params, Buffers, torch.Generator], State]
@@ -40,6 +42,47 @@ class Inference(NamedTuple):
 
 class NonFinite(Exception):
     """The loss of an update is NaN or infinite."""
+
+
+def check_loss(loss: Tensor) -> None:
+    """Raise `NonFinite` if a loss on the CPU is not finite; one on an accelerator is read later, by a `LossWatch`."""
+    if loss.device.type == "cpu" and not math.isfinite(value := loss.item()):
+        raise NonFinite(f"The loss became {value}")
+
+
+class LossWatch:
+    """Remembers, on the accelerator, the first step whose loss is not finite: a read would wait for each step.
+
+    >>> watch = LossWatch()
+    >>> for step, loss in enumerate((0.1, float("nan"), 0.3)):
+    ...     watch.add(torch.tensor(loss).isfinite(), step)
+    >>> watch.read(), watch.read()
+    (1, None)
+    """
+
+    every: ClassVar[int] = 50  # steps between two reads
+    _none: ClassVar[int] = 2**62
+
+    def __init__(self) -> None:
+        self._first: Tensor | None = None
+        self.waiting = 0  # the number of steps that have not been read
+
+    @property
+    def is_due(self) -> bool:
+        """Whether it is time to read."""
+        return self.waiting >= self.every
+
+    def add(self, is_finite: Tensor, step: int) -> None:
+        """Note whether all is finite in a step."""
+        bad = torch.where(is_finite, self._none, step)
+        self._first = bad if self._first is None else torch.minimum(self._first, bad)
+        self.waiting += 1
+
+    def read(self) -> int | None:
+        """Return the first step since the last reading that was not finite, or None."""
+        first, self._first, self.waiting = self._first, None, 0
+        found = self._none if first is None else int(first)
+        return None if found == self._none else found
 
 
 @dataclass(frozen=True)

@@ -10,7 +10,7 @@ from typing import Any
 from torch import Tensor, nn
 
 from dubito.beliefs.likelihoods import Likelihood
-from dubito.core import io, params
+from dubito.core import io, params, precision
 from dubito.core.arguments import checked_arguments
 from dubito.core.constraints import Natural, accepts
 from dubito.core.errors import FileFormatError, InputError
@@ -58,6 +58,7 @@ def load_posterior(path: str | os.PathLike[str], model: nn.Module) -> Posterior:
 
 def _posterior(path: str | os.PathLike[str], tree: Mapping[str, Any], model: nn.Module) -> Posterior:
     model = params.unwrapped(model)
+    precision.check_double(first_tensor(model).device)
     with io.reading(path):
         own, saved = _tensors(model), {**_base(path, tree, model), **tree["params"], **tree["buffers"]}
         for name in {**own, **saved}:

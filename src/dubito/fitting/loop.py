@@ -24,7 +24,7 @@ from dubito.fitting.build import build
 from dubito.fitting.causal import with_next_token
 from dubito.fitting.checks import Template, check, check_batch, explaining_shapes
 from dubito.fitting.finish import finish
-from dubito.fitting.inference import Inference, NonFinite, Problem, State
+from dubito.fitting.inference import Inference, LossWatch, NonFinite, Problem, State
 from dubito.fitting.initialization import redraw
 from dubito.fitting.interrupts import Interrupts, Terminated
 from dubito.fitting.posterior import Posterior
@@ -117,6 +117,7 @@ class _Loop:
     loader_digest: LoaderDigest = field(default_factory=LoaderDigest)  # of the first pass
     last_write: float = 0.0
     resumed_from: str | None = None  # the checkpoint, until the first update from it has succeeded
+    losses: LossWatch = field(default_factory=LossWatch)  # of an accelerator
     watched: int = 3  # how many more updates are watched for draws of the network from numpy or `random`
 
     @cached_property
@@ -159,6 +160,7 @@ class _Loop:
     def _one_epoch(self, bar: Any) -> None:
         for batch in self._batches():
             self._one_update(batch, bar)
+        self._check_losses()
         self._validate()
         if not io.is_finite(self.state):
             raise self._non_finite("The weights became NaN or infinite")
@@ -174,15 +176,23 @@ class _Loop:
             with self.interrupts.held(), self._stream("update", self.epoch, self.batch, distributed.rank()) as stream:
                 with io.explaining_content(self.resumed_from), self.problem.training.casts(self.problem.source.device):
                     self.state, info = self.inference.update(self.state, batch, self.problem.generator)
-                self.batch, self.good = self.batch + 1, self.start
+                loss = info.get("loss")
+                if isinstance(loss, Tensor) and loss.device.type != "cpu":
+                    self.losses.add(loss.isfinite(), self.batch)
+                else:
+                    self.good = self.start
+                self.batch += 1
         except NonFinite as error:
             raise self._non_finite(str(error)) from error
         self.resumed_from = None
+        if self.losses.is_due:
+            self._check_losses()
         if self.watched > 0:
             self.watched = -1 if stream.has_used_libraries() else self.watched - 1
         bar.update(1)
         self._log({"batch": self.batch - 1, **info})
-        if not bar.disable and self.batch % 10 == 1:
+        every = 10 if self.problem.source.device in (None, torch.device("cpu")) else LossWatch.every
+        if not bar.disable and self.batch % every == 1:
             bar.set_postfix({key: f"{float(value):.4g}" for key, value in info.items()}, refresh=False)
         self._write_if_due()
 
@@ -252,6 +262,15 @@ class _Loop:
 
     # ------------------------------------------------------------------ faults
 
+    def _check_losses(self) -> None:
+        """Read what an accelerator noted about the losses since the last time."""
+        if self.losses.waiting:
+            bad = self.losses.read()
+            if bad is not None:
+                self.batch = bad
+                raise self._non_finite("The loss became NaN or infinite")
+            self.good = self.start
+
     def _non_finite(self, what: str) -> NonFiniteError:
         where = f"{what} in epoch {self.epoch + 1}, batch {self.batch + 1}"
         if not self.inference.anytime:
@@ -273,7 +292,8 @@ class _Loop:
         if training.checkpoint is not None:
             due = distributed.rank() == 0 and time.monotonic() - self.last_write >= training.checkpoint_every
             asked = [float(due), float(self.interrupts.is_terminated)]
-            flags = torch.tensor(asked, device=self.problem.source.device)
+            device = self.problem.source.device if distributed.is_active() else None  # else it would be read each step
+            flags = torch.tensor(asked, device=device)
             distributed.sum_([flags])
             if bool(flags.any()):
                 self._write()
@@ -297,6 +317,7 @@ class _Loop:
         path, best = self.problem.training.checkpoint, self.best
         if path is None:
             return
+        self._check_losses()
         self.last_write = time.monotonic()
         state = self.state
         if self.inference.additive and distributed.is_active():

@@ -41,7 +41,8 @@ class Optimizer:
         if self.training.optimizer == "sgd":
             return {"momentum": first}
         second = {name: torch.zeros_like(params[name], requires_grad=False) for name in names}
-        steps = {name: torch.zeros((), device=params[name].device) for name in names}
+        # torch counts on the CPU, except in its fused kernels: a count on the device would be read in each step
+        steps = {n: torch.zeros((), device=params[n].device if _can_fuse([params[n]]) else "cpu") for n in names}
         return {"first": first, "second": second, "steps": steps}
 
     @torch.no_grad()

@@ -221,12 +221,19 @@ def _distance(scores: Scores, ranking: Ranking, prior_precision: float) -> Tenso
 
 def _exact_distance(part: LocalGaussian, whole: LocalGaussian) -> float:
     """Return the squared Wasserstein distance between the two Gaussians, the smaller one padded with zeros."""
-    full, small = (p.covariance.solve(torch.eye(p.selection.num_weights).double()) for p in (whole, part))
+    full, small = (_dense(each) for each in (whole, part))
     inside = whole.selection.ravel({n: m.double() for n, m in part.selection.masks().items()}).bool()
     values, vectors = torch.linalg.eigh(small)
     root = vectors * values.clamp_min(0).sqrt()
     cross = torch.linalg.eigvalsh(root.mT @ full[inside][:, inside] @ root).clamp_min(0).sqrt().sum()
     return float(full.trace() + small.trace() - 2 * cross)
+
+
+def _dense(gaussian: LocalGaussian) -> Tensor:
+    """Return the covariance as a matrix on the CPU, where the report is computed."""
+    like = gaussian.covariance.variance()
+    identity = torch.eye(len(like), dtype=torch.float64, device=like.device)
+    return gaussian.covariance.solve(identity).cpu()
 
 
 def _some_sizes(smallest: int, largest: int, count: int = 8) -> list[int]:

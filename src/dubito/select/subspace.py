@@ -65,7 +65,9 @@ class subspace(SelectionRule):
             raise InputError(f"`rank` must be at most the number of weights, {weights.num_weights}, got {self.rank}.")
         offset = weights.ravel(params.of(model))
         if self.directions == "random":
-            noise = torch.randn(len(offset), self.rank, generator=generator, dtype=torch.float64)
+            noise = torch.randn(
+                len(offset), self.rank, generator=generator, dtype=torch.float64, device=generator.device
+            )
             return Subspace(weights, offset, torch.linalg.qr(noise).Q.to(offset))
         if data is None or likelihood is None:
             raise InputError("directions='trajectory' needs training data and a likelihood: pass both.")

@@ -37,7 +37,7 @@ class LowRank(Matrix):
 
     def covariance(self, prior: Tensor, scale: Tensor) -> LowRankCovariance:
         """Through the singular vectors of ``Λ^{-1/2} U (s e)^{1/2}``."""
-        spread = check_positive(prior).double().rsqrt().expand(self.size)
+        spread = check_positive(prior).double().rsqrt().to(self.vectors.device).expand(self.size)
         if prior.ndim == 0:
             return LowRankCovariance(spread, self.vectors, (scale * self.values / prior).double())
         root = spread[:, None] * self.vectors * (scale * self.values).sqrt()

@@ -47,7 +47,7 @@ class Collector:
     def init(self, initial: Params, buffers: Buffers, generator: torch.Generator) -> State:
         """Nothing seen yet."""
         sums = self.curvature.zeros(self.problem.source)
-        return {"sums": sums, "fit": torch.zeros(2, dtype=torch.float64), "seen": 0, "turn": 0}
+        return {"sums": sums, "fit": self.curvature.no_fit(), "seen": 0, "turn": 0}
 
     def update(self, state: State, batch: Batch, generator: torch.Generator) -> tuple[State, Info]:
         """Add one batch; after the last batch of a pass, prepare the next pass."""

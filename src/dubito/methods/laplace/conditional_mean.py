@@ -26,7 +26,8 @@ def conditional_mean(posterior: LaplacePosterior, keep: Mapping[str, Tensor]) ->
     """
     selection, mean = posterior.selection, posterior.mean()
     _check_masks(keep, mean)
-    stays = selection.ravel({n: keep.get(n, torch.ones_like(v, dtype=torch.bool)) for n, v in mean.items()}).double()
+    masks = {n: keep[n].to(v.device) if n in keep else torch.ones_like(v, dtype=torch.bool) for n, v in mean.items()}
+    stays = selection.ravel(masks).double()
     center = selection.ravel(mean).double()
 
     def matmul(vector: Tensor) -> Tensor:

@@ -87,7 +87,9 @@ class LaplacePosterior(Posterior):
     ) -> None:
         super().__init__(model, likelihood, recipe, num_data)
         self.tuning = tuning
-        self.selection, self.sums, self.fit, self.known_evidence = selection, sums, fit, known_evidence
+        is_here = all(tensor.device == self.device for tensor in io.tensors(sums))  # not if read from a file
+        self.sums = sums if is_here else io.clone(sums, self.device)
+        self.selection, self.fit, self.known_evidence = selection, fit, known_evidence
         one = torch.ones((), dtype=torch.float64)
         self.prior_precision = (one if prior_precision is None else prior_precision.double()).to(self.device)
 
@@ -104,8 +106,7 @@ class LaplacePosterior(Posterior):
         return self.matrix_of(self.sums)
 
     def matrix_of(self, sums: dict[str, Any]) -> linalg.Matrix:
-        """Return the curvature of accumulated sums, on the model's device; the sums stay on the CPU."""
-        sums = sums if self.device.type == "cpu" else io.clone(sums, self.device)
+        """Return the curvature of accumulated sums."""
         if "matrix" in sums:  # a low-rank matrix after an update, which needs no further pass
             return linalg.LowRank.from_state(sums["matrix"])
         return matrix_from_sums(self.recipe.structure, sums, self.selection, self.model, self.recipe.rank)

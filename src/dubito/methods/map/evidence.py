@@ -87,12 +87,12 @@ class EvidenceDescent(GradientDescent):
         likelihood, source = self.problem.likelihood, self.problem.source
         selection = Selection.all_of(self.module, list(self.precision))
         work = CurvaturePass("kron", self.module, selection, likelihood)
-        sums, total = work.zeros(source), torch.zeros(2, dtype=torch.float64)
+        sums, total = work.zeros(source), work.no_fit()
         for batch in source.replay():
             total += work.add(sums, batch)
         distributed.sum_([*io.tensors(sums), total])
         fit, mean = work.data_fit(total), selection.ravel(params.of(self.module)).double()
-        matrix = matrix_from_sums("kron", io.clone(sums, mean.device), selection, self.module)
+        matrix = matrix_from_sums("kron", sums, selection, self.module)
         evidence = Evidence(matrix, mean.square(), fit, temperature=1.0)
         noise = fit.residual_noise if self.chosen else known_noise(likelihood)
         prior, noise = maximize(evidence, selection, "layer", noise, bool(self.chosen))

@@ -127,7 +127,8 @@ def _ess(draws: Tensor) -> Tensor:
     pairs = correlation[: 2 * last + 2].unflatten(0, (-1, 2)).sum(1)  # lags 2t and 2t + 1; positive in theory
     alive = torch.cumprod((pairs > 0).long(), 0)
     ended = alive.sum(0).clamp_max(last)
-    summed = (torch.arange(last + 1).reshape(-1, *[1] * ended.ndim) < ended).double()
+    lags = torch.arange(last + 1, device=ended.device).reshape(-1, *[1] * ended.ndim)
+    summed = (lags < ended).double()
     # of the pair that ends the sequence, half of the even lag counts
     even, lives = correlation[0::2].gather(0, ended[None])[0], alive.gather(0, ended[None])[0].bool()
     time = -1 + 2 * (torch.cummin(pairs, 0).values * summed).sum(0) + torch.where(lives, even, even.clamp_min(0.0))

@@ -32,11 +32,13 @@ class KernelStep(NamedTuple):
         size: ε, the step size over the number of examples.
         temperature: T; 0 means no noise.
         adapting: Whether the kernel may adapt, as it does during burn-in.
+        number: The number of transitions before this one.
     """
 
     size: float
     temperature: float
     adapting: bool
+    number: int = 0
 
 
 class SGLD:
@@ -75,14 +77,13 @@ class PSGLD:
     damping = 0.05  # λ
 
     def init(self, position: Tensor) -> ChainState:
-        """Return the running mean of squared gradients and their number."""
-        return {"square": torch.zeros_like(position), "count": position.new_zeros(())}
+        """Return the running mean of squared gradients."""
+        return {"square": torch.zeros_like(position)}
 
     def move(self, position: Tensor, state: ChainState, gradient: Tensor, noise: Tensor, step: KernelStep) -> None:
         """Change the position in place."""
         if step.adapting:
-            state["count"] += 1
-            weight = max(1 - self.decay, 1 / float(state["count"]))
+            weight = max(1 - self.decay, 1 / (step.number + 1))
             state["square"].mul_(1 - weight).addcmul_(gradient, gradient, value=weight)
         root = state["square"].sqrt()
         mean = root.mean().clamp_min_(1e-30)
@@ -143,16 +144,23 @@ class SGNHT(SGHMC):
 
     def move(self, position: Tensor, state: ChainState, gradient: Tensor, noise: Tensor, step: KernelStep) -> None:
         """Change position, momentum and friction in place."""
-        momentum, friction = state["momentum"], float(state["friction"])
-        spread = 2.0 if abs(friction) < 1e-8 else -math.expm1(-2 * friction) / friction
-        root, size = math.sqrt(step.size), len(momentum)
+        momentum, root = state["momentum"], math.sqrt(step.size)
         _kick(position, momentum, gradient, root)
         kicked = momentum.dot(momentum)
-        _refresh(position, momentum, noise, root, math.exp(-friction), self.friction * spread * step.temperature)
+        if momentum.device.type == "cpu":
+            friction = float(state["friction"])
+            spread = 2.0 if abs(friction) < 1e-8 else -math.expm1(-2 * friction) / friction
+            _refresh(position, momentum, noise, root, math.exp(-friction), self.friction * spread * step.temperature)
+        else:  # the same with tensors, because numbers would be read from the device
+            some = torch.where(state["friction"].abs() < 1e-6, 1e-6, state["friction"])
+            momentum.mul_(torch.exp(-some))
+            if step.temperature:
+                momentum.addcmul_(noise, (-self.friction * step.temperature * torch.expm1(-2 * some) / some).sqrt())
+            position.add_(momentum, alpha=0.5 * root)
         if step.temperature:
             # the mean over both momenta: gradient noise heats the first, friction cools the second
-            heat = float(kicked + momentum.dot(momentum)) / (2 * size * step.temperature)
-            state["friction"].fill_(friction + self.rate * (heat - 1))
+            heat = (kicked + momentum.dot(momentum)).double() / (2 * len(momentum) * step.temperature)
+            state["friction"].copy_(state["friction"].double() + self.rate * (heat - 1))
 
 
 def _kick(position: Tensor, momentum: Tensor, gradient: Tensor, root: float) -> None:

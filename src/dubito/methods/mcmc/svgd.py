@@ -93,11 +93,13 @@ def stein_direction(particles: Tensor, gradients: Tensor) -> Tensor:
     """
     count = len(particles)
     distance = torch.cdist(particles, particles).square()
-    apart = distance[~torch.eye(count, dtype=torch.bool, device=distance.device)]
-    bandwidth = float(apart.median()) / math.log(count + 1) if count > 1 else 1.0
-    kernel = torch.exp(-distance / max(bandwidth, 1e-30))
+    bandwidth = distance.new_ones((), dtype=torch.float64)
+    if count > 1:
+        apart = distance.flatten()[1:].reshape(count - 1, count + 1)[:, :-1]  # all but the diagonal, without a mask
+        bandwidth = (apart.median().double() / math.log(count + 1)).clamp_min(1e-30)
+    kernel = torch.exp(-distance / bandwidth)
     repulsion = particles * kernel.sum(1, keepdim=True) - kernel @ particles
-    return (-kernel @ gradients + 2 / max(bandwidth, 1e-30) * repulsion) / count
+    return (-kernel @ gradients + 2 / bandwidth * repulsion) / count
 
 
 class _Particles:
@@ -146,7 +148,8 @@ class _Particles:
                 gradient.copy_(found)
                 loss += one / len(particles)
         distributed.sum_([loss, gradients])
-        if not bool(torch.isfinite(loss + gradients.sum())):
+        finite = torch.isfinite(loss + gradients.sum())
+        if finite.device.type == "cpu" and not bool(finite):
             raise NonFinite(f"The potential became {float(loss):g} with a gradient that is not finite")
         for particle, gradient in zip(particles, gradients, strict=True):
             self.target.density.add_gradient_(gradient, particle)
@@ -155,7 +158,7 @@ class _Particles:
         directions = {"particles": -direction / self.problem.num_data}
         self.optimizer.step({"particles": particles}, directions, state["optimizer"], lr)
         state["step"] += 1
-        return state, {"potential": loss / self.problem.num_data, "lr": lr}
+        return state, {"loss": torch.where(finite, loss / self.problem.num_data, torch.nan), "lr": lr}
 
     def posterior(self, state: State) -> ParticlePosterior:
         """Return the particles as a posterior."""

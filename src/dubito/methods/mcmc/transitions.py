@@ -14,7 +14,7 @@ from dubito.core.batches import Batch
 from dubito.core.errors import NonFiniteError
 from dubito.core.params import Buffers, Params
 from dubito.core.precision import computes_in
-from dubito.fitting.inference import Inference, Info, Problem, State
+from dubito.fitting.inference import Inference, Info, LossWatch, Problem, State
 from dubito.methods.mcmc.cached_head import cached_features
 from dubito.methods.mcmc.chains import KEPT, Chains, chain_view
 from dubito.methods.mcmc.kernels import KernelStep, make_kernel
@@ -60,6 +60,7 @@ class Transitions:
         size, training = len(self.setup.start), problem.training
         self.chains = Chains(recipe.chains, recipe.num_samples, size, recipe.memory, training.checkpoint)
         self.noise = torch.empty_like(self.setup.start)
+        self.watches = [LossWatch() for _ in range(recipe.chains)]  # on an accelerator
 
     def inference(self) -> Inference:
         """Return the steps for the fit loop."""
@@ -103,19 +104,28 @@ class Transitions:
         loss, gradient = self._gradient(state, k, batch)
         noisy = self.schedule.is_noisy(done)
         size = float(state["step_size"][k]) * self.schedule.factor(done) / self.problem.num_data
-        step = KernelStep(size, self.recipe.temperature if noisy else 0.0, adapting=done < self.schedule.burn_in)
+        step = KernelStep(size, self.recipe.temperature if noisy else 0.0, done < self.schedule.burn_in, done)
         if noisy:
             self.noise.normal_(generator=self.chains.generator(k))
         own = chain_view(state["kernel"], k)
         self.kernel.move(position, own, gradient, self.noise, step)
         index = self.schedule.sample_at(done + 1)
         # a non-finite gradient makes the position non-finite
-        numbers = [loss, position.dot(position), *(value for value in own.values() if not value.ndim)]
-        if not bool(torch.stack(numbers).isfinite().all()) or not self._keep(state, k, index, loss):
+        finite = torch.stack([loss, position.dot(position), *(v for v in own.values() if not v.ndim)]).isfinite().all()
+        if position.device.type != "cpu":
+            self.watches[k].add(finite, done)
+            bad = self.watches[k].read() if index is not None or self.watches[k].is_due else None
+            if bad is not None:
+                self._diverge(state, k, bad + 1, by_gradient=False)
+                return loss
+        elif not bool(finite):
             fault = bool(loss.isfinite()) and not bool(gradient.isfinite().all())
             self._diverge(state, k, done + 1, by_gradient=fault)
-        else:
+            return loss
+        if self._keep(state, k, index, loss):
             state["step"][k] = done + 1
+        else:
+            self._diverge(state, k, done + 1, by_gradient=False)
         return loss
 
     def _gradient(self, state: State, k: int, batch: Batch) -> tuple[Tensor, Tensor]:
@@ -215,6 +225,10 @@ class Transitions:
     def posterior(self, state: State) -> ParticlePosterior:
         """Return the samples of all chains as a posterior."""
         self.chains.place(state)
+        for k in self.chains.mine:
+            bad = self.watches[k].read()
+            if bad is not None:
+                self._diverge(state, k, bad + 1, by_gradient=False)
         self._stop_if_diverged(state)
         return self._collect(state)
 

@@ -102,4 +102,5 @@ class Correlations:
     def _inner_root(self) -> Tensor:
         r"""Return the Cholesky factor of $I + V^\top V$."""
         identity = torch.eye(self.factor.shape[1], dtype=self.factor.dtype, device=self.factor.device)
-        return torch.linalg.cholesky(identity + self.factor.mT @ self.factor)
+        # without the check of `cholesky`, which reads from the device: the eigenvalues are at least 1
+        return torch.linalg.cholesky_ex(identity + self.factor.mT @ self.factor).L

@@ -22,7 +22,6 @@ offset. They stay independent over the weights of a step, and over the steps of 
 
 from __future__ import annotations
 
-import math
 from typing import Any, NamedTuple
 
 import torch
@@ -33,8 +32,9 @@ from dubito.core import distributed, params
 from dubito.core.batches import Batch
 from dubito.core.errors import InputError
 from dubito.core.params import Buffers, Params
+from dubito.core.randomness import beside
 from dubito.fitting.gradient_training import Loss, in_parts
-from dubito.fitting.inference import Info, NonFinite, Problem, State
+from dubito.fitting.inference import Info, Problem, State, check_loss
 from dubito.fitting.optimizers import Optimizer
 from dubito.methods.variational.mean_field import MeanField
 from dubito.methods.variational.module import VariationalModule
@@ -219,8 +219,7 @@ class NaturalGradientDescent:
             self.module.train()
         weights = self._weights(state)
         loss, gradients, products = self._average(state, weights, batch, generator)
-        if not math.isfinite(loss.item()):
-            raise NonFinite(f"The loss became {float(loss)}")
+        check_loss(loss)
         lr = self.problem.training.rate(self.problem.progress_at(state["step"]))
         turnover = self.turnover * lr / self.problem.training.lr
         step = NaturalStep(RATE * lr, turnover, self.num_data, 1 - MOMENTUM ** (state["step"] + 1))
@@ -311,7 +310,8 @@ def check_prior(prior: Prior) -> None:
 
 
 def _normal_(noise: Tensor, generator: torch.Generator) -> None:
-    if noise.device == generator.device:
-        noise.normal_(generator=generator)
+    own = beside(generator, noise.device)
+    if own.device == noise.device:
+        noise.normal_(generator=own)
     else:
-        noise.copy_(torch.empty(noise.shape, dtype=noise.dtype).normal_(generator=generator))
+        noise.copy_(torch.empty(noise.shape, dtype=noise.dtype, device=own.device).normal_(generator=own))

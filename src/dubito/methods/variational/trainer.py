@@ -53,7 +53,7 @@ class VariationalTrainer:
         if recipe.objective.needs_weight_samples and distributed.is_active():
             raise UnsupportedError(f"{recipe.objective!r} cannot be trained by several processes: use ELBO().")
         self.recipe, self.problem, self.module, self.before = recipe, problem, module, before
-        self.progress, self.weight_noise = 0.0, torch.Generator()
+        self.progress, self.weight_noise = 0.0, torch.Generator(problem.source.device)
         self.temperature = recipe.kl_temperature(problem.likelihood)
         self._try_one_row()
         own = {**dict(module.network.named_parameters()), **dict(module.network.named_buffers())}

@@ -128,7 +128,8 @@ def finetune(
 
 def _masked_training(problem: Problem, masks: Masks, choose: Callable[[State], Masks | None]) -> Inference:
     """Train the network with masked weights: these get no gradient and are zero at the end."""
-    masks = {name: mask.clone() for name, mask in masks.items()}
+    place = next(problem.model.parameters()).device
+    masks = {name: mask.to(place, copy=True) for name, mask in masks.items()}
 
     def loss(module: nn.Module, batch: Batch, hyper: Params, generator: torch.Generator) -> Tensor:
         weights = dict(module.named_parameters())

@@ -120,7 +120,8 @@ class Compression:
         dense = params.of(self.dense)
         precision = precision_diagonal(self.source, list(dense))
         # weights that were zero before, as after an earlier compression, cost no bits
-        left = {name: (value != 0) & self.plan.keep.get(name, torch.tensor(True)) for name, value in dense.items()}
+        kept = {name: mask.to(dense[name].device) for name, mask in self.plan.keep.items()}
+        left = {name: (value != 0) & kept.get(name, torch.tensor(True)) for name, value in dense.items()}
         return quantize.steps(layers, precision, left, self.source.num_data, rounding)
 
     @checked_arguments

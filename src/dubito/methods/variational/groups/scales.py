@@ -218,7 +218,7 @@ def make_scales(size: int, prior: GroupPrior, initial_scale: float, like: Tensor
 
 
 def _total(divergences: Tensor, active: Tensor | None) -> Tensor:
-    return (divergences if active is None else divergences[active]).sum()
+    return (divergences if active is None else torch.where(active, divergences, 0.0)).sum()
 
 
 def _normal(shape: tuple[int, ...], like: Tensor, generator: torch.Generator | None) -> Tensor:

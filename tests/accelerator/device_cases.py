@@ -1,0 +1,331 @@
+"""What runs on the stand-in accelerator, in a process of its own: `device_cases.py LIBRARY WHAT` prints JSON."""
+
+from __future__ import annotations
+
+import argparse
+import copy
+import json
+import tempfile
+import traceback
+import warnings
+from collections.abc import Callable, Iterator
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+import dubito
+from accelerator import stand_in
+from contracts.test_posterior_contract import RECIPES, TASKS, TRAINING, network, problem, quantities, refused
+from dubito import (
+    MAP,
+    SGMCMC,
+    SVGD,
+    SWAG,
+    BatchEnsemble,
+    Laplace,
+    MCDropout,
+    Posterior,
+    Rank1,
+    Snapshot,
+    Training,
+    Variational,
+    decisions,
+    priors,
+    rules,
+    select,
+)
+from dubito.core import io
+from dubito.fitting.recipe import Recipe
+
+Answers = dict[str, Callable[[], Any]]
+
+
+def fit(recipe: Recipe, task: str, device: torch.device) -> tuple[Posterior, nn.Module]:
+    """Fit a tiny network on a device to data on the CPU, as most users have it."""
+    likelihood: Any = "categorical" if task == "classification" else "gaussian"
+    data, validation, model = (
+        problem(task, torch.float32),
+        problem(task, torch.float32, 1),
+        network(task, torch.float32),
+    )
+    model = model.to(device)
+    trained = recipe.needs_trained_model
+    if trained:
+        model = MAP().fit(model, data, likelihood=likelihood, training=TRAINING).model
+    training = None if trained else TRAINING
+    options: Any = {"likelihood": likelihood, "validation": validation, "training": training}
+    generator = torch.Generator(device).manual_seed(1) if task == "regression" else None  # one of the CPU by default
+    return recipe.fit(model, data, generator=generator, progress=False, **options), model
+
+
+def uses(posterior: Posterior, model: nn.Module, task: str, device: torch.device) -> Answers:
+    """Return what is asked of a posterior, by name."""
+    x, y = problem(task, torch.float32)
+    here = (x.to(device), y.to(device))
+
+    def save_and_load() -> Any:
+        with tempfile.TemporaryDirectory() as folder:
+            posterior.save(Path(folder) / "posterior")
+            again = dubito.load(Path(folder) / "posterior", model)
+            assert again.digest() == posterior.digest()
+            return again.predict(x)
+
+    return {
+        "predict": lambda: posterior.predict(x),
+        "predict from the device": lambda: posterior.predict(here[0], batch_size=20),
+        "sample": lambda: posterior.sample(3),
+        "sample by the device": lambda: posterior.sample(3, generator=torch.Generator(device)),
+        "predict by the device": lambda: posterior.predict(x, generator=torch.Generator(device)),
+        "marginals": posterior.marginals,
+        "prior": posterior.prior,
+        "log_evidence": posterior.log_evidence,
+        "precision_diagonal": posterior.precision_diagonal,
+        "conditional_mean": lambda: posterior.conditional_mean(
+            {"0.weight": torch.arange(24, device=device).reshape(6, 4) % 3 > 0}
+        ),
+        "update": lambda: posterior.update(here, training=TRAINING, progress=False),
+        "diagnose": posterior.diagnose,
+        "evaluate": lambda: dubito.evaluate(posterior, (x, y), ood={"noise": 3 * x}),
+        "compress": lambda: dubito.compress(posterior, data=(x, y), allow_empty=True),
+        "save and load": save_and_load,
+    }
+
+
+def check_devices(found: Any, device: torch.device, kind: str) -> None:
+    """Raise if a tensor of an answer lies on another device."""
+    tensors: Iterator[Any] = iter(())
+    if kind.split()[0] in ("sample", "marginals", "prior", "precision_diagonal", "conditional_mean"):
+        tensors = io.tensors(list(found) if isinstance(found, tuple) else found)
+    elif hasattr(found, "aleatoric"):
+        tensors = iter(quantities(found).values())
+    for each in tensors:
+        assert each.device == device, f"an answer lies on {each.device}"
+        assert bool(each.isfinite().all()), "an answer is not finite"
+
+
+def failures(recipe: Recipe, task: str, device: torch.device) -> Iterator[tuple[str, str, str]]:
+    """Yield the uses that fail, each with its error."""
+    try:
+        posterior, model = fit(recipe, task, device)
+    except Exception:  # noqa: BLE001 (reported)
+        yield repr(recipe), f"fit, {task}", traceback.format_exc()
+        return
+    for name, use in uses(posterior, model, task, device).items():
+        try:
+            check_devices(use(), device, name)
+        except dubito.errors.UnsupportedError:
+            if name.split()[0] not in refused(recipe) and name != "compress":
+                yield repr(recipe), f"{name}, {task}", traceback.format_exc()
+        except Exception:  # noqa: BLE001 (reported)
+            yield repr(recipe), f"{name}, {task}", traceback.format_exc()
+
+
+class Tokens(nn.Module):
+    """A network with embeddings and attention."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.words, self.places = nn.Embedding(7, 4), nn.Parameter(torch.zeros(1, 5, 4))
+        self.mix, self.out = nn.TransformerEncoderLayer(4, 2, 8, batch_first=True, dropout=0.1), nn.Linear(4, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.out(self.mix(self.words(x) + self.places).mean(1))
+
+
+def networks() -> dict[str, tuple[nn.Module, Tensor]]:
+    """Return networks of other layers, with inputs."""
+    torch.manual_seed(0)
+    images = nn.Sequential(
+        nn.Conv2d(1, 3, 3),
+        nn.BatchNorm2d(3),
+        nn.ReLU(),
+        nn.AvgPool2d(2),
+        nn.Flatten(),
+        nn.Dropout(0.2),
+        nn.Linear(12, 3),
+    )
+    pixels, tokens = torch.randn(20, 1, 6, 6), torch.randint(7, (20, 5))
+    dense = nn.Sequential(nn.Conv2d(1, 3, 3, padding=1), nn.ReLU(), nn.ConvTranspose2d(3, 3, 1))
+    return {"images": (images, pixels), "tokens": (Tokens(), tokens), "pixels": (dense, pixels)}
+
+
+def other_networks(device: torch.device) -> Answers:
+    """Return fits and predictions of other networks with a few recipes."""
+    recipes = [
+        Laplace(), Laplace(structure="diag", curvature="fisher-mc"), Variational(), Rank1(components=2), MCDropout(0.1),
+        Laplace(weights=select.subnetwork(8), structure="full"), SGMCMC(burn_in=4, num_samples=4, thinning=1),
+        SWAG(collect_every=1),
+    ]  # fmt: skip
+    found: Answers = {}
+    for name, (given, x) in networks().items():
+        y = torch.randint(3, (20, 6, 6) if name == "pixels" else (20,))
+
+        def run(recipe: Recipe, given: nn.Module = given, x: Tensor = x, y: Tensor = y) -> Any:
+            model = copy.deepcopy(given).to(device)
+            training = None if recipe.needs_trained_model else Training(epochs=3, lr=1e-2, batch_size=10)
+            return recipe.fit(model, (x, y), training=training, progress=False).predict(x, num_samples=3)
+
+        found |= {f"{name}: {recipe!r}": partial(run, recipe) for recipe in recipes}
+    return found
+
+
+def other_uses(device: torch.device) -> Answers:
+    """Return what else is done with selections and posteriors."""
+    data, model = problem("classification", torch.float32), network("classification", torch.float32).to(device)
+    x, y = data
+    here = (x.to(device), y.to(device))
+    chosen = [
+        select.subnetwork(6), select.subnetwork(6, rule="greedy"), select.subnetwork(0.3, per_layer="proportional"),
+        select.largest_variance(6), select.largest_magnitude(6), select.layers("3") | select.random(4),
+    ]  # fmt: skip
+    gaussian = Laplace().fit(model, data, progress=False)
+    variational = Variational().fit(model, here, training=TRAINING)
+    plain = nn.Sequential(nn.Linear(4, 6), nn.ReLU(), nn.Linear(6, 3)).to(device)
+    chain = MAP().fit(plain, data, training=TRAINING)
+    cut = rules.Magnitude(0.3)
+    student = nn.Linear(4, 3).to(device)
+    return {
+        **{repr(rule): partial(rule.resolve, model, data, dubito.likelihoods.Categorical()) for rule in chosen},
+        **{f"report {rule!r}": partial(rule.report, model, data) for rule in chosen},
+        "trajectory": lambda: SGMCMC(weights=select.subspace(3, epochs=2), burn_in=3, num_samples=3).fit(model, data),
+        "MAP by evidence": lambda: MAP().fit(
+            model, data, training=TRAINING.replace(evidence_every=1, evidence_burn_in=1)
+        ),
+        "Hessian": lambda: Laplace(structure="full", curvature="hessian").fit(model, data),
+        **{link: lambda link=link: gaussian.predict(x, link=link) for link in ("mc", "bridge", "bridge-norm")},
+        "weights": lambda: gaussian.predict(x, method="weights"),
+        "functional": lambda: gaussian.functional_samples(x, 3, joint=True),
+        "units": lambda: dubito.compress(chain, cut, structure="units", data=here).model(here[0]),
+        "fine-tune": lambda: dubito.compress(
+            variational, rules.SignalToNoise(0.5), finetune=data, training=TRAINING
+        ).report(),
+        "quantize": lambda: dubito.compress(variational, cut).bits(),
+        "temper": lambda: decisions.temper(gaussian, data).predict(x),
+        "sets": lambda: decisions.ConformalSets(gaussian, data, method="raps", randomized=True).predict(x),
+        "reject": lambda: decisions.Rejector(gaussian, data, risk=0.9).predict(x),
+        "detect": lambda: decisions.Detector(gaussian, data).detect(here[0]),
+        **{way: lambda way=way: dubito.acquire(gaussian, x, 3, way) for way in ("entropy", "bald", "batchbald")},
+        "distill": lambda: dubito.distill(gaussian, student, data, training=TRAINING),
+        "report": lambda: report(gaussian, data),
+        "compare": lambda: dubito.compare(model, data, {"map": MAP()}, seeds=1, test=data, training=TRAINING),
+        "the same again": lambda: same_again(model, data),
+        "a logger": lambda: MAP().fit(model, data, training=TRAINING.replace(log=lambda numbers: None)),
+        "float64": lambda: Laplace().fit(model.double(), problem("classification", torch.float64)),
+    }
+
+
+def same_again(model: nn.Module, data: Any) -> None:
+    """Check that a network with dropout gives the same posterior twice, and that the user's generators stay."""
+    network = nn.Sequential(model, nn.Dropout(0.5))
+    before = torch.ops.stand_in.rng_state()
+    first, second = (MAP().fit(network, data, training=TRAINING).digest() for _ in range(2))
+    assert first == second
+    assert torch.equal(before, torch.ops.stand_in.rng_state())
+
+
+def report(posterior: Posterior, data: Any) -> None:
+    with tempfile.TemporaryDirectory() as folder:
+        dubito.report({"laplace": dubito.evaluate(posterior, data)}, path=Path(folder) / "report.html")
+
+
+def failed(answers: Answers) -> Iterator[tuple[str, str, str]]:
+    """Yield the answers that raise."""
+    for name, answer in answers.items():
+        try:
+            answer()
+        except Exception:  # noqa: BLE001 (reported)
+            yield name, "", traceback.format_exc()
+
+
+TRAINED = [
+    MAP(), Variational(), Variational(optimizer="natural", biases="random"), Variational(family="low-rank", rank=3),
+    Variational(prior=priors.Horseshoe(scale=0.1, groups="outputs"), estimator="weight"), Rank1(components=2),
+    BatchEnsemble(), SWAG(rank=2, collect_every=5), Snapshot(cycles=2), MCDropout(learn=True, filterwise=False),
+    SVGD(num_particles=3),
+]  # fmt: skip
+SAMPLERS = [SGMCMC(kernel, num_samples=3, thinning=2) for kernel in ("sghmc", "sgld", "psgld", "sgnht")]
+LOOKED_AT = [
+    Laplace(), Laplace(structure="ekfac"), Laplace(structure="diag"),
+    Laplace(weights=select.last_layer(), structure="full"),
+    Laplace(structure="low-rank", rank=3), Laplace(weights=select.subnetwork(5), structure="full"),
+]  # fmt: skip
+
+
+def reads(device: torch.device) -> dict[str, dict[str, float]]:
+    """Return reads of the device by the host: per training step, per transition of a sampler, per predicted batch."""
+    data, model = problem("classification", torch.float32), network("classification", torch.float32).to(device)
+    here = data[0].to(device)
+
+    def fitted(recipe: Recipe, **options: Any) -> tuple[int, Posterior]:
+        before = stand_in.host_reads()
+        posterior = recipe.fit(model, data, progress=False, **options)
+        return stand_in.host_reads() - before, posterior
+
+    def per_batch(posterior: Posterior) -> float:
+        def count(size: int) -> int:
+            before = stand_in.host_reads()
+            assert sum(len(each) for each in posterior.predict_batches(here, batch_size=size)) == 45
+            return stand_in.host_reads() - before
+
+        count(45)  # what is computed once
+        return (count(5) - count(45)) / 8
+
+    found: dict[str, dict[str, float]] = {"step": {}, "transition": {}, "batch": {}}
+    for recipe in TRAINED:  # 23 steps per epoch
+        short, long = (fitted(recipe, training=Training(epochs=n, lr=1e-3, batch_size=2)) for n in (2, 3))
+        found["step"][repr(recipe)] = (long[0] - short[0]) / 23
+        found["batch"][repr(recipe)] = per_batch(long[1])
+    for sampler in SAMPLERS:
+        short, long = (fitted(sampler.replace(burn_in=count), training=Training(batch_size=2)) for count in (20, 70))
+        found["transition"][repr(sampler)] = (long[0] - short[0]) / 50
+    found["batch"] |= {repr(recipe): per_batch(fitted(recipe)[1]) for recipe in LOOKED_AT}
+    return found
+
+
+def without_double(device: torch.device) -> Iterator[tuple[str, str, str]]:
+    """Yield what does not say that the device has no float64."""
+    model = network("classification", torch.float32)
+    point = MAP().fit(model, problem("classification", torch.float32), training=TRAINING)
+    with tempfile.TemporaryDirectory() as folder:
+        point.save(Path(folder) / "posterior")
+        uses: Answers = {
+            "fit": lambda: MAP().fit(model.to(device), problem("classification", torch.float32)),
+            "load": lambda: dubito.load(Path(folder) / "posterior", model.to(device)),
+        }
+        for name, use in uses.items():
+            try:
+                use()
+                yield name, "", "no error"
+            except dubito.errors.UnsupportedError as error:
+                if "has no float64" not in str(error):
+                    yield name, "", str(error)
+
+
+def main() -> None:
+    """Run the cases that are asked for, and print as JSON what failed, or the reads."""
+    parser = argparse.ArgumentParser()
+    parser.add_argument("library", type=Path)
+    parser.add_argument("what", choices=("recipes", "networks", "uses", "reads", "no-double"))
+    parser.add_argument("--tasks", choices=TASKS, nargs="+", default=TASKS)
+    parser.add_argument("--first", type=int, default=0, help="the first recipe")
+    parser.add_argument("--every", type=int, default=1, help="take each so many-th recipe")
+    given = parser.parse_args()
+    warnings.simplefilter("ignore")
+    torch.set_num_threads(1)
+    device = stand_in.start(given.library, double=given.what != "no-double")
+    chosen = RECIPES[given.first :: given.every]
+    found: Any = {
+        "recipes": lambda: [f for task in given.tasks for recipe in chosen for f in failures(recipe, task, device)],
+        "networks": lambda: list(failed(other_networks(device))),
+        "uses": lambda: list(failed(other_uses(device))),
+        "reads": lambda: reads(device),
+        "no-double": lambda: list(without_double(device)),
+    }[given.what]()
+    print(json.dumps(found))
+
+
+if __name__ == "__main__":
+    main()
