@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dubito.methods.ensembles.augmentation import TestTimeAugmentation
+from dubito.methods.ensembles.averager import Averager
 from dubito.methods.ensembles.batch_norm import BatchNormNoise
 from dubito.methods.ensembles.dropout_posterior import DropoutPosterior
 from dubito.methods.ensembles.mc_dropout import MCDropout
@@ -14,6 +15,7 @@ from dubito.methods.ensembles.swag_posterior import SWAGPosterior
 
 __all__ = [
     "SWAG",
+    "Averager",
     "BatchNormNoise",
     "DropoutPosterior",
     "Ensemble",

@@ -106,15 +106,33 @@ class Averaging(Training):
         return self.lr + (self.end_lr - self.lr) * max(2 * past - 1, 0.0)
 
 
+def nothing_collected(weights: Params, selection: Selection) -> State:
+    """Return the moments of no network."""
+    zeros = {name: torch.zeros_like(value, requires_grad=False) for name, value in weights.items()}
+    return {"count": 0, "mean": zeros, "squares": torch.zeros_like(selection.ravel(zeros)), "iterates": []}
+
+
+@torch.no_grad()
+def collect(moments: State, weights: Params, selection: Selection, rank: int) -> State:
+    """Add weights to the running mean and sum of squares (Welford), in place, and keep the last `rank` ones."""
+    mean, count = moments["mean"], moments["count"] + 1
+    chosen, before = selection.ravel(weights), selection.ravel(mean)
+    for name, value in mean.items():
+        value.add_(weights[name] - value, alpha=1 / count)
+    moments["squares"].add_((chosen - before) * (chosen - selection.ravel(mean)))
+    iterates = [*moments["iterates"], chosen.detach().clone()][-rank:] if rank else []
+    return {"count": count, "mean": mean, "squares": moments["squares"], "iterates": iterates}
+
+
 class _SWAGRun:
-    def __init__(self, recipe: SWAG, problem: Problem, selection: Selection) -> None:
-        self.recipe, self.problem, self.selection = recipe, problem, selection
+    def __init__(self, recipe: SWAG, problem: Problem, selection: Selection, collected: State | None = None) -> None:
+        self.recipe, self.problem, self.selection, self.collected = recipe, problem, selection, collected
         training = problem.training
         per_epoch = problem.source.num_batches or 1
         self.every = recipe.collect_every or per_epoch
         self.first = recipe.burn_in * per_epoch * training.epochs
         planned = per_epoch * training.epochs // self.every - math.floor(self.first / self.every)
-        if planned < 2:
+        if planned < 2 and collected is None:
             raise InputError(
                 f"SWAG would collect {max(planned, 0)} networks in {per_epoch * training.epochs} steps and needs 2: "
                 "train for more epochs, or give a smaller collect_every or burn_in."
@@ -125,26 +143,13 @@ class _SWAGRun:
 
     def init(self, initial: Params, buffers: Buffers, generator: torch.Generator) -> State:
         state = self.descent.init(initial, buffers, generator)
-        zeros = {name: torch.zeros_like(value, requires_grad=False) for name, value in state["params"].items()}
-        squares = torch.zeros_like(self.selection.ravel(zeros))
-        return {**state, "count": 0, "mean": zeros, "squares": squares, "iterates": []}
+        return {**state, **(self.collected or nothing_collected(state["params"], self.selection))}
 
     def update(self, state: State, batch: Batch, generator: torch.Generator) -> tuple[State, Info]:
         state, info = self.descent.update(state, batch, generator)
         if state["step"] > self.first and state["step"] % self.every == 0:
-            state = self._collect(state)
+            state = {**state, **collect(state, state["params"], self.selection, self.recipe.rank)}
         return state, {**info, "collected": float(state["count"])}
-
-    @torch.no_grad()
-    def _collect(self, state: State) -> State:
-        """Add the weights to the running mean and sum of squares (Welford), and keep the last iterates."""
-        current, mean, count = state["params"], state["mean"], state["count"] + 1
-        chosen, before = self.selection.ravel(current), self.selection.ravel(mean)
-        for name, value in mean.items():
-            value.add_(current[name] - value, alpha=1 / count)
-        state["squares"].add_((chosen - before) * (chosen - self.selection.ravel(mean)))
-        iterates = [*state["iterates"], chosen.detach().clone()][-self.recipe.rank :] if self.recipe.rank else []
-        return {**state, "count": count, "iterates": iterates}
 
     @torch.no_grad()
     def posterior(self, state: State) -> SWAGPosterior:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 import torch
 from torch import Tensor, nn
@@ -15,12 +15,16 @@ from dubito.fitting.model_copies import private_copy
 from dubito.methods.rank1 import families
 from dubito.methods.rank1.attention import FactoredAttention
 from dubito.methods.rank1.layers import Factored, FactoredLayer, make_factored
-from dubito.methods.rank1.norm import make_component_norms
+from dubito.methods.rank1.norm import ComponentNorm, make_component_norms
 from dubito.methods.rank1.recurrent import FactoredLSTM
 from dubito.methods.rank1.sites import Layout, find_layout, scalable_rule, unselected, without_batch_axis
-from dubito.networks.swapping import calling_every_layer, fused_modules
+from dubito.networks.swapping import calling_every_layer, fused_modules, restore_class
+from dubito.networks.twin import light_copy
 
 if TYPE_CHECKING:
+    from dubito.beliefs.likelihoods import Likelihood
+    from dubito.core.batches import Data
+    from dubito.methods.rank1.posterior import Rank1Posterior
     from dubito.methods.rank1.recipe import BatchEnsemble, Rank1
 
 Blocks = list[tuple[int, int]]  # the components of the rows of a batch: pairs of component and number of rows
@@ -50,6 +54,8 @@ class Rank1Module(nn.Module):
         super().__init__()
         biases = layout.biases_of(network)
         self.layout, self.recipe, self.network = layout, recipe, network
+        self.settings: Rank1 | BatchEnsemble = recipe  # as the user gave them, for `to_posterior`
+        self.left_out: tuple[str, ...] = ()  # layers without factors
         self.loc = nn.Parameter(initial_locations(recipe, sum(layout.factor_sizes), biases, generator))
         self.log_scale = None
         if recipe.family != "delta":
@@ -169,6 +175,55 @@ class Rank1Module(nn.Module):
         total = families.kl_divergence(recipe.family, recipe.prior, self.loc, self.log_scale, generator=generator)
         return total if recipe.mixture_kl == "sum" else total / recipe.components
 
+    def plain_network(self) -> nn.Module:
+        """Return a copy of the network with the user's own classes, at the means of the components."""
+        network = light_copy(self.network)
+        for module in network.modules():
+            if isinstance(module, Factored):
+                own = ("values", "examples", "narrow", "stacked", "perturbation", "label", "rule")
+                restore_class(module, tuple(name for name in own if name in vars(module)))
+            elif isinstance(module, ComponentNorm):
+                restore_class(module, ("blocks", "rule"))
+        for name, value in self.component_tensors().items():
+            owner, _, key = name.rpartition(".")
+            module = network.get_submodule(owner)
+            if key in module._buffers:
+                module._buffers[key] = value.mean(0)
+            else:
+                module.register_parameter(key, nn.Parameter(value.mean(0)))
+        weights = dict(network.named_parameters())
+        frozen = torch.zeros(sum(self.layout.bias_sizes)) if self.frozen is None else self.frozen.cpu()
+        sizes, means = self.layout.bias_sizes, self.biases().detach().mean(0)
+        for name, bias, fixed in zip(self.layout.bias_names, means.split(sizes), frozen.split(sizes), strict=True):
+            weights[name].data.copy_(bias.view_as(weights[name]))
+            weights[name].requires_grad_(not bool(fixed.any()))
+        return network
+
+    def to_posterior(
+        self,
+        data: Data,
+        *,
+        likelihood: str | Likelihood = "categorical",
+        num_data: int | None = None,
+        generator: torch.Generator | None = None,
+    ) -> Rank1Posterior:
+        """Return the posterior of a module that was trained in a custom loop, as the recipe's `fit` would.
+
+        The module is neither trained nor changed.
+
+        Args:
+            data: The training data; the noise of ``"gaussian"`` is fitted to it.
+            likelihood: The distribution of targets given outputs.
+            num_data: The number of examples, if the data has no length.
+            generator: The source of randomness; by default the same call gives the same numbers.
+        """
+        from dubito.fitting.training import Training
+        from dubito.methods.rank1.from_module import Finished
+
+        options: dict[str, Any] = {"likelihood": likelihood, "num_data": num_data, "generator": generator}
+        found = Finished(self).fit(self.plain_network(), data, training=Training(epochs=0), progress=False, **options)
+        return cast("Rank1Posterior", found)
+
 
 @checked_arguments
 def convert(
@@ -180,8 +235,8 @@ def convert(
 ) -> Rank1Module:
     """Return a copy of any network as a mixture of K components, as a plain module.
 
-    ``module(x)`` is ``[K, B, ...]``, so a loss is ``-log_prob(module(x), y).mean() + module.kl() / num_data``. The
-    model itself is not changed.
+    ``module(x)`` is ``[K, B, ...]``, so a loss is ``-log_prob(module(x), y).mean() + module.kl() / num_data``. After
+    training, ``module.to_posterior(data)`` is the posterior. The model itself is not changed.
 
     Args:
         model: Any network.
@@ -196,14 +251,18 @@ def convert(
     """
     from dubito.methods.rank1.recipe import Rank1
 
-    recipe = (recipe or Rank1()).as_rank1()
+    given = recipe or Rank1()
+    recipe = given.as_rank1()
     network = private_copy(model)
     others = () if recipe.weights is None else unselected(network, recipe.weights.resolve(network))
     layout = find_layout(network, recipe.factors, others)
     if inputs is not None:
         outputs_of(network, batches.as_tensors(inputs))
-        layout = find_layout(network, recipe.factors, (*others, *without_batch_axis(network.eval(), layout, inputs)))
-    return Rank1Module(network, layout, recipe, generator=generator).train(model.training)
+        others = (*others, *without_batch_axis(network.eval(), layout, inputs))
+        layout = find_layout(network, recipe.factors, others)
+    module = Rank1Module(network, layout, recipe, generator=generator).train(model.training)
+    module.settings, module.left_out = given, tuple(others)
+    return module
 
 
 def initial_locations(recipe: Rank1, size: int, like: Tensor, generator: torch.Generator | None) -> Tensor:

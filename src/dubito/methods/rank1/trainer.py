@@ -52,24 +52,34 @@ class Rank1Trainer:
     Args:
         recipe: The recipe.
         problem: Model, data and likelihood.
+        module: A module that is trained already; by default one is made.
     """
 
-    def __init__(self, recipe: Rank1 | BatchEnsemble, problem: Problem) -> None:
+    def __init__(self, recipe: Rank1 | BatchEnsemble, problem: Problem, module: Rank1Module | None = None) -> None:
         self.recipe, self.rank1, self.problem = recipe, recipe.as_rank1(), problem
-        self.progress = 0.0
+        self.progress, inputs = 0.0, problem.source.first().inputs
+        self.left_out: tuple[str, ...] = ()
+        if module is None:
+            self.module = self._make_module(inputs)
+        else:
+            self.module, self.left_out = light_copy(module), module.left_out
+            self.plain = light_copy(problem.model).eval()
+        self.mergeable = self._is_mergeable(inputs)
+        self.descent = self._descent()
+
+    def _make_module(self, inputs: Any) -> Rank1Module:
+        problem = self.problem
         earlier = _load_start(self.rank1, problem.model)
         # a plain copy of the network, into which `_found` loads the current weights
         self.plain = light_copy(problem.model).eval()
-        inputs = problem.source.first().inputs
         others = () if self.rank1.weights is None else unselected(self.plain, problem.selection)
         found = find_layout(self.plain, self.rank1.factors, others)
         self.left_out = (*others, *without_batch_axis(self.plain, found, inputs))
         layout = find_layout(self.plain, self.rank1.factors, self.left_out)
-        self.module = Rank1Module(problem.model, layout, self.rank1, generator=problem.generator)
+        module = Rank1Module(problem.model, layout, self.rank1, generator=problem.generator)
         if earlier is not None:
-            _continue_from(self.module, earlier)
-        self.mergeable = self._is_mergeable(inputs)
-        self.descent = self._descent()
+            _continue_from(module, earlier)
+        return module
 
     def inference(self) -> Inference:
         """Return the steps for the fit loop."""
