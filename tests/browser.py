@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import shutil
+import signal
 import subprocess
 import time
 import urllib.error
@@ -80,6 +81,7 @@ def browser(folder: Path) -> Iterator[Browser]:
         stderr=subprocess.DEVNULL,
         text=True,
         env={**os.environ, "HOME": str(folder)},
+        start_new_session=True,  # so that the browser, which ChromeDriver starts, can be ended with it
     )
     try:
         assert process.stdout is not None
@@ -92,10 +94,12 @@ def browser(folder: Path) -> Iterator[Browser]:
             "goog:loggingPrefs": {"browser": "ALL"},
         }
         session = _send(f"{address}/session", {"capabilities": {"alwaysMatch": wanted}})["sessionId"]
-        yield Browser(address, session)
-        _send(f"{address}/session/{session}", None, "DELETE")
+        try:
+            yield Browser(address, session)
+        finally:
+            _send(f"{address}/session/{session}", None, "DELETE")
     finally:
-        process.terminate()
+        os.killpg(process.pid, signal.SIGKILL)
         process.wait()
         if process.stdout is not None:
             process.stdout.close()
