@@ -115,7 +115,9 @@ def export_run(folder: Path, out: Path, *, plain: bool, model: str | None, as_js
             print_json(told)
             return
         note(f"{out}: {whole.num_bytes:,} bytes; differs from predict by at most {whole.difference:.1g}")
-        note(f"it takes one number for each of the columns {', '.join(columns)}, and returns {', '.join(whole.outputs)}")
+        note(
+            f"it takes one number for each of the columns {', '.join(columns)}, and returns {', '.join(whole.outputs)}"
+        )
         return
     made = export_network(run.unguarded.model, out, run.parts["held_out"][0][:128])
     found = {"out": str(out), "bytes": made.num_bytes, "difference": made.difference,

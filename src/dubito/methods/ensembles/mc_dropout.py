@@ -25,8 +25,8 @@ from dubito.methods.ensembles.points import prior_decay
 from dubito.networks.layers import require_rule
 from dubito.networks.twin import light_copy
 
-# Masks add noise to the outputs, which a regression with little noise of its own cannot bear: a rate of 0.1 costs 0.7 nats
-# on UCI energy and 0.2 on kin8nm, 0.005 nothing on these nor on boston and diabetes.
+# Masks add noise to the outputs, which a regression with little noise of its own cannot bear: a rate of 0.1 costs 0.7
+# nats on UCI energy and 0.2 on kin8nm, 0.005 nothing on these nor on boston and diabetes.
 DEFAULT_RATE, REGRESSION_RATE = 0.1, 0.005
 # The factor of the learning rate for a dropout rate, a single number with a gradient from all data.
 RATE_FACTOR = 10.0

@@ -18,10 +18,10 @@ EXAMPLES = 128
 def export(run: TableRun, path: str | os.PathLike[str], **options: Any) -> Exported:
     """Write a run to one ``.onnx`` or ``.pt2`` file that needs nothing else to predict new rows.
 
-    The file takes rows ``[B, columns]`` in float64, one number per column; see `TableModule`. Its metadata list the columns,
-    the levels of categories and the classes. It returns the prediction, the parts of its uncertainty and, in original
-    units, the calibrated interval; ``unfamiliar`` and, if a risk was stated, ``answer``. `TableRun.predict` decides to
-    answer a row that is ``answer`` and not ``unfamiliar``.
+    The file takes rows ``[B, columns]`` in float64, one number per column; see `TableModule`. Its metadata list the
+    columns, the levels of categories and the classes. It returns the prediction, the parts of its uncertainty and, in
+    original units, the calibrated interval; ``unfamiliar`` and, if a risk was stated, ``answer``. `TableRun.predict`
+    decides to answer a row that is ``answer`` and not ``unfamiliar``.
 
     Args:
         run: The run.
@@ -30,7 +30,11 @@ def export(run: TableRun, path: str | os.PathLike[str], **options: Any) -> Expor
     """
     inputs, _ = held_out = run.parts["held_out"]
     rows = numbers_of(run.encoder.columns, run.encoder.decode(inputs[:EXAMPLES]))
-    metadata = {"columns": describe(run.encoder.columns), "target": run.target, "classes": list(run.encoder.class_names)}
+    metadata = {
+        "columns": describe(run.encoder.columns),
+        "target": run.target,
+        "classes": list(run.encoder.class_names),
+    }
     scale = run.target_scale
     alarms = max(1 - UNFAMILIAR, 1.001 / (len(inputs) + 1))
     decisions: list[Any] = [Detector(run.posterior, held_out, false_positive_rate=alarms)]
