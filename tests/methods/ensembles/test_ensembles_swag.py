@@ -13,7 +13,7 @@ from ensemble_cases import TRAINING, classes, dense, normalized, numbers
 from torch import Tensor, nn
 
 import dubito
-from dubito import MAP, SWAG, Laplace, Training, select
+from dubito import MAP, SWAG, Training, select
 from dubito.core import params
 from dubito.core.batches import Source
 from dubito.fitting.gradient_training import GradientDescent
@@ -164,12 +164,6 @@ class TestBatchNorm:
 
 
 class TestUse:
-    def test_subnetworks_are_chosen_by_its_variance(self) -> None:
-        x, y = classes()
-        trained = MAP().fit(dense(), (x, y)).model
-        chosen = Laplace(structure="full", weights=select.largest_variance(12, of=SWAG())).fit(trained, (x, y))
-        assert chosen.selection.num_weights == 12
-
     def test_numbers(self) -> None:
         found = fit(SWAG(rank=3), dense(2), numbers(), likelihood="gaussian")
         x, y = numbers()

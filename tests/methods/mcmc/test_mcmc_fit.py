@@ -38,6 +38,10 @@ def waves() -> tuple[torch.Tensor, torch.Tensor]:
     return x, torch.sin(2 * x) + 0.1 * (1 + x.abs()) * torch.randn(200, 1, generator=generator)
 
 
+# Without a search for the number of epochs.
+BRIEF = Training(epochs=20, batch_size=20)
+
+
 def small_network(outputs: int) -> nn.Sequential:
     with torch.random.fork_rng():
         torch.manual_seed(0)
@@ -49,7 +53,8 @@ class TestSelections:
     @pytest.mark.parametrize("recipe", [SGMCMC(**SHORT), HMC(burn_in=5, num_samples=5, max_depth=3), SVGD(5)], ids=repr)
     def test_only_the_selected_weights_move(self, recipe: Any, rule: Any) -> None:
         model = network()
-        posterior = fit(recipe.replace(weights=rule), model)
+        options = {"training": BRIEF} if isinstance(recipe, SVGD) else {}
+        posterior = fit(recipe.replace(weights=rule), model, **options)
         masks = posterior.selection.masks()
         drawn = posterior.sample(20)
         for name, value in model.named_parameters():
@@ -344,7 +349,7 @@ class TestDiagnosis:
 
     def test_few_samples_and_few_particles(self) -> None:
         assert "too few samples" in str(fit(SGMCMC(burn_in=1, thinning=1, num_samples=2)).diagnose())
-        assert "5 particles for 83 random weights" in str(fit(SVGD(5)).diagnose())
+        assert "5 particles for 83 random weights" in str(fit(SVGD(5), training=BRIEF).diagnose())
 
     def test_plots(self) -> None:
         posterior = fit(SGMCMC(chains=2, **SHORT))
@@ -356,7 +361,7 @@ class TestDiagnosis:
         first = plot_autocorrelations(posterior, num=1).axes[0].lines[0]
         assert first.get_ydata()[0] == pytest.approx(1.0)
         with pytest.raises(UnsupportedError, match="Traces need a chain"):
-            plot_traces(fit(SVGD(5)))
+            plot_traces(fit(SVGD(5), training=BRIEF))
 
 
 def test_the_grammar_knows_them() -> None:
