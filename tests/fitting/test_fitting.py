@@ -267,7 +267,7 @@ class TestNonFinite:
                 return Inference(lambda *_: {}, update, lambda _: None, epochs=1, anytime=False)  # type: ignore[arg-type, return-value]
 
         with pytest.raises(NonFiniteError) as caught:
-            Unlucky().fit(network(), classification())
+            Unlucky().fit(network(), classification(), training=Training(epochs=1))
         assert str(caught.value) == (
             "The curvature became inf in epoch 1, batch 1: check that batch for extreme inputs, and the network for "
             "extreme weights."
