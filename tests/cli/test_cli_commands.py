@@ -207,7 +207,7 @@ class TestBadInput:
             (["compare", *TINY, "--training", "map()"], "does not describe training"),
             (["compare", *TINY, "--model", "lenet5"], "at least 16 x 16 pixels"),
             (["compare", *TINY, "--model", "mlb"], "did you mean 'mlp'?"),
-            (["compare", *TINY, "--likelihood", "poisson"], "no likelihood 'poisson'"),
+            (["compare", *TINY, "--likelihood", "poison"], "no likelihood 'poison'"),
             (["compare", *TINY, "--likelihood", "map()"], "'map()' is not a likelihood"),
             (["compare", *TINY, "--likelihood", "gaussian"], "is a classification data set"),
             (["compare", *TINY, "--likelihood", "bernoulli"], "Bernoulli"),

@@ -358,8 +358,8 @@ class TestBadInput:
             MAP().fit(model, (self.x, self.y))
 
     def test_an_unknown_likelihood(self) -> None:
-        with pytest.raises(InputError, match="no likelihood 'poisson'"):
-            MAP().fit(network(), (self.x, self.y), likelihood="poisson")
+        with pytest.raises(InputError, match="no likelihood 'poison'"):
+            MAP().fit(network(), (self.x, self.y), likelihood="poison")
 
     def test_sequences_of_different_lengths(self) -> None:
         """Later batches may have targets of another shape than the first: then the network itself is asked."""

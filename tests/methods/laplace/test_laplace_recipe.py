@@ -412,7 +412,10 @@ def test_recipes_as_text() -> None:
 
 BAD_SETTINGS: dict[str, tuple[dict, str]] = {
     "weights": ({"weights": "sub"}, "`weights` must be one of dubito.select, got 'sub'"),
-    "structure": ({"structure": "eigen"}, "`structure` must be 'kron', 'full', 'diag' or 'low-rank', got 'eigen'"),
+    "structure": (
+        {"structure": "eigen"},
+        "`structure` must be 'kron', 'ekfac', 'full', 'diag' or 'low-rank', got 'eigen'",
+    ),
     "curvature": ({"curvature": "fisher"}, "`curvature` must be 'ggn', .* got 'fisher'. Did you mean 'fisher-mc'"),
     "word": (
         {"prior_precision": "marglik"},

@@ -233,8 +233,8 @@ class DistributionPrediction(RegressionPrediction):
         total = torch.zeros_like(y)
         for t, weight in zip(nodes, weights, strict=True):
             # z = y ± s·t/(1 − t) maps each half line to (0, 1)
-            reach, slope = spread * t / (1 - t), weight * spread / (1 - t) ** 2
-            total += slope * (self._cdf(y - reach).square() + (1 - self._cdf(y + reach)).square())
+            reach, weighted = spread * t / (1 - t), weight * spread / (1 - t) ** 2
+            total += weighted * (self._cdf(y - reach).square() + (1 - self._cdf(y + reach)).square())
         return total
 
     def __repr__(self) -> str:

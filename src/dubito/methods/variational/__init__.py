@@ -3,7 +3,7 @@
 `Variational` is the recipe; `convert` returns a plain module for your own training loop.
 """
 
-from dubito.methods.variational.convert import convert
+from dubito.methods.variational.conversion import convert
 from dubito.methods.variational.diagnosis import VariationalDiagnosis
 from dubito.methods.variational.groups import GroupModule, GroupPosterior, Groups
 from dubito.methods.variational.module import VariationalModule, kl

@@ -14,7 +14,7 @@ from dubito.beliefs.priors import ByName, Normal
 from dubito.core.settings import setting
 from dubito.fitting.inference import Inference, Problem
 from dubito.fitting.recipe import Recipe
-from dubito.methods.variational.convert import convert
+from dubito.methods.variational.conversion import convert
 from dubito.methods.variational.joint import JointModule
 from dubito.methods.variational.posterior import VariationalPosterior
 from dubito.methods.variational.trainer import VariationalTrainer

@@ -202,7 +202,7 @@ class VariationalPosterior(Posterior):
 
     def _converted(self) -> VariationalModule:
         """Return the posterior as a module that puts noise on outputs."""
-        from dubito.methods.variational.convert import convert
+        from dubito.methods.variational.conversion import convert
 
         if self.factor is not None or isinstance(self.recipe.prior, GroupPrior):
             raise InputError("method='local' needs independent weights: use method='weights' with this posterior.")

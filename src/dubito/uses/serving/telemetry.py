@@ -10,7 +10,7 @@ SECONDS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0)
 ROWS = (1.0, 2.0, 5.0, 10.0, 20.0, 50.0, 100.0, 200.0, 500.0, 1000.0)
 
 
-class Histogram:
+class CountsByBound:
     """How often a value was at most each of some bounds."""
 
     def __init__(self, bounds: tuple[float, ...]) -> None:
@@ -37,8 +37,8 @@ class Telemetry:
         self.requests: Counter[tuple[str, int]] = Counter()
         self.decisions: Counter[str] = Counter()
         self.odd: Counter[str] = Counter()
-        self.seconds = Histogram(SECONDS)
-        self.batches = Histogram(ROWS)
+        self.seconds = CountsByBound(SECONDS)
+        self.batches = CountsByBound(ROWS)
         self.in_flight = 0
 
     def count(self, answer: Answer) -> None:
