@@ -79,8 +79,8 @@ def network_functions(model: nn.Module, draws: Sequence[Params], *, center: Para
         def expanded(x: Any) -> Tensor:
             with lock, torch.enable_grad():
                 outputs = call(base, x)
-                slope = _along(outputs, list(base.values()), moved)
-            found = outputs + slope
+                change = _along(outputs, list(base.values()), moved)
+            found = outputs + change
             return found if _needs_gradient(x) else found.detach()
 
         return expanded
@@ -98,8 +98,8 @@ def _along(outputs: Tensor, weights: list[Tensor], directions: list[Tensor]) -> 
     options: dict[str, Any] = {"create_graph": True, "allow_unused": True, "materialize_grads": True}
     pulled = torch.autograd.grad(outputs, weights, v, **options)
     total = torch.stack([(each * along).sum() for each, along in zip(pulled, directions, strict=True)]).sum()
-    (slope,) = torch.autograd.grad(total, v, **options)
-    return slope
+    (change,) = torch.autograd.grad(total, v, **options)
+    return change
 
 
 def _needs_gradient(x: Any) -> bool:

@@ -11,7 +11,7 @@ from dubito.methods.rank1.trainer import Rank1Trainer
 
 
 @setting
-class Finished(Recipe):
+class FinishedRank1(Recipe):
     """A `Rank1` or `BatchEnsemble` fit without training.
 
     Args:

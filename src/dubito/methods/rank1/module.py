@@ -218,10 +218,12 @@ class Rank1Module(nn.Module):
             generator: The source of randomness; by default the same call gives the same numbers.
         """
         from dubito.fitting.training import Training
-        from dubito.methods.rank1.from_module import Finished
+        from dubito.methods.rank1.from_module import FinishedRank1
 
         options: dict[str, Any] = {"likelihood": likelihood, "num_data": num_data, "generator": generator}
-        found = Finished(self).fit(self.plain_network(), data, training=Training(epochs=0), progress=False, **options)
+        found = FinishedRank1(self).fit(
+            self.plain_network(), data, training=Training(epochs=0), progress=False, **options
+        )
         return cast("Rank1Posterior", found)
 
 
