@@ -245,7 +245,9 @@ def test_an_interrupted_fit_goes_on(run: Run, tmp_path: Path, monkeypatch: pytes
         interrupt_at(8, patched)
         result = run(*words, "--overwrite")
     assert result.exit_code == 130
-    assert result.stderr.endswith("dubito: interrupted; the same command goes on where training stopped\n")
+    assert result.stderr.endswith(
+        "dubito: interrupted; the same command goes on from the last checkpoint, if there is one yet\n"
+    )
     assert (tmp_path / "run.checkpoint.training").is_file()
     before_updates(updates.append, monkeypatch)
     assert json.loads(run(*words, "--json", "--overwrite").stdout)["evaluation"]["scores"] == whole

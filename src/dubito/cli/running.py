@@ -67,7 +67,7 @@ def fit(
 
     how = options.read_training(training, epochs=epochs, lr=lr, batch_size=batch_size)
     columns = args.TableOptions(target, task, sep, encoding, decimal, ignore, keep, categorical, date)
-    with interruptible("the same command goes on where training stopped"):
+    with interruptible("the same command goes on from the last checkpoint, if there is one yet"):
         fit_run(
             table, columns, out, method=method, network=model, weights=weights, likelihood=likelihood, risk=risk,
             coverage=coverage, held_out=held_out, training=how, limit=limit, seed=seed, scale=scale,

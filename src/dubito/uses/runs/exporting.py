@@ -1,4 +1,4 @@
-"""Export a run: one file that takes rows of the table, one number per column, and returns predictions that doubt."""
+"""Export a run: one file takes rows of the table, one number per column, and returns predictions with uncertainty."""
 
 from __future__ import annotations
 
