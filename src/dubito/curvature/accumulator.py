@@ -13,6 +13,7 @@ from torch import Tensor
 from dubito.core import limits
 from dubito.curvature import matrices as linalg
 from dubito.curvature.engine import Engine, Tape
+from dubito.curvature.factors import Factor
 from dubito.networks.selection import Selection
 
 Sums = dict[str, Any]
@@ -62,3 +63,15 @@ class Accumulator(ABC):
     @abstractmethod
     def matrix(self, sums: Sums) -> linalg.Matrix:
         """Return the curvature; it may share memory with `sums`."""
+
+
+def curvature_product(factors: dict[str, Factor], selection: Selection, directions: dict[str, Tensor]) -> Tensor:
+    """Return ``Jᵀ J u`` as ``[K, D]`` for directions ``[K, *shape]`` of every parameter."""
+    along = torch.stack([factors[name].dot(directions[name]) for name in selection.names]).sum(0)
+    return back_along(factors, selection, along)
+
+
+def back_along(factors: dict[str, Factor], selection: Selection, weights: Tensor) -> Tensor:
+    """Return ``Jᵀ r`` as ``[K, D]`` for weights ``[V, B, K]`` of all columns and examples."""
+    back = {name: factors[name].backward_dot(weights) for name in selection.names}
+    return selection.ravel({name: value.reshape(-1, *selection.shapes[name]) for name, value in back.items()})

@@ -24,7 +24,7 @@ class CurvaturePass:
     """The sum of the curvature of one structure over batches, at the model's weights and at unit noise.
 
     Args:
-        structure: ``"diag"``, ``"full"``, ``"kron"``, ``"ekfac"`` or ``"low-rank"``.
+        structure: ``"diag"``, ``"full"``, ``"kron"``, ``"ekfac"``, ``"low-rank"`` or ``"sampled"``.
         model: The network.
         selection: Which weights are random.
         likelihood: The likelihood.
@@ -32,7 +32,9 @@ class CurvaturePass:
         num_samples: Sampled targets per example for ``"fisher-mc"``.
         mode: How ``"kron"`` treats weights shared over positions.
         rank: The number of eigenpairs of ``"low-rank"``.
-        generator: The source of randomness of the first subspace of ``"low-rank"``.
+        draws: The number of samples of ``"sampled"``.
+        steps: The largest number of its solver steps.
+        generator: The source of randomness of ``"low-rank"`` and ``"sampled"``.
     """
 
     def __init__(
@@ -46,6 +48,8 @@ class CurvaturePass:
         num_samples: int = 1,
         mode: str = "expand",
         rank: int = 50,
+        draws: int = 16,
+        steps: int = 20,
         generator: torch.Generator | None = None,
     ) -> None:
         self.structure, self.curvature, self.num_samples = structure, curvature, num_samples
@@ -53,7 +57,7 @@ class CurvaturePass:
         self.likelihood = Gaussian(noise=1.0) if isinstance(likelihood, Gaussian) else likelihood
         self.engine = Engine(model, selection.names)
         self.accumulator = make_accumulator(
-            structure, self.engine, selection, mode=mode, rank=rank, generator=generator,
+            structure, self.engine, selection, mode=mode, rank=rank, draws=draws, steps=steps, generator=generator,
             hessian_of=self.likelihood if curvature == "hessian" else None,
         )  # fmt: skip
 

@@ -107,7 +107,7 @@ def as_precision(value: Tensor | float, selection: Selection, structure: str) ->
         )
     if not bool(((values > 0) & values.isfinite()).all()):
         raise InputError("`prior_precision` must hold positive, finite numbers only.")
-    for name, span in selection.slices.items() if values.ndim and structure in ("kron", "ekfac") else ():
+    for name, span in selection.slices.items() if values.ndim and structure in ("kron", "ekfac", "sampled") else ():
         if selection.is_whole(name) and bool((values[span] != values[span.start]).any()):
             raise InputError(
                 f"structure='{structure}' needs one prior precision for all of '{name}', because Kronecker factors do "

@@ -125,6 +125,8 @@ class FunctionalTerms:
                 self.layer = one_layer(self.factors, selection)
             case linalg.Kronecker():
                 self._rotate(matrix)
+            case linalg.Sampled():
+                pass
             case _:
                 self.groups = layer_factors(self.factors, selection)
 
@@ -181,6 +183,8 @@ class FunctionalTerms:
             case linalg.LowRankCovariance():
                 whole, along = self._low_rank(covariance, product)
                 return whole - product.shrunk(along, covariance.shrink.to(self.dtype))
+            case linalg.SampledCovariance():
+                return product.of_rows(self._along(covariance.root))
         raise UnsupportedError(f"No functional covariance is known for {type(covariance).__name__}.")
 
     def _rotated_jacobian(self, covariance: linalg.DenseCovariance) -> Tensor:

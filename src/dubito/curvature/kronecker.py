@@ -47,12 +47,16 @@ class KroneckerAccumulator(Accumulator):
 
     def add(self, sums: Sums, tape: Tape, columns: Iterable[Tensor], targets: Tensor | None = None) -> None:
         """Add ``aᵀa`` once and ``GᵀG`` for every column."""
-        shared = shared_biases(self.engine.roles)
         for turn, some in enumerate(columns):
             with tape.lend() as memory:
-                for name, factor in tape.pull(some, memory).items():
-                    if name not in shared:
-                        self._add_factor(name, sums[name], factor, first=turn == 0)
+                self.add_pulled(sums, tape.pull(some, memory), first=turn == 0)
+
+    def add_pulled(self, sums: Sums, factors: dict[str, Factor], first: bool) -> None:
+        """Add the gradients of some columns, and the inputs with the first columns of a batch."""
+        shared = shared_biases(self.engine.roles)
+        for name, factor in factors.items():
+            if name not in shared:
+                self._add_factor(name, sums[name], factor, first)
 
     def _add_factor(self, name: str, sums: Sums, factor: Factor, first: bool) -> None:
         calls = factor.calls if isinstance(factor, CallsFactor) else None

@@ -84,7 +84,7 @@ class LastLayer:
     def _add(self, covariance: linalg.Covariance) -> None:
         names = self.selection.names
         match covariance:
-            case linalg.DenseCovariance():
+            case linalg.DenseCovariance() | linalg.SampledCovariance():
                 self._add_root(covariance.root, names)
             case linalg.DiagonalCovariance():
                 self._add_diagonal(covariance.values, names)

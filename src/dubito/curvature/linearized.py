@@ -70,7 +70,7 @@ class Linearized:
     def _closes(self, outputs: Tensor) -> bool:
         """Return whether the last centred column can be omitted, because it is minus the sum of the others."""
         *positions, width = self.likelihood.canonical(outputs).shape[1:]
-        in_blocks = isinstance(self.matrix, linalg.Kronecker | linalg.Diagonal)
+        in_blocks = isinstance(self.matrix, linalg.Kronecker | linalg.Diagonal | linalg.Sampled)
         return in_blocks and not positions and 1 < width <= MOST_COLUMNS
 
     def covariance(self, inputs: Any, covariance: linalg.Covariance) -> tuple[Tensor, Tensor]:

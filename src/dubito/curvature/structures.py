@@ -12,12 +12,13 @@ from dubito.core import batches, params
 from dubito.core.errors import InputError, UnsupportedError
 from dubito.core.randomness import default_generator
 from dubito.curvature import matrices as linalg
-from dubito.curvature.accumulator import Accumulator, Sums, most_full
+from dubito.curvature.accumulator import Accumulator, Sums, curvature_product, most_full
 from dubito.curvature.engine import Engine, Tape
 from dubito.curvature.factors import Factor
 from dubito.curvature.kronecker import KroneckerAccumulator, kronecker_matrix
 from dubito.curvature.layer_factors import layer_factors
 from dubito.curvature.one_layer import one_layer
+from dubito.curvature.sampled import SampledAccumulator
 from dubito.networks.selection import Selection
 
 __all__ = [
@@ -174,10 +175,7 @@ class LowRankAccumulator(Accumulator):
         for some in columns:
             with tape.lend() as memory:
                 factors = tape.pull(some, memory)
-                along = torch.stack([factors[name].dot(directions[name]) for name in selection.names]).sum(0)
-                back = {name: factor.backward_dot(along) for name, factor in factors.items()}
-                shaped = {name: value.reshape(-1, *selection.shapes[name]) for name, value in back.items()}
-                sums["product"] += selection.ravel(shaped).mT.double()
+                sums["product"] += curvature_product(factors, selection, directions).mT.double()
 
     def next_pass(self, sums: Sums) -> None:
         """Orthonormalize the products to get the new directions."""
@@ -196,6 +194,8 @@ def make_accumulator(
     *,
     mode: str = "expand",
     rank: int = 50,
+    draws: int = 16,
+    steps: int = 20,
     generator: torch.Generator | None = None,
     hessian_of: Likelihood | None = None,
 ) -> Accumulator:
@@ -215,6 +215,8 @@ def make_accumulator(
             return EigenAccumulator(engine, selection, mode)
         case "low-rank":
             return LowRankAccumulator(engine, selection, rank, default_generator(generator))
+        case "sampled":
+            return SampledAccumulator(engine, selection, mode, draws, steps, default_generator(generator))
     raise unknown_structure(structure)
 
 
@@ -236,12 +238,16 @@ def matrix_from_sums(
             return linalg.Kronecker.from_state(sums)
         case "low-rank":
             return _leading_pairs(sums, rank)
+        case "sampled":
+            return linalg.Sampled(sums["draws"])
     raise unknown_structure(structure)
 
 
 def unknown_structure(structure: str) -> InputError:
     """Return the error for the name of a structure that does not exist."""
-    return InputError(f"There is no structure '{structure}'; choose 'diag', 'full', 'kron', 'ekfac' or 'low-rank'.")
+    return InputError(
+        f"There is no structure '{structure}'; choose 'diag', 'full', 'kron', 'ekfac', 'low-rank' or 'sampled'."
+    )
 
 
 def add_gram(total: Tensor, rows: Tensor) -> None:

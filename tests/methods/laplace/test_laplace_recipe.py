@@ -414,7 +414,7 @@ BAD_SETTINGS: dict[str, tuple[dict, str]] = {
     "weights": ({"weights": "sub"}, "`weights` must be one of dubito.select, got 'sub'"),
     "structure": (
         {"structure": "eigen"},
-        "`structure` must be 'kron', 'ekfac', 'full', 'diag' or 'low-rank', got 'eigen'",
+        "`structure` must be 'kron', 'ekfac', 'full', 'diag', 'low-rank' or 'sampled', got 'eigen'",
     ),
     "curvature": ({"curvature": "fisher"}, "`curvature` must be 'ggn', .* got 'fisher'. Did you mean 'fisher-mc'"),
     "word": (

@@ -10,6 +10,7 @@ from dubito.curvature.matrices.dense import Dense, DenseCovariance
 from dubito.curvature.matrices.diagonal import Diagonal, DiagonalCovariance
 from dubito.curvature.matrices.kronecker import Block, Kronecker, KroneckerCovariance
 from dubito.curvature.matrices.low_rank import LowRank, LowRankCovariance
+from dubito.curvature.matrices.sampled import Sampled, SampledCovariance
 
 __all__ = [
     "Block",
@@ -23,4 +24,6 @@ __all__ = [
     "LowRank",
     "LowRankCovariance",
     "Matrix",
+    "Sampled",
+    "SampledCovariance",
 ]

@@ -8,6 +8,7 @@ from typing import Any, Self
 import torch
 from torch import Tensor
 
+from dubito.core import limits
 from dubito.core.errors import InputError, NonFiniteError
 
 # The number of column blocks of a symmetric product, and the fewest columns of one block.
@@ -31,8 +32,12 @@ class Covariance(ABC):
 
     def sample(self, num_samples: int, size: int, generator: torch.Generator, like: Tensor) -> Tensor:
         """Draw ``[S, D]`` vectors of mean zero."""
-        noise = torch.randn(num_samples, size, generator=generator, dtype=torch.float64, device=generator.device)
-        return self.color(noise.to(like.device)).to(like.dtype)
+        at_once = max(1, limits.current().drawn_weights // (8 * size))  # many draws in float64 may not fit into memory
+        drawn = []
+        for count in (len(part) for part in torch.arange(num_samples).split(at_once)):
+            noise = torch.randn(count, size, generator=generator, dtype=torch.float64, device=generator.device)
+            drawn.append(self.color(noise.to(like.device)).to(like.dtype))
+        return torch.cat(drawn)
 
 
 class Matrix(ABC):

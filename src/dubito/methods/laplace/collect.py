@@ -12,9 +12,10 @@ from dubito.core.batches import Batch
 from dubito.core.errors import InputError
 from dubito.core.params import Buffers, Params
 from dubito.curvature.curvature_pass import CurvaturePass
-from dubito.curvature.structures import LowRankAccumulator
+from dubito.curvature.sampled import SampledAccumulator
+from dubito.curvature.structures import LowRankAccumulator, Sums
 from dubito.fitting.inference import Info, Problem, State
-from dubito.methods.laplace.posterior import LaplacePosterior
+from dubito.methods.laplace.posterior import LaplacePosterior, Tuning
 from dubito.methods.laplace.tuning import check_prior, tune
 from dubito.networks.selection import Selection
 from dubito.networks.twin import light_copy
@@ -38,11 +39,12 @@ class Collector:
         self.curvature = CurvaturePass(
             recipe.structure, problem.model, selection, problem.likelihood,
             curvature=recipe.curvature, num_samples=recipe.fisher_samples,
-            mode=recipe.kron_mode, rank=recipe.rank, generator=problem.generator,
+            mode=recipe.kron_mode, rank=recipe.rank, draws=recipe.draws, steps=recipe.steps,
+            generator=problem.generator,
         )  # fmt: skip
         self.accumulator = self.curvature.accumulator
         # a low-rank pass uses the same directions in every process, so its products are summed batch by batch
-        self.additive = not isinstance(self.accumulator, LowRankAccumulator)
+        self.additive = not isinstance(self.accumulator, LowRankAccumulator | SampledAccumulator)
 
     def init(self, initial: Params, buffers: Buffers, generator: torch.Generator) -> State:
         """Nothing seen yet."""
@@ -64,10 +66,14 @@ class Collector:
         state["seen"] += batch.size
         if state["seen"] >= self.problem.num_data and state["turn"] + 1 < self.accumulator.passes:
             self._check_count(state["seen"])
-            self.accumulator.next_pass(sums)
+            self.end_pass(state)
             state["seen"], state["turn"] = 0, state["turn"] + 1
         shown = "squared_error" if isinstance(self.problem.likelihood, Gaussian) else "log_likelihood"
         return state, {shown: state["fit"][0] / state["fit"][1].clamp_min(1.0)}
+
+    def end_pass(self, state: State) -> None:
+        """Prepare the next pass over the data."""
+        self.accumulator.next_pass(state["sums"])
 
     def _check_count(self, seen: int) -> None:
         """Raise an error if the end of a pass over the data is unknown."""
@@ -79,11 +85,48 @@ class Collector:
 
     def posterior(self, state: State) -> LaplacePosterior:
         """Return the posterior with its prior precision and noise."""
-        problem = self.problem
         self._check_count(state["seen"] if state["turn"] + 1 == self.accumulator.passes else 0)
         distributed.sum_(list(io.tensors(state)) if self.additive else [])
-        raw = LaplacePosterior(
-            light_copy(problem.model), problem.likelihood, self.recipe, problem.num_data,
-            self.selection, state["sums"], self.curvature.data_fit(state["fit"]),
+        return tune(self.untuned(state, self.recipe, state["sums"]).owning(), self.recipe, self.problem)
+
+    def untuned(self, state: State, recipe: Laplace, sums: Sums) -> LaplacePosterior:
+        """Return the posterior of accumulated sums at unit prior precision."""
+        return LaplacePosterior(
+            light_copy(self.problem.model), self.problem.likelihood, recipe, self.problem.num_data,
+            self.selection, sums, self.curvature.data_fit(state["fit"]),
         )  # fmt: skip
-        return tune(raw.owning(), self.recipe, problem)
+
+
+class SampledCollector(Collector):
+    """The steps of ``structure="sampled"``: Kronecker factors choose prior and noise, then samples are solved for.
+
+    The samples belong to one prior precision, so it is chosen after the first pass and not at the end.
+    """
+
+    accumulator: SampledAccumulator
+
+    def end_pass(self, state: State) -> None:
+        """Tune the Kronecker posterior after the first pass; solve on after the others."""
+        if state["turn"]:
+            self.accumulator.next_pass(state["sums"])
+            return
+        recipe = self.recipe.replace(structure="kron")
+        found = tune(self.untuned(state, recipe, state["sums"]["factors"]), recipe, self.problem)
+        state["tuned"] = {
+            "prior_precision": found.prior_precision, "noise": float(found.noise),
+            "tuning": found.tuning._asdict(), "gain": found.remaining_gain,
+        }  # fmt: skip
+        self.accumulator.begin(state["sums"], found.prior_precision, found.evidence.scale(found.noise))
+
+    def posterior(self, state: State) -> LaplacePosterior:
+        """Return the posterior with its samples."""
+        self._check_count(state["seen"] if state["turn"] + 1 == self.accumulator.passes else 0)
+        self.accumulator.next_pass(state["sums"])
+        self.accumulator.finish(state["sums"])
+        tuned, likelihood = state["tuned"], self.problem.likelihood
+        if isinstance(likelihood, Gaussian):
+            likelihood = likelihood.replace(noise=tuned["noise"])
+        raw = self.untuned(state, self.recipe, state["sums"])
+        found = raw.with_settings(tuned["prior_precision"], likelihood, Tuning(**tuned["tuning"]))
+        found.remaining_gain = tuned["gain"]
+        return found

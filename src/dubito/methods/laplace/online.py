@@ -49,9 +49,10 @@ def update(
     exact for linear models, and a few improve networks. With `training` the random weights are trained on the new data
     with the old posterior as a quadratic penalty, as a new task needs.
     """
-    if posterior.recipe.structure == "ekfac":
+    if posterior.recipe.structure in ("ekfac", "sampled"):
         raise UnsupportedError(
-            "A posterior with structure='ekfac' cannot be updated, because new data has other eigenbases: use 'kron'."
+            f"A posterior with structure='{posterior.recipe.structure}' cannot be updated, because it does not hold "
+            "the curvature of the old data as a sum: use 'kron'."
         )
     if distributed.is_active():
         distributed.check_same(posterior.digest(), "posteriors")

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from dubito.beliefs.likelihoods import Likelihood
 from dubito.beliefs.prediction import Prediction
-from dubito.core import batches, io, limits, params
+from dubito.core import batches, io, params
 from dubito.core.constraints import Count, check
 from dubito.core.errors import InputError, UnsupportedError
 from dubito.core.params import Params
@@ -22,6 +22,7 @@ from dubito.curvature import matrices as linalg
 from dubito.curvature.engine import Engine
 from dubito.curvature.evidence import DataFit, Evidence, as_precision, known_noise
 from dubito.curvature.linearized import Linearized
+from dubito.curvature.sampled import TOLERANCE
 from dubito.curvature.structures import matrix_from_sums
 from dubito.fitting.diagnosis import Finding
 from dubito.fitting.functions import Functions, network_functions
@@ -169,9 +170,7 @@ class LaplacePosterior(Posterior):
         """Draw weights from the Gaussian."""
         generator, size = default_generator(generator), self.selection.num_weights
         center = self.selection.ravel(self.mean())
-        # in parts: many samples of a large network in float64 would not fit into memory
-        steps = torch.arange(num_samples).split(max(1, limits.current().drawn_weights // (8 * size)))
-        noise = torch.cat([self.covariance.sample(len(step), size, generator, center) for step in steps])
+        noise = self.covariance.sample(num_samples, size, generator, center)
         return self.selection.merge(self.mean(), noise.add_(center))
 
     def marginals(self) -> tuple[Params, Params]:
@@ -355,6 +354,14 @@ class LaplacePosterior(Posterior):
                 "prior at an edge", "care",
                 f"The prior precision, {float(self.prior_precision.mean()):.1e}, is at the edge of the range that was "
                 "searched, so the data do not determine it: give a number, or more validation data.",
+            )  # fmt: skip
+
+        error = self.sums.get("error", 0.0)
+        if error > TOLERANCE:
+            yield Finding(
+                "samples not converged", "care",
+                f"The solver of structure='sampled' stopped at an error of {error:.0%} of the outputs' standard "
+                "deviations: raise `steps`, `draws` or prior_precision.",
             )  # fmt: skip
 
     def update(

@@ -25,13 +25,14 @@ class Laplace(Recipe):
     $$q(w) = \mathcal N\Big(\hat w, \big(\tfrac1T \sum_n J_n^\top H_n J_n + \Lambda\big)^{-1}\Big)$$
 
     The network must be trained already; the fit makes one pass over the data (two for ``"ekfac"``, four for
-    ``"low-rank"``) (MacKay 1992; Daxberger et al. 2021, https://arxiv.org/abs/2106.14806). The noise of a Gaussian
-    likelihood, unless it is fixed, is chosen with the prior precision. A given precision comes with the noise of the
-    highest evidence.
+    ``"low-rank"``, at most 1 + `steps` for ``"sampled"``) (MacKay 1992; Daxberger et al. 2021,
+    https://arxiv.org/abs/2106.14806). The noise of a Gaussian likelihood, unless it is fixed, is chosen with the prior
+    precision. A given precision comes with the noise of the highest evidence.
 
     Args:
         structure: ``"kron"`` (Kronecker factors per layer), ``"ekfac"`` (their eigenbases with measured eigenvalues),
-            ``"full"``, ``"diag"``, or ``"low-rank"``.
+            ``"full"``, ``"diag"``, ``"low-rank"``, or ``"sampled"`` (exact samples of ``"full"`` for any number of
+            weights; see `dubito.curvature.sampled`).
         weights: Which weights are random; the others stay at their trained values.
         curvature: ``"ggn"`` (exact Gauss-Newton), ``"fisher-mc"`` (sampled targets), ``"fisher-empirical"`` (observed
             ones), or ``"hessian"`` (full structure only).
@@ -44,6 +45,8 @@ class Laplace(Recipe):
             each bias), or one per ``"weight"`` (diag only).
         temperature: The number by which the log-likelihood is divided; below 1 makes the posterior narrower.
         rank: The number of eigenpairs of ``"low-rank"``.
+        draws: The number of samples of ``"sampled"``.
+        steps: The largest number of solver steps of ``"sampled"``, each of which is a pass over the data.
         kron_mode: How ``"kron"`` and ``"ekfac"`` treat weights shared over positions: ``"expand"`` or ``"reduce"``.
         fisher_samples: Sampled targets per example for ``"fisher-mc"``.
         prior_scaling: ``"plain"``, or ``"S/D"`` to multiply a given precision by the fraction of random weights.
@@ -51,7 +54,7 @@ class Laplace(Recipe):
 
     setting_name = "Laplace"
     old_values: ClassVar[Mapping[str, Mapping[str, str]]] = {"structure": {"lowrank": "low-rank"}}
-    structure: Literal["kron", "ekfac", "full", "diag", "low-rank"] = "kron"
+    structure: Literal["kron", "ekfac", "full", "diag", "low-rank", "sampled"] = "kron"
     weights: SelectionRule = all_weights()
     curvature: output_columns.Kind = "ggn"
     prior_precision: PositiveValue | PositiveByName | Literal["auto", "evidence", "training", "validation"] = "auto"
@@ -59,6 +62,8 @@ class Laplace(Recipe):
     prior_groups: Literal["all", "layer", "weight"] = "all"
     temperature: Positive = 1.0
     rank: Count = 50
+    draws: Count = 16
+    steps: Count = 20
     kron_mode: Literal["expand", "reduce"] = "expand"
     fisher_samples: Count = 1
     prior_scaling: Literal["plain", "S/D"] = "plain"
@@ -72,6 +77,8 @@ class Laplace(Recipe):
             raise InputError("prior_scaling='S/D' needs a given prior_precision: a tuned one is not scaled.")
         if self.curvature == "hessian" and self.structure != "full":
             raise InputError("curvature='hessian' needs structure='full', as its negative eigenvalues are removed.")
+        if self.curvature == "fisher-mc" and self.structure == "sampled":
+            raise InputError("structure='sampled' needs curvature='ggn', which does not change between passes.")
 
     @property
     def needs_trained_model(self) -> bool:
@@ -85,7 +92,7 @@ class Laplace(Recipe):
 
     def on_subspace(self) -> Laplace:
         """Return the recipe for a subspace: a full matrix, as one Kronecker factor would be a single number."""
-        return self.replace(structure="full") if self.structure in ("kron", "ekfac") else self
+        return self.replace(structure="full") if self.structure in ("kron", "ekfac", "sampled") else self
 
     def default_training(self) -> Training:
         """Return settings for one pass in larger batches, without training."""
@@ -93,11 +100,12 @@ class Laplace(Recipe):
 
     def build(self, problem: Problem) -> Inference:
         """Return the steps that sum curvature over the data."""
-        from dubito.methods.laplace.collect import Collector
+        from dubito.methods.laplace.collect import Collector, SampledCollector
 
         if self.prior_precision == "validation" and problem.validation is None:
             raise InputError("prior_precision='validation' needs validation data: pass `validation=` to fit.")
-        collector = Collector(self, problem, problem.selection)
+        kind = SampledCollector if self.structure == "sampled" else Collector
+        collector = kind(self, problem, problem.selection)
         return Inference(
             collector.init, collector.update, collector.posterior,
             epochs=collector.accumulator.passes, additive=collector.additive, anytime=False,
