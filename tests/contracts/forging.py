@@ -26,7 +26,7 @@ import torch
 from first_version_files import FILES, network_of
 from safetensors import safe_open
 from safetensors.torch import save as safetensors_bytes
-from torch import Tensor
+from torch import Tensor, nn
 
 import dubito
 from dubito import compression
@@ -140,11 +140,11 @@ def forge_coded(content: bytes, rng: random.Random) -> bytes:
     return storage.MAGIC + struct.pack("<I", zlib.crc32(body)) + body
 
 
-def read(path: Path, name: str, task: str) -> Any:
+def read(path: Path, name: str, task: str, network: nn.Module | None = None) -> Any:
     """Load one file as a user does."""
     if name == "compressed":
-        return compression.load(path, network_of(name, "classification"))
-    return dubito.load(path, network_of(name, task))
+        return compression.load(path, network or network_of(name, "classification"))
+    return dubito.load(path, network or network_of(name, task))
 
 
 def verdict(path: Path, name: str, task: str) -> str:

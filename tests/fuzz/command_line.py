@@ -7,7 +7,7 @@ import os
 import random
 import tempfile
 import warnings
-from contextlib import AbstractContextManager
+from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -18,6 +18,7 @@ from typer.testing import CliRunner, Result
 
 from dubito.cli.app import app
 from dubito.core.errors import InputError
+from dubito.uses.export.building import Built
 from fuzz.engine import Case, require
 
 NUMBERS = ["0", "1", "2", "-1", "1e9", "1e12", "99999999999999999999999", "1000000000000", "nan", "inf", "-inf", "1.5", "",
@@ -158,7 +159,10 @@ class CommandLine:
             words.insert(
                 rng.randint(0, len(words)), rng.choice(["--", "-", "-h", "x", "--=", "", "--json=1", "\ud800", "-q"])
             )
-        return {"words": [*command.split()[:1], *words] if command else words, "draw": rng.random() < 0.05}
+        return {
+            "words": [*command.split()[:1], *words] if command else words,
+            "depth": rng.choices(["all", "words", "none"], [1, 9, 90])[0],
+        }
 
     def run(self, case: Case) -> None:
         words = case["words"]
@@ -169,7 +173,7 @@ class CommandLine:
             os.environ.pop("DUBITO_DATA", None)
             os.environ["XDG_CACHE_HOME"] = folder
             try:
-                with _undrawn() if not case.get("draw", True) else contextlib.nullcontext():
+                with _shallow(case.get("depth", "all")):
                     result = _invoke(words)
             finally:
                 os.environ.clear()
@@ -189,9 +193,20 @@ def _invoke(words: list[str]) -> Result:
         return CliRunner().invoke(app, words, prog_name="dubito")
 
 
-def _undrawn() -> AbstractContextManager[Any]:
-    """Make the figures of a report, but do not draw them, which takes longer than all else."""
-    return mock.patch("dubito.uses.reporting.page._svg", return_value="")
+@contextlib.contextmanager
+def _shallow(depth: str) -> Iterator[None]:
+    """Leave out what takes longer than all else: drawings ("words"), also pages and conversions by torch ("none")."""
+    left_out: dict[str, Any] = {"dubito.uses.reporting.page._svg": lambda *_: ""}
+    if depth == "none":
+        built = Built(b"", "mean", (), {"mean": 0.0})
+        left_out |= {
+            "dubito.uses.reporting.page._render": lambda *_: "",
+            "dubito.uses.export.building.Job.build": lambda *_: built,
+        }
+    with contextlib.ExitStack() as stack:
+        for name, value in left_out.items() if depth != "all" else ():
+            stack.enter_context(mock.patch(name, value))
+        yield
 
 
 def _check(result: Result) -> None:
@@ -202,6 +217,7 @@ def _check(result: Result) -> None:
     errors = [line for line in result.stderr.splitlines() if line.startswith("dubito: error: ")]
     told = bool(errors) or "failed. " in result.stderr  # of one method among several, or of all
     told = told or "problem: " in result.stdout  # of `doctor`
+    told = told or "cannot be trusted" in result.stderr  # the predictions of a run
     require(told == (result.exit_code != 0), f"exit code {result.exit_code} with {result.stderr[-300:]!r}")
     require(len(errors) <= 1, f"{len(errors)} sentences: {result.stderr[-300:]}")
     if errors:
@@ -224,23 +240,38 @@ def _make_tables(folder: Path) -> None:
 
 
 def _make_run(folder: Path) -> None:
-    for name, content in _run_files().items():
-        (folder / "run").mkdir(exist_ok=True)
+    for name, content in run_files().items():
+        (folder / "run" / name).parent.mkdir(parents=True, exist_ok=True)
         (folder / "run" / name).write_bytes(content)
     (folder / "broken").mkdir()
     (folder / "broken" / "run.json").write_text("{}")
 
 
 @cache
-def _run_files() -> dict[str, bytes]:
+def run_files() -> dict[str, bytes]:
     """Return the files of a run on the first table."""
     with tempfile.TemporaryDirectory() as place:
         folder = Path(place)
         _make_tables(folder)
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
-            words = ["fit", "t.csv", "--target", "y", "-o", "run", "--model", "mlp(hidden=[3])", "--epochs", "1", "-q"]
+            words = [
+                "fit",
+                "t.csv",
+                "--target",
+                "y",
+                "-o",
+                "run",
+                "--model",
+                "mlp(hidden=[3])",
+                "--epochs",
+                "1",
+                "--risk",
+                "0.4",
+                "-q",
+            ]
             with contextlib.chdir(folder):
                 result = _invoke(words)
         require(result.exit_code == 0, f"the run could not be fitted: {result.stderr}")
-        return {path.name: path.read_bytes() for path in (folder / "run").iterdir()}
+        found = (path for path in (folder / "run").rglob("*") if path.is_file())
+        return {str(path.relative_to(folder / "run")): path.read_bytes() for path in found}

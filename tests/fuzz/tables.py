@@ -23,13 +23,16 @@ SIZES = [0, 1, 2, 5, 12, 20, 20, 20, 40, 40]
 
 
 @cache
-def _parquet() -> bytes:
+def _parquet(nested: bool) -> bytes:
     import pandas as pd
 
     with tempfile.TemporaryDirectory() as folder:
         frame = pd.DataFrame(
             {"a": [float(i) for i in range(20)], "b": ["x", "y"] * 10, "y": [i % 2 for i in range(20)]}
         )
+        if nested:
+            frame["l"] = [[i] * (i % 3) for i in range(20)]
+            frame["s"] = [{"p": i, "q": "z"} for i in range(20)]
         frame.to_parquet(Path(folder) / "t.parquet")
         return (Path(folder) / "t.parquet").read_bytes()
 
@@ -42,6 +45,7 @@ class Tables:
         if case["suffix"] == ".parquet":
             case["damage"] = [[rng.random(), rng.randrange(256)] for _ in range(rng.choice([0, 1, 1, 2, 5]))]
             case["cut"] = rng.choice([1.0, 1.0, 1.0, rng.random()])
+            case["nested"] = rng.random() < 0.5
             return case
         usual = "\t" if case["suffix"] == ".tsv" else ","
         case["content"] = self._text(rng, rng.choice([usual, usual, usual, ";", "|", " "]))
@@ -99,7 +103,7 @@ class Tables:
 
 def _bytes_of(case: Case) -> bytes:
     if case["suffix"] == ".parquet":
-        content = bytearray(_parquet())
+        content = bytearray(_parquet(case.get("nested", False)))
     else:
         text = case["content"].replace("x", "x" * case.get("huge", 1), 1)
         content = bytearray(text.encode(case["encoding"], errors="replace"))

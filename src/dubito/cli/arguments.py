@@ -54,7 +54,7 @@ TrainingText = Annotated[
         "--training", metavar="SETTINGS", help='All training settings in one: "training(optimizer=sgd, lr=0.1)".'
     ),
 ]
-Seed = Annotated[int, typer.Option("--seed", metavar="N", min=0, help="The random seed.")]
+Seed = Annotated[int, typer.Option("--seed", metavar="N", min=0, max=2**63 - 1, help="The random seed.")]
 
 RunFolder = Annotated[Path, typer.Argument(metavar="RUN", help="The folder that `dubito fit` wrote.")]
 Risk = Annotated[

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -83,7 +84,7 @@ def tell_run(run: TableRun, out: Path, as_json: bool) -> None:
     else:
         _tell_scores(run, out, found)
     if found.scores.trust is not None and found.scores.trust.verdict == "no":
-        note("the exit code is 1, because the predictions of this run cannot be trusted")
+        sys.stderr.write("the exit code is 1, because the predictions of this run cannot be trusted\n")  # even if quiet
         raise typer.Exit(FAILURE)
 
 

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+import warnings
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +18,7 @@ class ParquetFile:
     """A Parquet file, read by pyarrow, of at most `max_ratio` times its size or 100 MB.
 
     A few bytes can stand for many equal cells. So cells are counted before they are read; texts are read as numbers of
-    a dictionary, and measured before they are repeated.
+    a dictionary, and measured before they are repeated. Nested columns are left out with a warning.
     """
 
     def __init__(self, path: Path, max_ratio: float = MAX_RATIO) -> None:
@@ -28,15 +29,21 @@ class ParquetFile:
         with parquet.ParquetFile(path) as file:
             schema, metadata = file.schema_arrow, file.metadata
         groups = [metadata.row_group(i) for i in range(metadata.num_row_groups)]
-        self._check(max(CELL * _num_cells(schema, groups), sum(group.total_byte_size for group in groups)))
+        cells = sum(group.num_rows * group.num_columns for group in groups)
+        self._check(max(CELL * cells, sum(group.total_byte_size for group in groups)))
         kinds: tuple[Callable[[Any], bool], ...] = (
             pa.types.is_string, pa.types.is_large_string, pa.types.is_binary, pa.types.is_large_binary
         )  # fmt: skip
         texts = [field.name for field in schema if any(is_text(field.type) for is_text in kinds)]
         self._file = parquet.ParquetFile(path, read_dictionary=texts)
         index = (schema.pandas_metadata or {}).get("index_columns", [])
-        self.header = [name for name in schema.names if name not in index or not name.startswith("__index_level")]
+        nested = {field.name for field in schema if _is_nested(field.type)}
+        names = [name for name in schema.names if name not in index or not name.startswith("__index_level")]
+        self.header = [name for name in names if name not in nested]
         self.names = unique_names(self.header)
+        if nested:
+            shown = ", ".join(repr(name) for name in sorted(nested))
+            warnings.warn(f"The file {path} holds lists or structs in {shown}: they are left out.", stacklevel=6)
 
     def batches(self, num_rows: int) -> Iterator[list[Any]]:
         """Yield the columns of at most so many rows, as arrays or lists."""
@@ -51,17 +58,17 @@ class ParquetFile:
         check_unpacked(self._path, size, self._most, self._max_ratio)
 
 
-def _num_cells(schema: Any, groups: Sequence[Any]) -> int:
-    """Return the number of cells that the file says it has.
+def _is_nested(kind: Any) -> bool:
+    """Return whether a column holds lists, maps or structs.
 
-    The values of each column are counted only if some column is nested: in pyarrow 26, asking a damaged file for the
-    description of a column ends the process.
+    They are no cells of a table. In pyarrow 26, reading such columns of a damaged file can end the process, and so can
+    asking for the description of any column; reading the other columns cannot.
     """
     import pyarrow as pa
 
-    if any(pa.types.is_nested(field.type) for field in schema):
-        return sum(group.column(j).num_values for group in groups for j in range(group.num_columns))
-    return sum(group.num_rows * group.num_columns for group in groups)
+    if isinstance(kind, pa.BaseExtensionType):
+        return _is_nested(kind.storage_type)
+    return bool(pa.types.is_nested(kind)) or (pa.types.is_dictionary(kind) and _is_nested(kind.value_type))
 
 
 def _size(column: Any) -> int:
