@@ -334,6 +334,18 @@ def test_a_parquet_file_may_not_fill_the_memory(tmp_path: Path, column: list[obj
         assert len(data.read_table(path, max_ratio=10_000)) == len(column)
 
 
+def test_nested_columns_of_a_parquet_file_are_left_out(tmp_path: Path):
+    """They are no cells, and in pyarrow 26 reading them from a damaged file can end the process."""
+    path, rows = tmp_path / "a.parquet", 30
+    lists, structs = [[i] * (i % 3) for i in range(rows)], [{"p": i, "q": "z"} for i in range(rows)]
+    pd.DataFrame({"a": range(rows), "l": lists, "s": structs, "y": ["u", "v"] * 15}).to_parquet(path)
+    with pytest.warns(UserWarning, match="holds lists or structs in 'l', 's': they are left out"):
+        assert data.read_table(path).names == ("a", "y")
+    pd.DataFrame({"l": lists}).to_parquet(path)
+    with pytest.warns(UserWarning, match="left out"), pytest.raises(FileFormatError, match="no column of plain values"):
+        data.read_table(path)
+
+
 def test_damaged_text_in_a_parquet_file_is_refused(tmp_path: Path):
     path = tmp_path / "a.parquet"
     pd.DataFrame({"a": ["some text", "more"] * 10, "y": [0, 1] * 10}).to_parquet(path, compression=None)

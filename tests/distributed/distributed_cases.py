@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader, TensorDataset
 
 import dubito
-from dubito import MAP, Posterior, Training, Variational
+from dubito import MAP, Auto, Posterior, Training, Variational
 from dubito.core import distributed, params
 from dubito.core.batches import Batch, Source
 from dubito.core.randomness import Stream
@@ -80,12 +80,13 @@ def fits() -> dict[str, Any]:
         "weight samples": fit(Variational(estimator="weight", initial_scale=0.2), classes()),
         "natural": fit(Variational(optimizer="natural"), classes()),
         "correlated": fit(Variational(family="low-rank", rank=2, initial_scale=0.2), classes()),
+        "auto": fit(Auto(budget=0), classes()),
     }
     found: dict[str, Any] = {name: weights(posterior)["params"] for name, posterior in results.items()}
     found["scales"] = {name: results[name].scale for name in ("weight samples", "natural", "correlated")}
-    found["numbers"] = torch.tensor(
-        [regression.likelihood.noise, regression.temperature, results["stopped"].temperature], dtype=torch.float64
-    )
+    scores = [each.score for each in results["auto"].explanation.candidates if each.score is not None]
+    temperatures = [regression.temperature, results["stopped"].temperature]
+    found["numbers"] = torch.tensor([regression.likelihood.noise, *temperatures, *scores], dtype=torch.float64)
     evaluation = dubito.evaluate(results["adam"], classes(4), batch_size=8)
     found["scores"] = {name: torch.tensor(value, dtype=torch.float64) for name, value in evaluation.scores.items()}
     found["predicted"] = results["adam"].predict(loader()).log_probs.sort(0).values

@@ -32,7 +32,7 @@ def compare(found: Any, expected: Any, tolerance: float) -> None:
 
 FITS = (
     "adam", "sgd", "fresh", "loader", "batches", "stopped", "one row of validation", "regression", "scores",
-    "weight samples", "natural", "correlated", "scales",
+    "weight samples", "natural", "correlated", "scales", "auto",
 )  # fmt: skip
 
 

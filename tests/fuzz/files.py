@@ -89,7 +89,7 @@ class Files:
             found = dubito.load(path, _network("new", "classification"))
             if not isinstance(found, dubito.Posterior):
                 with contextlib.suppress(DubitoError):
-                    found.sets(torch.linspace(-1, 1, 12).reshape(3, 4))
+                    found.predict(torch.linspace(-1, 1, 12).reshape(3, 4))
                 found = found.posterior
             _use_posterior(found, torch.linspace(-1, 1, 12).reshape(3, 4), path)
         else:

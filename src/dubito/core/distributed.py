@@ -84,12 +84,13 @@ def alone() -> Iterator[None]:
 
 
 @contextmanager
-def together() -> Iterator[None]:
+def together(*, nested: bool = False) -> Iterator[None]:
     """Raise an error of one process in all of them, at the latest at the end of the block.
 
-    Every public function that exchanges data is wrapped in it; of nested blocks, only the outermost one acts.
+    Every public function that exchanges data is wrapped in it; of nested blocks, only the outermost one acts, and those
+    with `nested`, whose errors the caller catches in all processes.
     """
-    if not is_active() or _inside.get():
+    if not is_active() or (_inside.get() and not nested):
         yield
         return
     token = _inside.set(True)
@@ -103,6 +104,7 @@ def together() -> Iterator[None]:
                 _tell(error)
         raise
     finally:
+        _exchange_state.told = False
         _inside.reset(token)
 
 

@@ -24,6 +24,10 @@ from dubito.core.settings import bytes_of
 FORMAT_VERSION = 1
 # The most nested levels of dicts and lists; the deepest file that we write, an ensemble of subspaces, has about ten.
 MAX_DEPTH = 100
+# What code raises when it meets content that does not fit together.
+CONTENT_ERRORS = (
+    ArithmeticError, AssertionError, AttributeError, LookupError, MemoryError, RuntimeError, TypeError, ValueError
+)  # fmt: skip
 
 
 def save(path: str | os.PathLike[str], kind: str, tree: Any) -> None:
@@ -85,8 +89,7 @@ def explaining_content(path: str | os.PathLike[str] | None) -> Iterator[None]:
         yield
     except DubitoError:
         raise
-    except (ArithmeticError, AssertionError, AttributeError, LookupError, MemoryError, RuntimeError, TypeError,
-            ValueError) as error:  # fmt: skip
+    except CONTENT_ERRORS as error:
         if path is None or isinstance(error, torch.OutOfMemoryError):  # not what the file holds
             raise
         why = next(iter(str(error).strip().splitlines()), "")[:200]

@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+from dubito.core.errors import FileFormatError
 from dubito.data.formats import MAX_RATIO, check_unpacked, most_unpacked
 from dubito.data.text_file import unique_names
 
@@ -44,6 +45,8 @@ class ParquetFile:
         if nested:
             shown = ", ".join(repr(name) for name in sorted(nested))
             warnings.warn(f"The file {path} holds lists or structs in {shown}: they are left out.", stacklevel=6)
+        if not self.header:
+            raise FileFormatError(f"The file {path} has no column of plain values: a table needs at least one.")
 
     def batches(self, num_rows: int) -> Iterator[list[Any]]:
         """Yield the columns of at most so many rows, as arrays or lists."""

@@ -15,7 +15,7 @@ from dubito.core.errors import InputError
 # Methods whose errors are explained for a posterior that was loaded from a file.
 EXPLAINED = {
     "sample", "marginals", "prior", "predictor", "predictors", "log_evidence", "precision_diagonal", "conditional_mean",
-    "history", "mean", "__repr__",
+    "history", "mean", "state", "__repr__",
 }  # fmt: skip
 
 

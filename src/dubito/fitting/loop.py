@@ -17,6 +17,8 @@ from torch import Tensor, nn
 from dubito.beliefs.likelihoods import Likelihood
 from dubito.core import distributed, io, params, precision
 from dubito.core.batches import Batch, Data
+from dubito.core.constraints import Natural
+from dubito.core.constraints import check as check_argument
 from dubito.core.errors import FileFormatError, NonFiniteError
 from dubito.core.randomness import Stream, derive_seed, draw_seed
 from dubito.fitting import run_identity
@@ -116,7 +118,8 @@ class _Loop:
     first_states: list[Tensor] = field(default_factory=list)  # of these generators at the start of the first epoch
     loader_digest: LoaderDigest = field(default_factory=LoaderDigest)  # of the first pass
     last_write: float = 0.0
-    resumed_from: str | None = None  # the checkpoint, until the first update from it has succeeded
+    resumed_from: str | None = None  # the checkpoint from which the run continued
+    suspected: str | None = None  # the same, until the first update from it has succeeded
     losses: LossWatch = field(default_factory=LossWatch)  # of an accelerator
     watched: int = 3  # how many more updates are watched for draws of the network from numpy or `random`
 
@@ -141,8 +144,12 @@ class _Loop:
         if not self.done:
             self.done = True
             self._write()
+        return self._posterior(self.state)
+
+    def _posterior(self, state: State) -> Posterior:
+        """Return the posterior of a state, which may draw random numbers."""
         with self._stream("posterior"), io.explaining_content(self.resumed_from):
-            return inference.posterior(self.state)
+            return self.inference.posterior(state)
 
     def _drive(self, bar: Any) -> None:
         """Run all epochs; write a checkpoint if the run is interrupted."""
@@ -174,7 +181,7 @@ class _Loop:
             check_batch(self.problem.model, self.problem.likelihood, batch, self.template)
         try:
             with self.interrupts.held(), self._stream("update", self.epoch, self.batch, distributed.rank()) as stream:
-                with io.explaining_content(self.resumed_from), self.problem.training.casts(self.problem.source.device):
+                with io.explaining_content(self.suspected), self.problem.training.casts(self.problem.source.device):
                     self.state, info = self.inference.update(self.state, batch, self.problem.generator)
                 loss = info.get("loss")
                 if isinstance(loss, Tensor) and loss.device.type != "cpu":
@@ -184,7 +191,7 @@ class _Loop:
                 self.batch += 1
         except NonFinite as error:
             raise self._non_finite(str(error)) from error
-        self.resumed_from = None
+        self.suspected = None
         if self.losses.is_due:
             self._check_losses()
         if self.watched > 0:
@@ -275,9 +282,7 @@ class _Loop:
         where = f"{what} in epoch {self.epoch + 1}, batch {self.batch + 1}"
         if not self.inference.anytime:
             return NonFiniteError(f"{where}: check that batch for extreme inputs, and the network for extreme weights.")
-        good = io.clone(self.start if self.good is None else self.good)
-        with self._stream("posterior"):  # which may draw random numbers
-            posterior = self.inference.posterior(good)
+        posterior = self._posterior(io.clone(self.start if self.good is None else self.good))
         return NonFiniteError(
             f"{where}: lower the learning rate (now {self.problem.training.lr:g}), clip gradients with "
             "Training(clip=1.0), or check that batch for extreme inputs; the last good posterior is in this error's "
@@ -347,6 +352,8 @@ class _Loop:
         with io.reading(path):
             own = {"done": self.done, "epoch": self.epoch, "batch": self.batch}
             self.done, self.epoch, self.batch = io.copy_into(own, {key: saved[key] for key in own}).values()
+            check_argument("epoch", Natural, self.epoch)
+            check_argument("batch", Natural, self.batch)
             self.problem.source.set_generator_states(saved["loader_states"])
             self.problem.generator.set_state(saved["generator"])
             best = saved["best"]
@@ -354,7 +361,7 @@ class _Loop:
             self.best = Best(float(best["score"]), int(best["epoch"]), found)
             if not self.inference.additive or distributed.rank() == 0:  # an additive state is a sum over all processes
                 self.state = io.copy_into(self.state, saved["state"])
-        self.resumed_from = path
+        self.resumed_from = self.suspected = path
 
     def _check_identity(self, path: str, saved: dict[str, Any]) -> None:
         """Raise an error if the checkpoint belongs to another run; of several processes, the first one decides."""

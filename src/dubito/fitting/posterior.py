@@ -342,7 +342,7 @@ class Posterior(HasWorkingCopies, HasTraceable, ABC):
         example = batches.take(inputs, slice(1))
         try:
             watched.run(lambda: params.call(self.model, batches.map_leaves(torch.clone, example)))
-        except (RuntimeError, TypeError, ValueError, LookupError, DubitoError):
+        except (*io.CONTENT_ERRORS, DubitoError):
             return True, False  # the error is explained when the inputs are predicted
         return watched.network_draws, watched.uses_libraries
 
@@ -353,7 +353,7 @@ class Posterior(HasWorkingCopies, HasTraceable, ABC):
         except DubitoError:
             params.check_finite(self.model)
             raise
-        except (RuntimeError, TypeError, ValueError, LookupError):
+        except io.CONTENT_ERRORS:
             self._check_fit(inputs)
             with io.explaining_content(self._file):
                 raise  # the network can process them, so the error has another cause
@@ -362,7 +362,7 @@ class Posterior(HasWorkingCopies, HasTraceable, ABC):
         """Raise an error unless the network can be called on the first of these inputs."""
         try:
             params.call(self.model, batches.map_leaves(torch.clone, batches.take(inputs, slice(0, 1))))
-        except (RuntimeError, TypeError, ValueError, LookupError) as error:
+        except io.CONTENT_ERRORS as error:
             shapes = " and ".join(f"{tuple(leaf.shape)} {leaf.dtype}" for leaf in batches.leaves(inputs))
             why = next(iter(str(error).strip().splitlines()), type(error).__name__)
             raise InputError(f"The network cannot be called on inputs of shape {shapes}: {why}") from error

@@ -14,12 +14,14 @@ from dubito.core import distributed, precision
 from dubito.core.batches import Data, Source
 from dubito.core.constraints import check as check_argument
 from dubito.core.randomness import Stream, default_generator, derive_seed, draw_seed
-from dubito.fitting.automatic import ResolvedTraining, resolve_training, with_sizes
+from dubito.fitting import run_identity
+from dubito.fitting.automatic import ResolvedTraining, with_sizes
 from dubito.fitting.causal import with_next_token
 from dubito.fitting.checks import check
 from dubito.fitting.inference import Problem
 from dubito.fitting.initialization import redraw
 from dubito.fitting.model_copies import shared_copy
+from dubito.fitting.search_file import resolve_or_recall
 from dubito.fitting.training import Training
 
 if TYPE_CHECKING:
@@ -33,19 +35,26 @@ if TYPE_CHECKING:
 def resolved_training(
     recipe: Recipe, model: nn.Module, data: Data, *, generator: torch.Generator, **options: Any
 ) -> ResolvedTraining:
-    """Return the training settings and the likelihood of several fits of `recipe`; see `Recipe.fit`."""
+    """Return the training settings and the likelihood of several fits of `recipe`; see `Recipe.fit`.
+
+    With a checkpoint, what was found is kept beside it.
+    """
     copied = torch.Generator(generator.device)
     copied.set_state(generator.get_state())
     problem = make_problem(recipe, model, data, generator=copied, **options)
+    checkpoint = problem.training.checkpoint
+    if checkpoint is not None:
+        run_identity.check_place(checkpoint)
     for source in (problem.source, problem.validation):
         if source is not None:
             source.agree()
     check(problem)
     problem = replace(problem, likelihood=with_next_token(problem.likelihood, problem.model, problem.source.first))
-    seed = draw_seed(copied)
+    start, seed = copied.get_state(), draw_seed(copied)
     with Stream(derive_seed(seed, "build"), problem.source.device, libraries=True).active():
         redraw(problem.model, recipe.start, lambda: problem.source.first().inputs)
-        return resolve_training(recipe, problem, data, derive_seed(seed, "search"))
+        own = {} if checkpoint is None else run_identity.identity(recipe, problem, problem.model, start)
+        return resolve_or_recall(recipe, problem, data, derive_seed(seed, "search"), own)
 
 
 def make_problem(

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import os
 import re
+import sys
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from itertools import islice
@@ -17,6 +18,7 @@ from torch.utils.data import ConcatDataset, Subset, TensorDataset
 from dubito.core import batches, distributed, io, params
 from dubito.core.atomic import check_writable
 from dubito.core.batches import Source
+from dubito.core.constraints import Natural, check
 from dubito.core.errors import FileFormatError, InputError
 from dubito.core.randomness import Stream
 from dubito.core.settings import canonical, digest
@@ -132,7 +134,7 @@ class LoaderDigest:
         source.set_generator_states(states)
         try:
             known = _known_content(source.dataset) is not None
-            for raw in islice(source.pieces(stream), min(self.count, 1) if known else self.count):
+            for raw in islice(source.pieces(stream), min(self.count, 1 if known else sys.maxsize)):
                 again.add(raw)
         finally:
             source.set_generator_states(before)
@@ -143,6 +145,7 @@ def saved_start(saved: Mapping[str, Any], source: Source) -> tuple[int, LoaderDi
     """Return the seed of a saved run, the digest of its loader, and its loader's generator states at the start."""
     empty = {"seed": 0, "witness": asdict(LoaderDigest())}
     plain = io.copy_into(empty, {key: saved[key] for key in empty})
+    check("count", Natural, plain["witness"]["count"])
     states = source.generator_states()
     source.set_generator_states(saved["first_states"])  # raises an error if they are not valid states
     source.set_generator_states(states)

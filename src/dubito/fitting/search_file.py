@@ -34,10 +34,10 @@ def resolve_or_recall(
     """
     checkpoint = problem.training.checkpoint
     needed = recipe.trains and problem.training.epochs == AUTO
-    if checkpoint is None or not needed or distributed.is_active():
+    if checkpoint is None or not needed:
         return resolve_training(recipe, problem, data, seed)
     path = Path(f"{checkpoint}{SUFFIX}")
-    if path.is_file():
+    if distributed.from_first(path.is_file(), problem.source.device):
         tree = io.load(path, "search")
         with io.reading(path):
             if tree["identity"] == identity:
@@ -45,7 +45,8 @@ def resolve_or_recall(
     resolved = resolve_training(recipe, problem, data, seed)
     found = None if resolved.found is None else dataclasses.asdict(resolved.found)
     changed = {name: getattr(resolved.training, name) for name in CHANGED}
-    io.save(path, "search", {"identity": identity, "training": changed, "found": found})
+    if distributed.rank() == 0:
+        io.save(path, "search", {"identity": identity, "training": changed, "found": found})
     return resolved
 
 

@@ -16,10 +16,12 @@ import dubito
 from dubito import MAP, Auto, Laplace, Training, likelihoods, select
 from dubito.core.batches import Source
 from dubito.core.randomness import Stream
+from dubito.fitting import automatic, search_file
 from dubito.fitting.output_noise import best_temperature
 from dubito.methods.auto.candidates import TEMPERATURE, AutoCandidate
 from dubito.methods.auto.held_out import hold_out
 from dubito.methods.auto.scores import DROPPED, dropped_scores, log_scores, placements
+from dubito.methods.auto.search import Search
 from dubito.methods.auto.table import ScoreTable
 
 TRAINING = Training(epochs=4, lr=0.02, batch_size=16)
@@ -224,6 +226,17 @@ class TestFit:
         first = fit(Auto(), training=training)
         assert (tmp_path / "run.plain").is_file()
         assert fit(Auto(), training=training).digest() == first.digest() == posterior.digest()
+
+    def test_the_number_of_epochs_is_looked_for_once(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        """So that Ctrl-C soon after the search does not lose it."""
+        monkeypatch.setattr(automatic, "MOST_STEPS", 30)
+        monkeypatch.setattr(automatic, "FALLING", 100.0)
+        training = Training(checkpoint=str(tmp_path / "run"))
+        search = Search(Auto(), network(), classes(), "categorical", None, training, None, None, False)
+        assert (tmp_path / "run.search").is_file()
+        monkeypatch.setattr(search_file, "resolve_training", None)  # would fail
+        again = Search(Auto(), network(), classes(), "categorical", None, training, None, None, False)
+        assert again.resolved == search.resolved
 
     def test_bad_calls_are_one_sentence(self) -> None:
         with pytest.raises(InputError, match="is for regression"):

@@ -86,8 +86,9 @@ class Auto(Recipe):
     ) -> Posterior:
         """Fit all candidates and return the chosen one's posterior; see `Recipe.fit`.
 
-        With ``Training(checkpoint="run")`` every fit has a checkpoint of its own, ``run.plain`` and so on; an
-        interrupted call continues where it was.
+        With ``Training(checkpoint="run")`` every fit has a checkpoint of its own, ``run.plain`` and so on, and the
+        number of epochs is kept in ``run.search``; an interrupted call continues where it was. Several processes fit
+        each candidate together, and all of them return the same choice; they must hold the same data.
         """
         from dubito.core import distributed
         from dubito.core.randomness import restoring_generators

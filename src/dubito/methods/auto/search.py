@@ -12,7 +12,7 @@ from dubito.beliefs import likelihoods
 from dubito.beliefs.likelihoods import Likelihood
 from dubito.core import distributed
 from dubito.core.batches import Data, Source
-from dubito.core.errors import DubitoError, TrustWarning, UnsupportedError
+from dubito.core.errors import DubitoError, TrustWarning
 from dubito.core.randomness import default_generator, derive_seed, draw_seed
 from dubito.fitting.auto_explanation import AutoExplanation
 from dubito.fitting.automatic import ResolvedTraining
@@ -50,22 +50,22 @@ class Search:
         generator: torch.Generator | None,
         progress: bool,
     ) -> None:
-        if distributed.is_active():
-            raise UnsupportedError(
-                "Auto compares its candidates in one process: run it without torchrun, then fit the recipe that it "
-                "chose (posterior.recipe) in all processes."
-            )
         generator = default_generator(generator)
+        distributed.share_generator(generator)
         self.recipe, self.model, self.data, self.progress = recipe, model, data, progress
         self.likelihood, self.validation, self.num_data = likelihoods.resolve(likelihood), validation, num_data
         training = recipe.base().default_training() if training is None else training
         self.checkpoint = training.checkpoint
-        self.training = training.replace(checkpoint=None)
-        own = {"training": self.training, "validation": validation, "num_data": num_data, "progress": progress}
         self.seed = draw_seed(generator)
         self.resolved: ResolvedTraining = resolved_training(
-            recipe.base(), model, data, generator=self._generator("search"), likelihood=self.likelihood, **own
-        )
+            recipe.base(), model, data, generator=self._generator("search"), likelihood=self.likelihood,
+            training=training, validation=validation, num_data=num_data, progress=progress,
+        )  # fmt: skip
+        for each in (data, validation):
+            if each is not None:
+                source = self._source(each)
+                source.agree()
+                source.refuse_shards("Auto")
 
     def run(self) -> Posterior:
         """Return the posterior of the chosen candidate, with its explanation."""
@@ -79,7 +79,10 @@ class Search:
                 network = plain if held_out.one_network else self._plain_network(split)
                 self._add(table, found, split, network, held_out.one_network)
                 bar.update(1)
-        chosen, rows = table.choose(found)
+        with distributed.alone():
+            chosen, rows = table.choose(found)
+        first = distributed.texts(chosen.name)[0]  # scores may differ in the last bits between processes
+        chosen = next(candidate for candidate, _ in found if candidate.name == first)
         posterior = self._final(chosen, plain, table)
         measure = MEASURES[self.recipe.goal]
         posterior.explanation = AutoExplanation(
@@ -117,15 +120,18 @@ class Search:
     def _add(
         self, table: ScoreTable, found: list[tuple[AutoCandidate, str]], split: Split, network: Posterior, shared: bool
     ) -> None:
-        """Add the scores of all candidates on one split."""
+        """Add the scores of all candidates on one split; each process predicts all of its examples."""
         source = self._source(split.held_out)
-        table.add_network(network, source)
+        with distributed.alone():
+            table.add_network(network, source)
         for candidate, problem in found[1:]:
             if problem or candidate.name in table.problems:
                 continue
             try:
-                posterior = self._on_split(candidate, split, network, table if shared else None)
-                table.add(candidate.name, posterior, source)
+                with distributed.together(nested=True):
+                    posterior = self._on_split(candidate, split, network, table if shared else None)
+                with distributed.alone():
+                    table.add(candidate.name, posterior, source)
             except DubitoError as error:  # the candidate does not fit this network; the explanation says so
                 table.problems[candidate.name] = f"not possible: {error}"
 
@@ -148,8 +154,9 @@ class Search:
     def _final(self, chosen: AutoCandidate, plain: Posterior, table: ScoreTable) -> Posterior:
         """Return the chosen candidate, fitted to all data."""
         if chosen.name == TEMPERATURE:
-            temperature = table.temperature(plain.likelihood)
-            recipe = MAP(train=False, temperature=temperature)
+            with distributed.alone():
+                temperature = table.temperature(plain.likelihood)
+            recipe = MAP(train=False, temperature=float(distributed.texts(repr(temperature))[0]))
             return self._fit(recipe, plain.model, "final", self.data, self.validation, plain.likelihood)
         if chosen.name in table.fitted:
             return table.fitted[chosen.name]

@@ -9,7 +9,7 @@ import uuid
 from pathlib import Path
 from typing import Any
 
-from torch import nn
+from torch import Tensor, nn
 
 from dubito.core import io
 from dubito.core.arguments import checked_arguments
@@ -112,6 +112,8 @@ def load(path: str | os.PathLike[str], *, model: nn.Module | str | None = None) 
     rows = io.load(folder / ROWS, "rows")
     with io.reading(folder):
         parts = {part: (pair["inputs"], pair["targets"]) for part, pair in rows.items()}
+        if not all(isinstance(x, Tensor) and isinstance(y, Tensor) and len(x) == len(y) for x, y in parts.values()):
+            raise FileFormatError(f"'{folder / ROWS}' does not hold rows with targets.")
         posterior = load_posterior(folder / POSTERIOR, network)
         files = sorted((folder / DECISIONS).glob("*.safetensors"))
         decisions = {file.stem: load_rule(file, posterior) for file in files}
