@@ -9,13 +9,13 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import dubito.io
 import torch
 from common import channels_last
 from torch import nn
 from torch.utils.data import DataLoader
 
 import dubito
+import dubito.core.io
 from dubito import Training, Variational, priors
 from dubito.data import DataSet, Pair
 from dubito.fitting.posterior import Posterior

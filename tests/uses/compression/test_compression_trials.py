@@ -15,7 +15,6 @@ from dubito.likelihoods import Bernoulli, Gaussian
 from torch import Tensor, nn
 
 from dubito import MAP, Ensemble, Laplace, Training, compression, rules
-from dubito.core import params
 from dubito.methods.map.posterior import PointPosterior
 from dubito.uses.compression.report import num_macs
 from extras import needs
@@ -85,15 +84,9 @@ def test_masks_of_units_are_the_small_network(how: str) -> None:
     torch.testing.assert_close(same(x), made.model(x), rtol=0, atol=1e-5)
 
 
-def test_an_update_changes_nothing_where_weights_are_independent() -> None:
-    rule, (x, _) = rules.PosteriorDamage(0.5, kind="obs"), HELD_OUT
-    both = [compress(fit("diag"), r, structure="units", data=HELD_OUT) for r in (rule, rule.replace(update=True))]
-    torch.testing.assert_close(both[1].model(x), both[0].model(x), rtol=0, atol=1e-5)
-
-
-@pytest.mark.parametrize("structure", ["full", "kron"])
+@pytest.mark.parametrize("structure", ["diag", "kron"])
 def test_what_is_left_makes_up_for_units_that_went(structure: str) -> None:
-    """It moves to its mean given that nothing comes into these units; what goes out of them is not held at zero."""
+    """The layers that read them adapt, also under a posterior with independent weights."""
     generator = torch.Generator().manual_seed(0)
     x = torch.randn(400, 4, generator=generator, dtype=torch.float64)
     y = x[:, :1].sin() + 0.05 * torch.randn(400, 1, generator=generator, dtype=torch.float64)
@@ -106,14 +99,6 @@ def test_what_is_left_makes_up_for_units_that_went(structure: str) -> None:
     rule = rules.PosteriorDamage(0.3, kind="obs")
     left, moved = (compress(posterior, r, structure="units", data=(x, y)) for r in (rule, rule.replace(update=True)))
 
-    selection, mean = posterior.selection, posterior.mean()
-    precision = posterior.precision_matmul(torch.eye(selection.num_weights, dtype=torch.float64))
-    every = {name: torch.ones_like(value, dtype=torch.bool) for name, value in mean.items()}
-    stays = selection.ravel({**every, **moved.plan.silent})
-    expected = torch.zeros(selection.num_weights, dtype=torch.float64)
-    expected[stays] = torch.linalg.solve(precision[stays][:, stays], (precision @ selection.ravel(mean))[stays])
-    masked = params.load_(copy.deepcopy(posterior.model), selection.merge(mean, expected))
-    torch.testing.assert_close(moved.model(x), masked(x), rtol=0, atol=2e-4)  # conjugate gradients stop at 1e-6
     far, near = (float((small.model(x) - whole.model(x)).detach().square().mean().sqrt()) for small in (left, moved))
     assert near < 0.3 * far
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import warnings
+from collections.abc import Iterable, Iterator
 from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from typing import Any, Literal
@@ -21,7 +22,8 @@ from dubito.fitting.posterior import Posterior
 from dubito.fitting.training import Training
 from dubito.networks.twin import copied
 from dubito.uses.compression.budget import Budget, Candidate, Meter, search
-from dubito.uses.compression.costs import per_cost
+from dubito.uses.compression.costs import Cost, LayerCosts, per_cost
+from dubito.uses.compression.elimination import Elimination
 from dubito.uses.compression.features import first_matrix, live_features
 from dubito.uses.compression.finetune import default_training
 from dubito.uses.compression.finetune import finetune as train_on
@@ -30,15 +32,23 @@ from dubito.uses.compression.result import Compression
 from dubito.uses.compression.rules import Masks, ModelReduction, Rule
 from dubito.uses.compression.search import Score, largest_within, score_of
 from dubito.uses.compression.shrink import shrink, silenced
-from dubito.uses.compression.units import feature_plan, removable, unit_plan, unit_relevance
+from dubito.uses.compression.units import feature_plan, removable, require_units, unit_plan, unit_relevance
 from dubito.uses.compression.units_by_fx import UnitGroup, trace
 from dubito.uses.compression.units_by_torch_pruning import depend
 from dubito.uses.compression.verify import require_same, varied
-from dubito.uses.compression.weight_statistics import default_rule, prunable, ranking_rule, statistics_of
+from dubito.uses.compression.weight_statistics import (
+    data_precision,
+    default_rule,
+    prunable,
+    ranking_rule,
+    statistics_of,
+)
 from dubito.uses.transfer.distillation import loss_and_data
 
 # Rows of the data on which smaller and masked networks are compared and latencies measured.
 EXAMPLE_ROWS = 128
+# Rows on which the moments of activations are measured.
+MEASURED_ROWS = 2048
 # The fall of accuracy (for regression, the growth of the RMSE as a fraction) from which a default is questioned.
 RUINED = 0.1
 # The fall that the default may cost where it can choose how much to remove.
@@ -110,7 +120,8 @@ def compress(
         if example is not None:
             outputs_of(posterior.model, example)
         cost = None if budget is None else budget.cost
-        pruner = Pruner.of(posterior, rule, structure, example, allow_empty, generator, cost)
+        rows = _rows(posterior, data if finetune is None else finetune, example) if structure == "units" else ()
+        pruner = Pruner.of(posterior, rule, structure, example, allow_empty, generator, cost, rows)
         candidates: tuple[Candidate, ...] = ()
         if budget is not None:
             rule, candidates = _within(budget, pruner, data, finetune is not None)
@@ -179,6 +190,7 @@ class Pruner:
         columns: If units are removed and inputs are plain features, the relevance of the weights of the first matrix.
         example: A batch of inputs, or None.
         allow_empty: Whether a layer may lose all of its weights.
+        elimination: Adapts the layers that read removed units, if the rule does so.
     """
 
     posterior: Posterior
@@ -189,6 +201,7 @@ class Pruner:
     columns: Params
     example: Any
     allow_empty: bool
+    elimination: Elimination | None = None
 
     @classmethod
     def of(
@@ -199,22 +212,33 @@ class Pruner:
         example: Any,
         allow_empty: bool,
         generator: torch.Generator | None,
-        cost: Literal["macs", "bytes"] | None = None,
+        cost: Cost | None = None,
+        inputs: Iterable[Any] = (),
     ) -> Pruner:
-        """Compute the relevances and, for units, the groups; with a cost, relevances are per cost."""
+        """Compute the relevances and, for units, the groups; with a cost, relevances are per cost.
+
+        Activations are measured on `inputs`.
+        """
         relevance = rule.relevance(statistics_of(posterior, rule), generator=generator)
         center = params.load_(copied(posterior.model).eval(), posterior.marginals()[0])
         groups: list[UnitGroup] = []
         columns: Params = {}
+        elimination = None
         if structure == "units":
             example = varied(example)
             first = first_matrix(center, example)
             columns = {} if first is None else {first: relevance[first]}
             traced = trace(center, example) if isinstance(example, torch.Tensor) else None
             groups = removable(center, depend(center, example) if traced is None else traced)
-            relevance = unit_relevance(center, groups, relevance, rule)
-            relevance = relevance if cost is None else per_cost(center, groups, relevance, cost, example)
-        return cls(posterior, center, rule, relevance, groups, columns, example, allow_empty)
+            if rule.eliminates:
+                costs = None if cost is None else LayerCosts(center, groups, cost, example)
+                elimination = Elimination(center, groups, inputs, data_precision(posterior), costs)
+                relevance = elimination.relevance
+            else:
+                relevance = unit_relevance(center, groups, relevance, rule)
+                relevance = relevance if cost is None else per_cost(center, groups, relevance, cost, example)
+            require_units(relevance)
+        return cls(posterior, center, rule, relevance, groups, columns, example, allow_empty, elimination)
 
     def at(self, rule: Rule) -> tuple[Plan, nn.Module]:
         """Return the plan and the network of `rule`, which may differ from ours only in how much it removes."""
@@ -231,7 +255,8 @@ class Pruner:
         _, silent = silenced(model, self.groups, changed, self.example)
         # removed units have no input; their outgoing weights stay, for the constant that such a unit becomes
         silent = both(silent, columns)
-        quiet, _ = silenced(Plan(columns).masked(self._adapted(model, silent)), self.groups, changed, self.example)
+        adapted = self._adapted(model, silent) if self.elimination is None else self.elimination.adapted(model, kept)
+        quiet, _ = silenced(Plan(columns).masked(adapted), self.groups, changed, self.example)
         small = shrink(quiet, self.groups, changed, self.example).eval()
         require_same(quiet, small, self.example)
         return replace(plan, inputs=live_features(small, self.example), silent=silent), small
@@ -299,6 +324,20 @@ def _check_training(finetune: Any, training: Any, teacher: Any, temperature: Any
         raise InputError(f"`temperature` is for a teacher, got {temperature} without one: give teacher= too.")
     if finetune is None and training is not None:
         raise InputError("`training` says how to fine-tune: give the training data as finetune= too.")
+
+
+def _rows(posterior: Posterior, data: Data | None, example: Any) -> Iterator[Any]:
+    """Yield batches of inputs on which activations are measured."""
+    if data is None:
+        yield example
+        return
+    source = Source(data, batch_size=EXAMPLE_ROWS, must_count=False, shard=False)
+    rows = 0
+    for batch in source.spread(MEASURED_ROWS) if source.num_data else source.replay():
+        yield batches.place(batch.inputs, posterior.device, posterior.dtype)
+        rows += batch.num_rows
+        if rows >= MEASURED_ROWS:
+            return
 
 
 def _example(posterior: Posterior, data: Data | None, example: Any, structure: str) -> Any:

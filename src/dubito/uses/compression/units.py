@@ -32,12 +32,16 @@ def unit_relevance(model: nn.Module, groups: list[UnitGroup], relevance: Params,
         columns = [_by_unit(by_input(model, p.layer, relevance[weight(p.layer)]), p, group) for p in group.consumers]
         sides = [_together(rule, torch.cat(side, 1)) for side in (rows, columns)]
         found[group.name] = torch.stack(sides).amin(0)
-    if all(bool((value == math.inf).all()) for value in found.values()):  # also where there is no group
+    return found
+
+
+def require_units(relevance: Params) -> None:
+    """Raise if no unit can go."""
+    if all(bool((value == math.inf).all()) for value in relevance.values()):  # also where there is no group
         raise UnsupportedError(
             "No layer of this network can lose units: none with random weights of its own feeds another directly. "
             'Use structure="weights".'
         )
-    return found
 
 
 def _together(rule: Rule, rows: Tensor) -> Tensor:

@@ -100,3 +100,14 @@ def precision_diagonal(posterior: Posterior, names: list[str]) -> Params:
         _, variance = posterior.marginals()
         return {name: torch.where(variance[name] > 0, 1 / variance[name], 0.0) for name in names}
     return {name: diagonal[name] for name in names}
+
+
+def data_precision(posterior: Posterior) -> Params:
+    """Return the diagonal of the precision without the prior's, of the parameters whose weights are all random."""
+    names = prunable(posterior.model)
+    _, variance = posterior.marginals()
+    names = [name for name in names if bool((variance[name] > 0).all())]
+    total, (prior, _) = precision_diagonal(posterior, names), _prior(posterior, names)
+    if prior is None:
+        return total
+    return {name: (value.double() - 1 / prior[1][name].double()).clamp_min(0.0) for name, value in total.items()}

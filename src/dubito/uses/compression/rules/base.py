@@ -85,6 +85,11 @@ class Rule(Setting, ABC):
         """Whether the weights that stay move to their mean given that the removed ones are zero."""
         return False
 
+    @property
+    def eliminates(self) -> bool:
+        """Whether units go one after the other, while the layers that read them adapt (`elimination`)."""
+        return False
+
     @abstractmethod
     def scores(self, statistics: WeightStatistics, *, generator: torch.Generator | None = None) -> Params:
         """Return the score of each weight."""

@@ -25,7 +25,9 @@ class PosteriorDamage(Rule):
         target: The fraction of weights to remove.
         kind: Which of the three.
         update: Move the weights that stay to their mean given that the others are zero: the update of ``"obs"`` for
-            all removed weights at once. Only Laplace posteriors know it; independent weights do not move.
+            all removed weights at once. Only Laplace posteriors know it; independent weights do not move. If units are
+            removed by ``"obs"``, any posterior will do: the layers that read them adapt, see
+            `dubito.uses.compression.elimination`.
     """
 
     setting_name = "rules.PosteriorDamage"
@@ -39,6 +41,11 @@ class PosteriorDamage(Rule):
     def adapts(self) -> bool:
         """Whether the weights that stay are moved to their conditional mean: only with `update`."""
         return self.update
+
+    @property
+    def eliminates(self) -> bool:
+        """Whether the layers that read removed units adapt: with `update` of ``"obs"``; a threshold needs damages."""
+        return self.update and self.kind == "obs" and self.threshold is None
 
     def scores(self, statistics: WeightStatistics, *, generator: torch.Generator | None = None) -> Params:
         """Return the damage."""

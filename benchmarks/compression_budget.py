@@ -1,0 +1,185 @@
+"""Accuracy at a share of the multiply-accumulates: units by elimination against other rankings and torch-pruning's.
+
+    python benchmarks/compression_budget.py run --networks lenet5 vgg --seeds 3 [--epochs 0 3]   # resumable
+    python benchmarks/compression_budget.py table
+
+Every method gets the same trained network, the same 2,000 training images to measure on, and the same share of MACs.
+With `--epochs 3` the smaller network is trained for three epochs on all training images, with equal settings for all.
+LeNet-5 is trained on 20,000 images of MNIST for 3 epochs, the VGG-like one (`compression_cifar.py`) on 10,000 images
+of CIFAR-10 for 8, resnet20 on the same for 6. torch-pruning (`dubito[shrink]`) goes in steps of 1 % of the channels,
+with gradients taken anew before each, until the share is met.
+"""
+
+from __future__ import annotations
+
+import argparse
+import copy
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+from compression_cells import RESULTS, cell, fitted
+from compression_cifar import vgg_like
+from dubito.compression import Budget, compress
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+import dubito
+from dubito import MAP, Laplace, Training, rules
+from dubito.fitting.posterior import Posterior
+from dubito.uses.compression.report import num_macs
+
+Pair = tuple[Tensor, Tensor]
+SHARES = (0.5, 0.25, 0.1)
+MEASURED = 2000
+RULES: dict[str, rules.Rule | None] = {
+    "elimination": None,
+    "posterior damage": rules.PosteriorDamage(),
+    "magnitude, global": rules.Magnitude(),
+    "magnitude, per layer": rules.Magnitude(scope="layer"),
+}
+PEERS = ("taylor", "hessian", "group norm")
+NETWORKS: dict[str, tuple[str, Callable[[int], nn.Module], int, float, int]] = {
+    # data, network, epochs, learning rate, training images
+    "lenet5": ("mnist", lambda seed: dubito.models.lenet5(), 3, 1e-3, 20_000),
+    "vgg": ("cifar10", lambda seed: vgg_like(16, seed), 8, 2e-3, 10_000),
+    "resnet20": ("cifar10", lambda seed: dubito.models.resnet20(), 6, 2e-3, 10_000),
+}
+
+
+def load(name: str) -> tuple[Pair, Pair]:
+    """Training and test images of a network."""
+    data, _, _, _, count = NETWORKS[name]
+    found = dubito.data.load(data)
+    train: Any = tuple(part[:count] for part in found.train)
+    return train, found.test
+
+
+def trained(name: str, seed: int, train: Pair) -> nn.Module:
+    """The trained network of a seed, from its file where there is one."""
+    _, build, epochs, rate, _ = NETWORKS[name]
+    torch.manual_seed(seed)
+
+    def fit(model: nn.Module, checkpoint: str) -> Posterior:
+        how = Training(epochs=epochs, lr=rate, batch_size=100, schedule="linear", checkpoint=checkpoint)
+        generator = torch.Generator().manual_seed(seed)
+        return MAP().fit(model, train, training=how, generator=generator, progress=False)
+
+    return fitted(f"budget-{name}", seed, build(seed), fit).model
+
+
+@torch.no_grad()
+def accuracy(model: nn.Module, test: Pair) -> float:
+    """The share of test images that are classified right."""
+    parts = zip(test[0].split(500), test[1].split(500), strict=True)
+    return sum(float((model.eval()(x).argmax(1) == y).sum()) for x, y in parts) / len(test[1])
+
+
+def by_torch_pruning(model: nn.Module, kind: str, share: float, few: Pair) -> nn.Module:
+    """A smaller network by an importance of torch-pruning."""
+    import torch_pruning as tp
+
+    model = copy.deepcopy(model).eval()
+    importance = {
+        "taylor": tp.importance.GroupTaylorImportance, "hessian": tp.importance.GroupHessianImportance,
+        "group norm": tp.importance.GroupMagnitudeImportance,
+    }[kind]()  # fmt: skip
+    last = [layer for layer in model.modules() if isinstance(layer, nn.Linear)][-1]
+    example = few[0][:1]
+    pruner = tp.pruner.BasePruner(
+        model, example, importance, global_pruning=True, pruning_ratio=0.95, max_pruning_ratio=0.95,
+        iterative_steps=95, ignored_layers=[last],
+    )  # fmt: skip
+    most = share * num_macs(model, example)
+    while num_macs(model, example) > most and pruner.current_step < 95:
+        gradients(model, importance, kind, few)
+        pruner.step()
+    return model
+
+
+def gradients(model: nn.Module, importance: Any, kind: str, few: Pair) -> None:
+    """Give an importance its gradients; that of the Hessian keeps only the last example's, so it is given the sums."""
+    model.zero_grad()
+    if kind == "taylor":
+        F.cross_entropy(model(few[0][:500]), few[1][:500]).backward()
+    elif kind == "hessian":
+        squares: dict[nn.Parameter, Tensor] = {}
+        for x, y in zip(few[0][:64], few[1][:64], strict=True):
+            model.zero_grad()
+            F.cross_entropy(model(x[None]), y[None]).backward()
+            for p in model.parameters():
+                if p.grad is not None:
+                    squares[p] = squares.get(p, torch.zeros_like(p)) + p.grad.square()
+        importance._accu_grad, importance._counter = squares, dict.fromkeys(squares, 64)
+
+
+def run(args: argparse.Namespace) -> None:
+    """Every method at every share of every network."""
+    for seed in range(args.seeds):
+        for name in args.networks:
+            train, test = load(name)
+            few: Any = tuple(part[:MEASURED] for part in train)
+            model = trained(name, seed, train)
+            cell(f"budget-{name}-dense", seed, lambda model=model, test=test: {"accuracy": accuracy(model, test)})
+            posterior = Laplace(structure="diag", prior_precision=10.0).fit(model, few, progress=False)
+            for epochs in args.epochs:
+                for share in SHARES:
+                    for method in (*RULES, *PEERS):
+
+                        def work(
+                            method: str = method, share: float = share, epochs: int = epochs, name: str = name,
+                            model: nn.Module = model, posterior: Posterior = posterior, few: Pair = few,
+                            train: Pair = train, test: Pair = test,
+                        ) -> dict[str, Any]:  # fmt: skip
+                            if method in PEERS:
+                                small = by_torch_pruning(model, method, share, few)
+                            else:
+                                budget = Budget(macs=share)
+                                small = compress(posterior, RULES[method], budget=budget, data=few).model
+                            if epochs:
+                                how = Training(epochs=epochs, lr=1e-3, batch_size=100, schedule="linear")
+                                small = MAP().fit(small, train, training=how, progress=False).model
+                            share_left = num_macs(small, few[0][:1]) / num_macs(model, few[0][:1])
+                            return {"accuracy": accuracy(small, test), "macs": share_left}
+
+                        cell(f"budget-{name}-{method}-{share}-{epochs}".replace(" ", "_"), seed, work)
+
+
+def table(args: argparse.Namespace) -> None:
+    """Print the mean accuracy over seeds, and its standard deviation."""
+    for name in args.networks:
+        for epochs in args.epochs:
+            print(f"\n{name}, {epochs} epochs\n\n| | {' | '.join(f'{s:.0%} of the MACs' for s in SHARES)} |")
+            print(f"|---|{'---|' * len(SHARES)}")
+            for method in (*RULES, *PEERS):
+                cells = [_mean(f"budget-{name}-{method}-{share}-{epochs}".replace(" ", "_")) for share in SHARES]
+                print(f"| {method} | {' | '.join(cells)} |")
+            print(f"| dense | {_mean(f'budget-{name}-dense')} |")
+
+
+def _mean(stem: str) -> str:
+    found = [json.loads(Path(p).read_text())["accuracy"] for p in sorted(RESULTS.glob(f"{stem}-[0-9].json"))]
+    if not found:
+        return ""
+    values = torch.tensor(found)
+    return (
+        f"{100 * values.mean():.1f}" + (f" ± {100 * values.std():.1f}" if len(found) > 1 else "") + f" ({len(found)})"
+    )
+
+
+def main() -> None:
+    """Read the command line."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("what", choices=["run", "table"])
+    parser.add_argument("--networks", nargs="*", default=["lenet5"], choices=list(NETWORKS))
+    parser.add_argument("--seeds", type=int, default=3)
+    parser.add_argument("--epochs", nargs="*", type=int, default=[0])
+    args = parser.parse_args()
+    torch.set_num_threads(1)
+    {"run": run, "table": table}[args.what](args)
+
+
+if __name__ == "__main__":
+    main()
