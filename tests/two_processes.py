@@ -22,7 +22,9 @@ from dubito.core.errors import TrustWarning
 
 TIMEOUT = 240
 _CONTEXT = multiprocessing.get_context("forkserver")
-_CONTEXT.set_forkserver_preload(["torch.distributed", *{module for module, _ in dubito._PUBLIC.values()}])
+# `torch.autograd.grad` imports `symbolic_shapes` and with it sympy
+_PRELOADED = ["torch.distributed", "torch.fx.experimental.symbolic_shapes"]
+_CONTEXT.set_forkserver_preload([*_PRELOADED, *{module for module, _ in dubito._PUBLIC.values()}])
 
 
 def run(file: str, case: str, folder: Path) -> tuple[Any, Any]:

@@ -11,6 +11,7 @@ factor in each step.
 
 from __future__ import annotations
 
+import inspect
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -165,6 +166,13 @@ def _best_noise(function: Callable[[Tensor], Tensor], start: Tensor) -> Tensor:
     return _best_scalar(function, middle - 8, middle + 8)
 
 
+class _QuickLBFGS(torch.optim.LBFGS):
+    """L-BFGS that does not import `torch._dynamo`: it takes a second or more, and is of use to compiled code only."""
+
+    add_param_group = inspect.unwrap(torch.optim.LBFGS.add_param_group)
+    zero_grad = inspect.unwrap(torch.optim.LBFGS.zero_grad)
+
+
 def _climb(
     evidence: Evidence, prior: Tensor, noise: Tensor, tune_noise: bool, sizes: list[int] | None
 ) -> tuple[Tensor, Tensor]:
@@ -185,7 +193,7 @@ def _climb(
         loss.backward()
         return loss
 
-    optimizer = torch.optim.LBFGS(
+    optimizer = _QuickLBFGS(
         [log_prior, log_noise] if tune_noise else [log_prior],
         max_iter=200, tolerance_grad=1e-6, tolerance_change=1e-12, line_search_fn="strong_wolfe",
     )  # fmt: skip

@@ -24,12 +24,12 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 from torch import nn
-from torch.utils.flop_counter import FlopCounterMode
 
 from dubito.beliefs.likelihoods import Gaussian, Likelihood
 from dubito.core import batches
 from dubito.core.batches import Data, Source
 from dubito.core.errors import NotConvergedWarning
+from dubito.core.operations import OperationCounter
 from dubito.core.randomness import derive_seed
 from dubito.core.subsets import num_examples, subset
 from dubito.fitting.checks import outputs_of
@@ -246,9 +246,8 @@ def _affordable_steps(problem: Problem) -> int:
     """Return how many steps the search may take in all, from the floating-point operations of one."""
     first = problem.source.first()
     rows = batches.take(first.inputs, slice(0, 8))
-    counter = FlopCounterMode(display=False)
-    with counter:
+    with OperationCounter() as counter:
         outputs_of(problem.model, rows)
     weights = sum(value.numel() for value in problem.model.parameters())
-    forward = max(counter.get_total_flops() / batches.num_rows(rows), 2 * weights)
+    forward = max(counter.total / batches.num_rows(rows), 2 * weights)
     return int(MOST_FLOPS / (3 * forward * first.size))

@@ -12,6 +12,7 @@ import torch
 from torch import nn
 
 from dubito.core import batches, params
+from dubito.core.operations import OperationCounter
 from dubito.uses.compression import storage
 from dubito.uses.compression.csr import seconds as shortest
 from dubito.uses.compression.units import by_output
@@ -141,16 +142,14 @@ def make_report(
 def num_macs(model: nn.Module, example: Any) -> int:
     """Return the multiply-accumulates of one input in matrix products and convolutions, recurrent ones included."""
     from torch.nn.attention import SDPBackend, sdpa_kernel
-    from torch.utils.flop_counter import FlopCounterMode
 
-    counter = FlopCounterMode(display=False)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # about hardware that this machine lacks
         # oneDNN's recurrent layers and fused attention would hide their products
         without = torch.backends.mkldnn.flags(enabled=False), sdpa_kernel(SDPBackend.MATH)
-        with without[0], without[1], torch.enable_grad(), counter:
+        with without[0], without[1], torch.enable_grad(), OperationCounter() as counter:
             params.call(model, batches.take(example, slice(0, 1)))
-    return int(counter.get_total_flops()) // 2
+    return counter.total // 2
 
 
 def _files(made: Compression, folder: Path, rounding: float) -> tuple[dict[str, int], dict[str, nn.Module]]:
