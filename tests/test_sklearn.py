@@ -222,8 +222,8 @@ def test_settings_and_networks_of_all_kinds() -> None:
 
 def test_the_default_beats_the_mean() -> None:
     inputs, targets = load_diabetes(return_X_y=True)
-    training = {"epochs": 40, "lr": 0.01}
-    model = DubitoRegressor(network="mlp(hidden=[20])", training=training).fit(inputs[:200], targets[:200])
+    training = {"epochs": 15, "lr": 0.02}
+    model = DubitoRegressor(network="mlp(hidden=[10])", training=training).fit(inputs[:200], targets[:200])
     assert model.score(inputs[200:], targets[200:]) > 0.3
     assert model.posterior_.explanation is not None  # that of `Auto`
     few = clone(model).set_params(training={"epochs": 1}).fit(inputs[:12], targets[:12])

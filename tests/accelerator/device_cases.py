@@ -43,8 +43,13 @@ from dubito.fitting.recipe import Recipe
 Answers = dict[str, Callable[[], Any]]
 
 
+ONCE = TRAINING.replace(epochs=1)
+
+
 def fit(recipe: Recipe, task: str, device: torch.device) -> tuple[Posterior, nn.Module]:
-    """Fit a tiny network on a device to data on the CPU, as most users have it."""
+    """Fit a tiny network on a device to data on the CPU, as most users have it; chains are short."""
+    if hasattr(recipe, "burn_in"):
+        recipe = recipe.replace(burn_in=4, num_samples=6)
     likelihood: Any = "categorical" if task == "classification" else "gaussian"
     data, validation, model = (
         problem(task, torch.float32),
@@ -86,7 +91,7 @@ def uses(posterior: Posterior, model: nn.Module, task: str, device: torch.device
         "conditional_mean": lambda: posterior.conditional_mean(
             {"0.weight": torch.arange(24, device=device).reshape(6, 4) % 3 > 0}
         ),
-        "update": lambda: posterior.update(here, training=TRAINING, progress=False),
+        "update": lambda: posterior.update(here, training=ONCE, progress=False),
         "diagnose": posterior.diagnose,
         "evaluate": lambda: dubito.evaluate(posterior, (x, y), ood={"noise": 3 * x}),
         "compress": lambda: dubito.compress(posterior, data=(x, y), allow_empty=True),

@@ -59,8 +59,8 @@ def test_from_a_table_to_predictions(fitted: Run, tmp_path: Path) -> None:
     ]  # fmt: skip
 
 
-def test_what_was_understood_is_said_before_training(run: Run) -> None:
-    result = run("fit", "houses.csv", "--target", "cheap", "-o", "run", "--ignore", "price", "--epochs", 2, "--json")
+def test_what_was_understood_is_said_before_training(run: Run, tmp_path: Path) -> None:
+    result = run("fit", "houses.csv", "--target", "cheap", "-o", "run", "--ignore", "price", "--epochs", 1, "--json")
     assert result.exit_code == 0, result.stderr
     lines = result.stderr.splitlines()
     assert lines[0] == "houses.csv (utf-8, separated by commas): 160 rows"
@@ -70,6 +70,9 @@ def test_what_was_understood_is_said_before_training(run: Run) -> None:
     assert lines[7] == "training on 115 rows; 13 choose settings, 32 are held out"
     found = json.loads(result.stdout)
     assert found["settings"]["table"] == "houses.csv"
+    assert found["settings"]["recipe"] == "Auto()"
+    assert found["settings"]["chosen"].startswith("Chosen: ")
+    assert not [path.name for path in tmp_path.iterdir() if "checkpoint" in path.name]
     quiet = run(
         "fit", "houses.csv", "--target", "cheap", "-o", "quiet", "--ignore", "price", "--epochs", 2, "-q", *LAPLACE
     )
@@ -89,14 +92,12 @@ def test_a_diverged_training_fails(run: Run) -> None:
 def test_a_file_of_options(run: Run, tmp_path: Path) -> None:
     (tmp_path / "run.yaml").write_text(
         "# options\ntable: houses.csv\ntarget: price\nout: run\nignore:\n  - cheap\n  - id\nepochs: 2\n"
-        'model: "mlp(hidden=[3])"\nseed: 3\n'
+        'model: "mlp(hidden=[3])"\nseed: 3\nmethod: "map()"\n'
     )
     result = run("fit", "--config", "run.yaml", "--seed", 5, "--json")
     assert result.exit_code == 0, result.stderr
     settings = json.loads(result.stdout)["settings"]
-    assert settings["recipe"] == "Auto()"
-    assert settings["chosen"].startswith("Chosen: ")
-    assert not [path.name for path in tmp_path.iterdir() if "checkpoint" in path.name]
+    assert settings["recipe"] == "MAP()"
     assert settings["seed"] == 5  # what is typed takes precedence
     assert settings["training"] == {"epochs": 2}
     assert settings["options"]["ignore"] == ["cheap", "id"]

@@ -156,15 +156,11 @@ class TestFit:
         assert again.explanation == posterior.explanation
         assert again.digest() == posterior.digest()
 
-    def test_the_same_call_gives_the_same_result(self, posterior: Any) -> None:
-        again = fit(Auto())
-        x = classes()[0]
+    def test_the_same_call_gives_the_same_result_and_leaves_the_model(self, posterior: Any) -> None:
+        model, before, x = network().train(), network().state_dict(), classes()[0]
+        again: Any = Auto().fit(model, classes(), training=TRAINING, progress=False)
         assert again.explanation == posterior.explanation
         assert torch.equal(again.predict(x).probs, posterior.predict(x).probs)
-
-    def test_the_model_is_not_changed(self) -> None:
-        model, before = network().train(), network().state_dict()
-        Auto().fit(model, classes(), training=TRAINING, progress=False)
         assert model.training
         assert all(torch.equal(value, before[name]) for name, value in model.state_dict().items())
 
