@@ -1,6 +1,9 @@
-"""Load test of `dubito serve`: latency at a fixed rate of requests, and the largest throughput.
+"""Load test of `dubito serve` and `dubito play`: latency at a fixed rate of requests, and the largest throughput.
 
-    python benchmarks/serve.py [--rate 200] [--seconds 20] [--run RUN]
+    python benchmarks/serve.py [--rate 200] [--seconds 20] [--run RUN] [--play] [--priority -15]
+
+With --play the requests are those of the page of `dubito play` (/ask): both answers, nearest rows and, where there is a
+number to sweep, 41 more rows. --priority raises the priority of client and server beside other programs (as root).
 
 Starts the server as a program, and sends single rows over keep-alive connections from this process, so client and
 server share the machine. At a fixed rate requests start on schedule, whether or not earlier ones were answered, and
@@ -47,21 +50,33 @@ def make_runs(folder: Path) -> dict[str, Path]:
 
 
 def row_of(run: Path) -> dict[str, Any]:
-    """Return a usual row."""
-    columns = runs.load(run).encoder.columns
-    return {column.name: None if column.holds == "dates" else column.fill for column in columns}
+    """Return a row of the training data."""
+    loaded = runs.load(run)
+    return {name: values[0] for name, values in loaded.cells("train", [0]).items()}
+
+
+def request_of(run: Path, play: bool, token: str) -> bytes:
+    """Return a whole HTTP request."""
+    row = row_of(run)
+    swept = next((name for name, value in row.items() if isinstance(value, float)), None)
+    drawn = any(name.startswith("pixel") for name in row)  # a picture has no sweep
+    value = {"row": row, "sweep": None if drawn else swept} if play else {"rows": [row]}
+    body = json.dumps(value).encode()
+    lines = (
+        f"POST /{'ask' if play else 'predict'}{token} HTTP/1.1",
+        "host: localhost",
+        "content-type: application/json",
+    )
+    return "\r\n".join([*lines, f"content-length: {len(body)}"]).encode() + b"\r\n\r\n" + body
 
 
 class Connection:
     """One keep-alive connection."""
 
-    async def open(self, port: int, row: dict[str, Any]) -> Connection:
+    async def open(self, port: int, message: bytes) -> Connection:
         """Connect, and return the connection."""
         self.reader, self.writer = await asyncio.open_connection("127.0.0.1", port)
-        body = json.dumps({"rows": [row]}).encode()
-        lines = ("POST /predict HTTP/1.1", "host: localhost", "content-type: application/json")
-        head = "\r\n".join([*lines, f"content-length: {len(body)}"])
-        self.message = head.encode() + b"\r\n\r\n" + body
+        self.message = message
         return self
 
     async def ask(self) -> None:
@@ -74,13 +89,13 @@ class Connection:
         await self.reader.readexactly(length)
 
 
-async def fixed_rate(port: int, row: dict[str, Any], rate: float, seconds: float) -> list[float]:
+async def fixed_rate(port: int, message: bytes, rate: float, seconds: float) -> list[float]:
     """Return the latency of each request, from the time at which it was due."""
-    free, latencies, tasks = [await Connection().open(port, row) for _ in range(16)], [], []
+    free, latencies, tasks = [await Connection().open(port, message) for _ in range(16)], [], []
     rng, begin, due = random.Random(0), time.perf_counter(), 0.0
 
     async def one(when: float) -> None:
-        connection = free.pop() if free else await Connection().open(port, row)
+        connection = free.pop() if free else await Connection().open(port, message)
         await connection.ask()
         latencies.append(time.perf_counter() - begin - when)
         free.insert(0, connection)
@@ -93,13 +108,13 @@ async def fixed_rate(port: int, row: dict[str, Any], rate: float, seconds: float
     return latencies
 
 
-async def throughput(port: int, row: dict[str, Any], seconds: float, clients: int = 32) -> float:
+async def throughput(port: int, message: bytes, seconds: float, clients: int = 32) -> float:
     """Return the requests per second of clients that ask again at once."""
     end, count = time.perf_counter() + seconds, 0
 
     async def client() -> None:
         nonlocal count
-        connection = await Connection().open(port, row)
+        connection = await Connection().open(port, message)
         while time.perf_counter() < end:
             await connection.ask()
             count += 1
@@ -108,17 +123,18 @@ async def throughput(port: int, row: dict[str, Any], seconds: float, clients: in
     return count / seconds
 
 
-def measure(run: Path, rate: float, seconds: float) -> None:
+def measure(run: Path, rate: float, seconds: float, play: bool) -> None:
     code = "from dubito.cli import main; main()"
-    words = [sys.executable, "-c", code, "serve", str(run), "--port", "0"]
+    words = [sys.executable, "-c", code, "play" if play else "serve", str(run), "--port", "0"]
     with subprocess.Popen(words, stderr=subprocess.PIPE, text=True) as server:
         assert server.stderr is not None
         try:
-            port = int(server.stderr.readline().partition("127.0.0.1:")[2].split()[0].rstrip("/"))
-            row = row_of(run)
-            asyncio.run(fixed_rate(port, row, 50, 1))  # warm
-            latencies = sorted(asyncio.run(fixed_rate(port, row, rate, seconds)))
-            most = asyncio.run(throughput(port, row, seconds / 2))
+            line = next(line for line in server.stderr if "127.0.0.1:" in line)
+            place, _, query = line.partition("127.0.0.1:")[2].split()[0].partition("?")
+            port, message = int(place.rstrip("/")), request_of(run, play, f"?{query}" if query else "")
+            asyncio.run(fixed_rate(port, message, 50, 1))  # warm
+            latencies = sorted(asyncio.run(fixed_rate(port, message, rate, seconds)))
+            most = asyncio.run(throughput(port, message, seconds / 2))
         finally:
             server.terminate()
     p50, p99 = statistics.median(latencies), latencies[int(0.99 * len(latencies))]
@@ -131,12 +147,15 @@ def main() -> None:
     parser.add_argument("--rate", type=float, default=200.0)
     parser.add_argument("--seconds", type=float, default=20.0)
     parser.add_argument("--run", type=Path)
+    parser.add_argument("--play", action="store_true")
+    parser.add_argument("--priority", type=int, default=0)
     chosen = parser.parse_args()
+    os.nice(chosen.priority)
     print(f"{os.cpu_count()} cores, load {os.getloadavg()[0]:.1f} before the test")
     with tempfile.TemporaryDirectory() as folder:
         found = [chosen.run] if chosen.run else list(make_runs(Path(folder)).values())
         for run in found:
-            measure(run, chosen.rate, chosen.seconds)
+            measure(run, chosen.rate, chosen.seconds, chosen.play)
     print(f"CPU of the servers: {resource.getrusage(resource.RUSAGE_CHILDREN).ru_utime:.1f} s")
 
 

@@ -81,6 +81,20 @@ def test_what_was_understood_is_said_before_training(run: Run, tmp_path: Path) -
 
 
 @pytest.mark.filterwarnings("ignore")
+def test_many_columns_and_one_that_predictions_have(run: Run, tmp_path: Path) -> None:
+    many = {f"x{place}": [row * place % 7 for row in range(30)] for place in range(1, 61)}
+    write(
+        tmp_path / "wide.csv", {**many, "empty": [""] * 30, "lower": list(range(30)), "y": [r / 3 for r in range(30)]}
+    )
+    result = run("fit", "wide.csv", "--target", "y", "-o", "run")
+    assert result.exit_code == 2
+    *told, error = result.stderr.splitlines()
+    assert "'lower'" in error and "--ignore lower" in error  # noqa: PT018 - one sentence
+    assert told[-1].startswith("and 23 more columns")
+    assert len(told) == 2 + 40 + 1
+    assert any(line.startswith("empty") for line in told)
+
+
 def test_a_diverged_training_fails(run: Run) -> None:
     words = ["--target", "cheap", "--ignore", "price", "--epochs", 3, "--lr", 1e9, "--method", "map()"]
     result = run("fit", "houses.csv", "-o", "run", *words)
@@ -192,7 +206,7 @@ def test_methods_are_listed(run: Run) -> None:
 @pytest.mark.parametrize(
     ("words", "code", "sentence"),
     [
-        (["fit", "houses.csv", "-o", "run"], 2, "Missing option '--target'"),
+        (["fit", "houses.csv", "-o", "run"], 2, "to predict as --target; its columns are"),
         (["fit", "houses.csv", "--target", "price"], 2, "Missing option '--out'"),
         (["fit", "houses.csv", "--target", "cost", "-o", "run"], 2, "no target column 'cost'"),
         (["fit", "none.csv", "--target", "price", "-o", "run"], 3, "There is no file none.csv"),

@@ -12,7 +12,7 @@ import typer
 from dubito.cli.configuration import read_config
 
 Json = Annotated[bool, typer.Option("--json", help="Print only JSON on stdout.")]
-Out = Annotated[Path, typer.Option("--out", metavar="FILE", help="The file to write the report to.")]
+Out = Annotated[Path, typer.Option("--out", "-o", metavar="FILE", help="The file to write the report to.")]
 
 Target = Annotated[str | None, typer.Option("--target", metavar="COLUMN", help="The column of the table to predict.")]
 Task = Annotated[

@@ -148,7 +148,7 @@ def report_runs(folders: list[Path], out: Path, as_json: bool) -> None:
 def training_rows(run: TableRun, table: Path | None) -> DataSet:
     """Return the data set that a run was fitted to, with the same parts."""
     path = Path(table_of(run)) if table is None else table
-    if not path.is_file():
+    if not path.exists() and str(path) not in data.names():
         raise MissingDataError(f"The table of this run, '{path}', is not there: give it as --data.")
     settings = run.settings
     if settings.get("updates"):
@@ -160,7 +160,7 @@ def training_rows(run: TableRun, table: Path | None) -> DataSet:
     held_out = settings.get("held_out")
     found = data.load_table(
         rows, run.target, **options.columns(), test=share_held_out(len(rows)) if held_out is None else held_out,
-        validation=VALIDATION, limit=settings.get("limit"), standardize=settings.get("scale", True),
+        validation=VALIDATION, limit=settings.get("limit"), standardize=settings.get("scale"),
         generator=torch.Generator().manual_seed(settings.get("seed", 0)),
     )  # fmt: skip
     if found.feature_names != run.encoder.feature_names or found.class_names != run.encoder.class_names:

@@ -6,6 +6,7 @@ import hashlib
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -20,11 +21,13 @@ from dubito.cli.output import command_line, note, print_json
 from dubito.core.atomic import check_place
 from dubito.core.constraints import OpenProbability, Positive, check
 from dubito.core.errors import InputError
-from dubito.data.table_files import STANDARD_INPUT
+from dubito.data import DataSet, TableTransform
+from dubito.data.table_files import STANDARD_INPUT, default_target
 from dubito.uses import runs
 from dubito.uses.reporting import report as write_report
 from dubito.uses.runs.folder import REPORT, check_folder
 from dubito.uses.runs.networks import NetworkSource
+from dubito.uses.runs.prediction import column_names
 from dubito.uses.runs.run import TableEvaluation, TableRun
 from dubito.uses.runs.stream import check_output, predict_file
 from dubito.uses.runs.table_fit import VALIDATION, likelihood_for, share_held_out
@@ -45,7 +48,7 @@ def fit_run(
     training: dict[str, Any],
     limit: int | None,
     seed: int,
-    scale: bool,
+    scale: bool | None,
     overwrite: bool,
     as_json: bool,
 ) -> None:
@@ -54,11 +57,13 @@ def fit_run(
     recipe = None if method is None else read_methods([method])[0]
     check("coverage", OpenProbability, coverage)
     check("risk", Positive | None, risk)
+    options = replace(options, target=options.target or default_target(table))
     rows = data.read_table(table, **options.text())
     dataset = read_table(
         table, options, rows=rows, test=share_held_out(len(rows)) if held_out is None else held_out,
         validation=VALIDATION, limit=limit, standardize=scale, generator=torch.Generator().manual_seed(seed),
     )  # fmt: skip
+    check_names(dataset)
     chosen = likelihood_for(likelihood, dataset)
     NetworkSource.of(network, dataset, chosen)
     sizes = {part: f"{len(pair[1]):,}" for part, pair in dataset.parts.items()}
@@ -74,6 +79,17 @@ def fit_run(
     )  # fmt: skip
     run.save(out, overwrite=overwrite)
     tell_run(run, out, as_json)
+
+
+def check_names(dataset: DataSet) -> None:
+    """Raise, before training, if an input has the name of a column that `dubito predict` would add."""
+    assert isinstance(dataset.encoder, TableTransform)
+    twice = [name for name in dataset.encoder.column_names if name in column_names(dataset.class_names)]
+    if twice:
+        raise InputError(
+            f"The table has a column {twice[0]!r}, and so have the predictions: rename it, or leave it out with "
+            f"--ignore {twice[0]}."
+        )
 
 
 def tell_run(run: TableRun, out: Path, as_json: bool) -> None:
@@ -137,7 +153,8 @@ def predict_rows(
     if as_json:
         print_json({"run": str(folder), "out": out, **found.to_json()})
     else:
-        note(f"predicted {found.num_rows:,} rows, {found.num_asked:,} of them to ask about; they are in {out}")
+        place = "on standard output" if out == STANDARD_INPUT else f"in {out}"
+        note(f"predicted {found.num_rows:,} rows, {found.num_asked:,} of them to ask about; they are {place}")
 
 
 def evaluate_rows(

@@ -40,8 +40,9 @@ shows the traceback of an error.
 {_EXIT_CODES}
 {_ENVIRONMENT}"""
 
-_TABLES = """TABLE is a .csv or .tsv file (also gzipped), a .parquet or .xlsx file, or - for standard input. How a
-text file is written is found out; --sep, --encoding and --decimal say it where that fails."""
+_TABLES = """TABLE is a .csv or .tsv file (also gzipped), a .parquet or .xlsx file, or - for standard input. It may also
+be pictures: a folder with one folder per class, an .npz file of images and labels, a data set by name such as digits.
+How a text file is written is found out; --sep, --encoding and --decimal say it where that fails."""
 
 FIT = f"""Learn to predict a column of a table, and write everything that predicting needs to a folder.
 
@@ -63,6 +64,7 @@ Examples:
   dubito fit mail.csv --target spam -o mail/ --risk 0.02 --ignore sender
   dubito fit houses.csv --target price -o houses/ --method "ensemble()" --model "mlp(hidden=[100, 100])"
   dubito fit houses.csv --target price -o houses/ --model net.py:build --weights w.safetensors
+  dubito fit digits -o digits/
   dubito fit --config houses.yaml
 
 {_EXIT_CODES}"""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import shlex
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from rich.console import Console
@@ -17,6 +17,8 @@ from dubito.data import Availability, Integrity, TableDescription
 from dubito.uses.reporting.tables import Column
 
 _WIDE = 300  # columns: where the output is not a terminal, nothing is folded
+# Before a fit at most so many columns of a table are listed: those with a remark, and the first of the others.
+_LISTED = 40
 
 
 def note(message: str) -> None:
@@ -35,14 +37,18 @@ def note_description(name: str, description: TableDescription) -> None:
     if not QUIET.get():
         written = "" if description.dialect is None else f" ({description.dialect})"
         note(f"{name}{written}: {description.num_rows:,} rows")
-        _console(sys.stderr).print(_description_table(description))
+        rows = list(description.rows())
+        shown = sorted(sorted(range(len(rows)), key=lambda place: not rows[place][-1])[:_LISTED])
+        _console(sys.stderr).print(_description_table([rows[place] for place in shown]))
+        if len(shown) < len(rows):
+            note(f"and {len(rows) - len(shown):,} more columns; `dubito data describe` lists all of them")
 
 
 def print_description(description: TableDescription) -> None:
     """Print what was understood of a table."""
     written = "" if description.dialect is None else f"; {description.dialect}"
     sys.stdout.write(f"{description.num_rows:,} rows{written}\n")
-    _console().print(_description_table(description))
+    _console().print(_description_table(description.rows()))
 
 
 def print_json(value: Any) -> None:
@@ -101,11 +107,11 @@ def print_integrity(rows: Sequence[Integrity], as_json: bool) -> None:
             sys.stdout.write(f"  {problem}\n")
 
 
-def _description_table(description: TableDescription) -> Table:
+def _description_table(rows: Iterable[Sequence[str]]) -> Table:
     table = _table(left=["column", "type"], right=["missing", "levels"])
     for title in ("range", ""):
         table.add_column(title, overflow="fold")
-    for name, *cells in description.rows():
+    for name, *cells in rows:
         table.add_row(Text(name), *map(Text, cells))
     return table
 

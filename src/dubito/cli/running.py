@@ -12,9 +12,18 @@ from dubito.cli.failures import interruptible
 
 
 def fit(
-    table: Annotated[str, typer.Argument(metavar="TABLE", help="The table; - for standard input.")],
-    target: Annotated[str, typer.Option("--target", metavar="COLUMN", help="The column to predict.")],
+    table: Annotated[
+        str,
+        typer.Argument(
+            metavar="TABLE",
+            help="The table, a folder or .npz file of pictures, a data set by name; - for standard input.",
+        ),
+    ],
     out: Annotated[Path, typer.Option("--out", "-o", metavar="RUN", help="The folder to write.")],
+    target: Annotated[
+        str | None,
+        typer.Option("--target", metavar="COLUMN", help="The column to predict.  [default for pictures: label]"),
+    ] = None,
     method: Annotated[
         str | None,
         typer.Option("--method", metavar="METHOD", help="The method.  [default: auto(), the best on held-out rows]"),
@@ -55,8 +64,12 @@ def fit(
     categorical: args.Categorical = None,
     date: args.Date = None,
     scale: Annotated[
-        bool, typer.Option("--scale/--no-scale", help="Standardise numbers before the network sees them.")
-    ] = True,
+        bool | None,
+        typer.Option(
+            "--scale/--no-scale",
+            help="Standardise numbers before the network sees them.  [default: --scale, but not for pictures]",
+        ),
+    ] = None,
     overwrite: args.Overwrite = False,
     config: args.Config = None,
     json: args.Json = False,

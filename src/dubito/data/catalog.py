@@ -97,6 +97,11 @@ def load(
     )
 
 
+def raw(name: str, split: int = 0) -> Raw:
+    """Return a data set as it is in its files; see `load`."""
+    return _source(name).raw(split)
+
+
 def available() -> list[Availability]:
     """List every data set with the place where it was found, or why it was not; no file is read."""
     return [_availability(source) for source in _SOURCES.values()]

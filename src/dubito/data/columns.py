@@ -14,6 +14,7 @@ from dubito.data.cells import Cells, Flags, Floats, check_size
 from dubito.data.dates import ISO_DATE, as_text
 from dubito.data.describe import ColumnDescription
 from dubito.data.tally import Tally
+from dubito.data.text_column import TextColumn
 
 OTHER_LEVELS = "other levels"
 
@@ -185,7 +186,7 @@ class DateColumn:
         return _with_missing(found, features, self.indicator)
 
 
-Column = NumberColumn | CategoryColumn | DateColumn
+Column = NumberColumn | CategoryColumn | DateColumn | TextColumn
 
 
 def fit_column(
@@ -195,6 +196,8 @@ def fit_column(
     missing = cells.missing()
     if missing.all():
         return None
+    if described.kind == "text":
+        return TextColumn.fit(cells)
     if described.kind == "category":
         return _fit_levels(cells, max_levels, max_rare)
     values = cells.without_strays(described.values_of(cells), described.holds)

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Literal, NamedTuple
 
 import torch
@@ -100,6 +100,7 @@ class DataSet:
         class_names: Classification only, in the order of the class numbers.
         feature_names: The columns of the inputs, where they have names.
         description: Tables only: what was understood of each column.
+        texts: Tables only: for each part the columns of free text as they are, which the inputs do not tell.
     """
 
     name: str
@@ -111,6 +112,7 @@ class DataSet:
     class_names: tuple[str, ...] = ()
     feature_names: tuple[str, ...] = ()
     description: TableDescription | None = None
+    texts: Mapping[str, Mapping[str, Sequence[str | None]]] = field(default_factory=dict)
 
     @property
     def train(self) -> Pair:

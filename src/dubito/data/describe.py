@@ -18,6 +18,7 @@ from dubito.data.kinds import Kind, kind_of, looks_like_id, looks_like_row_numbe
 from dubito.data.number_text import first_groups, parse_number
 from dubito.data.table import Table
 from dubito.data.targets import describe_target
+from dubito.data.text_column import MAX_WORDS
 
 # Only so many levels of a category are told apart.
 MAX_LEVELS = 50
@@ -156,7 +157,7 @@ def settled(table: Table, description: TableDescription) -> Table:
     cells = dict(table.columns)
     for column in description.columns:
         own = cells[column.name]
-        if not (column.used or column.name == description.target) or column.kind in (None, "category"):
+        if not (column.used or column.name == description.target) or column.kind in (None, "category", "text"):
             continue
         if column.name == description.target and description.task == "classification":
             continue
@@ -173,9 +174,11 @@ def _described(cells: Cells, forced: tuple[Any, str | None] | None) -> ColumnDes
         return ColumnDescription(name, missing=num_missing, remark="empty: left out")
     kind, form = forced or kind_of(cells)
     found = ColumnDescription(name, kind, True, form, num_missing)
-    if kind == "category":
+    if kind in ("category", "text"):
         levels = {label for label in cells.labels() if label is not None}
         told = f"the {MAX_LEVELS} most frequent levels are told apart" if len(levels) > MAX_LEVELS else ""
+        if kind == "text":
+            told = f"free text: its {MAX_WORDS:,} most frequent words are used"
         found = replace(found, levels=len(levels), remark=told)
         first = repr(min(levels))
     else:

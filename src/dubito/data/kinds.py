@@ -1,4 +1,4 @@
-"""Decide what a column holds: numbers, booleans, dates or categories; and whether it looks like an id."""
+"""Decide what a column holds: numbers, booleans, dates, categories or free text; and whether it looks like an id."""
 
 from __future__ import annotations
 
@@ -12,9 +12,10 @@ from numpy.typing import NDArray
 from dubito.core.errors import InputError
 from dubito.data.cells import STRAY, Cells
 from dubito.data.dates import ISO_DATE, as_datetimes, date_format
+from dubito.data.text_column import is_free_text
 from dubito.data.text_file import ROW_NUMBERS
 
-Kind = Literal["number", "boolean", "date", "category"]
+Kind = Literal["number", "boolean", "date", "category", "text"]
 
 _WRONG = {"timedelta", "time", "period", "interval", "complex", "bytes"}
 _ID_NAME = re.compile(r"(?:^|[\W_])(?:id|uuid|guid|index|idx|row|rownum|rownames|key)$|[a-z](?:Id|ID|Key)$", re.ASCII)
@@ -40,7 +41,7 @@ def kind_of(cells: Cells) -> tuple[Kind, str | None]:
         return "number", None
     if words.all() and (found := date_format(list(present), STRAY)):
         return "date", found
-    return "category", None
+    return ("text" if words.all() and is_free_text(present.tolist()) else "category"), None
 
 
 def typed(cells: Cells) -> NDArray[Any]:

@@ -1,4 +1,4 @@
-"""Open tables: `.csv`, `.tsv` and other text, gzipped or not, standard input, `.parquet` and `.xlsx`."""
+"""Open tables: text such as `.csv`, gzipped or not, `.parquet`, `.xlsx`, pictures, data sets by name."""
 
 from __future__ import annotations
 
@@ -14,9 +14,12 @@ from os import PathLike
 from pathlib import Path
 from typing import Any, BinaryIO, Protocol
 
+import numpy as np
+
 from dubito.core.arguments import checked_arguments
 from dubito.core.constraints import Positive
 from dubito.core.errors import DubitoError, FileFormatError, InputError, MissingDataError, UnsupportedError
+from dubito.data import catalog, pictures
 from dubito.data.cells import Cells
 from dubito.data.dialect import Dialect
 from dubito.data.formats import MAX_RATIO, Unpacked, check_unpacked, most_unpacked
@@ -26,7 +29,7 @@ from dubito.data.text_file import TextFile, unique_names
 
 STANDARD_INPUT = "-"
 TEXT_SUFFIXES = (".csv", ".tsv", ".tab", ".txt")
-OTHER_SUFFIXES = (".parquet", ".xlsx")
+OTHER_SUFFIXES = (".parquet", ".xlsx", ".npz")
 _NEEDS = {".parquet": "pyarrow", ".xlsx": "openpyxl"}
 
 
@@ -35,7 +38,7 @@ class TableFile(Protocol):
 
     Attributes:
         name: What messages call it.
-        header: The column names as they are in the file.
+        header: The column names as they are in the file, of those columns that predictions are written with: the first.
         names: The same, with names for columns that have none, and without repetitions.
         dialect: How it is written, if it is text.
         num_short: How many rows had fewer cells than there are columns, so far; the rest of them is missing.
@@ -85,12 +88,18 @@ class OpenTable:
         name, path = str(self.path), Path(self.path)
         if name == STANDARD_INPUT:
             return self._as_text(sys.stdin.buffer, "standard input", None)
+        if (named := named_rows(name)) is not None:
+            return named
+        if path.is_dir() and (files := pictures.files_in(path)):
+            return pictures.open_folder(path, files)
         is_file = _check_exists(path)
         suffix = table_suffix(path)
         check_installed(path)
         shown = f"The file {path}"
         self._size = path.stat().st_size
         if suffix in OTHER_SUFFIXES:
+            if suffix == ".npz":
+                return pictures.open_archive(path)
             opened = _Parquet if suffix == ".parquet" else _Spreadsheet
             return _explained(shown, suffix, lambda: opened(path, self._max_ratio))
         opener = partial(_opened, path, self._max_ratio)
@@ -145,6 +154,7 @@ def read_table(
 ) -> Table:
     """Read a table from a `.csv` or `.tsv` file (plain or gzipped), standard input, or a `.parquet` or `.xlsx` file.
 
+    A folder of pictures, an `.npz` file of images and a data set by name are tables as well; see `pictures`.
     The encoding, the separator and the decimal mark of a text file are found from its content.
 
     Args:
@@ -194,6 +204,42 @@ def _explained(name: str, suffix: str, call: Callable[[], Any]) -> Any:
     except Exception as error:
         why = " ".join(str(error).split())[:200]
         raise FileFormatError(f"{name} is not a readable {suffix[1:]} table ({why}).") from error
+
+
+class _Rows:
+    """A table in memory."""
+
+    def __init__(self, name: str, table: Table) -> None:
+        self.name, self.dialect, self.num_short, self._table = name, None, 0, table
+        self.header, self.names = list(table.names), table.names
+
+    def chunks(self, num_rows: int) -> Iterator[Table]:
+        for start in range(0, len(self._table), num_rows):
+            yield self._table.take(slice(start, start + num_rows))
+
+
+def named_rows(name: str) -> TableFile | None:
+    """Return the rows of a data set by name, those of its test part last; None if this is no name, or a file."""
+    if name not in catalog.names() or Path(name).exists():
+        return None
+    raw = catalog.raw(name)
+    parts = [part for part in (raw.train, raw.test) if part is not None]
+    inputs, targets = (np.concatenate([part[place] for part in parts]) for place in (0, 1))
+    shown = f"The data set {name}"
+    labels = np.array(raw.class_names, dtype=object)[targets] if raw.class_names else None
+    if inputs.ndim > 2:
+        return pictures.of_arrays(shown, inputs, labels, unit=raw.unit)
+    names = raw.feature_names or [f"x{place}" for place in range(inputs.shape[-1])]
+    columns: dict[str, Any] = {"text": inputs} if raw.is_text else dict(zip(names, inputs.T, strict=True))
+    return _Rows(shown, Table.of({**columns, pictures.LABEL: targets if labels is None else labels}))
+
+
+def default_target(name: str) -> str | None:
+    """Return the column to predict of pictures and of data sets by name; None if the user must say it."""
+    path = Path(name)
+    is_named = name in catalog.names() and not path.exists()
+    is_pictures = path.suffix.lower() == ".npz" or (path.is_dir() and bool(pictures.files_in(path)))
+    return pictures.LABEL if is_named or is_pictures else None
 
 
 class _Parquet:

@@ -8,8 +8,10 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from dubito.data.columns import CategoryColumn, Column, DateColumn
+from dubito.core.errors import UnsupportedError
+from dubito.data.columns import CategoryColumn, Column, DateColumn, NumberColumn
 from dubito.data.table import Table
+from dubito.data.text_column import TextColumn
 
 
 class TableModule(nn.Module):
@@ -21,7 +23,7 @@ class TableModule(nn.Module):
 
     def __init__(self, columns: tuple[Column, ...]) -> None:
         super().__init__()
-        self.columns = columns
+        self.columns = exportable(columns)
 
     def forward(self, rows: Tensor) -> Tensor:
         """Return the features, as `TableTransform.encode` computes them."""
@@ -40,10 +42,23 @@ class TableModule(nn.Module):
         return torch.stack(features, dim=1).float()
 
 
+def exportable(columns: tuple[Column, ...]) -> list[NumberColumn | CategoryColumn | DateColumn]:
+    """Return the columns; raise if one cannot be given as one number."""
+    found: list[NumberColumn | CategoryColumn | DateColumn] = []
+    for column in columns:
+        if isinstance(column, TextColumn):
+            raise UnsupportedError(
+                f"The column {column.name!r} holds free text, which a file that takes numbers cannot read: export the "
+                "network alone (--plain), or use `dubito serve`."
+            )
+        found.append(column)
+    return found
+
+
 def numbers_of(columns: tuple[Column, ...], table: Any) -> Tensor:
     """Return the rows of a table as a `TableModule` takes them, in float64 ``[N, columns]``."""
     table, found = Table.of(table), []
-    for column in columns:
+    for column in exportable(columns):
         cells = table[column.name]
         if isinstance(column, CategoryColumn):
             places = _places(column)

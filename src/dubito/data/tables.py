@@ -16,6 +16,7 @@ from dubito.core.constraints import check
 from dubito.core.errors import InputError
 from dubito.data.dataset import DataSet, Pair, Standardizer, Task
 from dubito.data.describe import TableDescription, describe_table, settled
+from dubito.data.pictures import FILE, is_of_pictures
 from dubito.data.source import carve
 from dubito.data.table import Table
 from dubito.data.table_files import read_table
@@ -39,7 +40,7 @@ def load_table(
     dates: Mapping[str, str] | None = None,
     ignore: Sequence[str] = (),
     keep: Sequence[str] = (),
-    standardize: bool = True,
+    standardize: bool | None = None,
     separator: str | None = None,
     encoding: str | None = None,
     decimal: str | None = None,
@@ -62,7 +63,7 @@ def load_table(
         dates: Columns of text that are dates, with their format; usual formats are recognised.
         ignore: Columns to leave out.
         keep: Columns to use although they look like ids.
-        standardize: Whether numbers, dates and targets are standardised.
+        standardize: Whether numbers, dates and targets are standardised; by default all but the pixels of pictures are.
         separator: What separates the cells of a text file; found from the file if None.
         encoding: The encoding of a text file; found from the file if None.
         decimal: The decimal mark of a text file, "." or ","; found from the file if None.
@@ -75,6 +76,8 @@ def load_table(
     rows = with_target(as_table(table, **text), target)
     if len(rows) < MIN_ROWS:
         raise InputError(f"The table has {len(rows)} row(s) with a target; at least {MIN_ROWS} are needed.")
+    if of_pictures := is_of_pictures(rows):
+        ignore = (*ignore, *(name for name in (FILE,) if name in rows))
     described = describe_table(rows, target, task=task, categorical=categorical, dates=dates, ignore=ignore, keep=keep)
     rows = settled(rows, described)
     names = class_levels(rows[target]) if described.task == "classification" else ()
@@ -89,8 +92,9 @@ def load_table(
     train, others = carve(len(rows), validation=validation, limit=limit, generator=generator)
     parts = {"train": rows.take(train), "validation": rows.take(others), "test": held_out}
     transform = TableTransform.fit(
-        parts["train"], target, class_names=names, standardize=standardize, description=described
-    )
+        parts["train"], target, class_names=names, description=described,
+        standardize=not of_pictures if standardize is None else standardize,
+    )  # fmt: skip
     return _as_dataset(_name(table), transform, parts, described)
 
 
@@ -109,6 +113,7 @@ def _as_dataset(name: str, transform: TableTransform, tables: dict[str, Table], 
         class_names=transform.class_names,
         feature_names=transform.feature_names,
         description=described,
+        texts={part: transform.texts_of(tables[part]) for part in parts},
     )
 
 

@@ -21,6 +21,7 @@ class Tally:
         outside: By column, how many numbers or dates lie outside of the range of the training rows.
         missing: By column, how many cells are missing although no training row lacked them.
         stray: By column, how many cells hold something else than the column does, such as text among numbers.
+        unread: By column, how many texts hold no word that the training rows had.
         odd_rows: In how many rows something was odd.
         examples: For each of these and each column, the first row and its value.
     """
@@ -30,6 +31,7 @@ class Tally:
     outside: Counter[str] = field(default_factory=Counter)
     missing: Counter[str] = field(default_factory=Counter)
     stray: Counter[str] = field(default_factory=Counter)
+    unread: Counter[str] = field(default_factory=Counter)
     odd_rows: int = 0
     examples: dict[tuple[str, str], tuple[Any, str]] = field(default_factory=dict)
     _odd: Flags | None = None
@@ -64,6 +66,10 @@ class Tally:
         self._count("unseen", cells, unseen)
         self._count("missing", cells, missing & (not may_be_missing))
 
+    def count_texts(self, cells: Cells, unread: Flags) -> None:
+        """Count the texts without a known word."""
+        self._count("unread", cells, unread)
+
     def _count(self, what: str, cells: Cells, odd: Flags) -> None:
         if odd.any():
             getattr(self, what)[cells.name] += int(odd.sum())
@@ -78,12 +84,13 @@ class Tally:
             "outside": "outside of the range of the training rows",
             "missing": "no training row lacked it",
             "stray": "is not what the column holds",
+            "unread": "no training row had any of its words",
         }
         return next((told for kind, told in words.items() if name in getattr(self, kind)), "")
 
     def to_json(self) -> dict[str, Any]:
         """Return plain values."""
-        kinds = ("unseen", "outside", "missing", "stray")
+        kinds = ("unseen", "outside", "missing", "stray", "unread")
         return {"rows": self.num_rows, "odd_rows": self.odd_rows, **{kind: dict(getattr(self, kind)) for kind in kinds}}
 
     def sentences(self) -> list[str]:
@@ -93,6 +100,7 @@ class Tally:
             "outside": "lie outside of the range of the training rows",
             "missing": "are missing, although no training row lacked them",
             "stray": "do not hold what their column does, and count as missing",
+            "unread": "hold no word that the training rows had",
         }
         found = []
         for kind, told in words.items():

@@ -60,7 +60,7 @@ def class_levels(cells: Cells) -> tuple[str, ...]:
     present = {label for label in cells.labels() if label is not None}
     if len(present) < 2:
         only = next(iter(present), "")
-        raise InputError(f"The target has only one class, {only!r}; classification needs two.")
+        raise InputError(f"The target {cells.name!r} has only one class, {only!r}: there is nothing to predict.")
     return tuple(sorted(present, key=_order))
 
 

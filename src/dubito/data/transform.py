@@ -22,9 +22,12 @@ from dubito.data.table import Table
 from dubito.data.table_module import TableModule
 from dubito.data.tally import Tally
 from dubito.data.targets import class_levels
+from dubito.data.text_column import TextColumn
 
 _FORMAT = "dubito.table/2"
-_KINDS: dict[str, type[Column]] = {"number": NumberColumn, "category": CategoryColumn, "date": DateColumn}
+_KINDS: dict[str, type[Column]] = {
+    "number": NumberColumn, "category": CategoryColumn, "date": DateColumn, "text": TextColumn
+}  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -34,6 +37,7 @@ class TableTransform:
     - Numbers and booleans (0 and 1) are standardised; a missing one becomes the median (of booleans: the mode).
     - Categories become one 0/1 feature per level; rare levels share one. A missing one becomes the most frequent level.
       A level that the training rows did not have becomes all zeros.
+    - Free text becomes one feature per frequent word; see `TextColumn`.
     - Dates become days, year, month and weekday, each standardised; a missing one becomes the median date.
     - A column of numbers or dates but for at most one cell in ten is one of numbers or dates; the stray cells count as
       missing, with a warning that names the column, the row and the value. Name it in `categorical` to keep its levels.
@@ -182,6 +186,10 @@ class TableTransform:
         """
         features = inputs.cpu().numpy()
         return {column.name: column.decode(features[:, self.spans()[column.name]]) for column in self.columns}
+
+    def texts_of(self, table: Table) -> dict[str, list[str | None]]:
+        """Return the columns of free text as they are: `decode` cannot."""
+        return {each.name: table[each.name].labels() for each in self.columns if isinstance(each, TextColumn)}
 
     def to_module(self) -> TableModule:
         """Return the encoding as a network that takes rows of one number per column, for an exported file."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -40,3 +41,15 @@ def run_of(target: str = "price", method: str = "laplace()") -> TableRun:
         houses(), target, recipe=dubito.parse(method), network="mlp(hidden=[8], activation=tanh)", training=TRAINING,
         ignore=[other], progress=False,
     )  # fmt: skip
+
+
+GOOD, BAD = ("great", "lovely", "superb"), ("awful", "dull", "poor")
+OTHERS = ("the", "film", "was", "a", "story", "about", "people", "with", "music", "and", "some", "actors", "city")
+
+
+def reviews(num: int, seed: int = 0) -> dict[str, list[str]]:
+    rng = random.Random(seed)
+    labels = [rng.choice(["good", "bad"]) for _ in range(num)]
+    texts = [" ".join(rng.sample([*rng.choices(OTHERS, k=7), rng.choice(GOOD if label == "good" else BAD)], 8))
+             for label in labels]  # fmt: skip
+    return {"text": texts, "label": labels}

@@ -60,6 +60,7 @@ def test_odd_cells_are_counted_and_do_not_stop_the_stream(tmp_path: Path, monkey
     found = predict_file(run_of(), write(tmp_path / "new.csv", table), tmp_path / "out.csv")
     assert found.tally.to_json() == {
         "rows": 40, "odd_rows": 4, "unseen": {"town": 1}, "outside": {"size": 1}, "missing": {}, "stray": {"size": 2},
+        "unread": {},
     }  # fmt: skip
     written = rows_of(tmp_path / "out.csv")
     usual = [float(row["epistemic"]) for place, row in enumerate(written) if place not in (3, 17, 18, 19)]

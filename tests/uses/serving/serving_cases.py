@@ -16,10 +16,10 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "runs"))
-from run_cases import run_of
+from run_cases import reviews, run_of
 
 HOUSE = {"size": 120.0, "town": "Ulm"}
-__all__ = ["HOUSE", "Reply", "ask", "call", "program", "run_of", "within"]
+__all__ = ["HOUSE", "Reply", "ask", "call", "program", "reviews", "run_of", "within"]
 
 
 class Reply(NamedTuple):

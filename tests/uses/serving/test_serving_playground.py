@@ -12,12 +12,12 @@ from typing import Any
 
 import pytest
 import torch
-from serving_cases import HOUSE, ask, program, run_of
+from serving_cases import HOUSE, ask, program, reviews, run_of
 
 import dubito
 from browser import browser
 from dubito.core.errors import InputError
-from dubito.data import TableTransform
+from dubito.data import TableTransform, read_table
 from dubito.uses.runs.run import TableRun
 from dubito.uses.serving.controls import Control, controls_of, picture_of
 from dubito.uses.serving.limits import ServingLimits
@@ -57,9 +57,12 @@ def test_both_answers_are_exact(target: str) -> None:
             value if isinstance(value, str) else pytest.approx(value, rel=1e-5, abs=1e-9)
         )
     sweep = found["sweep"]
-    assert len(sweep["values"]) == len(sweep["posterior"]) == len(sweep["plain"]) == STEPS
-    swept = run.predict({"size": sweep["values"], "town": ["Ulm"] * STEPS})["epistemic"].tolist()
-    assert [row["epistemic"] for row in sweep["posterior"]] == pytest.approx(swept, rel=1e-4, abs=1e-7)
+    assert len(sweep["values"]) == STEPS
+    swept = run.predict({"size": sweep["values"], "town": ["Ulm"] * STEPS})
+    shown = ["prediction", "lower", "upper"] if target == "price" else ["p_no", "p_yes"]
+    assert list(sweep["posterior"]) == list(sweep["plain"]) == shown
+    for name, values in sweep["posterior"].items():
+        assert values == pytest.approx(swept[name].tolist(), rel=1e-4, abs=1e-7)
 
 
 def test_the_nearest_rows_are_those_of_brute_force() -> None:
@@ -83,8 +86,7 @@ def test_odd_rows_are_remarked_upon_and_bad_ones_refused() -> None:
         "size: outside of the range of the training rows", "town: no training row had it"
     ]  # fmt: skip
     assert answer(play, HOUSE)["notes"] == []
-    assert "holds numbers" in str(play.answer([play.question({"row": {"size": "x", "town": "Ulm"}})])[0])
-    for value in ([], {}, {"row": 3}, {"row": {"size": 3}}):
+    for value in ([], {}, {"row": 3}, {"row": {"size": 3}}, {"row": {"size": "x", "town": "Ulm"}}):
         with pytest.raises(InputError):
             play.question(value)
 
@@ -178,6 +180,54 @@ def test_names_of_columns_cannot_become_code() -> None:
     assert "<script>alert" not in page
     assert "<b>" not in page
     assert "49" not in re.findall(r"<option value=\"([^\"]*)\"", page)
+
+
+def quick(table: Any, target: str) -> TableRun:
+    return dubito.runs.fit(
+        table, target, recipe=dubito.Laplace(), network="mlp(hidden=[8])", training={"epochs": 12, "lr": 0.03},
+        progress=False,
+    )  # fmt: skip
+
+
+def test_a_text_to_type_and_its_nearest_sentences() -> None:
+    play = playground(quick(reviews(100), "label"))
+    assert '<textarea id="c0"' in play.page("nonce")
+    sentence = play.rows["text"][7]
+    found = answer(play, {"text": sentence})
+    assert found["nearest"][0]["distance"] == 0
+    assert sorted(found["nearest"][0]["cells"]["text"].split()) == sorted(sentence.split())
+    assert answer(play, {"text": "xyzzy"})["notes"] == ["text: no training row had any of its words"]
+    with pytest.raises(InputError, match="1,000 are allowed"):
+        play.question({"row": {"text": "a " * 501}})
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore")  # so short a training
+def test_a_canvas_and_a_text_box_in_a_browser(tmp_path: Path) -> None:
+    needs("uvicorn")
+    quick(read_table("digits").take(slice(0, 300)), "label").save(tmp_path / "digits")
+    quick(reviews(100), "label").save(tmp_path / "text")
+    answered = "/^[0-9]$/.test(document.querySelector('#posterior-answer').textContent)"
+    with browser(tmp_path) as window, program("play", tmp_path / "digits") as (_, url):
+        window.open(url)
+        window.wait("document.querySelectorAll('#nearest canvas').length === 5")
+        window.wait(answered)
+        window.click("#reset")
+        window.press("#draw", "\ue013\ue013 \ue015 \ue015 \ue015 ")  # arrows up, then a line downwards
+        window.wait(answered)
+        drawn = "document.querySelector('#draw').getContext('2d').getImageData(0, 0, 8, 8).data"
+        assert window.run(f"return {drawn}.filter((v, i) => i % 4 === 0 && v > 200).length") >= 3
+        assert window.log() == []
+    with browser(tmp_path) as window, program("play", tmp_path / "text") as (_, url):
+        window.open(url)
+        window.wait("document.querySelectorAll('#nearest td.text').length === 5")
+        for typed, class_name in (("a superb, lovely film", "good"), ("what a dull and poor story", "bad")):
+            window.run("document.querySelector('textarea').value = ''")
+            window.press("textarea", typed)
+            window.wait(f"document.querySelector('#posterior-answer').textContent === {class_name!r}")
+        window.command("Emulation.setDeviceMetricsOverride", width=360, height=700, deviceScaleFactor=1, mobile=True)
+        assert window.run("return document.documentElement.scrollWidth") <= 360
+        assert window.log() == []
 
 
 @pytest.mark.slow

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 
 from dubito.core.errors import InputError
-from dubito.data import DataSet, Pair
+from dubito.data import DataSet, Pair, Table
 from dubito.data.source import carve
 from dubito.data.tables import as_table, with_target
 from dubito.fitting.posterior import Posterior
@@ -22,8 +24,8 @@ from dubito.uses.compression.weight_statistics import default_rule, has_weight_v
 from dubito.uses.reporting import evaluate
 from dubito.uses.runs.default import LAPLACE
 from dubito.uses.runs.guard import GuardedPosterior
-from dubito.uses.runs.run import TableRun, calibrated
-from dubito.uses.runs.table_fit import HELD_OUT, sample_rows
+from dubito.uses.runs.run import TableRun, Texts, calibrated
+from dubito.uses.runs.table_fit import HELD_OUT, sample_rows, take_rows, take_texts
 
 # By how much the NLL of the old held-out rows may grow in an update before it is questioned, in nats.
 WORSE = 0.1
@@ -64,14 +66,25 @@ def update(
     old = run.parts["held_out"]
     held_out = tuple(torch.cat([one, new[others]]) for one, new in zip(old, (inputs, targets), strict=True))
     parts: dict[str, Pair] = {**run.parts, "held_out": (held_out[0], held_out[1])}
+    texts = _joined_texts(run, rows, {"held_out": others, "train": kept})
     if "train" in parts:
         seen = tuple(torch.cat([one, new[kept]]) for one, new in zip(parts["train"], (inputs, targets), strict=True))
-        parts["train"] = sample_rows((seen[0], seen[1]), seed)
+        chosen = sample_rows(len(seen[1]), seed)
+        parts["train"], texts["train"] = take_rows((seen[0], seen[1]), chosen), take_texts(texts["train"], chosen)
     updates = [*run.settings.get("updates", []), {"rows": len(kept), "held_out": len(others)}]
     settings = {**run.settings, "updates": updates}
-    new = calibrated(posterior, run.encoder.widened(rows), run.network, parts, settings)
+    new = replace(calibrated(posterior, run.encoder.widened(rows), run.network, parts, settings), texts=texts)
     _warn_if_worse(run, new)
     return new
+
+
+def _joined_texts(run: TableRun, rows: Table, chosen: Mapping[str, NDArray[Any]]) -> dict[str, Texts]:
+    """Return the texts of each part of the run, followed by those of its new rows."""
+    new = run.encoder.texts_of(rows)
+    return {
+        part: {name: [*run.texts[part][name], *take_texts(new, torch.from_numpy(places))[name]] for name in new}
+        for part, places in chosen.items()
+    }
 
 
 def _warn_if_worse(run: TableRun, new: TableRun) -> None:
@@ -155,4 +168,4 @@ def compressed(
     settings = {**run.settings, "compressed": repr(made.rule), "name": f"{run.settings.get('name')}, compressed"}
     if isinstance(run.posterior, GuardedPosterior):
         posterior = GuardedPosterior(posterior, run.posterior.known)
-    return calibrated(posterior, run.encoder, run.network, run.parts, settings), made
+    return replace(calibrated(posterior, run.encoder, run.network, run.parts, settings), texts=run.texts), made

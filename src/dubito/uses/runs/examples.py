@@ -5,7 +5,6 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
-import torch
 
 from dubito.uses.reporting.sections import Listing, Section
 from dubito.uses.runs.calibration import uncertainty_of
@@ -40,16 +39,16 @@ def row_sections(run: TableRun) -> tuple[Section, ...]:
     sure = [int(place) for place in np.argsort(-surprise, kind="stable")[:SHOWN] if wrong[place]]
     unsure = np.argsort(-uncertainty, kind="stable")[:SHOWN].tolist()
     kinds: dict[str, list[int]] = {"The least certain rows": unsure, "Wrong and certain of it": sure}
-    listings = tuple(_listing(run, told, own, places, inputs) for told, places in kinds.items() if places)
+    listings = tuple(_listing(run, told, own, places) for told, places in kinds.items() if places)
     note = (
         f"Held-out rows: the {SHOWN} with the largest uncertainty, and those whose truth surprised the posterior most."
     )
     return (Section("rows", "Rows to look at", note, listings=listings),)
 
 
-def _listing(run: TableRun, caption: str, own: dict[str, Any], places: list[int], inputs: torch.Tensor) -> Listing:
+def _listing(run: TableRun, caption: str, own: dict[str, Any], places: list[int]) -> Listing:
     names = run.encoder.column_names[:COLUMNS]
-    cells = run.encoder.decode(inputs[places])
+    cells = run.cells("held_out", places)
     head = (*own, *(name if name not in own else f"{name} (column)" for name in names))
     rows = [
         (*(_text(values[place]) for values in own.values()), *(_text(cells[name][number]) for name in names))

@@ -6,6 +6,7 @@ import json
 import os
 import shutil
 import uuid
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +16,7 @@ from dubito.core import io
 from dubito.core.arguments import checked_arguments
 from dubito.core.atomic import write_atomic
 from dubito.core.errors import FileFormatError, InputError
-from dubito.data import TableTransform
+from dubito.data import Pair, TableTransform
 from dubito.fitting.loading import load as load_rule
 from dubito.fitting.loading import load_posterior
 from dubito.uses.compression import storage
@@ -34,6 +35,7 @@ SETTINGS, ENCODER, POSTERIOR, CALIBRATION = (
     "posterior.safetensors",
     "calibration.safetensors",
 )
+TEXTS = "texts.json"  # the columns of free text, if there are any
 ROWS, SCORES, REPORT, SMALL = "rows.safetensors", "scores.json", "report.html", "network.safetensors"
 DECISIONS = "decisions"  # a folder with one file for each decision rule
 # Of the rows that were not trained on, at most so many of each part are kept.
@@ -76,6 +78,11 @@ def _write(run: TableRun, folder: Path) -> None:
     io.save(folder / CALIBRATION, "calibration", run.calibration.to_tree())
     rows = {part: {"inputs": x[:MOST_ROWS], "targets": y[:MOST_ROWS]} for part, (x, y) in run.parts.items()}
     io.save(folder / ROWS, "rows", rows)
+    texts = {
+        part: {name: list(each)[:MOST_ROWS] for name, each in own.items()} for part, own in run.texts.items() if own
+    }
+    if texts:
+        write_atomic(folder / TEXTS, _json(texts))
     if run.decisions:
         (folder / DECISIONS).mkdir()
     for name, rule in run.decisions.items():
@@ -120,7 +127,18 @@ def load(path: str | os.PathLike[str], *, model: nn.Module | str | None = None) 
         return TableRun(
             posterior, encoder, source, Calibration.from_tree(calibration), parts,
             Evaluation.from_json(_read_json(folder / SCORES, folder)), settings, decisions,
+            _texts(folder, parts),
         )  # fmt: skip
+
+
+def _texts(folder: Path, parts: Mapping[str, Pair]) -> dict[str, dict[str, list[str | None]]]:
+    """Return the columns of free text; each has one text per row of its part."""
+    texts = _read_json(folder / TEXTS, folder) if (folder / TEXTS).exists() else {}
+    for part, columns in texts.items():
+        for name, each in columns.items():
+            if len(each) != len(parts[part][1]) or not all(text is None or isinstance(text, str) for text in each):
+                raise FileFormatError(f"'{folder / TEXTS}' was altered or damaged: {name!r} has other rows.")
+    return dict(texts)
 
 
 def load_summary(path: str | os.PathLike[str]) -> tuple[dict[str, Any], Evaluation]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any
@@ -29,6 +29,8 @@ from dubito.uses.runs.networks import NetworkSource
 from dubito.uses.runs.prediction import ANSWER, TablePrediction, column_names, columns_of
 
 BATCH_SIZE = 8192
+# Columns of free text by name.
+Texts = Mapping[str, Sequence[str | None]]
 
 
 @dataclass(frozen=True, eq=False)
@@ -45,6 +47,7 @@ class TableRun:
         scores: The evaluation on the held-out rows.
         settings: What else was chosen: the table, the recipe, the seed, and so on; plain values.
         decisions: Decision rules of the posterior by name, which are saved with the run.
+        texts: Of the parts ``"train"`` and ``"held_out"``, the columns of free text.
     """
 
     posterior: Posterior
@@ -55,6 +58,7 @@ class TableRun:
     scores: Evaluation
     settings: Mapping[str, Any] = field(default_factory=dict)
     decisions: Mapping[str, DecisionRule] = field(default_factory=dict)
+    texts: Mapping[str, Texts] = field(default_factory=dict)
 
     @checked_arguments
     def with_decision(self, name: str, rule: DecisionRule) -> TableRun:
@@ -105,6 +109,14 @@ class TableRun:
     def target_scale(self) -> Standardizer | None:
         """The map from standardised targets to original units; None for classes."""
         return target_scale(self.encoder)
+
+    def cells(self, part: str, places: Sequence[int] | None = None) -> dict[str, list[Any]]:
+        """Return rows of a part as columns, as far as the run knows them; see `TableTransform.decode`."""
+        inputs = self.parts[part][0]
+        chosen = list(range(len(inputs)) if places is None else places)
+        found = self.encoder.decode(inputs[chosen])
+        texts = {name: [column[place] for place in chosen] for name, column in self.texts.get(part, {}).items()}
+        return found | texts
 
     @cached_property
     def _draws(self) -> RescaledDraws:

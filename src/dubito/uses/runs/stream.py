@@ -119,27 +119,31 @@ Writer = Callable[[Table, dict[str, NDArray[Any]]], None]
 @contextmanager
 def _writer(out: str | os.PathLike[str], file: TableFile, run: TableRun) -> Iterator[Writer]:
     if str(out) == STANDARD_INPUT:
-        yield _text_writer(_to_stdout, file.dialect or Dialect(), [*file.header, *run.columns])
+        yield _text_writer(_to_stdout, file.dialect or Dialect(), file.header, run.columns)
         return
     with writing(out) as write_bytes:
         if table_suffix(Path(out)) == ".parquet":
-            with _parquet_writer(write_bytes, run) as write:
+            with _parquet_writer(write_bytes, run, len(file.header)) as write:
                 yield write
         else:
             dialect = file.dialect or Dialect("\t" if str(out).endswith((".tsv", ".tab")) else ",")
-            yield _text_writer(write_bytes, dialect, [*file.header, *run.columns])
+            yield _text_writer(write_bytes, dialect, file.header, run.columns)
 
 
-def _text_writer(write_bytes: Callable[[bytes], None], dialect: Dialect, header: list[str]) -> Writer:
+def _text_writer(
+    write_bytes: Callable[[bytes], None], dialect: Dialect, header: list[str], columns: tuple[str, ...]
+) -> Writer:
+    num_own = len(header)
+
     def lines(rows: Any) -> bytes:
         buffer = io.StringIO()
         csv.writer(buffer, delimiter=dialect.separator, lineterminator="\n").writerows(rows)
         return buffer.getvalue().encode()
 
-    write_bytes((b"\xef\xbb\xbf" if dialect.encoding == "utf-8-sig" else b"") + lines([header]))
+    write_bytes((b"\xef\xbb\xbf" if dialect.encoding == "utf-8-sig" else b"") + lines([[*header, *columns]]))
 
     def write(table: Table, columns: dict[str, NDArray[Any]]) -> None:
-        own = [_shown(cells.values, dialect) for cells in table.columns.values()]
+        own = [_shown(table[name].values, dialect) for name in table.names[:num_own]]
         new = [_shown(values, dialect) for values in columns.values()]
         write_bytes(lines(zip(*own, *new, strict=True)))
 
@@ -159,7 +163,7 @@ def _to_stdout(part: bytes) -> None:
 
 
 @contextmanager
-def _parquet_writer(write_bytes: Callable[[bytes], None], run: TableRun) -> Iterator[Writer]:
+def _parquet_writer(write_bytes: Callable[[bytes], None], run: TableRun, num_own: int) -> Iterator[Writer]:
     import pyarrow as pa
     from pyarrow import parquet
 
@@ -169,7 +173,7 @@ def _parquet_writer(write_bytes: Callable[[bytes], None], run: TableRun) -> Iter
     def write(table: Table, columns: dict[str, NDArray[Any]]) -> None:
         # The numbers that the run uses become numbers; other cells of a text file stay text, as chunks may differ.
         own = {name: cells.numbers() if cells.decimal and name in numbers else cells.values
-               for name, cells in table.columns.items()}  # fmt: skip
+               for name, cells in list(table.columns.items())[:num_own]}  # fmt: skip
         batch = pa.table({name: pa.array(values.tolist()) for name, values in {**own, **columns}.items()})
         if not writer:
             writer.append(parquet.ParquetWriter(_Sink(write_bytes), batch.schema))

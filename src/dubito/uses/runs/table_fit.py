@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 import dubito
 from dubito.beliefs import likelihoods
@@ -26,7 +26,7 @@ from dubito.fitting.checks import outputs_of
 from dubito.fitting.recipe import Recipe
 from dubito.uses.runs.default import default_recipe, fit_posterior
 from dubito.uses.runs.networks import IN_MEMORY, NetworkSource, load_weights
-from dubito.uses.runs.run import TableRun, calibrated
+from dubito.uses.runs.run import TableRun, Texts, calibrated
 
 # The share of the rows that calibrates decisions; more of a small table, for intervals need nine rows at least.
 HELD_OUT, FEWEST_HELD_OUT, MOST_HELD_OUT = 0.2, 10, 1 / 3
@@ -137,9 +137,14 @@ def fit_dataset(
         recipe, made, dataset, chosen, trained=weights is not None, training=training, checkpoint=checkpoint,
         seed=seed, progress=progress,
     )  # fmt: skip
-    parts = {"held_out": dataset.test, "train": sample_rows(dataset.train, seed)} | (
+    chosen_rows = sample_rows(len(dataset.train[1]), seed)
+    parts = {"held_out": dataset.test, "train": take_rows(dataset.train, chosen_rows)} | (
         {"validation": dataset.validation} if dataset.validation else {}
     )
+    texts = {
+        "train": take_texts(dataset.texts.get("train", {}), chosen_rows),
+        "held_out": dataset.texts.get("test", {}),
+    }
     rows = {part: len(pair[1]) for part, pair in dataset.parts.items()}
     remembered = {
         "dubito": dubito.__version__, "name": repr(recipe), "recipe": repr(recipe), "likelihood": repr(chosen),
@@ -150,15 +155,24 @@ def fit_dataset(
         remembered["chosen"] = posterior.explanation.words
     if dataset.description is not None and dataset.description.dialect is not None:
         remembered["dialect"] = asdict(dataset.description.dialect)
-    run = calibrated(posterior, encoder, source, parts, remembered)
+    run = replace(calibrated(posterior, encoder, source, parts, remembered), texts=texts)
     warn_if_useless(run, dataset)
     return run
 
 
-def sample_rows(pair: Pair, seed: int) -> Pair:
+def sample_rows(num_rows: int, seed: int) -> Tensor:
     """Return at most `KEPT_TRAINING` rows, drawn at random; they are compared with new rows, and not learnt from."""
-    chosen = torch.randperm(len(pair[1]), generator=torch.Generator().manual_seed(seed))[:KEPT_TRAINING]
-    return pair[0][chosen], pair[1][chosen]
+    return torch.randperm(num_rows, generator=torch.Generator().manual_seed(seed))[:KEPT_TRAINING]
+
+
+def take_rows(pair: Pair, rows: Tensor) -> Pair:
+    """Return some rows of a pair."""
+    return pair[0][rows], pair[1][rows]
+
+
+def take_texts(texts: Texts, rows: Tensor) -> Texts:
+    """Return the texts of some rows."""
+    return {name: [column[row] for row in rows.tolist()] for name, column in texts.items()}
 
 
 def share_held_out(num_rows: int) -> float:

@@ -179,7 +179,7 @@ class PlayEndpoints(Endpoints):
     async def ask(self, request: Request) -> Response:
         """Answer the page."""
         question = self.playground.question(await self.body(request))
-        return json_response(await self.asked.ask(question, len(question.table)))
+        return json_response(await self.asked.ask(question, len(question)))
 
 
 async def _refused(request: Request, error: Exception) -> Response:

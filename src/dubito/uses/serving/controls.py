@@ -1,4 +1,4 @@
-"""The controls of the page of `dubito play`: a slider, a list or a date per column, or a canvas for pixels."""
+"""The controls of the page of `dubito play`: a slider, a list, a date or a text per column, or a canvas for pixels."""
 
 from __future__ import annotations
 
@@ -11,8 +11,9 @@ from typing import Any, Literal
 from dubito.data import TableTransform
 from dubito.data.columns import CategoryColumn, Column, DateColumn
 from dubito.data.dates import as_text
+from dubito.data.text_column import TextColumn
 
-Kind = Literal["number", "boolean", "category", "date"]
+Kind = Literal["number", "boolean", "category", "date", "text"]
 # How far a slider goes beyond the training rows, as a share of their range; and how many steps it has at least.
 BEYOND, STEPS = 0.3, 100
 # How many of the rare levels of a category are offered.
@@ -118,6 +119,8 @@ def picture_of(controls: Sequence[Control]) -> Picture | None:
 
 def _control(column: Column, values: Sequence[Any]) -> Control:
     missing = column.indicator
+    if isinstance(column, TextColumn):
+        return Control(column.name, "text", next((value for value in values if value), ""))
     if isinstance(column, CategoryColumn):
         levels = (*column.levels, *column.rare[:RARE])
         return Control(column.name, "category", column.fill, levels=levels, may_be_missing=missing)

@@ -7,6 +7,7 @@ from typing import Any
 import dubito
 from dubito.data.columns import CategoryColumn, Column, DateColumn
 from dubito.data.dates import as_text
+from dubito.data.text_column import TextColumn
 from dubito.uses.runs.prediction import ANSWER, ASK
 from dubito.uses.serving.limits import ServingLimits
 from dubito.uses.serving.service import Service
@@ -114,6 +115,8 @@ def _cell(column: Column) -> dict[str, Any]:
     if isinstance(column, CategoryColumn):
         known = {"type": ["string", "number", "boolean", "null"], "examples": list(column.levels)[:10]}
         return {**known, "description": f"a category; training rows had {len(column.levels) + len(column.rare)}"}
+    if isinstance(column, TextColumn):
+        return {"type": ["string", "null"], "description": "a text"}
     low, high = column.low, column.high
     if isinstance(column, DateColumn):
         ends = "" if low is None or high is None else f"; training rows: {as_text(low)} to {as_text(high)}"

@@ -152,8 +152,8 @@ function ticks(low, high, most) {
 function curve(sweep) {
   const control = data.controls.find((each) => each.name === sweep.column);
   const key = classes ? "p_" + byId("posterior-answer").textContent : "prediction";
-  const band = classes ? [] : sweep.posterior.flatMap((each) => [each.lower, each.upper]);
-  const lines = [sweep.posterior, sweep.plain].map((answers) => answers.map((each) => each[key]));
+  const band = classes ? [] : [...sweep.posterior.lower, ...sweep.posterior.upper];
+  const lines = [sweep.posterior[key], sweep.plain[key]];
   let low = classes ? 0 : Math.min(...band, ...lines[1]), high = classes ? 1 : Math.max(...band, ...lines[1]);
   if (low === high) { low -= 1; high += 1; }
   const width = room(), x = (value) => 56 + ((width - 70) * (value - sweep.values[0])) / (sweep.values.at(-1) - sweep.values[0]);
@@ -169,8 +169,8 @@ function curve(sweep) {
   for (const tick of ticks(sweep.values[0], sweep.values.at(-1), width / 100))
     svg.append(draw("text", { x: x(tick), y: 208, "text-anchor": "middle" }, shown(tick)));
   if (!classes) {
-    const upper = path(sweep.posterior.map((each) => each.upper));
-    const lower = sweep.posterior.map((each, i) => `L${x(sweep.values[i]).toFixed(1)},${y(each.lower).toFixed(1)}`).reverse().join("");
+    const upper = path(sweep.posterior.upper);
+    const lower = sweep.posterior.lower.map((value, i) => `L${x(sweep.values[i]).toFixed(1)},${y(value).toFixed(1)}`).reverse().join("");
     svg.append(draw("path", { class: "band", d: upper + lower + "Z" }));
   }
   svg.append(draw("path", { class: "plain line", d: path(lines[1]) }), draw("path", { class: "posterior line", d: path(lines[0]) }));
@@ -191,9 +191,10 @@ function nearest(rows) {
     return;
   }
   const names = data.controls.map((control) => control.name);
-  const head = [data.target, ...names, "distance"].map((name) => make("th", { scope: "col" }, name));
+  const look = ["", ...data.controls.map((control) => (control.kind === "text" ? "text" : "")), ""];
+  const head = [data.target, ...names, "distance"].map((name, i) => make("th", { scope: "col", class: look[i] }, name));
   const body = rows.map((each) => make("tr", {}, ...[each.target, ...names.map((name) => each.cells[name]), each.distance]
-    .map((value, i, all) => make("td", {}, i === all.length - 1 ? shown(value, 3) : shown(value)))));
+    .map((value, i, all) => make("td", { class: look[i] }, i === all.length - 1 ? shown(value, 3) : shown(value)))));
   byId("nearest").replaceChildren(make("table", {}, make("thead", {}, make("tr", {}, ...head)), make("tbody", {}, ...body)));
 }
 
@@ -225,6 +226,7 @@ function readControl(element, control, source) {
   const text = source === number ? number.value : element.querySelector("[id]").value;
   if (control.kind === "number") return text === "" || !Number.isFinite(Number(text)) ? row[control.name] ?? control.start : Number(text);
   if (control.kind === "boolean") return text === "true";
+  if (control.kind === "text") return text;
   return text === "" ? row[control.name] : text;
 }
 function startRow() {

@@ -8,6 +8,7 @@ from dataclasses import asdict, dataclass
 from datetime import date
 from functools import cached_property
 from importlib import resources
+from itertools import accumulate
 from typing import Any
 
 import torch
@@ -25,19 +26,31 @@ from dubito.uses.runs.prediction import TablePrediction, answer_columns
 from dubito.uses.runs.run import target_scale
 from dubito.uses.serving.controls import Control, controls_of, picture_of
 from dubito.uses.serving.limits import ServingLimits
-from dubito.uses.serving.rows import as_json, table_of
-from dubito.uses.serving.service import Answer, Service
+from dubito.uses.serving.rows import as_json, plain_values, table_of
+from dubito.uses.serving.service import Service
 
+Rows = list[dict[str, Any]]
+_EXACT = "donot_use_mm_for_euclid_dist"  # the other way is faster, and off for rows that are equal
 # How many values of a column a sweep tries, how many rows nearby are shown, and how many examples the page offers.
 STEPS, NEAREST, EXAMPLES = 41, 5, 50
 
 
 @dataclass(frozen=True)
 class Question:
-    """A row, and the column that is swept through its range, if any; `table` holds the row and then the swept ones."""
+    """A row, and the column that is swept through its range, if any.
 
-    table: Table
+    Attributes:
+        inputs: The row and then the swept ones, encoded ``[1 + steps, features]``.
+        notes: What is odd about the row.
+        swept: The column.
+    """
+
+    inputs: Tensor
+    notes: list[str]
     swept: Control | None
+
+    def __len__(self) -> int:
+        return len(self.inputs)
 
 
 class Playground:
@@ -54,7 +67,7 @@ class Playground:
         part = "train" if "train" in run.parts else "held_out"
         self.nearby = {"train": "training", "held_out": "held-out"}[part]
         self.inputs, self.targets = run.parts[part]
-        self.rows = run.encoder.decode(self.inputs)
+        self.rows = run.cells(part)
         self.controls = controls_of(run.encoder, self.rows)
         self.network = copy.deepcopy(run.unguarded.model)
         self.network.load_state_dict(run.unguarded.mean(), strict=False)
@@ -68,16 +81,34 @@ class Playground:
         swept = next(
             (each for each in self.controls if each.name == value.get("sweep") and each.kind == "number"), None
         )
-        row = value["row"]
-        rows = [row, *({**row, swept.name: step} for step in swept.steps(STEPS))] if swept is not None else [row]
-        names = self.run.encoder.column_names
-        return Question(self._in_formats(table_of({"rows": rows}, names, self.limits)), swept)
+        table = self._in_formats(table_of({"rows": [value["row"]]}, self.run.encoder.column_names, self.limits))
+        inputs, tally = self.service.encode(table)
+        told = ((column.name, tally.remark(column.name)) for column in self.run.encoder.columns)
+        notes = [f"{name}: {remark}" for name, remark in told if remark]
+        return Question(inputs if swept is None else self._swept(inputs, swept), notes, swept)
+
+    def _swept(self, inputs: Tensor, swept: Control) -> Tensor:
+        """Return the row, and then rows in which a column goes through its range."""
+        column = next(each for each in self.run.encoder.columns if each.name == swept.name)
+        features = column.encode(Cells.of(swept.name, swept.steps(STEPS)))
+        found = inputs.repeat(1 + STEPS, 1)
+        found[1:, self.run.encoder.spans()[swept.name]] = torch.from_numpy(features).to(found)
+        return found
 
     def answer(self, questions: Sequence[Question]) -> list[dict[str, Any] | Exception]:
         """Answer several questions in one batch."""
-        answers = self.service.answer([question.table for question in questions])
-        pairs = zip(questions, answers, strict=True)
-        return [each if isinstance(each, DubitoError) else self._one(question, each) for question, each in pairs]
+        inputs = torch.cat([question.inputs for question in questions])
+        try:
+            found = self.service.predict(inputs)
+        except DubitoError as error:  # what is wrong with one of them is said to that one alone
+            return [error] if len(questions) == 1 else [self.answer([question])[0] for question in questions]
+        plain = self.plain(inputs)
+        ends = list(accumulate(map(len, questions), initial=0))
+        nearest = self.nearest(inputs[ends[:-1]])
+        return [
+            self._one(question, (found, plain), (start, stop), near)
+            for question, start, stop, near in zip(questions, ends, ends[1:], nearest, strict=False)
+        ]
 
     def examples(self) -> list[dict[str, Any]]:
         """Return some rows to start from."""
@@ -110,30 +141,26 @@ class Playground:
             "training_rows": f"{rows.get('train', run.posterior.num_data):,}", "nearby": self.nearby,
             "controls": [asdict(control) for control in self.controls], "examples": self.examples(),
             "picture": None if picture is None else asdict(picture), "unseen": "(never seen)",
+            "longest": self.limits.cell_characters,
         }  # fmt: skip
 
-    def _one(self, question: Question, answer: Answer) -> dict[str, Any]:
-        inputs, _ = self.service.encode(question.table)
-        plain = self.plain(inputs)
+    def _one(
+        self, question: Question, both: tuple[TablePrediction, TablePrediction], rows: tuple[int, int], nearest: Rows
+    ) -> dict[str, Any]:
+        """Return the answer to one question, whose rows are some of those that both predicted."""
+        start, stop = rows
+        posterior, plain = (as_json(each, start, start + 1)[0] for each in both)
         found: dict[str, Any] = {
-            "posterior": answer.predictions[0],
-            "plain": plain[0],
-            "notes": self._notes(question.table),
-            "nearest": self.nearest(inputs[0]),
-        }
+            "posterior": posterior, "plain": plain, "notes": question.notes, "nearest": nearest
+        }  # fmt: skip
         if question.swept is not None:
-            values = question.swept.steps(STEPS)
-            answers: dict[str, Any] = {"posterior": answer.predictions[1:], "plain": plain[1:]}
-            found["sweep"] = {"column": question.swept.name, "values": values, **answers}
+            shown = [f"p_{name}" for name in self.run.encoder.class_names] or ["prediction", "lower", "upper"]
+            swept = ({name: plain_values(each[name][start + 1 : stop]) for name in shown} for each in both)
+            answers = dict(zip(("posterior", "plain"), swept, strict=True))
+            found["sweep"] = {"column": question.swept.name, "values": question.swept.steps(STEPS), **answers}
         return found
 
-    def _notes(self, table: Table) -> list[str]:
-        """Say what is odd about the first row of a table."""
-        _, tally = self.service.encode(table.take(slice(0, 1)))
-        told = ((column.name, tally.remark(column.name)) for column in self.run.encoder.columns)
-        return [f"{name}: {remark}" for name, remark in told if remark]
-
-    def plain(self, inputs: Tensor) -> list[dict[str, Any]]:
+    def plain(self, inputs: Tensor) -> TablePrediction:
         """Return what one network says, without a posterior and without the guard: what it would say on its own."""
         inside = self.run.unguarded
         with torch.no_grad():
@@ -144,18 +171,20 @@ class Playground:
             found = found.to("cpu", torch.float64)
             found = found if scale is None else found.rescale(*scale)
         columns = answer_columns(found, self.run.encoder.class_names, None, self.coverage)
-        return as_json(TablePrediction(columns, found), 0, len(inputs))
+        return TablePrediction(columns, found)
 
     @property
     def coverage(self) -> float:
         """The probability with which an interval holds the truth."""
         return self.run.coverage if self.service.coverage is None else self.service.coverage
 
-    def nearest(self, row: Tensor) -> list[dict[str, Any]]:
-        """Return the rows nearest to one, by the Euclidean distance of their inputs to the network."""
-        distances = torch.linalg.vector_norm((self.inputs - row).double(), dim=1)
-        order = distances.argsort(stable=True)[:NEAREST]
-        return [{**self._row(int(place)), "distance": float(distances[place])} for place in order]
+    def nearest(self, rows: Tensor) -> list[Rows]:
+        """Return for each row those nearest to it, by the Euclidean distance of their inputs to the network."""
+        found = []
+        for distances in torch.cdist(rows.double(), self.inputs.double(), compute_mode=_EXACT):
+            order = distances.argsort(stable=True)[:NEAREST]
+            found.append([{**self._row(int(place)), "distance": float(distances[place])} for place in order])
+        return found
 
     def _row(self, place: int) -> dict[str, Any]:
         encoder, target = self.run.encoder, self.targets[place]

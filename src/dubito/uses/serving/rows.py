@@ -7,6 +7,8 @@ import math
 from collections.abc import Sequence
 from typing import Any, NoReturn
 
+from numpy.typing import NDArray
+
 from dubito.core.errors import InputError
 from dubito.data import Table
 from dubito.uses.runs.prediction import TablePrediction
@@ -57,8 +59,13 @@ def table_of(value: Any, names: Sequence[str], limits: ServingLimits) -> Table:
 
 def as_json(found: TablePrediction, start: int, stop: int) -> list[dict[str, Any]]:
     """Return some rows of a prediction as plain values; a number that is not finite is None."""
-    columns = {name: [_plain(value) for value in values[start:stop].tolist()] for name, values in found.columns.items()}
+    columns = {name: plain_values(values[start:stop]) for name, values in found.columns.items()}
     return [dict(zip(columns, row, strict=True)) for row in zip(*columns.values(), strict=True)]
+
+
+def plain_values(values: NDArray[Any]) -> list[Any]:
+    """Return the values of an array; a number that is not finite is None."""
+    return [_plain(value) for value in values.tolist()]
 
 
 def _order(columns: Any, names: Sequence[str]) -> list[str]:
