@@ -35,6 +35,18 @@ LAST = "laplace of the last layer"
 EVERY = ("probs", "entropy", "aleatoric", "epistemic", "label", "set", "answer", "unfamiliar")
 
 
+def test_counts_have_no_quantiles_in_a_file(tmp_path: Path) -> None:
+    """By default `lower` and `upper` are left out; who asks for them is told."""
+    x, counts = inputs(40, 0), torch.randint(4, (40, 1), generator=torch.Generator().manual_seed(0)).float()
+    posterior = MAP(train=False).fit(nn.Linear(4, 1), (x, counts), likelihood="poisson", progress=False)
+    made = posterior.export(tmp_path / f"counts{SUFFIX}", example=x)
+    assert made.outputs == ("mean", "stddev", "aleatoric", "epistemic")
+    found = run_file(tmp_path / f"counts{SUFFIX}", x)
+    torch.testing.assert_close(found["mean"], posterior.predict(x).mean, rtol=1e-5, atol=1e-6)
+    with pytest.raises(UnsupportedError, match="leave 'lower' and 'upper' out"):
+        posterior.export(tmp_path / f"ends{SUFFIX}", ("mean", "lower"), example=x)
+
+
 def test_all_outputs_and_decisions_for_classes(tmp_path: Path) -> None:
     posterior, path = fitted(LAST), tmp_path / f"net{SUFFIX}"
     rejector = decisions.Rejector(posterior, calibration(), risk=0.2)

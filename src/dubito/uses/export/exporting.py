@@ -78,7 +78,8 @@ def export(
         path: The file. Its ending decides the format.
         outputs: What the file returns, in this order. Classes: ``probs, entropy, aleatoric, epistemic, label, set,
             answer, unfamiliar``; regression: ``mean, stddev, aleatoric, epistemic, lower, upper, answer, unfamiliar``.
-            By default all that need no decision, and those of the given decisions.
+            By default all that need no decision, and those of the given decisions; counts and other distributions that
+            are not Gaussian have no ``lower`` and ``upper`` without ConformalIntervals.
         example: A batch of inputs as the file will get them, before `preprocess`: a tensor, a tuple or dict of tensors,
             or a loader, of which the first batch is used. By default the inputs of `calibration`.
         decisions: Fitted objects of `dubito.decisions`: a Rejector gives ``answer``, a Detector ``unfamiliar``,

@@ -9,7 +9,7 @@ from typing import Any, Literal, NamedTuple
 import torch
 from torch import Tensor
 
-from dubito.beliefs.prediction import ClassPrediction, Prediction
+from dubito.beliefs.prediction import ClassPrediction, DistributionPrediction, Prediction
 from dubito.core.errors import InputError
 from dubito.uses.decisions import ConformalIntervals, ConformalSets, Detector, Rejector
 
@@ -93,7 +93,7 @@ def make_outputs(
     level: float,
     target_scale: tuple[Tensor, Tensor] | None,
 ) -> tuple[Output, ...]:
-    """Return the outputs of these names; by default all that need no further decision.
+    """Return the outputs of these names; by default all that need no further decision and that a graph can compute.
 
     Args:
         names: The names.
@@ -108,7 +108,10 @@ def make_outputs(
         raise InputError("`target_scale` is for regression: leave it out.")
     table = _classes(decisions) if classes else _numbers(decisions, level, target_scale)
     if names is None:
-        usual = [name for name in known if name not in ("set", "answer", "unfamiliar")]
+        left_out = ["set", "answer", "unfamiliar"]
+        if isinstance(prediction, DistributionPrediction) and ConformalIntervals not in decisions.found:
+            left_out += ["lower", "upper"]  # a graph cannot compute their quantiles
+        usual = [name for name in known if name not in left_out]
         kinds = {"answer": Rejector, "unfamiliar": Detector, "set": ConformalSets}
         names = [*usual, *(name for name in known if kinds.get(name) in decisions.found)]
     wrong = [name for name in names if name not in known]
