@@ -12,6 +12,7 @@ from torch import Tensor, nn
 
 import dubito
 from dubito import Laplace, select
+from dubito.curvature import ekfac
 from dubito.curvature.matrices import Block
 from oracles import fixed_normal
 
@@ -53,6 +54,24 @@ def test_it_is_the_best_diagonal_in_the_eigenbasis(kind: str) -> None:
             assert torch.allclose(block.values.flatten(), (basis.T @ own @ basis).diagonal(), rtol=1e-8, atol=1e-10)
         errors = [float((each[span, span] - own).norm()) for each in (measured, product)]
         assert errors[0] <= errors[1] + 1e-10
+
+
+def test_many_data_give_the_basis_by_sampled_targets_and_exact_eigenvalues(monkeypatch: pytest.MonkeyPatch) -> None:
+    model, inputs = _network("mlp")
+    full, exact = (
+        Laplace(structure=structure, prior_precision=1.0).fit(model, (inputs, LABELS), progress=False)  # type: ignore[arg-type]
+        for structure in ("full", "ekfac")
+    )
+    monkeypatch.setattr(ekfac, "ENOUGH", 1)
+    posterior = Laplace(structure="ekfac", prior_precision=1.0).fit(model, (inputs, LABELS), progress=False)
+    curvature = full.matrix.matrix
+    for name, block, other in zip(posterior.selection.names, posterior.matrix.blocks, exact.matrix.blocks, strict=True):
+        span = posterior.selection.slices[name]
+        size = span.stop - span.start
+        basis = block.rotate(block.to_matrix(torch.eye(size, dtype=torch.float64))).reshape(size, size)
+        assert torch.allclose(basis.T @ basis, torch.eye(size, dtype=torch.float64), atol=1e-10)
+        assert torch.allclose(block.values.flatten(), (basis.T @ curvature[span, span] @ basis).diagonal(), atol=1e-10)
+        assert not torch.allclose(block.left, other.left)
 
 
 def test_a_layer_with_one_example_is_exact() -> None:

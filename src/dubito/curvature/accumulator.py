@@ -14,6 +14,7 @@ from dubito.core import limits
 from dubito.curvature import matrices as linalg
 from dubito.curvature.engine import Engine, Tape
 from dubito.curvature.factors import Factor
+from dubito.curvature.output_columns import Kind
 from dubito.networks.selection import Selection
 
 Sums = dict[str, Any]
@@ -48,6 +49,10 @@ class Accumulator(ABC):
     def extra(self) -> int:
         """The number of entries per example and column that `add` allocates besides the layers' gradients."""
         return 0
+
+    def first_columns(self, sums: Sums, num_data: int) -> Kind | None:
+        """Return a cheaper kind of output columns that is enough in this pass over the data; None if there is none."""
+        return None
 
     @abstractmethod
     def zeros(self) -> Sums:

@@ -53,6 +53,7 @@ class CurvaturePass:
         generator: torch.Generator | None = None,
     ) -> None:
         self.structure, self.curvature, self.num_samples = structure, curvature, num_samples
+        self.num_data = 0  # until the data are known
         # the noise of a Gaussian only scales the curvature
         self.likelihood = Gaussian(noise=1.0) if isinstance(likelihood, Gaussian) else likelihood
         self.engine = Engine(model, selection.names)
@@ -63,6 +64,7 @@ class CurvaturePass:
 
     def zeros(self, source: Source) -> Sums:
         """Return the sums before the first batch; all processes have the same ones."""
+        self.num_data = source.num_data
         sums = self.accumulator.zeros()
         if isinstance(self.accumulator, KroneckerAccumulator):  # one example shows which factors exist
             first = source.first()
@@ -88,11 +90,13 @@ class CurvaturePass:
         if not batch.num_rows:
             return fit
         few = self._needs_few_columns(batch)
-        for rows, tape in self.engine.chunks(batch.inputs, 1 if few else self._num_columns, self.accumulator.extra):
+        kind = self.accumulator.first_columns(sums, self.num_data) or self.curvature
+        at_once = 1 if few else self._columns_at_once(kind)
+        for rows, tape in self.engine.chunks(batch.inputs, at_once, self.accumulator.extra):
             targets, outputs = batch.targets[rows], tape.outputs.detach()
             fit += self._fit(outputs, targets)
             columns = output_columns.columns(
-                self.curvature, self.likelihood, outputs, targets,
+                kind, self.likelihood, outputs, targets,
                 num_samples=self.num_samples, most=MOST_COLUMNS, generator=generator,
             )  # fmt: skip
             merged = [few_columns(self.structure, self.likelihood, outputs, targets)] if few else columns
@@ -126,11 +130,10 @@ class CurvaturePass:
             _check_finite(float(total))
         return torch.stack([total, torch.tensor(float(count), dtype=total.dtype, device=total.device)])
 
-    @property
-    def _num_columns(self) -> int:
-        """The number of columns in one vector-Jacobian product."""
+    def _columns_at_once(self, kind: output_columns.Kind) -> int:
+        """Return the number of columns in one vector-Jacobian product."""
         sampled = {"fisher-mc": self.num_samples, "fisher-empirical": 1}
-        return min(sampled.get(self.curvature, MOST_COLUMNS), MOST_COLUMNS)
+        return min(sampled.get(kind, MOST_COLUMNS), MOST_COLUMNS)
 
 
 def _check_finite(total: float) -> None:
