@@ -293,6 +293,10 @@ class TestAtomic:
         with pytest.raises(FileFormatError, match="Cannot write"):
             io.save(tmp_path / "a", "tree", {})
 
+    def test_a_nul_within_the_name(self, tmp_path: Path) -> None:
+        with pytest.raises(FileFormatError, match="embedded null byte"):
+            io.save(tmp_path / "a\0b", "test", {})
+
     def test_a_pipe_a_device_and_a_folder_are_refused(self, tmp_path: Path) -> None:
         os.mkfifo(tmp_path / "pipe")
         for path, what in ((tmp_path / "pipe", "a pipe"), (Path("/dev/null"), "a device"), (tmp_path, "a folder")):

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 import torch
-from dubito.errors import NotConvergedWarning
+from dubito.errors import FileFormatError, NotConvergedWarning
 from sklearn.datasets import load_iris
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, TensorDataset, WeightedRandomSampler
@@ -109,6 +109,15 @@ class TestSearch:
         assert (tmp_path / "run.search").is_file()
         monkeypatch.setattr(search_file, "resolve_training", None)  # would fail
         assert self.epochs(training=training) == first
+
+    def test_a_full_disk_does_not_lose_it(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        def full(path: Any, kind: str, tree: Any) -> None:
+            if kind == "search":
+                raise FileFormatError("Cannot write 'run.search': No space left on device.")
+
+        monkeypatch.setattr(search_file.io, "save", full)
+        with pytest.warns(UserWarning, match=r"No space left on device. The run continues; an interrupted one"):
+            assert self.epochs(training=Training(checkpoint=str(tmp_path / "run"))) > 0
 
 
 class TestNoise:

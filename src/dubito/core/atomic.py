@@ -39,8 +39,8 @@ def writing(path: str | os.PathLike[str]) -> Iterator[Callable[[bytes], None]]:
 
     See `write_atomic`.
     """
-    target = Path(os.path.realpath(path))
     check_writable(path)
+    target = Path(os.path.realpath(path))
     with _explained(path):
         old = target.stat() if target.exists() else None
         temporary = target.with_name(f"{_prefix(target)}{os.getpid()}.{uuid.uuid4().hex[:8]}")
@@ -75,6 +75,8 @@ def check_writable(path: str | os.PathLike[str]) -> None:
         if error.errno == errno.ELOOP:
             raise FileFormatError(f"Cannot write '{path}': it is a symbolic link that leads back to itself.") from error
         return
+    except ValueError as error:  # a NUL within the name
+        raise FileFormatError(f"Cannot write {str(path)!r}: {error}.") from error
     if not stat.S_ISREG(mode):
         what = "a folder" if stat.S_ISDIR(mode) else "a pipe" if stat.S_ISFIFO(mode) else "a device or a socket"
         raise FileFormatError(f"Cannot write '{path}': it is {what}, not a file; choose another name.")

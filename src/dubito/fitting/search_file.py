@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import dataclasses
+import warnings
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from dubito.core import distributed, io
 from dubito.core.batches import Data
+from dubito.core.errors import FileFormatError
 from dubito.fitting.automatic import Found, ResolvedTraining, resolve_training
 from dubito.fitting.inference import Problem
 from dubito.fitting.training import AUTO
@@ -46,7 +48,10 @@ def resolve_or_recall(
     found = None if resolved.found is None else dataclasses.asdict(resolved.found)
     changed = {name: getattr(resolved.training, name) for name in CHANGED}
     if distributed.rank() == 0:
-        io.save(path, "search", {"identity": identity, "training": changed, "found": found})
+        try:
+            io.save(path, "search", {"identity": identity, "training": changed, "found": found})
+        except FileFormatError as error:
+            warnings.warn(f"{error} The run continues; an interrupted one would search again.", stacklevel=2)
     return resolved
 
 
