@@ -78,6 +78,28 @@ def mlp_without_bias() -> Case:
     return classes(nn.Sequential(nn.Linear(3, 4, bias=False), nn.GELU(), nn.Linear(4, 3, bias=False)), normal(BATCH, 3))
 
 
+class Transposed(nn.Module):
+    """What Hugging Face calls a Conv1D: no class that any rule is registered for."""
+
+    def __init__(self, inputs: int, outputs: int, bias: bool = True) -> None:
+        super().__init__()
+        self.nf = outputs
+        self.weight = nn.Parameter(torch.randn(inputs, outputs))
+        self.register_parameter("bias", nn.Parameter(torch.zeros(outputs)) if bias else None)
+
+    def forward(self, x: Tensor) -> Tensor:
+        flat = x.reshape(-1, x.shape[-1])
+        found = flat @ self.weight if self.bias is None else torch.addmm(self.bias, flat, self.weight)
+        return found.view(*x.shape[:-1], self.nf)
+
+
+def transposed_linear() -> Case:
+    """At one position and at several."""
+    layers = {"one": Transposed(3, 5), "two": Transposed(5, 4, bias=False), "head": Transposed(4, 3)}
+    use = lambda net, x: net.head(torch.tanh(net.two(torch.tanh(net.one(x)))).mean(1))  # noqa: E731
+    return classes(Net(use, **layers), normal(BATCH, 2, 3))
+
+
 def linear_alone() -> Case:
     return classes(nn.Linear(3, 4), normal(BATCH, 3))
 
@@ -356,6 +378,7 @@ CASES: dict[str, Callable[[], Case]] = {
         instance_and_rms_norms, skip, in_place, overwritten_input, overwritten_data, called_often, conv_called_often,
         tied_linear, tied_embedding, tied_autoencoder, sequence, output_per_position, output_map, attention, unused,
         frozen, several_inputs, named_inputs, regression, regression_of_one, labels, noise_too,
+        transposed_linear,
     )
 }  # fmt: skip
 

@@ -77,14 +77,14 @@ class Same(nn.Conv2d):
 
 
 class Transposed(nn.Module):
-    """y = x W + b with W [I, O], as Hugging Face's `Conv1D`."""
+    """y = x W + b with W [I, O], by names that no layer rule knows."""
 
     def __init__(self) -> None:
         super().__init__()
-        self.weight, self.bias = vector(torch.randn, 3, WIDTH), vector(torch.randn)
+        self.kernel, self.offset = vector(torch.randn, 3, WIDTH), vector(torch.randn)
 
     def forward(self, x: Tensor) -> Tensor:
-        return torch.addmm(self.bias, x.reshape(-1, 3), self.weight).view(*x.shape[:-1], WIDTH)
+        return torch.addmm(self.offset, x.reshape(-1, 3), self.kernel).view(*x.shape[:-1], WIDTH)
 
 
 class ScaledWords(nn.Embedding):

@@ -9,6 +9,8 @@ from hypothesis import assume
 from hypothesis import strategies as st
 from torch import Tensor, nn
 
+from curvature.curvature_cases import Transposed
+
 
 class Case(NamedTuple):
     layer: nn.Module
@@ -38,6 +40,14 @@ def linear(draw: st.DrawFn) -> Case:
     layer = nn.Linear(draw(small(1, 4)), draw(small(1, 4)), bias=draw(st.booleans()))
     lead = draw(st.lists(small(1, 3), max_size=3))
     return Case(layer, torch.randn(*lead, layer.in_features), len(lead), batch_axis=len(lead) > 0)
+
+
+@st.composite
+def transposed_linear(draw: st.DrawFn) -> Case:
+    inputs, outputs = draw(small(2, 4)), draw(small(2, 4))
+    lead = draw(st.lists(small(1, 3), max_size=3))
+    layer = Transposed(inputs, outputs, bias=draw(st.booleans()))
+    return Case(layer, torch.randn(*lead, inputs), len(lead), batch_axis=len(lead) > 0)
 
 
 def same_for_all_or_each(draw: st.DrawFn, dims: int, low: int, high: int) -> int | tuple[int, ...]:
@@ -151,6 +161,7 @@ def instance_norm(draw: st.DrawFn) -> Case:
 
 FAMILIES: dict[str, st.SearchStrategy[Case]] = {
     "linear": linear(),
+    "transposed_linear": transposed_linear(),
     "conv_zeros": conv("number", "zeros"),
     "conv_circular": conv("number", "circular"),
     "conv_reflect": conv("number", "reflect"),

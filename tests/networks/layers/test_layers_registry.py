@@ -8,8 +8,10 @@ from dubito.errors import UnsupportedError
 from torch import Tensor, nn
 from torch.nn.utils import parametrizations, parametrize, prune, spectral_norm, weight_norm
 
+from curvature.curvature_cases import Transposed
 from dubito.networks.layers import LayerRule, register, require_rule, rule_for
 from dubito.networks.layers.linear import LinearRule
+from dubito.networks.layers.transposed_linear import TransposedLinearRule
 
 
 class SameForward(nn.Linear):
@@ -130,3 +132,34 @@ def test_what_a_rule_leaves_out_names_the_rule_and_the_method() -> None:
             UnsupportedError, match=rf"rule for Identity lacks `{method}`; add it to .*Minimal in {__name__}"
         ):
             getattr(rule, method)(layer, *arguments)
+
+
+class Noisy(Transposed):
+    def forward(self, x: Tensor) -> Tensor:
+        return super().forward(x) + (0.1 if self.training else 0.0)
+
+
+class Gate(nn.Module):
+    """As the router of a mixture of experts."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight, self.calls = nn.Parameter(torch.randn(3, 3)), 0
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.calls += 1
+        return x @ self.weight.T
+
+
+def test_a_layer_of_an_unknown_class_is_asked_what_it_computes() -> None:
+    zero = Transposed(3, 3)
+    nn.init.zeros_(zero.weight)  # which is its own transpose
+    assert isinstance(rule_for(zero), TransposedLinearRule)
+    assert isinstance(rule_for(Transposed(4, 2, bias=False).bfloat16()), TransposedLinearRule)
+    gate = Gate()
+    for other in (gate, Noisy(3, 3), nn.Bilinear(2, 2, 2)):
+        assert rule_for(other) is None
+    assert gate.calls == 0
+    replaced = Transposed(3, 3)
+    replaced.forward = lambda x: x  # type: ignore[method-assign]
+    assert rule_for(replaced) is None

@@ -13,6 +13,7 @@ from dubito.networks.layers import (  # noqa: F401 - they register their rules
     linear,
     norm,
     rms_norm,
+    transposed_linear,
 )
 from dubito.networks.layers.base import LayerRule, Side
 from dubito.networks.layers.registry import class_rule, is_norm, register, require_rule, rule_for, weight_axis

@@ -72,7 +72,10 @@ class LayerRule(ABC, Generic[M]):
         raise self._lacks("bias_grads", layer)
 
     def bias_shares_rows(self, layer: M) -> bool:
-        """Whether the bias meets the same rows of output gradients as the weight, so that curvature can share them."""
+        """Whether curvature can take the bias as one more column of the weight.
+
+        The bias must meet the same rows of output gradients, and the weight be stored in the order of its matrix.
+        """
         return False
 
     def to_matrix(self, layer: M, weight: Tensor) -> Tensor:

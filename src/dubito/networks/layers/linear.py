@@ -5,30 +5,38 @@ from __future__ import annotations
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from dubito.networks.layers.base import LayerRule, Side, channels_last_rows, check_kept, resized
+from dubito.networks.layers.base import LayerRule, M, Side, channels_last_rows, check_kept, resized
 from dubito.networks.layers.registry import register
 from dubito.networks.layers.rows import DenseRows
 
 
+class ChannelsLastRule(LayerRule[M]):
+    """A matrix product at every position of inputs `[B, *positions, I]`."""
+
+    def inputs_as_rows(self, layer: M, x: Tensor) -> DenseRows:
+        """Every position is a row: `[B, T, I]`."""
+        return DenseRows(channels_last_rows(x[None])[0])
+
+    def grads_as_rows(self, layer: M, g: Tensor) -> Tensor:
+        """Every position is a row: `[V, B, T, O]`."""
+        return channels_last_rows(g)
+
+    def bias_grads(self, layer: M, g: Tensor) -> Tensor:
+        """`[V, B, O]`."""
+        return channels_last_rows(g).sum(2)
+
+    def channel_axis(self, layer: M, ndim: int) -> int:
+        """The last."""
+        return ndim - 1
+
+
 @register(nn.Linear)
-class LinearRule(LayerRule[nn.Linear]):
+class LinearRule(ChannelsLastRule[nn.Linear]):
     """Input `[B, *positions, I]`; the weight `[O, I]` is its own matrix."""
 
     def apply(self, layer: nn.Linear, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
         """$W x + b$."""
         return F.linear(x, weight, bias)
-
-    def inputs_as_rows(self, layer: nn.Linear, x: Tensor) -> DenseRows:
-        """Every position is a row: `[B, T, I]`."""
-        return DenseRows(channels_last_rows(x[None])[0])
-
-    def grads_as_rows(self, layer: nn.Linear, g: Tensor) -> Tensor:
-        """Every position is a row: `[V, B, T, O]`."""
-        return channels_last_rows(g)
-
-    def bias_grads(self, layer: nn.Linear, g: Tensor) -> Tensor:
-        """`[V, B, O]`."""
-        return channels_last_rows(g).sum(2)
 
     def bias_shares_rows(self, layer: nn.Linear) -> bool:
         """Always."""
@@ -41,10 +49,6 @@ class LinearRule(LayerRule[nn.Linear]):
     def num_outputs(self, layer: nn.Linear) -> int:
         """`out_features`."""
         return layer.out_features
-
-    def channel_axis(self, layer: nn.Linear, ndim: int) -> int:
-        """The last."""
-        return ndim - 1
 
     def weight_axis(self, layer: nn.Linear, side: Side) -> int:
         """`[O, I]`."""

@@ -13,6 +13,8 @@ from dubito.core.errors import UnsupportedError
 from dubito.networks.layers.base import LayerRule, Side, how_to_add
 
 _RULES: dict[type[nn.Module], LayerRule[Any]] = {}
+# Rules for modules of other classes, each with the question that must be answered yes.
+_ASKED: dict[Callable[[nn.Module], bool], LayerRule[Any]] = {}
 
 R = TypeVar("R", bound=type[LayerRule[Any]])
 
@@ -44,6 +46,16 @@ def register(*layer_types: type[nn.Module]) -> Callable[[R], R]:
     return add
 
 
+def register_where(question: Callable[[nn.Module], bool]) -> Callable[[R], R]:
+    """A class decorator: this rule describes every module of an unknown class for which the question is true."""
+
+    def add(rule: R) -> R:
+        _ASKED[question] = rule()
+        return rule
+
+    return add
+
+
 def registered_types() -> tuple[type[nn.Module], ...]:
     """Return the layer types that have a rule."""
     return tuple(_RULES)
@@ -58,6 +70,8 @@ def rule_for(module: nn.Module) -> LayerRule[Any] | None:
     - a class with its own `forward` (a LoRA or weight-standardised subclass), or an instance with one;
     - a weight that is recomputed from other tensors (parametrized, weight- or spectral-normalised, pruned by mask);
     - settings that the rule does not describe (an `nn.Embedding` with `max_norm`).
+
+    A module of an unknown class has a rule where it is seen to compute what the rule says (`register_where`).
 
     A rule says nothing of how a module is used. `out_proj` inside `nn.MultiheadAttention` is a linear layer and has a
     rule, although attention reads its weight and never calls it: methods that rely on calls must check that they
@@ -93,12 +107,20 @@ def weight_axis(module: nn.Module, side: Side) -> int | None:
 
 def class_rule(module: nn.Module) -> LayerRule[Any] | None:
     """The rule of the module's class, also where it does not describe this module's `forward`."""
-    return next((_RULES[cls] for cls in type(module).__mro__ if cls in _RULES), None)
+    found = next((_RULES[cls] for cls in type(module).__mro__ if cls in _RULES), None)
+    return _asked(module) if found is None else found
+
+
+def _asked(module: nn.Module) -> LayerRule[Any] | None:
+    """The rule that a module of an unknown class follows as its answers show."""
+    return next((rule for question, rule in _ASKED.items() if question(module)), None)
 
 
 def _find(module: nn.Module) -> tuple[LayerRule[Any] | None, str | None]:
     """Return the nearest rule by method resolution order, and why it does not apply."""
     known = next((cls for cls in type(module).__mro__ if cls in _RULES), None)
+    if known is None and (rule := _asked(module)) is not None:
+        return rule, None
     if known is None:  # a module may say itself why it has none
         return None, getattr(module, "no_rule_because", f"none is registered for its class; {how_to_add(module)}")
     rule = _RULES[known]
