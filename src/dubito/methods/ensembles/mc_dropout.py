@@ -22,6 +22,7 @@ from dubito.fitting.recipe import Recipe
 from dubito.methods.ensembles.dropout_posterior import DropoutPosterior
 from dubito.methods.ensembles.masks import OWN, bernoulli, concrete, dropping, inner_layers, own_layers
 from dubito.methods.ensembles.points import prior_decay
+from dubito.networks.checkpointing import switch_off_checkpointing
 from dubito.networks.layers import require_rule
 from dubito.networks.twin import light_copy
 
@@ -114,6 +115,7 @@ class MCDropout(Recipe):
 class _Trainer:
     def __init__(self, recipe: MCDropout, problem: Problem) -> None:
         self.recipe, self.problem = recipe, problem
+        switch_off_checkpointing(problem.model)
         self.rates = recipe.rates(problem)
         self.own = {name: module.p for name, module in problem.model.named_modules() if type(module) in OWN}
         for name in self.own:

@@ -18,6 +18,7 @@ from dubito.methods.rank1.layers import Factored, FactoredLayer, make_factored
 from dubito.methods.rank1.norm import ComponentNorm, make_component_norms
 from dubito.methods.rank1.recurrent import FactoredLSTM
 from dubito.methods.rank1.sites import Layout, find_layout, scalable_rule, unselected, without_batch_axis
+from dubito.networks.checkpointing import switch_off_checkpointing
 from dubito.networks.swapping import calling_every_layer, fused_modules, restore_class
 from dubito.networks.twin import light_copy
 
@@ -256,6 +257,7 @@ def convert(
     given = recipe or Rank1()
     recipe = given.as_rank1()
     network = private_copy(model)
+    switch_off_checkpointing(network)
     others = () if recipe.weights is None else unselected(network, recipe.weights.resolve(network))
     layout = find_layout(network, recipe.factors, others)
     if inputs is not None:

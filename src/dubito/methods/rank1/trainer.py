@@ -24,6 +24,7 @@ from dubito.methods.rank1.merge import can_merge, merge
 from dubito.methods.rank1.module import Rank1Module, split_blocks
 from dubito.methods.rank1.posterior import Components, Rank1Posterior
 from dubito.methods.rank1.sites import find_layout, unselected, without_batch_axis
+from dubito.networks.checkpointing import switch_off_checkpointing
 from dubito.networks.normalization import recalibrate
 from dubito.networks.twin import light_copy
 
@@ -69,6 +70,7 @@ class Rank1Trainer:
 
     def _make_module(self, inputs: Any) -> Rank1Module:
         problem = self.problem
+        switch_off_checkpointing(problem.model)
         earlier = _load_start(self.rank1, problem.model)
         # a plain copy of the network, into which `_found` loads the current weights
         self.plain = light_copy(problem.model).eval()

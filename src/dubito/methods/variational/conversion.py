@@ -20,6 +20,7 @@ from dubito.methods.variational.joint import JointModule
 from dubito.methods.variational.layer import StochasticLayer, make_stochastic
 from dubito.methods.variational.mean_field import MeanField
 from dubito.methods.variational.module import VariationalModule
+from dubito.networks.checkpointing import switch_off_checkpointing
 from dubito.networks.layers import is_norm, rule_for
 from dubito.networks.selection import Selection
 from dubito.select import SelectionWarning
@@ -72,6 +73,7 @@ def convert(
     )  # fmt: skip
     check_family(family, prior)
     network = private_copy(model)
+    switch_off_checkpointing(network)
     chosen = weights if isinstance(weights, Selection) else weights.resolve(network)
     selection = random_weights(network, chosen, biases)
     module = _converted(network, chosen, selection, prior, estimator, initial_scale, rest == "hold", family, rank)
