@@ -11,8 +11,11 @@ EXTRAS := .venv-extras/bin
 EXTRAS_STAMP := .venv-extras/.installed
 PEERS := laplace-torch curvlinops-for-pytorch asdfghjkl asdl backpack-for-pytorch ivon-opt linear-operator jaxtyping \
 	wadler-lindig mpmath einops einconv opt-einsum unfoldNd
+# The extra `ecosystem` without its dependencies, of which some would fetch CUDA, and what importing it needs besides.
+ECOSYSTEM := transformers peft timm torchvision lightning datasets accelerate huggingface-hub tokenizers regex \
+	lightning-utilities multiprocess dill xxhash psutil httpx2 httpcore2 truststore anyio sniffio h11 idna
 # Tests of what the extras and the peers add; laplace-torch and the like are installed without their dependencies.
-WITH_EXTRAS := tests/peers tests/uses/export tests/uses/serving tests/methods/mcmc/test_mcmc_parts.py \
+WITH_EXTRAS := tests/ecosystem tests/peers tests/uses/export tests/uses/serving tests/methods/mcmc/test_mcmc_parts.py \
 	$(addprefix tests/uses/compression/test_compression_,compress.py shrink.py storage.py trials.py)
 
 .PHONY: docs fuzz demo test test-fast test-extras test-torch lint format clean
@@ -28,7 +31,7 @@ $(EXTRAS_STAMP): $(STAMP)
 	$(PYTHON) -m venv .venv-extras
 	echo "$$PWD"/.venv/lib/python3*/site-packages > $$(echo .venv-extras/lib/python3*/site-packages)/base.pth
 	$(EXTRAS)/pip $(INSTALL) -c constraints.txt -e ".[dev,export,samplers,serve]"
-	$(EXTRAS)/pip $(INSTALL) -c constraints.txt --no-deps $(PEERS)
+	$(EXTRAS)/pip $(INSTALL) -c constraints.txt --no-deps $(PEERS) $(ECOSYSTEM)
 	touch $(EXTRAS_STAMP)
 
 # The docs site needs neither torch nor this package: the API reference is read from the source.
