@@ -37,6 +37,8 @@ class Limits:
         kept_logits: Sampled logits of one example that a linearized prediction keeps.
         covariance_factor: The factor of a correlated variational covariance; a larger one is refused.
         float64_factor: A Kronecker factor in float64; a larger one is summed in the model's precision.
+        kronecker_factor: A Kronecker factor in float64; that of a wider side (a vocabulary) becomes its diagonal.
+        outputs: The outputs of one forward pass of a prediction, of all samples; larger batches are split.
         exact_report: A float64 matrix over all weights, with which a report compares a selection exactly.
         unpacked: The content of a compressed file, however small the file is.
         summed: Float64 numbers that processes sum in one message.
@@ -58,6 +60,8 @@ class Limits:
     kept_logits: int = 4 * 4096
     covariance_factor: int = 64 * MIB
     float64_factor: int = 8 * 2048**2
+    kronecker_factor: int = 8 * 8192**2
+    outputs: int = 64 * MIB
     exact_report: int = 8 * 3000**2
     unpacked: int = 100 * MIB
     summed: int = 128 * MIB
@@ -86,3 +90,13 @@ def using(**changes: int) -> Iterator[Limits]:
 def numbers(size: int) -> int:
     """Return how many numbers of four bytes fit into `size` bytes."""
     return size // 4
+
+
+def slices(size: int, step: int) -> list[slice]:
+    """Divide ``range(size)`` into slices of length `step`, at least 1.
+
+    >>> slices(5, 2)
+    [slice(0, 2, None), slice(2, 4, None), slice(4, 5, None)]
+    """
+    step = max(1, step)
+    return [slice(start, min(start + step, size)) for start in range(0, size, step)]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -11,13 +12,29 @@ from dubito.beliefs.likelihoods import Gaussian, Likelihood
 from dubito.core import batches, io
 from dubito.core.batches import Batch, Source
 from dubito.core.errors import NonFiniteError
-from dubito.curvature import output_columns
+from dubito.core.once import warn_once
+from dubito.curvature import output_columns, positions
 from dubito.curvature.engine import Engine
 from dubito.curvature.evidence import DataFit
-from dubito.curvature.linearized import MOST_COLUMNS
+from dubito.curvature.kronecker import is_wide
+from dubito.curvature.linearized import MOST_COLUMNS, MOST_EXACT, SampledWarning
 from dubito.curvature.output_layer import few_columns, is_one_linear
 from dubito.curvature.structures import KroneckerAccumulator, Sums, make_accumulator
 from dubito.networks.selection import Selection
+
+
+class Plan(NamedTuple):
+    """How the columns of a batch are made.
+
+    Attributes:
+        kind: The curvature.
+        few: Whether only a last layer with many outputs is random, whose curvature needs few columns.
+        by_position: Whether the positions of the outputs are treated as examples.
+    """
+
+    kind: output_columns.Kind
+    few: bool = False
+    by_position: bool = False
 
 
 class CurvaturePass:
@@ -28,7 +45,8 @@ class CurvaturePass:
         model: The network.
         selection: Which weights are random.
         likelihood: The likelihood.
-        curvature: ``"ggn"``, ``"fisher-mc"``, ``"fisher-empirical"`` or ``"hessian"``.
+        curvature: ``"ggn"``, ``"fisher-mc"``, ``"fisher-empirical"`` or ``"hessian"``; ``"auto"`` is ``"ggn"`` up to
+            `MOST_EXACT` columns for each example, ``"fisher-mc"`` above.
         num_samples: Sampled targets per example for ``"fisher-mc"``.
         mode: How ``"kron"`` treats weights shared over positions.
         rank: The number of eigenpairs of ``"low-rank"``.
@@ -44,7 +62,7 @@ class CurvaturePass:
         selection: Selection,
         likelihood: Likelihood,
         *,
-        curvature: output_columns.Kind = "ggn",
+        curvature: output_columns.Kind = "auto",
         num_samples: int = 1,
         mode: str = "expand",
         rank: int = 50,
@@ -54,6 +72,8 @@ class CurvaturePass:
     ) -> None:
         self.structure, self.curvature, self.num_samples = structure, curvature, num_samples
         self.num_data = 0  # until the data are known
+        self.expands = mode == "expand"
+        self._plan: Plan | None = None
         # the noise of a Gaussian only scales the curvature
         self.likelihood = Gaussian(noise=1.0) if isinstance(likelihood, Gaussian) else likelihood
         self.engine = Engine(model, selection.names)
@@ -89,17 +109,21 @@ class CurvaturePass:
         fit = self.no_fit()
         if not batch.num_rows:
             return fit
-        few = self._needs_few_columns(batch)
-        kind = self.accumulator.first_columns(sums, self.num_data) or self.curvature
-        at_once = 1 if few else self._columns_at_once(kind)
-        for rows, tape in self.engine.chunks(batch.inputs, at_once, self.accumulator.extra):
-            targets, outputs = batch.targets[rows], tape.outputs.detach()
-            fit += self._fit(outputs, targets)
+        plan = self._plan = self._plan or self._planned(batch)
+        kind = self.accumulator.first_columns(sums, self.num_data) or plan.kind
+        num_columns = 1 if plan.few else self._num_columns(kind)
+        for rows, tape in self.engine.chunks(batch.inputs, num_columns, self.accumulator.extra):
+            targets, likelihood = batch.targets[rows], self.likelihood
+            fit += self._fit(tape.outputs.detach(), targets)
+            if plan.by_position and (flat := positions.by_position(tape, likelihood)) is not None:
+                targets = positions.targets_by_position(likelihood, targets)
+                tape, likelihood = flat, flat.likelihood(likelihood)
+            outputs = tape.outputs.detach()
             columns = output_columns.columns(
-                kind, self.likelihood, outputs, targets,
-                num_samples=self.num_samples, most=MOST_COLUMNS, generator=generator,
+                kind, likelihood, outputs, targets,
+                num_samples=self.num_samples, most=self.engine.columns_at_once(MOST_COLUMNS), generator=generator,
             )  # fmt: skip
-            merged = [few_columns(self.structure, self.likelihood, outputs, targets)] if few else columns
+            merged = [few_columns(self._merged(outputs), likelihood, outputs, targets)] if plan.few else columns
             self.accumulator.add(sums, tape, merged, targets)
         return fit
 
@@ -111,13 +135,32 @@ class CurvaturePass:
             return DataFit(squared_error=total, num_residuals=int(count))
         return DataFit(log_likelihood=total)
 
-    def _needs_few_columns(self, batch: Batch) -> bool:
-        """Return whether only a last layer with many outputs is random, whose curvature needs few columns."""
-        few_outputs = 0 < self.engine.num_outputs <= MOST_COLUMNS
-        if few_outputs or self.curvature != "ggn" or self.structure not in ("diag", "kron"):
-            return False
+    def _planned(self, batch: Batch) -> Plan:
+        """Choose how columns are made, from the first batch."""
+        if self.curvature not in ("auto", "ggn"):
+            return Plan(self.curvature)
         first = self.engine.run(batches.take(batch.inputs, slice(0, 2)))
-        return first.outputs[0].numel() > MOST_COLUMNS and is_one_linear(first)
+        flat = None
+        if self.expands and first.outputs.ndim > 2:
+            flat = positions.by_position(first, self.likelihood)
+        outputs = (first if flat is None else flat).outputs
+        many = outputs[0].numel() > MOST_COLUMNS
+        if many and (flat is not None or is_one_linear(first)) and self.structure in ("diag", "kron"):
+            return Plan("ggn", few=True, by_position=flat is not None)
+        repeats = self.structure == "sampled"  # its passes multiply with one and the same matrix
+        if self.curvature == "ggn" or repeats or outputs[0].numel() <= MOST_EXACT:
+            return Plan("ggn", by_position=flat is not None)
+        warn_once(
+            f"The exact curvature of {first.outputs[0].numel():,} outputs per example takes a backward pass for each, "
+            "so it is estimated from sampled targets (curvature='fisher-mc'). Choose curvature='ggn' for the exact "
+            "one, or weights=select.last_layer(), where it is fast.",
+            SampledWarning,
+        )
+        return Plan("fisher-mc")
+
+    def _merged(self, outputs: Tensor) -> str:
+        """Return which part of output Hessians few columns must give: the diagonal also for a factor too wide."""
+        return "diag" if self.structure == "kron" and is_wide(outputs.shape[-1]) else self.structure
 
     def _fit(self, outputs: Tensor, targets: Tensor) -> Tensor:
         """Return the log-likelihood and the number of examples; for a Gaussian the squared error and the residuals."""
@@ -130,7 +173,7 @@ class CurvaturePass:
             _check_finite(float(total))
         return torch.stack([total, torch.tensor(float(count), dtype=total.dtype, device=total.device)])
 
-    def _columns_at_once(self, kind: output_columns.Kind) -> int:
+    def _num_columns(self, kind: output_columns.Kind) -> int:
         """Return the number of columns in one vector-Jacobian product."""
         sampled = {"fisher-mc": self.num_samples, "fisher-empirical": 1}
         return min(sampled.get(kind, MOST_COLUMNS), MOST_COLUMNS)

@@ -328,6 +328,11 @@ class Engine:
             rows = slice(start, min(start + step, size))
             yield rows, self.run(batches.take(inputs, rows))
 
+    def columns_at_once(self, most: int) -> int:
+        """Return how many columns, up to `most`, one vector-Jacobian product of one example may have."""
+        width = next(self.model.parameters()).element_size()
+        return max(1, min(most, limits.current().gradients // (2 * self._size_of_one * width)))
+
     @torch.inference_mode(False)
     def _try_out(self, inputs: Any) -> None:
         """Measure and verify the engine on the first few examples; one alone does not show the batch axis."""

@@ -20,10 +20,10 @@ import torch
 from torch import Tensor
 
 from dubito.core import limits
-from dubito.core.limits import numbers
+from dubito.core.limits import numbers, slices
 from dubito.core.tracing import is_tracing
 from dubito.curvature.call_gradients import CallGradient
-from dubito.curvature.products import closed, explicit_products, slices, weighted_outer
+from dubito.curvature.products import closed, explicit_products, weighted_outer
 from dubito.curvature.workspace import Workspace
 from dubito.networks.layers.rows import DenseRows, IndexRows
 
@@ -114,6 +114,10 @@ class Factor(ABC):
         for columns, rows, chunk in self.chunks(all_columns=closing):
             found[slice(None) if closing else columns, rows] = closed(chunk, closing).square() @ flat
         return found
+
+    def weighted_squares(self, weights: Tensor, *, closing: bool = False) -> Tensor:
+        """Return `weighted_square` for several weights ``[G, *shape]``, as ``[G, V, B]``."""
+        return torch.stack([self.weighted_square(weight, closing=closing) for weight in weights])
 
     def weighted_gram(self, weight: Tensor) -> Tensor:
         r"""Return :math:`\sum_d w_d M_{vnd} M_{und}` as ``[B, V, V]``."""
@@ -237,13 +241,18 @@ class OuterFactor(CallsFactor):
         return self.grads[..., positions // self.shape[-1]] * self.inputs[:, positions % self.shape[-1]]
 
     def weighted_square(self, weight: Tensor, *, closing: bool = False) -> Tensor:
-        return weighted_outer(self.grads, self.inputs, weight, closing)
+        return weighted_outer(self.grads, self.inputs, weight.reshape(self.grads.shape[-1], -1), closing)
 
     def weighted_gram(self, weight: Tensor) -> Tensor:
-        return torch.einsum("vbo,bo,ubo->bvu", self.grads, self.inputs.square() @ weight.T, self.grads)
+        return torch.einsum("vbo,bo,ubo->bvu", self.grads, self.per_output(weight), self.grads)
+
+    def per_output(self, weight: Tensor) -> Tensor:
+        """Return the sums of squared inputs, weighted for each output, ``[B, O]``."""
+        return self.inputs.square() @ weight.reshape(self.grads.shape[-1], -1).mT
 
     def dot(self, directions: Tensor) -> Tensor:
-        return torch.einsum("vbo,kbo->vbk", self.grads, torch.einsum("bi,koi->kbo", self.inputs, directions))
+        matrices = directions.reshape(-1, *self.shape)
+        return torch.einsum("vbo,kbo->vbk", self.grads, torch.einsum("bi,koi->kbo", self.inputs, matrices))
 
     def backward_dot(self, weights: Tensor) -> Tensor:
         mixed = torch.einsum("vbk,vbo->kbo", weights, self.grads)
@@ -290,12 +299,16 @@ class ConvolutionFactor(CallsFactor):
         return torch.cat(gathered, dim=1)
 
     def weighted_square(self, weight: Tensor, *, closing: bool = False) -> Tensor:
-        flat, found = self.calls[0].to_matrix(weight), self.like.new_zeros(self.size, self.columns + closing)
+        return self.weighted_squares(weight[None], closing=closing)[0]
+
+    def weighted_squares(self, weights: Tensor, *, closing: bool = False) -> Tensor:
+        flat = torch.stack([self.calls[0].to_matrix(weight) for weight in weights], dim=1)
+        found = self.like.new_zeros(self.size, self.columns + closing, len(weights))
         for examples, entries, grads in self.products():
             if closing:
                 found[examples, -1] += grads.sum(1).square_() @ flat[entries]
             found[examples, : self.columns] += grads.square_() @ flat[entries]
-        return found.mT
+        return found.permute(2, 1, 0)
 
 
 class EmbeddingFactor(CallsFactor):

@@ -6,15 +6,18 @@ prior precision then costs only a weighted sum of squares.
 
 from __future__ import annotations
 
+import math
 from abc import ABC, abstractmethod
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 import torch
 from torch import Tensor
 
+from dubito.core import limits
 from dubito.core.errors import UnsupportedError
+from dubito.core.limits import numbers, slices
 from dubito.curvature import matrices as linalg
-from dubito.curvature.factors import CallsFactor, ExplicitFactor, Factor
+from dubito.curvature.factors import CallsFactor, ExplicitFactor, Factor, OuterFactor
 from dubito.curvature.layer_factors import LayerFactor, layer_factors, paired_names, with_ones
 from dubito.curvature.one_layer import OneLayer, one_layer
 from dubito.curvature.products import closed
@@ -163,6 +166,62 @@ class FunctionalTerms:
             return self._contract(covariance, _ClosedVariance())
         # for a low-rank covariance it is a difference, which rounding can make negative
         return self._contract(covariance, _Variance()).clamp_min(0.0)
+
+    def variances(self, covariances: Sequence[linalg.Covariance], *, closing: bool = False) -> list[Tensor]:
+        """`variance` for several covariances; for a grid of λ each layer's gradients are formed once."""
+        whole = all(map(self.selection.is_whole, self.selection.names))
+        if not isinstance(covariances, linalg.Covariances) or not whole:
+            return [self.variance(covariance, closing=closing) for covariance in covariances]
+        first, count = next(iter(self.factors.values())), len(covariances)
+        found = first.like.new_zeros(count, first.columns + closing, first.size)
+        for each in self.groups:
+            size = math.prod(each.factor.shape)
+            for some in slices(count, numbers(limits.current().kept_weights) // size):
+                found[some] += each.factor.weighted_squares(self._grid(each, covariances, some), closing=closing)
+        return list(found)
+
+    def _grid(self, each: LayerFactor, covariances: linalg.Covariances, some: slice) -> Tensor:
+        """Return the variances ``[g, ...]`` of a factor's weights, for some of the λ."""
+        matrix, key = covariances.matrix, (self.dtype, *each.names, some.start)
+        keeps = 4 * matrix.size * len(covariances) <= limits.current().kept_weights
+        if key in covariances.memory:
+            return covariances.memory[key]
+        made = []
+        for prior in covariances.priors[some]:
+            values = {}
+            for name in each.names:
+                own = self._eigenvalues(matrix, name)
+                values[name] = (1 / (covariances.scale * own + prior)).to(self.dtype)
+            made.append(each.join(values))
+        if keeps:
+            covariances.memory[key] = torch.stack(made)
+        return covariances.memory[key] if keeps else torch.stack(made)
+
+    def _eigenvalues(self, matrix: linalg.Matrix, name: str) -> Tensor:
+        """Return what the λ is added to for each weight of a parameter, in the basis of its factor."""
+        if isinstance(matrix, linalg.Kronecker):
+            block = matrix.blocks[self.selection.names.index(name)]
+            if isinstance(block, linalg.Block):
+                return block.values.squeeze(0)
+            assert isinstance(block, linalg.Diagonal)
+            return block.values.reshape(self.factors[name].shape)
+        assert isinstance(matrix, linalg.Diagonal)
+        return matrix.values[self.selection.slices[name]].reshape(self.factors[name].shape)
+
+    def per_output(self, covariance: linalg.Covariance) -> Tensor:
+        """The variance ``[B, O]`` of each output of a linear layer whose outputs are independent given its input."""
+        terms = []
+        for each in self.groups:
+            if isinstance(covariance, linalg.KroneckerCovariance):
+                weight = self._weights(each, covariance)
+            else:
+                assert isinstance(covariance, linalg.DiagonalCovariance)
+                weight = each.join(self._by_name(covariance.values))
+            if isinstance(each.factor, OuterFactor):
+                terms.append(each.factor.per_output(weight))
+            else:
+                terms.append(weight.flatten())  # a bias alone
+        return _total(terms)
 
     def gram(self, covariance: linalg.Covariance) -> Tensor:
         """The covariance between columns for each example, ``[B, V, V]``."""

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
+from concurrent.futures import ThreadPoolExecutor
 
 import torch
 from torch import Tensor, nn
 
 from dubito.core import limits
 from dubito.core.errors import InputError, UnsupportedError
+from dubito.core.once import warn_once
 from dubito.core.precision import widened
 from dubito.curvature import matrices as linalg
 from dubito.curvature.accumulator import Accumulator, Sums, most_full
@@ -20,6 +22,15 @@ from dubito.curvature.products import gram
 from dubito.curvature.roles import find_roles, matrix_order, shared_biases
 from dubito.networks.layers.rows import DenseRows, ElementwiseRows, GroupedRows, IndexRows
 from dubito.networks.selection import Selection
+
+AnyBlock = linalg.Block | linalg.Dense | linalg.Diagonal
+
+# Factors at least this wide are decomposed in several threads.
+PARALLEL = 512
+
+
+class WideFactorWarning(UserWarning):
+    """A Kronecker factor is too large for memory."""
 
 
 class KroneckerAccumulator(Accumulator):
@@ -33,6 +44,8 @@ class KroneckerAccumulator(Accumulator):
     Weights that are shared over positions (Eschenhagen et al. 2023, https://arxiv.org/abs/2311.00636): `mode="expand"`
     treats positions as further examples, `mode="reduce"` first averages inputs and sums gradients over them (embeddings
     have no inputs to average and are always expanded).
+
+    A side that is too wide for a matrix (a vocabulary; see `core/limits`) keeps only the diagonal of its factor.
     """
 
     def __init__(self, engine: Engine, selection: Selection, mode: str = "expand") -> None:
@@ -78,7 +91,7 @@ class KroneckerAccumulator(Accumulator):
         inputs = call.rows
         if inputs is None:
             rows = call.bias_grads() if reduce else call.bias_rows()
-            _accumulate(sums, "left", gram(rows.flatten(0, -2))[None])
+            _accumulate(sums, "left", _factor(rows.flatten(0, -2)))
             return
         grads = call.grads_as_rows()
         assert not isinstance(inputs, ElementwiseRows)
@@ -108,21 +121,36 @@ def kronecker_matrix(sums: Sums, selection: Selection, model: nn.Module) -> lina
     roles, _ = find_roles(model, selection.names)
     shared = {bias: weight for bias, weight in shared_biases(roles).items() if not sums[bias]}
     like = widened(next(model.parameters()).detach())
-    blocks: dict[str, linalg.Block | linalg.Dense | linalg.Diagonal] = {}
-    for name in sorted(selection.names, key=lambda name: name in shared):  # weights before biases
-        weight = shared.get(name)
-        known = blocks.get(weight) if weight else None
+
+    def block(name: str, own: Sums) -> AnyBlock:
+        return _block(own, selection, name, matrix_order(roles, name), like)
+
+    blocks = _in_threads(block, {name: sums[name] for name in selection.names if name not in shared})
+    for name in selection.names:
+        if (weight := shared.get(name)) is None:
+            continue
+        known = blocks.get(weight)
         if isinstance(known, linalg.Block) and known.left_values is not None and selection.is_whole(name):
             blocks[name] = linalg.Block(known.left_values[..., None], known.left, None)
         else:
-            own = {key: sums[weight][key] for key in ("left",) if key in sums[weight]} if weight else sums[name]
-            blocks[name] = _block(own, selection, name, matrix_order(roles, name), like)
+            blocks[name] = block(name, {key: sums[weight][key] for key in ("left",) if key in sums[weight]})
     return linalg.Kronecker([blocks[name] for name in selection.names])
 
 
-def _block(
-    sums: Sums, selection: Selection, name: str, order: Tensor | None, like: Tensor
-) -> linalg.Block | linalg.Dense | linalg.Diagonal:
+def _in_threads(make: Callable[[str, Sums], AnyBlock], parts: dict[str, Sums]) -> dict[str, AnyBlock]:
+    """Call a function for each part, the largest first: decompositions of large factors run side by side."""
+
+    def width(name: str) -> int:
+        return max((factor.shape[-1] for factor in parts[name].values() if factor.ndim > 2), default=0)
+
+    names, workers = sorted(parts, key=width, reverse=True), torch.get_num_threads()
+    if workers < 2 or len(names) < 2 or width(names[0]) < PARALLEL:
+        return {name: make(name, parts[name]) for name in names}
+    with ThreadPoolExecutor(workers) as pool:
+        return dict(zip(names, pool.map(make, names, [parts[name] for name in names]), strict=True))
+
+
+def _block(sums: Sums, selection: Selection, name: str, order: Tensor | None, like: Tensor) -> AnyBlock:
     chosen, size = selection.indices[name], torch.Size(selection.shapes[name]).numel()
     if "left" not in sums:
         values = sums["diagonal"] if "diagonal" in sums else like.new_zeros(size, dtype=torch.float64)
@@ -136,7 +164,7 @@ def _block(
 
 def _accumulate(sums: Sums, key: str, value: Tensor) -> None:
     value = value.detach()
-    is_large = value.ndim > 1 and 8 * value.shape[-1] ** 2 > limits.current().float64_factor
+    is_large = value.ndim > 2 and 8 * value.shape[-1] ** 2 > limits.current().float64_factor
     value = value if is_large else value.double()
     if key in sums:
         sums[key] += value
@@ -146,7 +174,26 @@ def _accumulate(sums: Sums, key: str, value: Tensor) -> None:
 
 def _grouped_gram(grads: Tensor, grouped: bool) -> Tensor:
     rows = grads.flatten(0, 2)
-    return gram(rows.transpose(0, 1)) if grouped else gram(rows)[None]
+    return gram(rows.transpose(0, 1)) if grouped else _factor(rows)
+
+
+def is_wide(width: int) -> bool:
+    """Return whether a Kronecker factor of this width becomes diagonal, and warn of it once."""
+    if 8 * width**2 <= limits.current().kronecker_factor:
+        return False
+    warn_once(
+        f"A Kronecker factor over {width:,} numbers would need {8 * width**2 / 2**30:,.1f} GB: only its diagonal is "
+        "used. Leave that layer out of the selection to avoid the approximation.",
+        WideFactorWarning,
+    )
+    return True
+
+
+def _factor(rows: Tensor) -> Tensor:
+    """Return ``Σ r rᵀ`` of rows ``[N, W]`` as ``[1, W, W]``, or its diagonal ``[1, W]`` if it is too wide."""
+    if is_wide(rows.shape[-1]):
+        return torch.einsum("nw,nw->w", rows, rows)[None]
+    return gram(rows)[None]
 
 
 def _input_factor(inputs: DenseRows | GroupedRows | IndexRows) -> Tensor:
@@ -157,7 +204,7 @@ def _input_factor(inputs: DenseRows | GroupedRows | IndexRows) -> Tensor:
             counts[inputs.padding_idx] = 0.0
         return counts
     rows = inputs.a.flatten(0, 1)
-    return gram(rows.transpose(0, 1)) if isinstance(inputs, GroupedRows) else gram(rows)[None]
+    return gram(rows.transpose(0, 1)) if isinstance(inputs, GroupedRows) else _factor(rows)
 
 
 def _submatrix(sums: Sums, chosen: Tensor, order: Tensor | None) -> Tensor:
@@ -167,7 +214,7 @@ def _submatrix(sums: Sums, chosen: Tensor, order: Tensor | None) -> Tensor:
     where = chosen if order is None else order.argsort()[chosen]
     left, right = sums["left"], sums.get("right")
     if right is None:
-        return left[0][where][:, where]
+        return left[0][where].diag() if left.ndim == 2 else left[0][where][:, where]
     if right.ndim == 1:  # an embedding: tokens × dimensions, tokens uncorrelated
         width = left.shape[-1]
         token, dim = where // width, where % width
@@ -176,5 +223,12 @@ def _submatrix(sums: Sums, chosen: Tensor, order: Tensor | None) -> Tensor:
     outputs, inputs = left.shape[-1], right.shape[-1]
     group, o, i = where // (outputs * inputs), where // inputs % outputs, where % inputs
     same_group = group[:, None] == group[None]
-    entries = left[group[:, None], o[:, None], o[None]] * right[group[:, None], i[:, None], i[None]]
+    entries = _entries(left, group, o) * _entries(right, group, i)
     return torch.where(same_group, entries, 0.0) / sums["count"]
+
+
+def _entries(factor: Tensor, group: Tensor, at: Tensor) -> Tensor:
+    """Return the entries ``[K, K]`` of factors ``[Gr, W, W]``, or of diagonals ``[Gr, W]``, between some places."""
+    if factor.ndim == 2:
+        return torch.where(at[:, None] == at, factor[group, at], 0.0)
+    return factor[group[:, None], at[:, None], at]

@@ -153,12 +153,28 @@ def predict(likelihood: Likelihood, outputs: Tensor, spread: Tensor, noise: Nois
         return likelihood.predict_gaussian(outputs, likelihood.restore(spread, outputs))
     if is_tracing():
         return _predict_classes(likelihood, outputs, spread, noise, link)
-    step = _rows_at_a_time(outputs, noise)
+    numbers_of_one = max(noise.num_samples * outputs[0].numel(), 1)
+    if outputs.ndim > 2 and not link.reads_covariance and numbers_of_one > numbers(limits.current().outputs):
+        return _predict_positions(likelihood, outputs, spread, noise, link)
+    step = max(1, numbers(limits.current().chunk) // numbers_of_one)
     parts = [
         _predict_classes(likelihood, *some, noise, link)
         for some in zip(outputs.split(step), spread.split(step), strict=True)
     ]
     return parts[0] if len(parts) == 1 else type(parts[0]).cat(parts)
+
+
+def _predict_positions(
+    likelihood: Likelihood, outputs: Tensor, spread: Tensor, noise: Noise, link: Link
+) -> ClassPrediction:
+    """Predict some positions at a time, as if they were examples; all positions share the noise."""
+    mean = likelihood.canonical(outputs)
+    found = predict(Categorical(), mean.flatten(0, -2), spread.flatten(0, -2), noise, link)
+    assert isinstance(found, ClassPrediction)
+    log_probs, *parts = (
+        part.reshape(*mean.shape[:-1], *part.shape[1:]) for part in (found.log_probs, found.aleatoric, found.epistemic)
+    )
+    return ClassPrediction(log_probs, *parts)
 
 
 def _predict_classes(
@@ -176,7 +192,3 @@ def draw(mean: Tensor, covariance: Tensor, noise: Noise) -> Tensor:
     values, vectors = torch.linalg.eigh(covariance.double())
     root = (vectors * values.clamp_min(0).sqrt().unsqueeze(-2)).to(mean.dtype)
     return mean + torch.einsum("bij,sbj->sbi", root, noise.like(mean).expand(-1, len(mean), -1))
-
-
-def _rows_at_a_time(outputs: Tensor, noise: Noise) -> int:
-    return max(1, numbers(limits.current().chunk) // max(noise.num_samples * outputs[0].numel(), 1))

@@ -18,8 +18,9 @@ import torch
 from torch import Tensor, nn
 
 from dubito.beliefs.likelihoods import Likelihood
-from dubito.core import batches, distributed, params
+from dubito.core import batches, distributed, limits, params
 from dubito.core.batches import Source
+from dubito.core.limits import numbers, slices
 from dubito.curvature.evidence import known_noise
 from dubito.curvature.matrices import Matrix
 from dubito.networks.selection import Selection
@@ -72,11 +73,19 @@ def _gradient(model: nn.Module, likelihood: Likelihood, source: Source, selectio
     count = torch.zeros(1, dtype=torch.float64)
     dtype = next(iter(names.values())).dtype
     for batch in source.spread(MOST_ROWS):
-        with torch.enable_grad():
-            outputs = params.call(model, batches.place(batch.inputs, total.device, dtype))
-            score = likelihood.log_prob(outputs, batch.targets).sum()
-        gradients = torch.autograd.grad(score, list(names.values()), allow_unused=True, materialize_grads=True)
-        total += selection.ravel(dict(zip(names, gradients, strict=True))).double()
+        placed = batches.place(batch.inputs, total.device, dtype)
+        for rows in slices(batch.num_rows, _rows_at_once(model, placed)):
+            inputs, targets = batches.take((placed, batch.targets), rows)
+            with torch.enable_grad():
+                score = likelihood.log_prob(params.call(model, inputs), targets).sum()
+            gradients = torch.autograd.grad(score, list(names.values()), allow_unused=True, materialize_grads=True)
+            total += selection.ravel(dict(zip(names, gradients, strict=True))).double()
         count += batch.size
     distributed.sum_([total, count])
     return total * (source.num_data / float(count.clamp_min(1.0)))
+
+
+def _rows_at_once(model: nn.Module, inputs: object) -> int:
+    """Return how many rows have outputs of limited size."""
+    one = params.call(model, batches.map_leaves(torch.clone, batches.take(inputs, slice(0, 1))))
+    return numbers(limits.current().outputs) // max(1, one.numel())

@@ -1,7 +1,8 @@
 r"""The columns of a vector-Jacobian product, whose outer products sum to the likelihood's output Hessian.
 
-`ggn`: all columns of a square root of the Hessian, exact. `fisher-mc`: a few sampled gradients, an unbiased estimate.
-`fisher-empirical`: the gradient at the observed target. `identity`: the outputs themselves, for Jacobians.
+`ggn`: all columns of a square root of the Hessian, exact. `fisher-mc`: a few sampled gradients, an unbiased estimate;
+targets at different positions are drawn independently, so one column has all positions. `fisher-empirical`: the
+gradient at the observed target. `identity`: the outputs themselves, for Jacobians.
 
 Columns are generated on demand: all of them at once would be one number per example and pair of outputs.
 """
@@ -21,7 +22,7 @@ from dubito.core import limits
 from dubito.core.errors import InputError
 from dubito.core.limits import numbers
 
-Kind = Literal["ggn", "fisher-mc", "fisher-empirical", "hessian"]
+Kind = Literal["auto", "ggn", "fisher-mc", "fisher-empirical", "hessian"]
 
 # Maps indices of columns and of positions, both [v], to the columns at these positions, [v, B, C].
 Root = Callable[[Tensor, Tensor], Tensor]

@@ -51,13 +51,20 @@ def few_columns(structure: str, likelihood: Likelihood, outputs: Tensor, targets
 
 def hessian_diagonal(likelihood: Likelihood, outputs: Tensor, targets: Tensor) -> Tensor:
     """Return the diagonal of each output Hessian, ``[B, C]``."""
-    if isinstance(likelihood, Categorical):
-        probs = outputs.double().softmax(dim=-1)
-        best = probs.argmax(dim=-1, keepdim=True)
-        others = probs.scatter(-1, best, 0.0).sum(dim=-1, keepdim=True)
-        found = probs * (1 - probs).scatter(-1, best, others)  # p(1 − p), also where p rounds to 1
-        return torch.where(likelihood.observed(targets).unsqueeze(-1), found, 0.0).to(outputs.dtype)
-    return torch.cat([part.diagonal(dim1=-2, dim2=-1) for part in _hessians(likelihood, outputs, targets)])
+    if not isinstance(likelihood, Categorical):
+        return torch.cat([part.diagonal(dim1=-2, dim2=-1) for part in _hessians(likelihood, outputs, targets)])
+    step = max(1, numbers(limits.current().chunk) // outputs.shape[-1])
+    kept = likelihood.observed(targets).unsqueeze(-1)
+    parts = zip(outputs.split(step), kept.split(step), strict=True)
+    return torch.cat([torch.where(some, _softmax_diagonal(logits), 0.0).to(outputs.dtype) for logits, some in parts])
+
+
+def _softmax_diagonal(logits: Tensor) -> Tensor:
+    """Return p(1 − p) in float64, also where p rounds to 1."""
+    probs = logits.double().softmax(dim=-1)
+    best = probs.argmax(dim=-1, keepdim=True)
+    others = probs.scatter(-1, best, 0.0).sum(dim=-1, keepdim=True)
+    return probs * (1 - probs).scatter_(-1, best, others)
 
 
 def hessian_sum(likelihood: Likelihood, outputs: Tensor, targets: Tensor) -> Tensor:

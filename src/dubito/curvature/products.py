@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from dubito.core import limits
-from dubito.core.limits import numbers
+from dubito.core.limits import numbers, slices
 from dubito.core.tracing import is_tracing
 from dubito.curvature.matrices.base import column_blocks
 
@@ -95,13 +95,3 @@ def closed(columns: Tensor, closing: bool) -> Tensor:
 def is_shared(grads: Tensor) -> bool:
     """Return whether gradients ``[V, B, ...]`` are one set, expanded over the examples."""
     return grads.ndim > 2 and grads.shape[1] > 1 and grads.stride(1) == 0
-
-
-def slices(size: int, step: int) -> list[slice]:
-    """Divide ``range(size)`` into slices of length `step`, at least 1.
-
-    >>> slices(5, 2)
-    [slice(0, 2, None), slice(2, 4, None), slice(4, 5, None)]
-    """
-    step = max(1, step)
-    return [slice(start, min(start + step, size)) for start in range(0, size, step)]

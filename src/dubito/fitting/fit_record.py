@@ -12,9 +12,10 @@ from torch import Tensor
 
 from dubito.beliefs.likelihoods import Bernoulli, Categorical, Likelihood
 from dubito.beliefs.prediction import ClassPrediction
-from dubito.core import batches, distributed, params
+from dubito.core import batches, distributed, limits, params
 from dubito.core.batches import Source
 from dubito.core.errors import DubitoError
+from dubito.core.limits import numbers
 
 if TYPE_CHECKING:
     from dubito.fitting.posterior import Posterior
@@ -95,12 +96,12 @@ def measure(
 ) -> FitRecord:
     """Return the record of a fit."""
     likelihood = posterior.likelihood
-    inputs, targets = _rows(source, MOST_ROWS)
+    inputs, targets = _few(posterior, *_rows(source, MOST_ROWS))
     near, far = _predict_near_and_far(posterior, inputs)
     centre = likelihood.predict(params.call(posterior.model, inputs))
     held_out = None
     if validation is not None:
-        rows = _rows(validation, MOST_VALIDATION)
+        rows = _few(posterior, *_rows(validation, MOST_VALIDATION))
         held_out = _scores(likelihood, _predict(posterior, rows[0]), rows[1])
     totals = torch.cat([_total(part).double() for part in (near, far) if part is not None])
     return FitRecord(
@@ -124,6 +125,12 @@ def _rows(source: Source, most: int) -> tuple[Any, Tensor]:
         return batches.concatenate([part.inputs for part in parts]), torch.cat([part.targets for part in parts])
     first = source.first()  # the same in all processes
     return batches.take((first.inputs, first.targets), slice(0, most))
+
+
+def _few(posterior: Posterior, inputs: Any, targets: Tensor) -> tuple[Any, Tensor]:
+    """Return as many of the rows as have predictions of limited size, at least two."""
+    one = params.call(posterior.model, batches.map_leaves(torch.clone, batches.take(inputs, slice(0, 1))))
+    return batches.take((inputs, targets), slice(0, max(2, numbers(limits.current().chunk) // one.numel())))
 
 
 def _predict(posterior: Posterior, inputs: Any) -> Any:

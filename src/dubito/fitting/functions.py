@@ -79,7 +79,7 @@ def network_functions(model: nn.Module, draws: Sequence[Params], *, center: Para
         def expanded(x: Any) -> Tensor:
             with lock, torch.enable_grad():
                 outputs = call(base, x)
-                change = _along(outputs, list(base.values()), moved)
+                change = jacobian_product(outputs, list(base.values()))(moved)
             found = outputs + change
             return found if _needs_gradient(x) else found.detach()
 
@@ -88,18 +88,22 @@ def network_functions(model: nn.Module, draws: Sequence[Params], *, center: Para
     return Functions([function(draw) for draw in draws])
 
 
-def _along(outputs: Tensor, weights: list[Tensor], directions: list[Tensor]) -> Tensor:
-    """Return the Jacobian times directions in the weights, by differentiating its transpose; it stays differentiable.
+def jacobian_product(outputs: Tensor, weights: list[Tensor]) -> Callable[[list[Tensor]], Tensor]:
+    """Return the function that multiplies the Jacobian with directions in the weights; results are differentiable.
 
-    The product of the transpose with v is linear in v, so its derivative there is the Jacobian. Unlike forward mode,
+    The product of its transpose with v is linear in v, so its derivative there is the Jacobian. Unlike forward mode,
     this works for every layer that can be differentiated twice.
     """
     v = torch.zeros_like(outputs, requires_grad=True)
     options: dict[str, Any] = {"create_graph": True, "allow_unused": True, "materialize_grads": True}
     pulled = torch.autograd.grad(outputs, weights, v, **options)
-    total = torch.stack([(each * along).sum() for each, along in zip(pulled, directions, strict=True)]).sum()
-    (change,) = torch.autograd.grad(total, v, **options)
-    return change
+
+    def along(directions: list[Tensor]) -> Tensor:
+        total = torch.stack([(each * d).sum() for each, d in zip(pulled, directions, strict=True)]).sum()
+        (change,) = torch.autograd.grad(total, v, **options)
+        return change
+
+    return along
 
 
 def _needs_gradient(x: Any) -> bool:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import os
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from itertools import chain
 from typing import TYPE_CHECKING, Any, ClassVar, Self
 
@@ -16,14 +16,14 @@ from dubito.beliefs.prediction import Prediction
 from dubito.core import batches, io, limits, params, precision
 from dubito.core.arguments import checked_arguments
 from dubito.core.constraints import Count, LargeCount, check
-from dubito.core.errors import DubitoError, InputError, NonFiniteError, UnsupportedError
+from dubito.core.errors import InputError, UnsupportedError
 from dubito.core.frozen import frozen_names
 from dubito.core.limits import numbers
 from dubito.core.params import Params
-from dubito.core.private_draws import PrivateDraws
 from dubito.core.randomness import default_generator
-from dubito.core.settings import digest
 from dubito.fitting.auto_explanation import AutoExplanation
+from dubito.fitting.checked_predictions import ChecksPredictions
+from dubito.fitting.checked_predictions import Predictor as Predictor  # families import it from here
 from dubito.fitting.family_checks import EXPLAINED, explained, with_a_count, with_known_options
 from dubito.fitting.fit_record import FitRecord
 from dubito.fitting.functions import Functions, network_functions
@@ -38,10 +38,8 @@ if TYPE_CHECKING:
     from dubito.fitting.recipe import Recipe
     from dubito.fitting.training import Training
 
-Predictor = Callable[[Any], Prediction]
 
-
-class Posterior(HasWorkingCopies, HasTraceable, ABC):
+class Posterior(ChecksPredictions, HasWorkingCopies, HasTraceable, ABC):
     """A posterior over the weights of one network.
 
     It is immutable: no method changes it, and many threads may use one posterior at once. Predicting works in private
@@ -72,8 +70,6 @@ class Posterior(HasWorkingCopies, HasTraceable, ABC):
     remaining_gain: float | None = None
     """What one more training step would gain in nats per example, for methods that need a trained network."""
     _families: ClassVar[dict[str, type[Posterior]]] = {}
-    _network_draws: bool | None = None  # whether the network draws random numbers; None before it was called
-    _uses_libraries: bool = False  # whether it draws them from numpy or `random`
     _file: str | None = None  # the file from which the posterior was loaded
 
     def __init__(self, model: nn.Module, likelihood: Likelihood, recipe: Recipe, num_data: int) -> None:
@@ -179,6 +175,7 @@ class Posterior(HasWorkingCopies, HasTraceable, ABC):
         generator: torch.Generator | None = None,
         batch_size: int = 1024,
         keep_samples: bool | None = None,
+        top_k: int | None = None,
         **options: Any,
     ) -> Prediction:
         """Predict for a tensor, a tuple or dict of tensors, a Dataset or a DataLoader (whose targets are ignored).
@@ -191,13 +188,15 @@ class Posterior(HasWorkingCopies, HasTraceable, ABC):
             keep_samples: Whether the prediction holds all samples or only a summary (`Prediction.summary`). By default
                 the samples for tensors are kept, and those for a Dataset or a loader as long as they take little
                 memory.
+            top_k: Keep only this many classes of each datum or position, the most probable ones; the result is a
+                `TopPrediction`. By default all classes are kept.
             options: Further options of the family, such as `link` for Laplace.
         """
         check("keep_samples", bool | None, keep_samples)
         streamed, kept = batches.is_dataset(x), 0
         parts: list[Prediction] = []
         for part in self.predict_batches(
-            x, num_samples=num_samples, generator=generator, batch_size=batch_size, **options
+            x, num_samples=num_samples, generator=generator, batch_size=batch_size, top_k=top_k, **options
         ):
             kept += 0 if part.samples is None else part.samples.numel()
             if keep_samples is None and streamed and kept > numbers(limits.current().kept_samples):
@@ -214,6 +213,7 @@ class Posterior(HasWorkingCopies, HasTraceable, ABC):
         num_samples: int | None = None,
         generator: torch.Generator | None = None,
         batch_size: int = 1024,
+        top_k: int | None = None,
         **options: Any,
     ) -> Iterator[Prediction]:
         """Return an iterator over the predictions of the batches, with their samples; see `predict`.
@@ -223,14 +223,21 @@ class Posterior(HasWorkingCopies, HasTraceable, ABC):
         count = self.default_samples if num_samples is None else num_samples
         check("num_samples", Count, count)
         check("batch_size", LargeCount, batch_size)
-        return self._predictions(self._input_batches(x, batch_size), count, default_generator(generator), options)
+        check("top_k", Count | None, top_k)
+        inputs = self._input_batches(x, batch_size)
+        return self._predictions(inputs, count, default_generator(generator), options, top_k)
 
     def _predictions(
-        self, inputs: Iterator[Any], count: int, generator: torch.Generator, options: dict[str, Any]
+        self,
+        inputs: Iterator[Any],
+        count: int,
+        generator: torch.Generator,
+        options: dict[str, Any],
+        top_k: int | None = None,
     ) -> Iterator[Prediction]:
         with self.working_copy() as own:
             with torch.no_grad(), precision.in_networks_only():
-                predict = own._checked_predictor(count, generator, options)
+                predict = own._checked_predictor(count, generator, options, top_k)
             for each in inputs:
                 with (
                     torch.no_grad(),
@@ -312,71 +319,6 @@ class Posterior(HasWorkingCopies, HasTraceable, ABC):
         inputs = batches.as_tensors(x)
         for start in range(0, batches.num_rows(inputs), batch_size):
             yield batches.place(batches.take(inputs, slice(start, start + batch_size)), self.device, self.dtype)
-
-    def _checked(self, inputs: Any) -> Any:
-        if not batches.is_finite(inputs):
-            raise InputError("The inputs hold NaN or infinite values: clean or impute them first.")
-        return inputs
-
-    def _checked_predictor(self, count: int, generator: torch.Generator, options: dict[str, Any]) -> Predictor:
-        """Return the predictor of one call, with input checks and its own random numbers; for a working copy."""
-        origin: Posterior = self.origin
-        state = generator.get_state()
-        draws = PrivateDraws(lambda: int(digest(state), 16) >> 1, self.device, others=(generator,))
-        predict_batch = draws.run(lambda: self.predictor(count, generator, **options))
-
-        def predict(inputs: Any) -> Prediction:
-            if origin._network_draws is None:
-                origin._network_draws, origin._uses_libraries = self._draws_on(inputs)
-            draws.network_draws = draws.network_draws or origin._network_draws
-            draws.uses_libraries = origin._uses_libraries
-            found = draws.run(lambda: self._predict_batch(predict_batch, inputs))
-            origin._network_draws = draws.network_draws
-            return found
-
-        return predict
-
-    def _draws_on(self, inputs: Any) -> tuple[bool, bool]:
-        """Return whether the network draws random numbers on the first of these inputs: of torch, of libraries."""
-        watched = PrivateDraws(lambda: 0, self.device, network_draws=True, uses_libraries=True)
-        example = batches.take(inputs, slice(1))
-        try:
-            watched.run(lambda: params.call(self.model, batches.map_leaves(torch.clone, example)))
-        except (*io.CONTENT_ERRORS, DubitoError):
-            return True, False  # the error is explained when the inputs are predicted
-        return watched.network_draws, watched.uses_libraries
-
-    def _predict_batch(self, predict_batch: Predictor, inputs: Any) -> Prediction:
-        """Predict one batch; raise an `InputError` if the network cannot process the inputs."""
-        try:
-            return _finite(predict_batch(self._checked(inputs)))
-        except DubitoError:
-            params.check_finite(self.model)
-            raise
-        except io.CONTENT_ERRORS:
-            self._check_fit(inputs)
-            with io.explaining_content(self._file):
-                raise  # the network can process them, so the error has another cause
-
-    def _check_fit(self, inputs: Any) -> None:
-        """Raise an error unless the network can be called on the first of these inputs."""
-        try:
-            params.call(self.model, batches.map_leaves(torch.clone, batches.take(inputs, slice(0, 1))))
-        except io.CONTENT_ERRORS as error:
-            shapes = " and ".join(f"{tuple(leaf.shape)} {leaf.dtype}" for leaf in batches.leaves(inputs))
-            why = next(iter(str(error).strip().splitlines()), type(error).__name__)
-            raise InputError(f"The network cannot be called on inputs of shape {shapes}: {why}") from error
-
-
-def _finite(prediction: Prediction) -> Prediction:
-    """Return the prediction if it is finite; raise an error otherwise."""
-    parts = (getattr(prediction, name, None) for name in ("mean", "aleatoric", "epistemic"))
-    if not batches.is_finite([part for part in parts if part is not None]):
-        raise NonFiniteError(
-            "The prediction is NaN or infinite although the inputs are finite: check the network for extreme weights, "
-            "scale the inputs, or use float64."
-        )
-    return prediction
 
 
 def first_tensor(model: nn.Module) -> Tensor:

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from dubito.beliefs.prediction.base import Prediction, frame
+from dubito.beliefs.prediction.top import TopPrediction
 from dubito.beliefs.prediction.uncertainty import split_entropy
 from dubito.core.arrays import to_tensor
 from dubito.core.errors import InputError, UnsupportedError
@@ -142,6 +143,11 @@ class ClassPrediction(Prediction):
             kept = torch.ones_like(self.aleatoric, dtype=torch.bool)
         samples = None if self.samples is None else self.samples[:, kept]
         return ClassPrediction(self.log_probs[kept], self.aleatoric[kept], self.epistemic[kept], samples)
+
+    def top(self, count: int) -> TopPrediction:
+        """Return the `count` most probable classes of each position, or all classes if there are fewer."""
+        values, classes = self.log_probs.topk(min(count, self.num_classes), dim=-1)
+        return TopPrediction(classes, values, self.aleatoric, self.epistemic)
 
     def summary(self) -> ClassPrediction:
         """Return the prediction without its samples; probabilities and entropies stay the same."""

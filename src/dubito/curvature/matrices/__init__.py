@@ -5,7 +5,7 @@ Each holds a curvature `H` and computes for the precision :math:`P = s\,H + \mat
 variances). `λ` is a number (a 0-dimensional tensor) or one value per weight.
 """
 
-from dubito.curvature.matrices.base import Covariance, Matrix
+from dubito.curvature.matrices.base import Covariance, Covariances, Matrix
 from dubito.curvature.matrices.dense import Dense, DenseCovariance
 from dubito.curvature.matrices.diagonal import Diagonal, DiagonalCovariance
 from dubito.curvature.matrices.kronecker import Block, Kronecker, KroneckerCovariance
@@ -15,6 +15,7 @@ from dubito.curvature.matrices.sampled import Sampled, SampledCovariance
 __all__ = [
     "Block",
     "Covariance",
+    "Covariances",
     "Dense",
     "DenseCovariance",
     "Diagonal",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections.abc import Sequence
 from typing import Any, Self
 
 import torch
@@ -13,6 +14,8 @@ from dubito.core.errors import InputError, NonFiniteError
 
 # The number of column blocks of a symmetric product, and the fewest columns of one block.
 BLOCKS, NARROWEST = 8, 128
+# Matrices in float32 of at least this width are decomposed in float32.
+LARGE = 1024
 
 
 class Covariance(ABC):
@@ -61,7 +64,7 @@ class Matrix(ABC):
     def covariance(self, prior: Tensor, scale: Tensor) -> Covariance:
         r""":math:`(s H + \mathrm{diag}(\lambda))^{-1}`."""
 
-    def covariances(self, priors: Tensor, scale: Tensor) -> list[Covariance]:
+    def covariances(self, priors: Tensor, scale: Tensor) -> Sequence[Covariance]:
         """Return the covariance for each of several numbers λ; they share computations."""
         return [self.covariance(prior, scale) for prior in priors]
 
@@ -79,10 +82,45 @@ class Matrix(ABC):
         return scale * self.matmul(vectors) + prior * vectors
 
 
+class Covariances(Sequence[Covariance]):
+    """The covariances of one matrix for several numbers λ, each computed when it is asked for: all take much memory."""
+
+    def __init__(self, matrix: Matrix, priors: Tensor, scale: Tensor) -> None:
+        self.matrix, self.priors, self.scale = matrix, priors, scale
+        self.memory: dict[Any, Tensor] = {}  # what a contraction keeps between batches
+
+    def __len__(self) -> int:
+        return len(self.priors)
+
+    def __getitem__(self, index: Any) -> Any:
+        """Compute one covariance."""
+        return self.matrix.covariance(self.priors[index], self.scale)
+
+
 def eigh(matrix: Tensor) -> tuple[Tensor, Tensor]:
-    """Eigenvalues (negative ones set to 0) and eigenvectors, in float64: float32 fails on degenerate matrices."""
-    values, vectors = torch.linalg.eigh(check_finite(matrix).double())
+    """Eigenvalues (negative ones set to 0) and eigenvectors of symmetric matrices, in float64.
+
+    A large matrix in float32, whose entries are not more accurate, is decomposed in float32, in half the time, unless
+    that fails, as it can for degenerate matrices.
+    """
+    matrix = check_finite(matrix)
+    if matrix.dtype == torch.float32 and matrix.shape[-1] >= LARGE and (found := _eigh_float32(matrix)) is not None:
+        return found
+    values, vectors = torch.linalg.eigh(matrix.double())
     return values.clamp_min(0.0), vectors
+
+
+def _eigh_float32(matrix: Tensor) -> tuple[Tensor, Tensor] | None:
+    """Return the eigenpairs if they give the matrix again, up to the rounding of its entries."""
+    try:
+        values, vectors = torch.linalg.eigh(matrix)
+    except RuntimeError:  # it did not converge
+        return None
+    probe = torch.ones(matrix.shape[-1], dtype=matrix.dtype, device=matrix.device)
+    probe[::2] = -1.0
+    again = (vectors @ (values.unsqueeze(-1) * (vectors.mT @ probe).unsqueeze(-1))).squeeze(-1)
+    error = (again - matrix @ probe).norm() / (values.abs().amax() * probe.norm()).clamp_min(1e-30)
+    return (values.double().clamp_min(0.0), vectors) if float(error) < 1e-4 else None
 
 
 def check_finite(curvature: Tensor) -> Tensor:

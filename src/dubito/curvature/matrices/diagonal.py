@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any, Self
 
 from torch import Tensor
 
-from dubito.curvature.matrices.base import Covariance, Matrix, check_positive
+from dubito.curvature.matrices.base import Covariance, Covariances, Matrix, check_positive
 
 
 class Diagonal(Matrix):
@@ -36,6 +37,10 @@ class Diagonal(Matrix):
     def covariance(self, prior: Tensor, scale: Tensor) -> DiagonalCovariance:
         """``1 / (s h + λ)``."""
         return DiagonalCovariance(1 / check_positive(scale * self.values + prior))
+
+    def covariances(self, priors: Tensor, scale: Tensor) -> Sequence[Covariance]:
+        """Return covariances that are computed when they are asked for."""
+        return Covariances(self, priors, scale)
 
     def state(self) -> dict[str, Any]:
         """The values."""

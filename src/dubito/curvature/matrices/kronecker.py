@@ -6,6 +6,7 @@ The block of a weight matrix is :math:`(G \otimes A)/n` with :math:`G = \sum g g
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Self
 
@@ -13,7 +14,7 @@ import torch
 from torch import Tensor
 
 from dubito.core.errors import InputError
-from dubito.curvature.matrices.base import Covariance, Matrix, check_positive, eigh
+from dubito.curvature.matrices.base import Covariance, Covariances, Matrix, check_positive, eigh
 from dubito.curvature.matrices.dense import Dense
 from dubito.curvature.matrices.diagonal import Diagonal
 
@@ -72,20 +73,26 @@ def kronecker_block(left: Tensor, right: Tensor | None, count: Tensor, order: Te
     """The block of ``(left ⊗ right) / count``.
 
     Args:
-        left: ``[Gr, O, O]``.
-        right: ``[Gr, I, I]``; ``[I]`` where it is diagonal, as an embedding's; None for a bias, which has no inputs.
+        left: ``[Gr, O, O]``; ``[Gr, O]`` where it is diagonal.
+        right: ``[Gr, I, I]``; ``[Gr, I]`` where it is diagonal; ``[I]`` for the tokens of an embedding; None for a
+            bias, which has no inputs.
         count: The number of rows that were summed.
         order: As in `Block`.
     """
-    left_values, left_vectors = eigh(left)
+    left_values, left_vectors = _eigenpairs(left)
     if right is None:
         return Block(left_values[..., None], left_vectors, None, order)
     if right.ndim == 1:
         values = left_values[..., None, :] * right.double()[:, None] / count  # an embedding: tokens × dimensions
         return Block(values, None, left_vectors, order)
-    right_values, right_vectors = eigh(right)
+    right_values, right_vectors = _eigenpairs(right)
     values = left_values[..., :, None] * right_values[..., None, :] / count
     return Block(values, left_vectors, right_vectors, order, left_values)
+
+
+def _eigenpairs(factor: Tensor) -> tuple[Tensor, Tensor | None]:
+    """Return the eigenvalues ``[Gr, W]``, and the eigenvectors unless the factor is a diagonal ``[Gr, W]``."""
+    return (factor.double(), None) if factor.ndim == 2 else eigh(factor)
 
 
 class Kronecker(Matrix):
@@ -137,6 +144,12 @@ class Kronecker(Matrix):
             else:
                 parts.append(block.covariance(part, scale))
         return KroneckerCovariance(parts, self.slices)
+
+    def covariances(self, priors: Tensor, scale: Tensor) -> Sequence[Covariance]:
+        """Return covariances that are computed when they are asked for, unless a block needs a decomposition."""
+        if any(isinstance(block, Dense) for block in self.blocks):
+            return super().covariances(priors, scale)
+        return Covariances(self, priors, scale)
 
     def state(self) -> dict[str, Any]:
         """The blocks' tensors."""

@@ -15,10 +15,12 @@ import torch
 from torch import Tensor
 
 from dubito.beliefs.likelihoods import Likelihood
-from dubito.core import distributed
+from dubito.core import batches, distributed, limits
 from dubito.core.batches import Batch
 from dubito.core.errors import InputError
-from dubito.curvature import links
+from dubito.core.limits import numbers, slices
+from dubito.curvature import links, positions
+from dubito.curvature.leave_one_out import MOST_ROWS
 from dubito.methods.laplace.posterior import LaplacePosterior
 
 
@@ -28,7 +30,12 @@ class GridScores:
     Args:
         posterior: The posterior, whose own prior precision is not used.
         grid: The prior precisions λ.
+
+    Attributes:
+        most_rows: About how many examples of the training data are scored.
     """
+
+    most_rows = MOST_ROWS
 
     def __init__(self, posterior: LaplacePosterior, grid: Tensor) -> None:
         self.posterior, self.grid = posterior, grid
@@ -47,15 +54,47 @@ class GridScores:
     def add(self, batch: Batch, factors: Tensor | float = 1.0) -> None:
         """Add the scores of a batch; `factors` multiply the residuals of a regression."""
         outputs, variances = self._moments(batch)
-        likelihood = self.posterior.likelihood
         moved = _moved(outputs, batch.targets, factors)
-        scores = [log_score(likelihood, moved, variance, batch.targets).double().sum() for variance in variances]
+        self._add_scores(self.posterior.likelihood, moved, variances, batch.targets)
+
+    def _add_scores(self, likelihood: Likelihood, outputs: Tensor, variances: list[Tensor], targets: Tensor) -> None:
+        scores = [log_score(likelihood, outputs, variance, targets).double().sum() for variance in variances]
         self.total += torch.stack(scores).cpu()
 
     def result(self) -> tuple[Tensor, Tensor | None]:
         """Return the summed log scores ``[G]`` over all processes, and the best noise of each if it is free."""
         distributed.sum_([self.total, self.num_rows])
         return _finite(self.total), None
+
+
+class PositionScores(GridScores):
+    """The same for many outputs: of each example a few positions count, chosen at random.
+
+    Args:
+        posterior: The posterior.
+        grid: The prior precisions λ.
+        count: The number of positions of each example.
+        most_rows: About how many examples are scored.
+    """
+
+    def __init__(self, posterior: LaplacePosterior, grid: Tensor, count: int, most_rows: int) -> None:
+        super().__init__(posterior, grid)
+        self.count, self.most_rows = count, most_rows
+
+    def add(self, batch: Batch, factors: Tensor | float = 1.0) -> None:
+        """Add the scores of a batch, some of its rows at a time."""
+        linearized, likelihood = self.posterior.linearized, self.posterior.likelihood
+        labels = positions.targets_by_position(likelihood, batch.targets).reshape(batch.num_rows, -1)
+        chosen = positions.some_positions(likelihood, batch.targets, self.count)
+        width = likelihood.canonical(linearized.outputs_of_one(batch.inputs)).shape[-1]
+        self.num_rows += batch.size
+        most = numbers(limits.current().outputs) // (len(self.grid) * chosen.shape[1] * width)
+        for rows in slices(batch.num_rows, most):
+            outputs, variances = linearized.variances_at(
+                batches.take(batch.inputs, rows), self.covariances, chosen[rows], centred=self.centred
+            )
+            one = likelihood.replace(next_token=False)
+            self._add_scores(one, outputs, variances, positions.at(labels[rows], chosen[rows]).flatten())
 
 
 class FreeNoiseScores(GridScores):

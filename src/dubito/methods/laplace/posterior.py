@@ -32,6 +32,7 @@ from dubito.fitting.traceable import Traceable
 from dubito.fitting.working_copies import shared_property
 from dubito.methods.laplace.conditional_mean import conditional_mean
 from dubito.methods.laplace.forms import linearized_forms
+from dubito.methods.laplace.sampled_variance import variance_function
 from dubito.networks.selection import Selection
 
 if TYPE_CHECKING:
@@ -43,7 +44,7 @@ class Tuning(NamedTuple):
     """How the prior precision was chosen.
 
     Attributes:
-        by: ``"given"``, ``"evidence"``, ``"validation"`` or ``"training"``.
+        by: ``"given"``, ``"evidence"``, ``"validation"``, ``"training"``, or ``"weights"`` if nothing was scored.
         at_edge: Whether it is at the end of the range that was searched.
         num_rows: The number of examples that decided.
     """
@@ -275,7 +276,7 @@ class LaplacePosterior(Posterior):
             batch_size: The number of rows that are predicted at a time.
             differentiable: Keep gradients in `x` (tensors only) of mean and variance, or of the probit link's
                 probabilities: for Bayesian optimization and other uses with few inputs.
-            options: `method`, `link`, `centred`.
+            options: `method`, `link`, `centred`, `exact`, `top_k`.
         """
         if not differentiable:
             return super().predict(x, num_samples=num_samples, generator=generator, batch_size=batch_size, **options)
@@ -296,6 +297,7 @@ class LaplacePosterior(Posterior):
         method: Literal["linearized", "weights"] = "linearized",
         link: links.LinkName = "probit",
         centred: bool = True,
+        exact: bool | None = None,
         **options: Any,
     ) -> Predictor:
         """Return the predictive distribution as a function of inputs.
@@ -307,21 +309,20 @@ class LaplacePosterior(Posterior):
             link: How Gaussian logits become probabilities; regression needs none.
             centred: Ignore the variance along the direction that adds one constant to all logits, which changes no
                 probability, in the probit link.
+            exact: Whether the variance of every output is computed exactly, which takes a backward pass for each, or
+                estimated from weight samples. By default exactly, except for more than 1,024 outputs of an example.
             options: No other option is known.
         """
+        check("exact", bool | None, exact)
         found = links.find_link(link, self.likelihood)
         if method == "weights":
             return weight_predictor(self.model, self.likelihood, self.sample(num_samples, generator=generator))
         noise = links.Noise(num_samples, generator)
-        return lambda inputs: self._linearized(inputs, noise, found, centred)
-
-    def _linearized(self, inputs: Any, noise: links.Noise, link: links.Link, centred: bool) -> Prediction:
-        if links.is_classification(self.likelihood) and link.reads_covariance:
-            outputs, spread = self.linearized.covariance(inputs, self.covariance)
-        else:
-            centred = centred and links.has_null_direction(self.likelihood)
-            outputs, (spread,) = self.linearized.variances(inputs, [self.covariance], centred=centred)
-        return links.predict(self.likelihood, outputs, spread, noise, link)
+        centred = centred and links.has_null_direction(self.likelihood)
+        moments = variance_function(self, generator, centred, exact)
+        if links.is_classification(self.likelihood) and found.reads_covariance:
+            moments = lambda inputs: self.linearized.covariance(inputs, self.covariance)  # noqa: E731
+        return lambda inputs: links.predict(self.likelihood, *moments(inputs), noise, found)
 
     def forms(
         self,

@@ -35,7 +35,8 @@ class Laplace(Recipe):
             weights; see `dubito.curvature.sampled`).
         weights: Which weights are random; the others stay at their trained values.
         curvature: ``"ggn"`` (exact Gauss-Newton), ``"fisher-mc"`` (sampled targets), ``"fisher-empirical"`` (observed
-            ones), or ``"hessian"`` (full structure only).
+            ones), or ``"hessian"`` (full structure only). ``"auto"`` is ``"ggn"``, except for more than 1,024 outputs
+            of an example that each need a backward pass, as pixels or tokens have: then it is ``"fisher-mc"``.
         prior_precision: A number; a dict from parameter names (or parts of them) to numbers; a tensor with one value
             per random weight; or what chooses it: ``"validation"`` data, the ``"training"`` data or the ``"evidence"``.
             ``"auto"`` takes validation data where `fit` is given any, else the training data. See
@@ -56,7 +57,7 @@ class Laplace(Recipe):
     old_values: ClassVar[Mapping[str, Mapping[str, str]]] = {"structure": {"lowrank": "low-rank"}}
     structure: Literal["kron", "ekfac", "full", "diag", "low-rank", "sampled"] = "kron"
     weights: SelectionRule = all_weights()
-    curvature: output_columns.Kind = "ggn"
+    curvature: output_columns.Kind = "auto"
     prior_precision: PositiveValue | PositiveByName | Literal["auto", "evidence", "training", "validation"] = "auto"
     prior_mean: FiniteValue = 0.0
     prior_groups: Literal["all", "layer", "weight"] = "all"

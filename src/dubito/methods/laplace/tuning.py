@@ -10,6 +10,9 @@ no posterior at all. Its centre $\lambda_0$ is the evidence's choice for a Gauss
 $D / \|\hat w - \mu\|^2$, the inverse mean square of the weights: on small data that are fitted perfectly, the evidence
 prefers a posterior that is far too wide.
 
+Of outputs at many positions (pixels, tokens), a few positions of each example are scored. If more than 1,024 classes
+each take a backward pass, nothing is scored: λ is $\lambda_0$.
+
 The noise of a Gaussian likelihood comes from residuals of validation data, or from leave-one-out residuals of the
 training data (`dubito.curvature.leave_one_out`); without validation data, λ is the evidence's choice.
 """
@@ -23,14 +26,15 @@ from typing import TYPE_CHECKING, NamedTuple
 import torch
 from torch import Tensor
 
-from dubito.beliefs.likelihoods import Gaussian, Likelihood
+from dubito.beliefs.likelihoods import Categorical, Gaussian, Likelihood
 from dubito.core.batches import Source
 from dubito.core.errors import InputError
 from dubito.curvature.evidence import HIGH, LOW, as_precision, maximize
 from dubito.curvature.leave_one_out import LEFT_OUT_WEIGHT, MOST_ROWS, LeaveOneOut, left_out_variance
+from dubito.curvature.linearized import MOST_EXACT
 from dubito.curvature.optimality import newton_gain
 from dubito.fitting.inference import Problem
-from dubito.methods.laplace.grid_scores import FreeNoiseScores, GridScores
+from dubito.methods.laplace.grid_scores import FreeNoiseScores, GridScores, PositionScores
 from dubito.methods.laplace.posterior import LaplacePosterior, Tuning
 from dubito.networks.selection import Selection
 
@@ -41,6 +45,9 @@ if TYPE_CHECKING:
 GRID = torch.logspace(-6, 8, 43, dtype=torch.float64)
 # The standard deviation of the prior on the logarithm of the precision.
 PRIOR_SCALE = 2.0
+# With many outputs per example: the log-probabilities that are scored in all, and the columns that are pulled back if
+# each takes a backward pass.
+MOST_SCORED, MOST_PULLED = 2**23, 512
 
 
 class Choice(NamedTuple):
@@ -118,8 +125,10 @@ def _by_scores(posterior: LaplacePosterior, recipe: Laplace, problem: Problem, b
         centre *= found.likelihood.noise**2 * recipe.temperature  # type: ignore[attr-defined]
         assumed = 1.0 if by == "training" else left_out_variance(left_out, problem.source)
         scores: GridScores = FreeNoiseScores(posterior, GRID, assumed, 0.0 if by == "training" else LEFT_OUT_WEIGHT)
+    elif (judged := _scores(posterior, problem, by)) is not None:
+        scores = judged
     else:
-        scores = GridScores(posterior, GRID)
+        return Choice(torch.tensor(centre, dtype=torch.float64), posterior.likelihood, Tuning("weights"))
     _add_all(scores, problem, by, left_out)
     # The residuals of training data favour no posterior at all: the evidence chooses, and only the noise is judged.
     by_centre = is_gaussian and by == "training"
@@ -133,16 +142,33 @@ def _by_scores(posterior: LaplacePosterior, recipe: Laplace, problem: Problem, b
     )  # fmt: skip
 
 
+def _scores(posterior: LaplacePosterior, problem: Problem, by: str) -> GridScores | None:
+    """Return the scores of all outputs, or of some positions if there are many; None if one position takes too long."""
+    linearized, inputs = posterior.linearized, problem.source.first().inputs
+    one = linearized.outputs_of_one(inputs)
+    if one.numel() <= MOST_EXACT or not isinstance(posterior.likelihood, Categorical):
+        return GridScores(posterior, GRID)
+    judged = problem.validation if by == "validation" else problem.source
+    assert judged is not None
+    width, slow = posterior.likelihood.canonical(one).shape[-1], linearized.is_slow(inputs)
+    if slow and width > MOST_EXACT:
+        return None
+    most = max(16, MOST_PULLED // width) if slow else max(200, MOST_SCORED // width)
+    most = min(most, MOST_ROWS)
+    return PositionScores(posterior, GRID, -(-most // min(judged.num_data, most)), most)
+
+
 @torch.no_grad()
 def _add_all(scores: GridScores, problem: Problem, by: str, left_out: LeaveOneOut | None) -> None:
     """Add all rows on which the precision is judged."""
     if by == "validation":
         assert problem.validation is not None
-        for batch in problem.validation.replay():
+        few = isinstance(scores, PositionScores)
+        for batch in problem.validation.spread(scores.most_rows) if few else problem.validation.replay():
             if batch.num_rows:
                 scores.add(batch)
         return
-    for batch in problem.source.spread(MOST_ROWS):
+    for batch in problem.source.spread(scores.most_rows):
         scores.add(batch, 1.0 if left_out is None else left_out.factors(batch.inputs))
 
 
