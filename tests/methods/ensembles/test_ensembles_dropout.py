@@ -61,6 +61,13 @@ class TestPlaces:
 
         assert inner_layers(Backwards(), torch.zeros(1, 4)) == ["last"]
 
+    def test_a_first_layer_that_takes_no_masks(self) -> None:
+        """The layer after it does not see the data."""
+        bag = nn.Sequential(nn.EmbeddingBag(5, 3), nn.Linear(3, 2))
+        assert inner_layers(bag, torch.zeros(1, 2, dtype=torch.long)) == ["1"]
+        normed = nn.Sequential(nn.utils.parametrizations.weight_norm(nn.Linear(4, 3)), nn.Linear(3, 2))
+        assert inner_layers(normed, torch.zeros(1, 4)) == ["1"]
+
     @pytest.mark.parametrize(
         ("model", "recipe", "sentence"),
         [

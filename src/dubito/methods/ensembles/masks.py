@@ -14,6 +14,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.nn.utils.parametrize import is_parametrized
 
 from dubito.core.randomness import derive_seed
 from dubito.networks.layers import rule_for
@@ -34,9 +35,10 @@ def inner_layers(model: nn.Module, inputs: Any) -> list[str]:
     """Return the layers with weights in the order of a forward pass, without the first, whose input is the data."""
     takes_masks = {n: m for n, m in model.named_modules() if (rule := rule_for(m)) is not None and rule.linear_in_input}
     # these can be the first layer, but their own inputs (tokens, states) are never masked
-    others = {n: m for n, m in model.named_modules() if isinstance(m, nn.Embedding | nn.RNNBase)}
+    kinds = nn.Embedding | nn.EmbeddingBag | nn.RNNBase
+    others = {n: m for n, m in model.named_modules() if isinstance(m, kinds) or is_parametrized(m)}
     called = list(dict.fromkeys(call_order(model.eval(), takes_masks | others, inputs)))
-    return [name for name in called[1:] if name not in others]
+    return [name for name in called[1:] if name in takes_masks]
 
 
 @contextmanager
