@@ -21,7 +21,8 @@ from dubito.data import DataSet
 from dubito.data.table_files import STANDARD_INPUT
 from dubito.uses import runs
 from dubito.uses.comparison import Comparison, Run
-from dubito.uses.runs.folder import check_folder, load_summary
+from dubito.uses.compression.page import compression_section
+from dubito.uses.runs.folder import REPORT, check_folder, load_summary, write_report
 from dubito.uses.runs.run import TableRun
 from dubito.uses.runs.table_fit import VALIDATION, share_held_out
 
@@ -77,6 +78,8 @@ def compress_run(
     small = replace(small, settings={**small.settings, "command": command_line()})
     small.save(out, overwrite=overwrite)
     found = made.report(dataset.test, feature_names=dataset.feature_names, target_scale=dataset.target_scale)
+    others = {str(run.settings.get("name", "before")): run.scores}
+    write_report(small, out / REPORT, others=others, more=(compression_section(found),))
     before, after = (_main_scores(each) for each in (run, small))
     if as_json:
         print_json({"run": str(out), "report": found.to_json(), "before": before, "after": after})
@@ -85,7 +88,7 @@ def compress_run(
     print("run before      " + "  ".join(f"{name} {value:.4f}" for name, value in before.items()))
     print("run after       " + "  ".join(f"{name} {value:.4f}" for name, value in after.items()))
     _note_cost(before, after, share)
-    note(f"the smaller run is in {out}")
+    note(f"the smaller run is in {out}, its report in {out / REPORT}")
 
 
 def _note_cost(before: dict[str, float], after: dict[str, float], share: float) -> None:

@@ -52,6 +52,9 @@ def compress(
     categorical: args.Categorical = None,
     date: args.Date = None,
     save: Annotated[Path | None, typer.Option(metavar="FILE", help="Save the compressed network to this file.")] = None,
+    out_page: Annotated[
+        Path | None, typer.Option("--report", metavar="FILE", help="With --data: write a report with pictures.")
+    ] = None,
     export: Annotated[Path | None, typer.Option(metavar="FILE", help="Export it to an .onnx or .pt2 file.")] = None,
     overwrite: args.Overwrite = False,
     config: args.Config = None,
@@ -71,11 +74,11 @@ def compress(
         raise typer.BadParameter("give a RUN that `dubito fit` wrote, or --data", param_hint="'RUN'")
     from dubito.cli import options
     from dubito.cli.fit_and_compress import fit_and_compress, read_rule
-    from dubito.cli.output import print_json
+    from dubito.cli.output import command_line, print_json
     from dubito.core.atomic import check_place
     from dubito.uses.export import find_format
 
-    for path in (save, export):
+    for path in (save, export, out_page):
         if path is not None:
             check_place(path, "The network")
     if export is not None:
@@ -89,6 +92,8 @@ def compress(
         training=chosen, finetune=finetune, seed=seed,
     )  # fmt: skip
     report = made.report(dataset.test, feature_names=dataset.feature_names, target_scale=dataset.target_scale)
+    if out_page is not None:
+        report.page(out_page, data_name=dataset.name, command=command_line())
     if save is not None:
         made.save(save)
     if export is not None:

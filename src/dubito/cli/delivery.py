@@ -14,7 +14,7 @@ from dubito.cli.output import command_line, note, print_columns, print_json
 from dubito.core.errors import DubitoError
 from dubito.uses.comparison import Comparison, Failure, Run
 from dubito.uses.reporting.page import write_page
-from dubito.uses.reporting.sections import Section
+from dubito.uses.reporting.parts import Section
 
 
 def deliver(experiment: Experiment, out: Path, as_json: bool) -> None:
@@ -60,7 +60,10 @@ def deliver_all(
             raise
     comparison = Comparison.of(outcomes).best_first() if ranked else Comparison.of(outcomes)
     if comparison.runs:
-        write_page(comparison.evaluations, out, data_name=experiment.dataset.name, command=command_line(), first=first)
+        write_page(
+            comparison.evaluations, out, data_name=experiment.dataset.name, command=command_line(),
+            facts=experiments[0].facts(), first=first,
+        )  # fmt: skip
     if as_json:
         print_json({**_header(experiment, interrupted), **comparison.to_json()})
     elif comparison.runs:

@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from torch import nn
+from torch import Tensor, nn
 
 from dubito.beliefs.likelihoods import Likelihood
 from dubito.data import DataSet
@@ -55,7 +55,7 @@ class Experiment:
             self.network, data.train, dict(zip(names, self.recipes, strict=True)), test=data.test,
             seeds=self.seeds or self.num_seeds, likelihood=self.likelihood, validation=data.validation,
             training=self.training_of, ood=self.ood, shifts=self.shifts, target_scale=data.target_scale,
-            progress=progress,
+            decode=self.decode, class_names=data.class_names, progress=progress,
         )  # fmt: skip
 
     def posterior(self, recipe: Recipe, seed: int) -> Posterior:
@@ -67,6 +67,26 @@ class Experiment:
     def check(self) -> None:
         """Raise, before any work is done, if data, network and likelihood do not fit together."""
         check_network(self.network(seed=0), self.dataset, self.likelihood)
+
+    def decode(self, inputs: Tensor) -> Any:
+        """Return inputs as a person recognizes them: pictures, texts, or columns in their own units."""
+        found = self.dataset.encoder.decode(inputs)
+        names = self.dataset.feature_names
+        if isinstance(found, Tensor) and found.ndim == 2 and len(names) == found.shape[1]:
+            return dict(zip(names, found.double().round(decimals=6).T.tolist(), strict=True))
+        return found
+
+    def facts(self) -> dict[str, str]:
+        """Return what was run, for a report."""
+        parts = ", ".join(f"{len(targets):,} {part}" for part, (_, targets) in self.dataset.parts.items())
+        chosen = ", ".join(f"{name}={value!r}" for name, value in self.training.items())
+        return {
+            "Data": f"{self.dataset.name}: {parts}",
+            "Network": self.model,
+            "Likelihood": repr(self.likelihood),
+            "Training": chosen or "the defaults of each method",
+            "Seeds": ", ".join(map(str, self.seeds)) if self.seeds else f"0 to {self.num_seeds - 1}",
+        }
 
     def network(self, seed: int) -> nn.Module:
         """Return the network with new initial weights; the caller seeds the global generators."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -20,11 +20,8 @@ from dubito.methods.laplace import Laplace
 from dubito.methods.map import MAP
 from dubito.uses.compression import rules
 from dubito.uses.compression.compress import compress
-from dubito.uses.reporting import evaluate, plots
-from dubito.uses.reporting.sections import Panel, Section
-
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure
+from dubito.uses.reporting import bars, evaluate, plots, readings
+from dubito.uses.reporting.parts import Panel, Section
 
 LETTERS = "ACEFGHJKLMNPRTUVWXYZ"
 # The share of predictions that the network may refuse, and the share of weights that is dropped.
@@ -91,7 +88,8 @@ def _strangers(dataset: DataSet, plain: Posterior, posterior: Posterior) -> Sect
             chosen = (both[0] - both[1]).argsort(descending=True)[:SHOWN]
             captions = [f"{both[0][k]:.0%} → {both[1][k]:.0%}" for k in chosen]
             alt = f"{name}; confidence of the network and of the posterior: {', '.join(captions)}"
-            panels.append(Panel(_pictures(images[chosen], captions), name, alt))
+            shown = [(image[0] - image.min()) / (image.max() - image.min()) for image in images[chosen]]
+            panels.append(Panel(bars.pictures(shown, captions), name, alt))
     note = (
         f"A network must name a digit, whatever it is shown. Its posterior, here {MEMBERS} networks, also says how far "
         f"they disagree. A picture is called strange if they disagree more about it than about {1 - ALARMS:.0%} of all "
@@ -137,7 +135,9 @@ def _calibration(dataset: DataSet, plain: Posterior, posterior: Posterior) -> Se
             for title, each in zip(("the network", "its posterior"), found, strict=True):
                 assert each.curves.reliability is not None
                 figure = plots.reliability(each.curves.reliability)
-                panels.append(Panel(figure, f"{title}, {name}", f"Accuracy by confidence of {title} on {name}."))
+                alt = f"Accuracy by confidence of {title} on {name}."
+                found_here = readings.reliability(figure, each.curves.reliability)
+                panels.append(Panel(figure, f"{title}, {name}", alt, found_here))
     note = "Of answers with 90 % confidence, 90 % should be right: bars on the diagonal."
     return Section("before-after", "3. Its confidence is right more often", note, groups=(tuple(panels),),
                    words=tuple(words))  # fmt: skip
@@ -211,17 +211,3 @@ def _mode(posterior: Posterior, images: Tensor) -> Tensor:
     prediction: Any = posterior.predict(images)
     found: Tensor = prediction.mode
     return found
-
-
-def _pictures(images: Tensor, captions: list[str]) -> Figure:
-    """Return pictures side by side, each with its caption."""
-    from matplotlib.figure import Figure
-
-    with plots.style():
-        figure = Figure(figsize=(1.1 * len(images), 1.5))
-        for place, (image, caption) in enumerate(zip(images, captions, strict=True), 1):
-            axes = figure.add_subplot(1, len(images), place)
-            axes.imshow(image[0].numpy(), cmap="gray_r", interpolation="nearest")
-            axes.set_axis_off()
-            axes.set_title(caption, y=-0.3, fontsize=8)
-    return figure

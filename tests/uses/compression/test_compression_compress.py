@@ -360,9 +360,13 @@ def test_torch_prune_and_back() -> None:
 # ---------------------------------------------------------------------- reports
 
 
-def test_the_report_of_single_weights() -> None:
+def test_the_report_of_single_weights(tmp_path: Path) -> None:
     made = compress(fit("diag"), rules.SignalToNoise(target=0.5), data=HELD_OUT)
     report = made.report(seconds=0.001)
+    text = report.page(tmp_path / "report.html", command="dubito compress").read_text()
+    for row in report.layers:
+        assert f'<td data-value="{row.kept:,}">{row.kept:,}</td>' in text
+    assert "Share of weights that were removed from each layer" in text
     nonzero = sum(int((p != 0).sum()) for p in made.model.parameters())
     total = sum(p.numel() for p in made.model.parameters())
     assert report.parameters == (total, total)
@@ -388,6 +392,8 @@ def test_the_report_of_units() -> None:
 
 def test_a_report_without_data_has_no_scores() -> None:
     report = compress(fit("diag"), rules.Magnitude(0.5)).report()
+    with pytest.raises(MissingDataError, match="A page shows scores"):
+        report.page()
     assert report.scores == {}
     assert report.latency == {}
     assert report.macs is None

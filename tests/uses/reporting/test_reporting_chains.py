@@ -19,7 +19,8 @@ from torch import nn
 import dubito
 from dubito import HMC, MAP, SGMCMC, SVGD, Training, likelihoods, select
 from dubito.uses.reporting import Evaluation, evaluate
-from dubito.uses.reporting.sections import Section, sections
+from dubito.uses.reporting.parts import Section
+from dubito.uses.reporting.sections import sections
 
 pytestmark = pytest.mark.slow
 
@@ -138,7 +139,7 @@ def test_the_page(result: Evaluation, tmp_path: Path) -> None:
     assert text.count('<h2 id="chains-') == 2
     assert text.count(">2 chain(s) of 12 samples.<") == 2
     part = text[text.index('<section id="chains-0"') : text.index('<section id="chains-1"')]
-    assert len(re.findall("<figure>", part)) == 3
+    assert len(re.findall("<figure data-readings=", part)) == 3
     assert "var(--series-1)" in part  # of the second chain, in the legend and in the drawings
     drawings = "".join(re.findall(r"<svg.*?</svg>", part, re.DOTALL))
     assert not re.search(r"#[0-9a-f]{6}\b", drawings)

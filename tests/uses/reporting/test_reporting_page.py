@@ -18,12 +18,15 @@ import dubito
 from browser import browser
 from dubito.uses.reporting import Evaluation, evaluate
 from dubito.uses.reporting import sections as sections_module
-from dubito.uses.reporting.evaluation import Histogram, Reliability, RiskCoverageCurve
-from dubito.uses.reporting.sections import Section, sections
+from dubito.uses.reporting.evaluation import GroupScores, Histogram, Reliability, RiskCoverageCurve, ShiftedConfidence
+from dubito.uses.reporting.parts import Section
+from dubito.uses.reporting.readings import percent
+from dubito.uses.reporting.sections import sections
 from dubito.uses.reporting.verdict import verdict
 
 pytestmark = pytest.mark.slow
 
+SVG = "http://www.w3.org/2000/svg"
 ATTACK = "<script>alert('x')</script>"
 VOID = {"meta", "br", "img", "input", "link", "hr", "source", "base"}
 
@@ -62,7 +65,8 @@ class Page(HTMLParser):
         return [attributes for name, attributes in self.elements if name == tag]
 
 
-VERDICT, TRUST = "The verdict", "Can it be trusted?"
+VERDICT, TRUST, LOOK = "The verdict", "Can it be trusted?", "Examples to look at"
+LAST = ["What the scores mean", "What was run"]
 
 
 @pytest.fixture(scope="module")
@@ -101,8 +105,8 @@ def plain() -> Evaluation:
 
 def test_sections_of_a_classification(classes: Evaluation, tmp_path: Path) -> None:
     page = Page(write(tmp_path, {"map": classes, "laplace": better(classes, nll=0.5)}, data_name="digits"))
-    headings = [VERDICT, "Scores", TRUST, "Calibration", "Rejection", "Under shift", "Out of distribution"]
-    assert page.text_of("h2")[:-1] == headings
+    headings = [VERDICT, "Scores", TRUST, LOOK, "Calibration", "Rejection", "Under shift", "Out of distribution"]
+    assert page.text_of("h2") == [*headings, *LAST]
     assert "digits" in page.text_of("title")[0]
     captions = page.text_of("figcaption")
     assert captions == [
@@ -120,22 +124,26 @@ def test_sections_of_a_regression(numbers: Evaluation, tmp_path: Path) -> None:
         VERDICT,
         "Scores",
         TRUST,
+        LOOK,
         "Predictions",
         "Calibration",
+        "By group",
         "Rejection",
         "Under shift",
         "Out of distribution",
     ]
-    assert page.text_of("h2")[:-1] == headings
-    assert page.text_of("figcaption")[:3] == ["map", "Calibration of quantiles", "Risk against coverage"]
+    assert page.text_of("h2") == [*headings, *LAST]
+    assert page.text_of("figcaption")[:3] == ["map", "Calibration of quantiles", "Predicted uncertainty"]
     assert page.text_of("strong") == []  # the best of one is no news
 
 
 def test_only_what_was_measured_is_shown(plain: Evaluation, tmp_path: Path) -> None:
     page = Page(write(tmp_path, {"map": plain}))
-    assert page.text_of("h2")[:-1] == [VERDICT, "Scores", TRUST, "Calibration", "Rejection"]
-    page = Page(write(tmp_path, {"map": evaluate(regressor(), number_data())}))
-    assert page.text_of("h2")[:-1] == [VERDICT, "Scores", TRUST, "Calibration", "Rejection"]
+    assert page.text_of("h2") == [VERDICT, "Scores", TRUST, LOOK, "Calibration", "Rejection", *LAST]
+    found = evaluate(regressor(), number_data())
+    bare = dataclasses.replace(found, curves=dataclasses.replace(found.curves, examples=(), groups={}))
+    page = Page(write(tmp_path, {"map": bare}))
+    assert page.text_of("h2") == [VERDICT, "Scores", TRUST, "Calibration", "Rejection", *LAST]
 
 
 def test_a_section_is_one_function(plain: Evaluation, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -144,14 +152,15 @@ def test_a_section_is_one_function(plain: Evaluation, tmp_path: Path, monkeypatc
 
     monkeypatch.setattr(sections_module, "SECTIONS", (*sections_module.SECTIONS, counts))
     page = Page(write(tmp_path, {"map": plain}))
-    assert page.text_of("h2")[-1] == "Counts"
-    assert page.text_of("dd")[-1] == str(plain.count)
+    assert page.text_of("h2")[-2] == "Counts"
+    assert str(plain.count) in page.text_of("dd")
 
 
 def test_the_page_explains_the_scores_that_it_shows(classes: Evaluation, plain: Evaluation, tmp_path: Path) -> None:
     known = ["Accuracy", "NLL", "Brier", "ECE", "MCE", "AURC"]
-    assert Page(write(tmp_path, {"map": plain})).text_of("dt") == known
-    assert Page(write(tmp_path, {"map": classes})).text_of("dt") == [*known, "AUROC", "AUPR", "FPR95"]
+    run = ["Methods", "Versions"]
+    assert Page(write(tmp_path, {"map": plain})).text_of("dt") == [*known, *run]
+    assert Page(write(tmp_path, {"map": classes})).text_of("dt") == [*known, "AUROC", "AUPR", "FPR95", *run]
 
 
 def test_a_method_without_some_set_has_a_dash(classes: Evaluation, plain: Evaluation, tmp_path: Path) -> None:
@@ -186,16 +195,16 @@ def test_names_cannot_inject(classes: Evaluation, tmp_path: Path) -> None:
     (script,) = re.findall(r"<script>(.*?)</script>", text, re.DOTALL)  # ours, which alone the policy lets run
     digest = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
     (policy,) = [each["content"] for each in page.attributes("meta") if "http-equiv" in each]
-    assert f"default-src 'none'; style-src 'unsafe-inline'; script-src 'sha256-{digest}';" in str(policy)
+    assert f"default-src 'none'; img-src data:; style-src 'unsafe-inline'; script-src 'sha256-{digest}';" in str(policy)
     assert not any(name.startswith("on") for _, attributes in page.elements for name in attributes)
     assert sum(tag == "style" for tag, _ in page.elements) == 1
-    assert page.text_of("th").count(names[2]) == len(re.findall("<table>", text))
+    assert page.text_of("th").count(names[2]) == text.count('<th scope="col">Method</th>')
     assert page.text_of("h1") == [ATTACK]
 
 
 def test_nothing_comes_from_elsewhere(text: str, numbers: Evaluation, tmp_path: Path) -> None:
     for page in (text, write(tmp_path, {"map": numbers})):
-        assert set(re.findall(r"https?://[^\s\"'<>)]*", page)) == {"http://www.w3.org/1999/xlink"}
+        assert set(re.findall(r"https?://[^\s\"'<>)]*", page)) == {"http://www.w3.org/1999/xlink", SVG}
         assert not re.search(r"@import|url\((?!#)|srcset|<link", page)
         for _, attributes in Page(page).elements:
             assert "src" not in attributes
@@ -339,12 +348,28 @@ def test_the_verdict_says_what_the_numbers_mean(classes: Evaluation, numbers: Ev
     edges = tuple(place / 10 for place in range(11))
     sure = Reliability(edges, (0.0,) * 9 + (200.0,), (0.0,) * 9 + (190.0,), (0.0,) * 9 + (140.0,))
     risks = RiskCoverageCurve((0.5, 0.9, 1.0), (0.0, 0.1, 0.3))
+    lost = ShiftedConfidence(100, 0.9, 0.2, None, 0.0)
     curves = dataclasses.replace(classes.curves, reliability=sure, risk_coverage=risks)
     told = " ".join(verdict({"one": [dataclasses.replace(classes, curves=curves)]}))
     assert "at least 90 % sure of, 70 % are right; it claims 95 %: it is overconfident." in told
     assert "the error rate falls from 30 % to 10 %." in told
-    lowest = min(scores["accuracy"] for _, _, scores in classes.shift_rows())
-    assert f"the accuracy is {100 * lowest:.1f} % at worst" in told
+    shifted = {
+        "rotation of severity 1": ShiftedConfidence(100, 0.7, 0.68, 0.1, 1.0),  # within the noise
+        "rotation of severity 2": ShiftedConfidence(100, 0.7, 0.5, 0.8, 0.25), "other scanner": lost,
+    }  # fmt: skip
+    both = dataclasses.replace(curves, shifted=shifted)
+    words = " ".join(verdict({"one": [dataclasses.replace(classes, curves=both)]}))
+    start = "Under rotation it is overconfident from severity 2 on: there 50 % are right, and it claims 70 %."
+    assert f"{start} Refuse below 0.80, and of the 25 % that are left as many are right" in words
+    assert (
+        "Under other scanner it is overconfident: there 20 % are right, and it claims 90 %, and no threshold" in words
+    )
+    fine = dataclasses.replace(both, shifted={"rotation of severity 1": shifted["rotation of severity 1"]})
+    words = " ".join(verdict({"one": [dataclasses.replace(classes, curves=fine)]}))
+    assert "It is never overconfident under rotation and other scanner" in words
+    weak = dataclasses.replace(curves, groups={"town": GroupScores(("A", "B"), (400.0, 19.0), (0.9, 0.9), (0.8, 0.1))})
+    words = " ".join(verdict({"one": [dataclasses.replace(classes, curves=weak)]}))
+    assert "Beware where town is A: 80 % of its answers are right, and it claims 90 %." in words  # B has too few
     assert "It tells near from familiar data badly (AUROC 0.50)." in told
     honest = dataclasses.replace(curves, reliability=dataclasses.replace(sure, correct_sums=(0.0,) * 9 + (189.0,)))
     assert "94.5 % are right; it claims 95 %." in " ".join(
@@ -385,6 +410,31 @@ def test_the_page_in_a_browser(classes: Evaluation, plain: Evaluation, tmp_path:
         assert window.run("return document.querySelectorAll('#shift [aria-pressed=true]').length") == 1
         window.press("#shift .legend li:nth-child(2) button", " ")
         assert window.run(dimmed) == []
+        said = "return document.querySelector('#rejection .reading').innerText"
+        window.press("#rejection figure svg", "\ue014")  # the first place, by the right arrow
+        assert window.run(said).splitlines()[0].startswith("error rate if 1 % are answered")
+        window.press("#rejection figure svg", "\ue010")  # and by the end key the last
+        curve = classes.curves.risk_coverage
+        values = window.run(said).splitlines()
+        assert values[:2] == ["error rate if 100 % are answered", f"good {percent(curve.risk[-1])}"]
+        place = """const figure = document.querySelector("#calibration figure"), box = figure.querySelector("svg")
+            .getBoundingClientRect(); window.scrollBy(0, box.top - 100);
+            const now = figure.querySelector("svg").getBoundingClientRect();
+            return [now.left + now.width * 0.95, now.top + now.height * 0.3]"""
+        x, y = window.run(place)
+        window.command("Input.dispatchMouseEvent", type="mouseMoved", x=x, y=y)
+        bins = classes.curves.reliability
+        told = window.run("return document.querySelector('#calibration .reading').innerText").splitlines()
+        last = max(place for place, count in enumerate(bins.counts) if count)
+        assert told[0] == f"confidence {bins.edges[last]:.2f} to {bins.edges[last + 1]:.2f}"
+        assert told[1] == f"right {percent(bins.correct_sums[last] / bins.counts[last])}"
+        assert told[3] == f"answers {bins.counts[last]:.0f}"
+        window.command("Input.dispatchMouseEvent", type="mouseMoved", x=2, y=2)
+        assert window.run("return document.querySelector('#calibration .reading').innerText") == ""
+        shift = "#shift .listing thead th:nth-child(1) button"  # text sorts by the alphabet
+        rows = "return [...document.querySelector('#shift .listing tbody').rows].map(row => row.cells[0].textContent)"
+        window.click(shift)
+        assert window.run(rows) == ["other scanner", "rotation"]
         window.command("Emulation.setDeviceMetricsOverride", width=360, height=700, deviceScaleFactor=1, mobile=True)
         assert window.run("return document.documentElement.scrollWidth") <= 360
         window.command("Emulation.setEmulatedMedia", media="print")

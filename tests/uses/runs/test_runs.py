@@ -16,7 +16,7 @@ from torch import nn
 
 import dubito
 from dubito import data, decisions, models, runs
-from dubito.uses.runs.examples import row_sections
+from dubito.uses.runs import scoring
 from dubito.uses.runs.table_fit import share_held_out
 
 NET = """
@@ -238,19 +238,26 @@ def test_a_run_is_diagnosed_as_its_posterior(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("target", ["price", "cheap"])
-def test_the_report_shows_rows_to_look_at(target: str) -> None:
+def test_the_report_shows_rows_and_groups(target: str) -> None:
     run = run_of(target)
-    (section,) = row_sections(run)
-    unsure, *certain = section.listings
     inputs, targets = run.parts["held_out"]
-    found = run.predict_inputs(inputs)
-    score = "stddev" if target == "price" else "confidence"
-    worst = found[score].argsort()[::-1] if target == "price" else found[score].argsort()
-    assert [row[2] for row in unsure.rows] == [f"{value:.6g}" for value in found[score][worst[:5]]]
-    assert unsure.head == (target, "prediction", score, "size", "town")
-    assert [row[4] for row in unsure.rows] == [run.encoder.decode(inputs[[place]])["town"][0] for place in worst[:5]]
-    for row in (row for listing in certain for row in listing.rows):  # what it got wrong
-        assert row[0] != row[1]
-    if target == "price":
-        outside = 1 - run.evaluate_pair((inputs, targets)).decisions["coverage"]
-        assert len(certain[0].rows) == min(5, round(outside * len(inputs)))
+    found, curves = run.predict_inputs(inputs), run.scores.curves
+    worst = found["stddev"].argsort()[::-1] if target == "price" else found["confidence"].argsort()
+    unsure = [each for each in curves.examples if each.kind == "uncertain"]
+    assert [each.index for each in unsure] == worst[:5].tolist()
+    towns = run.encoder.decode(inputs)["town"]
+    assert [each.cells["town"] for each in unsure] == [towns[place] for place in worst[:5]]
+    groups = curves.groups["town"]
+    assert sum(groups.counts) == len(inputs)
+    right = sum(n * share for n, share in zip(groups.counts, groups.observed, strict=True)) / len(inputs)
+    if target == "price":  # by the calibrated intervals
+        assert right == pytest.approx(run.evaluate_pair((inputs, targets)).decisions["coverage"])
+    else:
+        assert right == pytest.approx(run.scores.scores["accuracy"])
+
+
+def test_pixels_are_shown_as_pictures() -> None:
+    columns = {"pixel_0_1": [0.25, None], "pixel_2_0": [1.0, 0.5]}  # columns that never vary are not there
+    found = scoring._pictures_or_columns(columns)
+    assert found.tolist() == [[[[0, 0.25], [0, 0], [1, 0]]], [[[0, 0], [0, 0], [0.5, 0]]]]
+    assert scoring._pictures_or_columns({**columns, "age": [1, 2]})["age"] == [1, 2]

@@ -60,6 +60,8 @@ def test_a_run_on_sentences(tmp_path: Path) -> None:
     loaded = dubito.runs.load(tmp_path / "run")
     assert TableTransform.from_json(run.encoder.to_json()) == run.encoder
     assert loaded.cells("train", [3]) == run.cells("train", [3])
+    for example in loaded.scores.curves.examples:  # for the report
+        assert example.cells["text"] == run.texts["held_out"]["text"][example.index]
     found = loaded.predict({"text": ["a superb film", "what a dull story", "xyzzy"]})
     assert found["prediction"][:2].tolist() == ["good", "bad"]
     assert found["confidence"][2] < found["confidence"][:2].min()

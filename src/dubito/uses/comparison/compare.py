@@ -19,6 +19,7 @@ from dubito.uses.comparison.fits import Fits, Model, TrainingChoice, base_of
 from dubito.uses.comparison.result import Comparison, Failure, Run
 from dubito.uses.reporting import evaluate
 from dubito.uses.reporting.collect import Scale
+from dubito.uses.reporting.examples import Decode
 from dubito.uses.reporting.measure import Shifts
 
 MOST_SEEDS = 100_000
@@ -38,6 +39,9 @@ def compare(
     ood: Mapping[str, Data | Tensor] | None = None,
     shifts: Shifts | None = None,
     target_scale: Scale | None = None,
+    groups: Mapping[str, Sequence[Any] | Tensor] | None = None,
+    decode: Decode | None = None,
+    class_names: Sequence[str] = (),
     base: Recipe | None = None,
     progress: bool | Callable[[Run | Failure], None] = True,
 ) -> Comparison:
@@ -62,6 +66,9 @@ def compare(
         ood: Out-of-distribution data by name, as for `evaluate`.
         shifts: Shifted versions of the test data, as for `evaluate`.
         target_scale: ``(loc, scale)`` of standardised regression targets, as for `evaluate`.
+        groups: The groups of the test data, as for `evaluate`.
+        decode: Turns inputs into what a person recognizes, as for `evaluate`.
+        class_names: The names of the classes, as for `evaluate`.
         base: The recipe that trains the shared network; by default the first `MAP` that trains among the recipes, else
             `MAP()`. For a network that is already trained give ``MAP(train=False)``.
         progress: Whether to show progress bars on a terminal; or a function to call with every `Run` and `Failure`.
@@ -82,7 +89,10 @@ def compare(
     _check(model, recipes)
     numbers = _seeds(seeds)
     fits = Fits(model, data, likelihood, validation, training, base or base_of(recipes), progress is not False)
-    judging: dict[str, Any] = {"ood": ood, "shifts": shifts, "target_scale": target_scale}
+    judging: dict[str, Any] = {
+        "ood": ood, "shifts": shifts, "target_scale": target_scale, "groups": groups, "decode": decode,
+        "class_names": class_names,
+    }  # fmt: skip
     outcomes = []
     for outcome in _outcomes(fits, recipes, numbers, lambda p, name: evaluate(p, test, name=name, **judging)):
         outcomes.append(outcome)

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import os
 import tempfile
 import warnings
-from dataclasses import asdict, dataclass, field
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -12,11 +14,13 @@ import torch
 from torch import nn
 
 from dubito.core import batches, params
+from dubito.core.arguments import checked_arguments
+from dubito.core.errors import MissingDataError
 from dubito.core.operations import OperationCounter
 from dubito.uses.compression import storage
 from dubito.uses.compression.csr import seconds as shortest
 from dubito.uses.compression.units import by_output
-from dubito.uses.reporting import evaluate
+from dubito.uses.reporting import Evaluation, evaluate
 
 if TYPE_CHECKING:
     from dubito.core.batches import Data
@@ -62,6 +66,7 @@ class Report:
         scores: Scores by name for the network ``before``, ``after`` and as the ``coded`` file; the latter two were
             written to disk and loaded again.
         removed_inputs: Input features that the network does not use any more.
+        evaluations: What `dubito.evaluate` found for the same three networks.
     """
 
     rule: str
@@ -75,10 +80,42 @@ class Report:
     latency: dict[int, tuple[float, float]]
     scores: dict[str, dict[str, float]]
     removed_inputs: tuple[str, ...] = field(default=())
+    evaluations: dict[str, Evaluation] = field(default_factory=dict, compare=False)
 
     def to_json(self) -> dict[str, Any]:
-        """Return plain values."""
-        return asdict(self)
+        """Return plain values, without the evaluations."""
+        content = asdict(replace(self, evaluations={}))
+        del content["evaluations"]
+        return content
+
+    @checked_arguments
+    def page(
+        self,
+        path: str | os.PathLike[str] = "report.html",
+        *,
+        title: str | None = None,
+        data_name: str | None = None,
+        command: str | None = None,
+        facts: Mapping[str, str] | None = None,
+    ) -> Path:
+        """Write one HTML page: what every layer lost, and the network before and after, as `dubito.report` shows them.
+
+        Args:
+            path: The file.
+            title: The heading of the page.
+            data_name: The name of the data, for the heading.
+            command: How to do it again.
+            facts: What was run.
+        """
+        from dubito.uses.compression.page import compression_section
+        from dubito.uses.reporting.page import write_page
+
+        if not self.evaluations:
+            raise MissingDataError("A page shows scores before and after: give data to `report`.")
+        return write_page(
+            self.evaluations, path, title=title or "How small can it be?", data_name=data_name, command=command,
+            facts=facts, more=(compression_section(self),),
+        )  # fmt: skip
 
     def __str__(self) -> str:
         before, after = self.parameters
@@ -117,10 +154,10 @@ def make_report(
     dense, small = made.dense, made.model
     with tempfile.TemporaryDirectory() as folder:
         num_bytes, reloaded = _files(made, Path(folder), rounding)
-    scores = {}
+    evaluations = {}
     if data is not None:
         for name, model in {"before": dense, "after": reloaded["dense"], "coded": reloaded["coded"]}.items():
-            scores[name] = _scores(made, model, data, target_scale)
+            evaluations[name] = _evaluation(made, model, data, target_scale)
     parameters = tuple(params.num_weights(params.of(model)) for model in (dense, small))
     nonzeros = sum(int((value != 0).sum()) for value in params.of(small).values())
     layers = _layers(made, rounding)
@@ -134,7 +171,8 @@ def make_report(
         macs=None if example is None else (num_macs(dense, example), num_macs(small, example)),
         num_bytes=num_bytes,
         latency={} if example is None else _latency(dense, reloaded["dense"], example, seconds),
-        scores=scores,
+        scores={name: _main_scores(found) for name, found in evaluations.items()},
+        evaluations=evaluations,
         removed_inputs=tuple(made.plan.removed_inputs(names)),
     )
 
@@ -162,10 +200,13 @@ def _files(made: Compression, folder: Path, rounding: float) -> tuple[dict[str, 
     return num_bytes, reloaded
 
 
-def _scores(made: Compression, model: nn.Module, data: Data, target_scale: Scale | None) -> dict[str, float]:
+def _evaluation(made: Compression, model: nn.Module, data: Data, target_scale: Scale | None) -> Evaluation:
     from dubito.uses.compression.search import point
 
-    found = evaluate(point(model, made.source), data, target_scale=target_scale)
+    return evaluate(point(model, made.source), data, target_scale=target_scale)
+
+
+def _main_scores(found: Evaluation) -> dict[str, float]:
     return {name: found.scores[name] for name in SCORES[found.task] if name in found.scores}
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
@@ -25,7 +25,7 @@ Vectors = dict[str, Tensor]
 BAND_LEVEL = 0.95
 
 # All vectors that a pass can return: a process without rows must take part in gathering them too.
-_VECTORS = ("max-probability", "entropy", "stddev", "epistemic", "loss", "pit", "x", "mean", "low", "high", "target")
+_VECTORS = ("max-probability", "entropy", "stddev", "epistemic", "loss", "pit", "x", "low", "high", "answer", "truth")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -61,7 +61,8 @@ class EvaluationPass:
     Attributes:
         metrics: The accumulated scores; None if targets were not scored.
         vectors: One number per scored datum: those of `UNCERTAINTIES`, ``loss`` (0/1 or squared error) and for
-            regression ``pit`` (one per output), and ``x, mean, low, high, target`` where the input is a single number.
+            regression ``pit`` (one per output); ``answer`` and ``truth``, the class numbers or values, where each
+            example has one target; and ``x, low, high`` where the input is a single number.
         seconds: The time spent in predicting.
         num_rows: How many inputs there were.
         shapes: The shape of one example's inputs.
@@ -83,6 +84,7 @@ def collect(
     like: EvaluationPass | None = None,
     *,
     labelled: bool = True,
+    watch: Callable[[Any, Vectors], None] | None = None,
 ) -> EvaluationPass:
     """Predict all of `data` batch by batch.
 
@@ -92,6 +94,7 @@ def collect(
         what: The data's name, with which an error begins.
         like: The pass over the original data, if this is shifted or out-of-distribution data.
         labelled: Whether to score the targets.
+        watch: Is called with the inputs and the vectors of every batch.
     """
     kept: dict[str, list[Tensor]] = {}
     sums: Metrics | None = None
@@ -110,6 +113,8 @@ def collect(
         if labelled:
             sums = sums or _new_metrics(isinstance(prediction, ClassPrediction))
             vectors = _scored(predictor, prediction, targets, inputs, sums)
+            if watch is not None:
+                watch(inputs, vectors)
         else:
             vectors = _uncertainties(prediction)
         for name, vector in vectors.items():
@@ -179,7 +184,9 @@ def _scored_classes(
         return {}
     sums.update(log_probs, labels[kept])
     uncertainties = {name: value[kept.flatten()] for name, value in _uncertainties(prediction).items()}
-    return {**uncertainties, "loss": log_probs.exp().argmax(dim=-1) != labels[kept]}
+    found = log_probs.exp().argmax(dim=-1)
+    vectors = {**uncertainties, "loss": found != labels[kept]}
+    return vectors | {"answer": found, "truth": labels[kept]} if kept.ndim == 1 and bool(kept.all()) else vectors
 
 
 def _scored_numbers(
@@ -191,10 +198,11 @@ def _scored_numbers(
         "loss": (prediction.mean - truth).square().mean(dim=-1),
         "pit": prediction.to(torch.float64).pit(truth).flatten(),
     }
-    if isinstance(inputs, Tensor) and inputs[0].numel() == 1 and truth.shape[1] == 1:
-        low, high = prediction.interval(BAND_LEVEL)
-        values = {"x": inputs.cpu().double(), "mean": prediction.mean, "low": low, "high": high, "target": truth}
-        vectors |= {name: value.flatten() for name, value in values.items()}
+    if truth.shape[1] == 1:
+        vectors |= {"answer": prediction.mean[:, 0], "truth": truth[:, 0]}
+        if isinstance(inputs, Tensor) and inputs[0].numel() == 1:
+            low, high = prediction.interval(BAND_LEVEL)
+            vectors |= {"x": inputs.cpu().double().flatten(), "low": low.flatten(), "high": high.flatten()}
     return vectors
 
 

@@ -98,6 +98,74 @@ class Band:
 
 
 @dataclass(frozen=True)
+class GroupScores:
+    """What was claimed and what came true in parts of the data.
+
+    Attributes:
+        labels: The names of the groups.
+        counts: How many data each has.
+        claimed: The mean confidence of its answers, or the level of its intervals.
+        observed: The share of right answers, or of intervals that hold the truth.
+    """
+
+    labels: tuple[str, ...]
+    counts: Numbers
+    claimed: Numbers
+    observed: Numbers
+
+
+@dataclass(frozen=True)
+class ShiftedConfidence:
+    """The confidence of a classifier on shifted data, and what refusing can save.
+
+    Attributes:
+        count: How many answers there were.
+        claimed: Their mean confidence.
+        observed: The share of right ones.
+        threshold: Refusing answers of a lower confidence leaves as many right ones as there are on the data itself;
+            None if no threshold does.
+        answered: The share of answers that are left.
+    """
+
+    count: float
+    claimed: float
+    observed: float
+    threshold: float | None
+    answered: float
+
+    @property
+    def is_overconfident(self) -> bool:
+        """Whether fewer answers are right than are claimed, beyond two standard errors."""
+        noise = math.sqrt(max(self.claimed * (1 - self.claimed), 1 / self.count) / self.count)
+        return self.observed < self.claimed - 2 * noise
+
+
+@dataclass(frozen=True)
+class Example:
+    """One datum to look at.
+
+    Attributes:
+        kind: ``"uncertain"`` or ``"wrong"``: wrong and certain of it.
+        index: Its place in the data, from 0.
+        truth: The target.
+        answer: The prediction.
+        sure: How certain the prediction was.
+        cells: The input as text, or by column.
+        shape: The height, the width and the channels of a picture; empty for other inputs.
+        pixels: The picture: one byte a value, in base64.
+    """
+
+    kind: str
+    index: int
+    truth: str
+    answer: str
+    sure: str
+    cells: dict[str, str] = field(default_factory=dict)
+    shape: tuple[int, ...] = ()
+    pixels: str = ""
+
+
+@dataclass(frozen=True)
 class Curves:
     """What the figures of a report are drawn from.
 
@@ -108,6 +176,9 @@ class Curves:
         band: The regression over its input, where there is one input and one output.
         histograms: The uncertainty scores in and out of the distribution, by score.
         chains: How the chains of a sampler went, where the posterior is a sampler's.
+        groups: What was claimed and what came true in parts of the data, by kind of group.
+        shifted: The confidence on shifted data by kind and severity, of a classifier.
+        examples: The least certain data, and those that are wrong and certain of it.
     """
 
     risk_coverage: RiskCoverageCurve
@@ -116,6 +187,9 @@ class Curves:
     band: Band | None = None
     histograms: dict[str, Histogram] = field(default_factory=dict)
     chains: History | None = None
+    groups: dict[str, GroupScores] = field(default_factory=dict)
+    shifted: dict[str, ShiftedConfidence] = field(default_factory=dict)
+    examples: tuple[Example, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -204,6 +278,14 @@ class Evaluation:
             else:
                 yield kind, None, cast(Scores, value)
 
+    def overconfident_from(self, kind: str) -> tuple[float | None, ShiftedConfidence] | None:
+        """Return the mildest severity of a shift at which a classifier is overconfident; None if it never is."""
+        for own, severity, _ in self.shift_rows():
+            found = self.curves.shifted.get(shift_name(own, severity))
+            if own == kind and found is not None and found.is_overconfident:
+                return severity, found
+        return None
+
     def __str__(self) -> str:
         parts = [f"{self.name}: {self.task}, {self.count:,} targets", self._score_table()]
         if self.ood:
@@ -229,6 +311,15 @@ class Evaluation:
         numbers = {describe(name): column_texts([[values[name]] for *_, values in rows]) for name in rows[0][2]}
         labels = {"out of distribution": [name for name, *_ in rows], "uncertainty": [score for _, score, _ in rows]}
         return align(labels, numbers)
+
+
+def shift_name(kind: str, severity: float | None) -> str:
+    """Return the name of a shift in words.
+
+    >>> shift_name("rotation", 3), shift_name("other scanner", None)
+    ('rotation of severity 3', 'other scanner')
+    """
+    return kind if severity is None else f"{kind} of severity {severity:g}"
 
 
 def has_severities(value: Mapping[Any, Any]) -> bool:

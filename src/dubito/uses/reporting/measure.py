@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
 import torch
 from torch import Tensor
+from torch.utils.data import DataLoader
 
 from dubito.core import distributed
 from dubito.core.arguments import checked_arguments
@@ -17,6 +18,7 @@ from dubito.core.randomness import default_generator, draw_seed
 from dubito.fitting.history import History, Numbers, evenly_spaced
 from dubito.fitting.posterior import Posterior
 from dubito.uses import metrics
+from dubito.uses.decisions.rejection import estimated_threshold
 from dubito.uses.fixed_draws import FixedDraws
 from dubito.uses.metrics.scores import UNCERTAINTIES, computed
 from dubito.uses.reporting.collect import BAND_LEVEL, EvaluationPass, RescaledDraws, Scale, Vectors, collect
@@ -29,13 +31,18 @@ from dubito.uses.reporting.evaluation import (
     Reliability,
     RiskCoverageCurve,
     Scores,
+    ShiftedConfidence,
     Task,
     has_severities,
+    shift_name,
 )
+from dubito.uses.reporting.examples import Decode, ExampleFinder
+from dubito.uses.reporting.groups import group_scores
 from dubito.uses.reporting.trust import trust_in
 
 _MAX_POINTS = 200  # of a curve
 _NUM_BINS = 40  # of a histogram
+FEWEST = 20  # answers that must be left for a threshold to be worth telling
 
 Shifts = Mapping[str, Data | Mapping[float, Data]]
 
@@ -51,6 +58,9 @@ def evaluate(
     num_samples: int | None = None,
     batch_size: int = 1024,
     target_scale: Scale | None = None,
+    groups: Mapping[str, Sequence[Any] | Tensor] | None = None,
+    decode: Decode | None = None,
+    class_names: Sequence[str] = (),
     name: str | None = None,
     generator: torch.Generator | None = None,
 ) -> Evaluation:
@@ -65,7 +75,7 @@ def evaluate(
     and its epistemic part; for regression the standard deviation and its epistemic part.
 
     Where `torch.distributed` is active every process predicts its own rows; sums and the numbers per datum are put
-    together, so every process returns the same result.
+    together, so every process returns the same result; it has no examples to look at.
 
     Args:
         posterior: What `recipe.fit` returned.
@@ -77,6 +87,12 @@ def evaluate(
         batch_size: How many rows are predicted at a time.
         target_scale: ``(loc, scale)`` if targets were standardised as ``(y - loc) / scale``: regression scores are then
             in original units, for targets that are given standardised.
+        groups: For each kind of group one label per example, in the order of the data, such as ``{"sex": labels}``: the
+            report then shows in which groups intervals hold the truth, or answers are right, as often as claimed.
+        decode: Turns inputs ``[N, ...]`` into what a person recognizes, for the examples in a report: pictures
+            ``[N, C, H, W]`` from 0 to 1, a list of texts, or a dict of columns; ``dataset.encoder.decode`` of a data
+            set. Without it pictures are found by their shape, and of other inputs the first numbers are shown.
+        class_names: The names of the classes, for these examples.
         name: What to call the posterior; its recipe if not given.
         generator: The source of randomness; by default the same call gives the same numbers.
     """
@@ -86,22 +102,31 @@ def evaluate(
     generator = default_generator(generator)
     distributed.share_generator(generator)
     predictor = RescaledDraws(FixedDraws(posterior, num_samples, generator, batch_size), target_scale)
-    main = collect(predictor, data, "The data")
+    _check_order(data, groups)
+    finder = ExampleFinder()
+    main = collect(predictor, data, "The data", watch=finder)
     outside = {
         key: collect(predictor, inputs, f"The ood set '{key}'", main, labelled=False)
         for key, inputs in (ood or {}).items()
     }
-    shifted = {kind: _shift(predictor, kind, value, main) for kind, value in (shifts or {}).items()}
+    shifted = dict(_shifted(predictor, shifts or {}, main))
     draw_seed(generator)  # advances it, so that a second evaluation draws other samples
     assert main.metrics is not None
+    curves = replace(
+        _curves(main, outside),
+        chains=_chains(posterior.history()),
+        groups=group_scores(main.vectors, groups),
+        shifted={name: found for name, (_, found) in shifted.items() if found is not None},
+        examples=finder.examples(decode, class_names, _task(main) == "classification"),
+    )
     return Evaluation(
         name=repr(posterior.recipe) if name is None else name,
         task=_task(main),
         count=int(main.metrics.compute()["count"]),
         scores=_scores(main),
         ood={key: _detection(main, other) for key, other in outside.items()},
-        shifts=shifted,
-        curves=replace(_curves(main, outside), chains=_chains(posterior.history())),
+        shifts=_shift_scores(shifts or {}, shifted),
+        curves=curves,
         seconds_per_1000=1000 * main.seconds / main.num_rows,
         trust=trust_in(posterior, main.metrics, main.num_classes),
     )
@@ -111,15 +136,52 @@ def _task(done: EvaluationPass) -> Task:
     return "classification" if isinstance(done.metrics, metrics.ClassificationMetrics) else "regression"
 
 
-def _shift(predictor: RescaledDraws, kind: str, value: Any, main: EvaluationPass) -> Scores | dict[float, Scores]:
-    if not isinstance(value, Mapping):
-        return _scores(collect(predictor, value, f"The shift '{kind}'", main))
-    if not has_severities(value):
-        raise InputError(f"The shift '{kind}' must be data, or a dict from severities, which are numbers, to data.")
+def _check_order(data: Any, groups: Mapping[str, Any] | None) -> None:
+    if groups and isinstance(data, DataLoader):
+        raise InputError("`groups` needs data in a fixed order: give (inputs, targets) or a Dataset, not a DataLoader.")
+
+
+Shifted = tuple[Scores, ShiftedConfidence | None]
+
+
+def _shifted(predictor: RescaledDraws, shifts: Shifts, main: EvaluationPass) -> Iterator[tuple[str, Shifted]]:
+    """Yield the scores and the confidence for each shift and severity, by its name."""
+
+    def measure(rows: Any, what: str) -> Shifted:
+        done = collect(predictor, rows, what, main)
+        return _scores(done), None if _task(done) == "regression" else _confidence(main, done)
+
+    for kind, value in shifts.items():
+        if not isinstance(value, Mapping):
+            yield kind, measure(value, f"The shift '{kind}'")
+            continue
+        if not has_severities(value):
+            raise InputError(f"The shift '{kind}' must be data, or a dict from severities, which are numbers, to data.")
+        for severity, rows in sorted(value.items()):
+            yield shift_name(kind, severity), measure(rows, f"The shift '{kind}' of severity {severity:g}")
+
+
+def _shift_scores(shifts: Shifts, found: Mapping[str, Shifted]) -> dict[str, Scores | dict[float, Scores]]:
     return {
-        severity: _scores(collect(predictor, rows, f"The shift '{kind}' of severity {severity:g}", main))
-        for severity, rows in sorted(value.items())
+        kind: {severity: found[shift_name(kind, severity)][0] for severity in sorted(value)}
+        if isinstance(value, Mapping)
+        else found[kind][0]
+        for kind, value in shifts.items()
     }
+
+
+def _confidence(main: EvaluationPass, done: EvaluationPass) -> ShiftedConfidence:
+    """Return how sure a classifier is of shifted data, and from which confidence on it is as right as on the data."""
+    unsure, wrong = (done.vectors[name].double() for name in ("max-probability", "loss"))
+    threshold, answered = None, 0.0
+    try:
+        limit = estimated_threshold(metrics.risk_coverage(unsure, wrong), float(main.vectors["loss"].double().mean()))
+        kept = float((unsure <= limit).double().mean())
+        if kept * len(unsure) >= FEWEST:
+            threshold, answered = 1 - limit, kept
+    except InputError:  # not even the surest answers are right often enough
+        pass
+    return ShiftedConfidence(len(wrong), 1 - float(unsure.mean()), 1 - float(wrong.mean()), threshold, answered)
 
 
 def _scores(done: EvaluationPass) -> Scores:
@@ -182,7 +244,7 @@ def _histogram(name: str, main: EvaluationPass, outside: Mapping[str, Evaluation
 def _band(vectors: Vectors) -> Band:
     order = vectors["x"].argsort(stable=True)
     chosen = order[evenly_spaced(len(order), _MAX_POINTS)]
-    x, mean, low, high, target = (_numbers(vectors[key][chosen]) for key in ("x", "mean", "low", "high", "target"))
+    x, mean, low, high, target = (_numbers(vectors[key][chosen]) for key in ("x", "answer", "low", "high", "truth"))
     return Band(x, mean, low, high, target, BAND_LEVEL)
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Iterable
 
 _WORDS = {
     "Auto": "Chosen automatically",
@@ -32,6 +33,17 @@ def readable(name: str) -> tuple[str, str]:
     if found is None or found["name"] not in _WORDS:
         return name, ""
     return _WORDS[found["name"]] + found["more"], found["settings"]
+
+
+def short(names: Iterable[str]) -> list[str]:
+    """Return the names in words, with settings only where two would be the same.
+
+    >>> short(["MAP()", "Ensemble(members=2)"]), short(["MAP()", "MAP(temperature=2)"])
+    (['Plain network', 'Ensemble'], ['Plain network', 'Plain network (temperature=2)'])
+    """
+    whole = list(names)
+    titles = [readable(name)[0] for name in whole]
+    return [title if titles.count(title) == 1 else in_words(name) for name, title in zip(whole, titles, strict=True)]
 
 
 def in_words(name: str) -> str:

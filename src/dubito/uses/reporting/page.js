@@ -1,13 +1,18 @@
 "use strict";
 // Sort a table by a column: the best value first, and in the other order at the next press.
 const names = { inf: Infinity, "-inf": -Infinity };
-const valueOf = (cell) => {
-  const text = cell.dataset.value;
-  const number = text in names ? names[text] : Number(text);
-  return Number.isNaN(number) ? null : number;
+const valueOf = (cell) => { // a number, also in "± 1,200" and "98 % sure"; or text; or null for what was not measured
+  const text = cell.dataset.value ?? cell.textContent;
+  if (text in names) return names[text];
+  const number = parseFloat(text.replace(/[±,\s]/g, ""));
+  return text === "–" || text === "nan" ? null : Number.isNaN(number) ? text : number;
+};
+const compare = (one, two) => {
+  if (typeof one === typeof two) return typeof one === "string" ? one.localeCompare(two) : (one > two) - (one < two);
+  return typeof one === "number" ? -1 : 1;
 };
 for (const table of document.querySelectorAll("table")) {
-  const body = table.tBodies[0], given = [...body.rows];
+  const body = table.tBodies[0], given = [...body.rows], list = table.closest(".listing");
   if (given.length < 2) continue;
   const heads = [...table.tHead.rows[table.tHead.rows.length - 1].cells];
   heads.forEach((head, place) => {
@@ -23,10 +28,10 @@ for (const table of document.querySelectorAll("table")) {
       head.setAttribute("aria-sort", order);
       const sign = order === "ascending" ? 1 : -1;
       const rows = given.slice().sort((a, b) => {
-        if (place === 0) return sign * (given.indexOf(a) - given.indexOf(b));
+        if (place === 0 && !list) return sign * (given.indexOf(a) - given.indexOf(b));
         const [one, two] = [valueOf(a.cells[place]), valueOf(b.cells[place])];
         if (one === null || two === null) return (one === null) - (two === null); // what was not measured comes last
-        return one === two ? given.indexOf(a) - given.indexOf(b) : sign * (one < two ? -1 : 1);
+        return sign * compare(one, two) || given.indexOf(a) - given.indexOf(b);
       });
       body.append(...rows);
     });
@@ -56,5 +61,78 @@ for (const section of document.querySelectorAll("section")) {
       single(pressed);
     });
     return button;
+  });
+}
+
+// A figure says its values where one points at it, touches it, or goes with the arrow keys.
+for (const figure of document.querySelectorAll("figure[data-readings]")) {
+  const parts = JSON.parse(figure.dataset.readings), svg = figure.querySelector("svg");
+  const stops = parts.flatMap((part) => part.stops.map(([at, title, values]) => ({ part, at, title, values })));
+  const size = svg.viewBox.baseVal, name = "http://www.w3.org/2000/svg";
+  const marks = document.createElementNS(name, "g"), label = document.createElement("div");
+  let shown = -1;
+  marks.classList.add("marks");
+  label.className = "reading";
+  label.setAttribute("role", "status");
+  svg.append(marks);
+  svg.tabIndex = 0;
+  svg.setAttribute("aria-description", "The arrow keys read its values.");
+  figure.append(label);
+
+  const mark = (shape, attributes) => {
+    const drawn = document.createElementNS(name, shape);
+    for (const [key, value] of Object.entries(attributes)) drawn.setAttribute(key, value);
+    marks.append(drawn);
+  };
+  const hide = () => { shown = -1; marks.replaceChildren(); label.replaceChildren(); };
+  const show = (place) => {
+    if (place === shown) return;
+    hide();
+    shown = place;
+    const { part, at, title, values } = stops[place], [left, top, right, bottom] = part.box, along = part.by === "x";
+    if (along) mark("line", { x1: at, x2: at, y1: top, y2: bottom });
+    for (const [, other] of values) {
+      if (other !== null) mark("circle", { cx: along ? at : other, cy: along ? other : at, r: 3 });
+    }
+    const head = document.createElement("strong");
+    head.textContent = title;
+    label.append(head);
+    for (const [what, , text] of values) {
+      const row = document.createElement("div"), number = document.createElement("b");
+      number.textContent = text;
+      row.append(`${what} `, number);
+      label.append(row);
+    }
+    const x = along ? at : (values[0][1] ?? left), y = along ? top : at;
+    const box = svg.getBoundingClientRect(), own = figure.getBoundingClientRect();
+    label.style.top = `${box.top - own.top + (y / size.height) * box.height + (along ? 4 : 10)}px`;
+    const room = own.width - label.offsetWidth - 8, wanted = box.left - own.left + (x / size.width) * box.width;
+    const before = wanted - label.offsetWidth - 10;  // on the side that hides less
+    label.style.left = `${Math.max(4, x < size.width * 0.55 ? Math.min(wanted + 10, room) : Math.min(before, room))}px`;
+  };
+  const point = (event) => {
+    const box = svg.getBoundingClientRect();
+    const x = ((event.clientX - box.left) / box.width) * size.width;
+    const y = ((event.clientY - box.top) / box.height) * size.height;
+    const away = ({ part, at }) => {
+      const outside = Math.max(part.box[1] - y, y - part.box[3], 0);
+      return 1000 * outside + Math.abs(at - (part.by === "x" ? x : y));
+    };
+    show(stops.reduce((best, stop, place) => (away(stop) < away(stops[best]) ? place : best), 0));
+  };
+  svg.addEventListener("pointermove", point);
+  svg.addEventListener("pointerdown", point);
+  svg.addEventListener("pointerleave", hide);
+  svg.addEventListener("blur", hide);
+  svg.addEventListener("keydown", (event) => {
+    const last = stops.length - 1;
+    const places = {
+      ArrowRight: Math.min(shown + 1, last), ArrowDown: Math.min(shown + 1, last), ArrowLeft: Math.max(shown - 1, 0),
+      ArrowUp: Math.max(shown - 1, 0), Home: 0, End: last,
+    };
+    if (event.key === "Escape") hide();
+    if (!(event.key in places)) return;
+    event.preventDefault();
+    show(places[event.key]);
   });
 }

@@ -6,6 +6,7 @@ import base64
 import hashlib
 import html
 import io
+import json
 import math
 import os
 import re
@@ -13,7 +14,9 @@ from collections.abc import Mapping, Sequence
 from importlib import resources
 from pathlib import Path
 from statistics import fmean
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
+
+import torch
 
 import dubito
 from dubito.core.arguments import checked_arguments
@@ -22,7 +25,8 @@ from dubito.core.errors import InputError
 from dubito.uses.reporting import plots
 from dubito.uses.reporting.evaluation import Evaluation
 from dubito.uses.reporting.names import readable
-from dubito.uses.reporting.sections import Section, sections
+from dubito.uses.reporting.parts import Panel, Section
+from dubito.uses.reporting.sections import sections
 from dubito.uses.reporting.tables import spans
 
 if TYPE_CHECKING:
@@ -37,6 +41,8 @@ _VARIABLES = {
     plots.GRID: "var(--grid)",
 }
 
+LEADING = 2  # sections of the results that come before those that others add: the verdict and the scores
+
 
 @checked_arguments
 def report(
@@ -46,6 +52,7 @@ def report(
     title: str | None = None,
     data_name: str | None = None,
     command: str | None = None,
+    facts: Mapping[str, str] | None = None,
 ) -> Path:
     """Write one self-contained HTML page that compares methods, the best (by NLL) first.
 
@@ -58,11 +65,12 @@ def report(
         title: The heading of the page.
         data_name: The name of the data, for the heading.
         command: How to do it again, for the end of the page.
+        facts: What was run, such as ``{"Network": "resnet20", "Training": "50 epochs"}``, for the same place.
 
     Returns:
         The path of the page.
     """
-    return write_page(results, path, title=title, data_name=data_name, command=command)
+    return write_page(results, path, title=title, data_name=data_name, command=command, facts=facts)
 
 
 def write_page(
@@ -72,13 +80,14 @@ def write_page(
     title: str | None = None,
     data_name: str | None = None,
     command: str | None = None,
+    facts: Mapping[str, str] | None = None,
     first: Sequence[Section] = (),
     more: Sequence[Section] = (),
 ) -> Path:
-    """Write a report; `first` and `more` are sections that come before and after those of the results."""
-    page = _render(
-        _best_first(_checked(results)), title or "How far can it be trusted?", data_name, command, first, more
-    )
+    """Write a report; `first` are sections that come before the results, `more` others that follow the scores."""
+    methods = _best_first(_checked(results))
+    about = {"title": title or "How far can it be trusted?", "data_name": data_name, "command": command}
+    page = _render(methods, {**about, "facts": _facts(methods, facts or {})}, first, more)
     write_atomic(path, page.encode())
     return Path(path)
 
@@ -106,11 +115,16 @@ def _best_first(methods: dict[str, tuple[Evaluation, ...]]) -> dict[str, tuple[E
     return {name: methods[name] for name in order}
 
 
+def _facts(methods: Mapping[str, Sequence[Evaluation]], facts: Mapping[str, str]) -> dict[str, str]:
+    """Return what was run: what the caller says, the methods as they are typed, and the versions."""
+    seeds = {name: len(runs) for name, runs in methods.items()}
+    told = "\n".join(f"{name} × {count}" if count > 1 else name for name, count in seeds.items())
+    return {**facts, "Methods": told, "Versions": f"dubito {dubito.__version__}, torch {torch.__version__}"}
+
+
 def _render(
     methods: Mapping[str, Sequence[Evaluation]],
-    title: str,
-    data_name: str | None,
-    command: str | None,
+    about: Mapping[str, Any],
     first: Sequence[Section],
     more: Sequence[Section],
 ) -> str:
@@ -118,34 +132,47 @@ def _render(
     from markupsafe import Markup
 
     environment = Environment(autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True)
-    environment.filters |= {"spans": spans, "readable": readable}
+    environment.filters |= {"spans": spans, "readable": readable, "unbroken": _unbroken}
     files = resources.files("dubito.uses.reporting")
     template = environment.from_string(files.joinpath("template.html").read_text("utf-8"))
     script = f"\n{files.joinpath('page.js').read_text('utf-8')}"
-    parts = [*first, *sections(methods), *more]
+    own = list(sections(methods))
+    parts = [*first, *own[:LEADING], *more, *own[LEADING:]]
     drawings = {
-        id(panel): _svg(panel.figure, f"{part.key}-{row}-{column}", panel.alt)
+        id(panel): _drawing(panel, f"{part.key}-{row}-{column}")
         for part in parts
         for row, group in enumerate(part.groups)
         for column, panel in enumerate(group)
     }
     return template.render(
-        title=title,
-        data_name=data_name,
+        **about,
         task=next(iter(methods.values()))[0].task,
         sections=parts,
-        drawing_of=lambda panel: drawings[id(panel)],
+        drawing_of=lambda panel: drawings[id(panel)][0],
+        readings_of=lambda panel: drawings[id(panel)][1],
         look_of={name: (_variable(look.color), look.dash, look.key) for name, look in plots.looks(methods).items()},
         variable=_variable,
-        command=command,
         script=Markup(script),  # ours
         digest=base64.b64encode(hashlib.sha256(script.encode()).digest()).decode(),
         version=dubito.__version__,
     )
 
 
+def _unbroken(text: str) -> str:
+    """Return a sentence in which no line ends before a percent sign."""
+    return text.replace(" %", "\N{NO-BREAK SPACE}%")
+
+
 def _variable(color: str) -> str:
     return _VARIABLES[color]
+
+
+def _drawing(panel: Panel, key: str) -> tuple[Markup, str]:
+    """Return a figure as SVG, and what it says at which of its pixels as JSON."""
+    drawing = _svg(panel.figure, key, panel.alt)
+    width, height = (72 * float(inches) for inches in panel.figure.get_size_inches())  # of the view box
+    found = [each.to_json(width, height) for each in panel.readings if each.stops]
+    return drawing, json.dumps(found, ensure_ascii=False, separators=(",", ":")) if found else ""
 
 
 def _svg(figure: Figure, key: str, alt: str) -> Markup:

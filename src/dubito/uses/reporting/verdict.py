@@ -7,7 +7,9 @@ import statistics
 from collections.abc import Callable, Iterator, Mapping, Sequence
 
 from dubito.uses.reporting.evaluation import Evaluation, Reliability
+from dubito.uses.reporting.groups import wilson
 from dubito.uses.reporting.names import in_words
+from dubito.uses.reporting.readings import percent
 
 # The confidence from which an answer counts as sure, how many such answers a sentence needs, and the share of inputs
 # that may be refused.
@@ -32,6 +34,7 @@ def verdict(methods: Mapping[str, Sequence[Evaluation]]) -> Iterator[str]:
     if worst is not None:
         yield _LEADS[worst]
     yield from _sure_answers(runs) if runs[0].task == "classification" else _intervals(runs)
+    yield from _worst_group(runs[0])
     yield from _refusing(runs)
     yield from _shifted(runs)
     yield from _unfamiliar(runs)
@@ -51,14 +54,12 @@ def _sure_answers(runs: Sequence[Evaluation]) -> Iterator[str]:
     count, confidence, right = (sum(parts) for parts in zip(*map(_sums, runs), strict=True))
     if count < FEWEST:
         total = sum(run.count for run in runs)
-        yield f"It is hardly ever {_share(SURE)} sure or more: {count:,.0f} times in {total:,}."
+        yield f"It is hardly ever {percent(SURE)} sure or more: {count:,.0f} times in {total:,}."
         return
     accuracy, said = right / count, confidence / count
     error = 2 * math.sqrt(max(said * (1 - said), 1 / count) / count)
-    told = (
-        f"Of the answers it is at least {_share(SURE)} sure of, {_share(accuracy)} are right; it claims {_share(said)}"
-    )
-    yield told + (
+    told = f"Of the answers it is at least {percent(SURE)} sure of, {percent(accuracy)} are right"
+    yield f"{told}; it claims {percent(said)}" + (
         ": it is overconfident." if accuracy < said - error else
         ": it could be more confident." if accuracy > said + error else "."
     )  # fmt: skip
@@ -79,7 +80,7 @@ def _intervals(runs: Sequence[Evaluation]) -> Iterator[str]:
     if found is None:
         return
     error = 2 * math.sqrt(level * (1 - level) / runs[0].count)
-    yield f"Its {_share(level)} intervals hold {_share(found)} of the targets" + (
+    yield f"Its {percent(level)} intervals hold {percent(found)} of the targets" + (
         ": they are too narrow." if found < level - error else
         ": they are wider than needed." if found > level + error else "."
     )  # fmt: skip
@@ -91,10 +92,10 @@ def _refusing(runs: Sequence[Evaluation]) -> Iterator[str]:
     if not whole or kept is None:
         return
     if runs[0].task == "classification":
-        what, first, second = "error rate", _share(whole), _share(kept)
+        what, first, second = "error rate", percent(whole), percent(kept)
     else:
         what, first, second = "root mean squared error", f"{math.sqrt(whole):.4g}", f"{math.sqrt(kept):.4g}"
-    told = f"If it refuses the {_share(REFUSED)} it is least certain of, the {what}"
+    told = f"If it refuses the {percent(REFUSED)} it is least certain of, the {what}"
     yield f"{told} falls from {first} to {second}." if kept < 0.98 * whole else f"{told} does not fall ({first})."
 
 
@@ -106,23 +107,69 @@ def _risk(run: Evaluation, coverage: float) -> float:
 
 
 def _shifted(runs: Sequence[Evaluation]) -> Iterator[str]:
-    """Say for the shift that hurts most what becomes of the score."""
-    good = runs[0].task == "classification"
-    score = "accuracy" if good else "rmse"
-    ends: dict[str, float] = {}
+    """Say which shifts do harm, where the confidence becomes wrong, and what to do about it."""
+    yield from _overconfident(runs[0]) if runs[0].task == "classification" else _worst_shift(runs)
+
+
+def _overconfident(run: Evaluation) -> Iterator[str]:
+    """Say for the two shifts that mislead a classifier most from where on they do, and below what to refuse."""
+    found = {kind: run.overconfident_from(kind) for kind in run.shifts}
+    wrong = {kind: each for kind, each in found.items() if each is not None}
+    honest = [kind for kind in found if kind not in wrong]
+    if honest and run.curves.shifted:
+        yield f"It is never overconfident under {_listed(honest)}, at no severity that was tried."
+    for kind in sorted(wrong, key=lambda kind: wrong[kind][1].observed - wrong[kind][1].claimed)[:2]:
+        severity, seen = wrong[kind]
+        start = f"Under {kind} it is overconfident" + ("" if severity is None else f" from severity {severity:g} on")
+        facts = f"there {percent(seen.observed)} are right, and it claims {percent(seen.claimed)}"
+        if seen.threshold is None:
+            yield f"{start}: {facts}, and no threshold on its confidence helps. Do not use it there."
+        else:
+            left = f"of the {percent(seen.answered)} that are left as many are right as on the data itself"
+            yield f"{start}: {facts}. Refuse below {seen.threshold:.2f}, and {left}."
+    if len(wrong) > 2:
+        rest = sorted(wrong, key=lambda kind: wrong[kind][1].observed - wrong[kind][1].claimed)[2:]
+        yield f"It is also overconfident under {_listed(rest)}: see the table under shift."
+
+
+def _worst_shift(runs: Sequence[Evaluation]) -> Iterator[str]:
+    """Say for the shift that harms a regression most what becomes of its errors and intervals."""
+    ends: dict[str, tuple[float, float]] = {}
     for kind in runs[0].shifts:
-        values = [[scores[score] for k, _, scores in run.shift_rows() if k == kind] for run in runs]
-        if all(values):
-            ends[kind] = statistics.fmean((min if good else max)(each) for each in values)
-    before = _mean(runs, lambda run: run.scores[score])
+        rows = [[scores for k, _, scores in run.shift_rows() if k == kind] for run in runs]
+        if all(rows):
+            worst = [max(each, key=lambda scores: scores["rmse"]) for each in rows]
+            ends[kind] = (
+                statistics.fmean(scores["rmse"] for scores in worst),
+                statistics.fmean(scores.get("coverage@0.9", math.nan) for scores in worst),
+            )
+    before = _mean(runs, lambda run: run.scores["rmse"])
     if not ends or before is None:
         return
-    kind = (min if good else max)(ends, key=ends.__getitem__)
-    if good:
-        told = f"the accuracy is {_share(ends[kind])} at worst, in place of {_share(before)}"
-    else:
-        told = f"the RMSE is {ends[kind]:.4g} at worst, in place of {before:.4g}"
-    yield f"Under {kind} {told}."
+    kind = max(ends, key=lambda kind: ends[kind][0])
+    error, covered = ends[kind]
+    told = f"Under {kind} the RMSE is {error:.4g} at worst, in place of {before:.4g}"
+    yield (
+        f"{told}; its 90 % intervals then hold {percent(covered)} of the targets." if covered == covered else f"{told}."
+    )
+
+
+def _worst_group(run: Evaluation) -> Iterator[str]:
+    """Name the group in which the claims are furthest above what came true, beyond noise."""
+    found = []
+    for kind, scores in run.curves.groups.items():
+        for label, count, claimed, observed in zip(
+            scores.labels, scores.counts, scores.claimed, scores.observed, strict=True
+        ):
+            if count >= FEWEST and wilson(observed, count)[1] < claimed:
+                found.append((observed - claimed, kind, label, count, claimed, observed))
+    if found:
+        _, kind, label, count, claimed, observed = min(found)
+        what = "hold the truth" if run.task == "regression" else "of its answers are right"
+        said = f"in place of {percent(claimed)}" if run.task == "regression" else f"and it claims {percent(claimed)}"
+        lead = "its intervals" if run.task == "regression" else ""
+        told = f"{lead} {what} in {percent(observed)} of {count:,.0f} cases" if lead else f"{percent(observed)} {what}"
+        yield f"Beware where {kind} is {label}: {told.strip()}, {said}."
 
 
 def _unfamiliar(runs: Sequence[Evaluation]) -> Iterator[str]:
@@ -137,13 +184,13 @@ def _unfamiliar(runs: Sequence[Evaluation]) -> Iterator[str]:
         yield f"It tells {name} from familiar data {how} (AUROC {best:.2f})."
 
 
-def _share(value: float) -> str:
-    """Return a share as text.
+def _listed(names: Sequence[str]) -> str:
+    """Return names as a sentence lists them.
 
-    >>> _share(0.9), _share(0.9567)
-    ('90 %', '95.7 %')
+    >>> _listed(["a"]), _listed(["a", "b", "c"])
+    ('a', 'a, b and c')
     """
-    return f"{100 * value:.1f}".removesuffix(".0") + " %"
+    return ", ".join(names[:-1]) + " and " + names[-1] if len(names) > 1 else names[0]
 
 
 def _mean(runs: Sequence[Evaluation], value: Callable[[Evaluation], float | None]) -> float | None:

@@ -6,7 +6,7 @@ import json
 import os
 import shutil
 import uuid
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -22,10 +22,11 @@ from dubito.fitting.loading import load_posterior
 from dubito.uses.compression import storage
 from dubito.uses.reporting import Evaluation
 from dubito.uses.reporting.page import write_page
+from dubito.uses.reporting.parts import Section
 from dubito.uses.runs.calibration import Calibration
-from dubito.uses.runs.examples import row_sections
 from dubito.uses.runs.networks import NetworkSource
 from dubito.uses.runs.run import TableRun
+from dubito.uses.runs.scoring import with_texts
 from dubito.uses.runs.table_fit import new_network
 
 _FORMAT = "dubito.run/1"
@@ -88,11 +89,39 @@ def _write(run: TableRun, folder: Path) -> None:
     for name, rule in run.decisions.items():
         rule.save(folder / DECISIONS / f"{name}.safetensors", with_posterior=False)
     write_atomic(folder / ENCODER, run.encoder.to_json().encode())
-    write_atomic(folder / SCORES, _json(run.scores.to_json()))
-    table, command = run.settings.get("table"), run.settings.get("command")
-    results = {str(run.settings.get("name", "run")): run.scores}
-    write_page(results, folder / REPORT, data_name=table, command=command, more=row_sections(run))
+    write_atomic(folder / SCORES, _json(_scores(run).to_json()))
+    write_report(run, folder / REPORT)
     write_atomic(folder / SETTINGS, _json(settings))
+
+
+def _scores(run: TableRun) -> Evaluation:
+    return with_texts(run.scores, run.texts.get("held_out", {}))
+
+
+def write_report(
+    run: TableRun, path: Path, *, others: Mapping[str, Evaluation] | None = None, more: Sequence[Section] = ()
+) -> None:
+    """Write the report of a run.
+
+    Args:
+        run: The run.
+        path: The file.
+        others: Evaluations of other runs on the same rows, to compare with.
+        more: Sections to add.
+    """
+    settings = run.settings
+    parts = ", ".join(f"{len(targets):,} {part.replace('_', ' ')}" for part, (_, targets) in run.parts.items())
+    facts = {
+        "Table": f"{settings.get('table', 'not from a file')}, column {run.target}; kept rows: {parts}",
+        "Network": repr(run.unguarded.model),
+        "Likelihood": repr(run.posterior.likelihood),
+        "Seed": str(settings.get("seed", 0)),
+    }
+    results = {**(others or {}), str(settings.get("name", "run")): _scores(run)}
+    write_page(
+        results, path, data_name=settings.get("table"), command=settings.get("command"), facts=facts,
+        more=more,
+    )  # fmt: skip
 
 
 @checked_arguments

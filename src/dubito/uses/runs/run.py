@@ -21,16 +21,18 @@ from dubito.data.tables import as_table, with_target
 from dubito.fitting.decision_rule import DecisionRule
 from dubito.fitting.posterior import Posterior
 from dubito.uses.fixed_draws import FixedDraws
-from dubito.uses.reporting import Evaluation, evaluate
+from dubito.uses.reporting import Evaluation
 from dubito.uses.reporting.collect import RescaledDraws
 from dubito.uses.runs.calibration import UNFAMILIAR, Calibration
 from dubito.uses.runs.guard import GuardedPosterior, TrainingRange
 from dubito.uses.runs.networks import NetworkSource
 from dubito.uses.runs.prediction import ANSWER, TablePrediction, column_names, columns_of
+from dubito.uses.runs.scoring import scored
 
 BATCH_SIZE = 8192
 # Columns of free text by name.
 Texts = Mapping[str, Sequence[str | None]]
+COVERAGE = 0.9  # of intervals, unless another is chosen
 
 
 @dataclass(frozen=True, eq=False)
@@ -92,7 +94,7 @@ class TableRun:
     @property
     def coverage(self) -> float:
         """The probability with which an interval holds the truth, unless another is asked for."""
-        return float(self.settings.get("coverage", 0.9))
+        return float(self.settings.get("coverage", COVERAGE))
 
     @property
     def risk(self) -> float | None:
@@ -156,8 +158,11 @@ class TableRun:
 
     def evaluate_pair(self, pair: Pair, *, name: str | None = None, tally: Tally | None = None) -> TableEvaluation:
         """Score the predictions for encoded rows and their targets."""
-        scores = evaluate(self.posterior, pair, target_scale=self.target_scale, name=name or self.settings.get("name"))
         found = self.predict_inputs(pair[0])
+        scores = scored(
+            self.posterior, pair, found.distribution, encoder=self.encoder, draws=self._draws,
+            calibration=self.calibration, coverage=self.coverage, name=name or self.settings.get("name"),
+        )  # fmt: skip
         truth = self._draws.scaled(pair[1])
         return TableEvaluation(scores, decision_scores(found, self.encoder, truth), tally)
 
@@ -244,6 +249,10 @@ def calibrated(
         posterior if isinstance(posterior, GuardedPosterior) else GuardedPosterior(posterior, TrainingRange.of(encoder))
     )
     draws, (inputs, targets) = rescaled_draws(guarded, encoder), parts["held_out"]
-    calibration = Calibration.of(draws.predict(inputs), draws.scaled(targets))
-    scores = evaluate(guarded, (inputs, targets), target_scale=target_scale(encoder), name=settings.get("name"))
+    prediction = draws.predict(inputs)
+    calibration = Calibration.of(prediction, draws.scaled(targets))
+    scores = scored(
+        guarded, (inputs, targets), prediction, encoder=encoder, draws=draws, calibration=calibration,
+        coverage=float(settings.get("coverage", COVERAGE)), name=settings.get("name"),
+    )  # fmt: skip
     return TableRun(guarded, encoder, network, calibration, parts, scores, settings)
