@@ -10,7 +10,7 @@ STAMP := .venv/.installed
 EXTRAS := .venv-extras/bin
 EXTRAS_STAMP := .venv-extras/.installed
 PEERS := laplace-torch curvlinops-for-pytorch asdfghjkl asdl backpack-for-pytorch ivon-opt linear-operator jaxtyping \
-	wadler-lindig mpmath einops einconv opt-einsum unfoldNd
+	wadler-lindig mpmath einops einconv opt-einsum unfoldNd bayesian-torch mapie
 # The extra `ecosystem` without its dependencies, of which some would fetch CUDA, and what importing it needs besides.
 ECOSYSTEM := transformers peft timm torchvision lightning datasets accelerate huggingface-hub tokenizers regex \
 	lightning-utilities multiprocess dill xxhash psutil httpx2 httpcore2 truststore anyio sniffio h11 idna

@@ -118,9 +118,8 @@ def test_a_method_has_equation_code_paper_cost_and_when_not_to(page: str) -> Non
     assert "```python" in text
     assert "$" in text
     assert re.search(r"arxiv\.org|doi\.org|openreview|papers\.nips", text)
-    if page != "groups.md":  # priors of variational posteriors, whose page says it
-        assert re.search(r"^## (Cost|What it costs)$", text, flags=re.MULTILINE)
-        assert re.search(r"^## When .*not to$", text, flags=re.MULTILINE)
+    assert re.search(r"^## (Cost|What it costs)$", text, flags=re.MULTILINE)
+    assert re.search(r"^## When .*not to$", text, flags=re.MULTILINE)
 
 
 def test_the_numbers_of_which_method_are_measured() -> None:

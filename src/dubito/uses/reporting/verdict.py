@@ -117,7 +117,7 @@ def _overconfident(run: Evaluation) -> Iterator[str]:
     wrong = {kind: each for kind, each in found.items() if each is not None}
     honest = [kind for kind in found if kind not in wrong]
     if honest and run.curves.shifted:
-        yield f"It is never overconfident under {_listed(honest)}, at no severity that was tried."
+        yield f"It is not overconfident under {_listed(honest)}, at any severity that was tried."
     for kind in sorted(wrong, key=lambda kind: wrong[kind][1].observed - wrong[kind][1].claimed)[:2]:
         severity, seen = wrong[kind]
         start = f"Under {kind} it is overconfident" + ("" if severity is None else f" from severity {severity:g} on")
