@@ -21,7 +21,7 @@ from common import ratios, summary
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from dubito import Training, Variational, likelihoods, models
+from dubito import Training, Variational, likelihoods, models, variational
 from dubito.core import params
 from dubito.core.batches import Source
 from dubito.fitting.inference import Problem
@@ -63,9 +63,38 @@ def ours(recipe: Variational) -> Callable[..., variational_peers.Step]:
     return make
 
 
+def own_loop(network: nn.Module, x: Tensor, y: Tensor, num_data: int) -> variational_peers.Step:
+    """A step in a user's own loop, with `module.kl()`."""
+    module = variational.convert(network).train()
+    optimizer = torch.optim.Adam(module.parameters(), fused=True)
+
+    def step() -> None:
+        optimizer.zero_grad()
+        (F.cross_entropy(module(x), y) + module.kl() / num_data).backward()
+        optimizer.step()
+
+    return step
+
+
+def own_natural_loop(network: nn.Module, x: Tensor, y: Tensor, num_data: int) -> variational_peers.Step:
+    """A step in a user's own loop, by `NaturalOptimizer`."""
+    module = variational.convert(network, estimator="weight", biases="random").train()
+    optimizer = variational.NaturalOptimizer(module, num_data=num_data, total_steps=num_data)
+
+    def closure() -> Tensor:
+        optimizer.zero_grad()
+        loss = F.cross_entropy(module(x), y)
+        loss.backward()
+        return loss
+
+    return lambda: optimizer.step(closure)
+
+
 def makers() -> dict[str, Callable[..., variational_peers.Step]]:
     """All ways of taking a step."""
-    return {**{f"Dubito {n}": ours(recipe) for n, recipe in RECIPES.items()}, **variational_peers.installed()}
+    own = {"Dubito local, own loop": own_loop, "Dubito natural, own loop": own_natural_loop}
+    fits = {f"Dubito {name}": ours(recipe) for name, recipe in RECIPES.items()}
+    return {**fits, **own, **variational_peers.installed()}
 
 
 def times(network: nn.Module, rounds: int) -> None:

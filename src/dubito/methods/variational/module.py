@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+import weakref
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import TYPE_CHECKING, Any, cast
 
@@ -24,6 +25,40 @@ if TYPE_CHECKING:
     from dubito.beliefs.likelihoods import Likelihood
     from dubito.core.batches import Data
     from dubito.methods.variational.posterior import VariationalPosterior
+
+
+class KnownKL:
+    """The KL divergence that a call has computed, for one use: until its graph is freed, or a parameter changes.
+
+    Copies and pickles of it are empty.
+    """
+
+    def __init__(self) -> None:
+        self.value: Tensor | None = None
+        self.versions: list[int] = []
+
+    def keep(self, value: Tensor, versions: list[int], shared: Iterable[Tensor]) -> None:
+        """Keep the value until a backward pass frees the graph that it shares with other tensors."""
+        self.value, self.versions = value, versions
+        number, own = id(value), weakref.ref(self)  # a hook that held the value would keep its graph forever
+
+        def forget(*_: Any) -> None:
+            if (known := own()) is not None and known.value is not None and id(known.value) == number:
+                known.value = None
+
+        for node in {tensor.grad_fn for tensor in shared} - {None}:
+            node.register_hook(forget)
+
+    def take(self, versions: list[int]) -> Tensor | None:
+        """Return the value if it still holds, and forget it."""
+        value, self.value = self.value, None
+        return value if versions == self.versions and torch.is_grad_enabled() else None
+
+    def __deepcopy__(self, memo: Any) -> KnownKL:
+        return KnownKL()
+
+    def __reduce__(self) -> Any:
+        return KnownKL, ()
 
 
 class VariationalModule(nn.Module):
@@ -55,10 +90,18 @@ class VariationalModule(nn.Module):
         self.settings: dict[str, Any] = {}  # the arguments of `convert`, for `to_posterior`
         self.weight_noise: torch.Generator | None = None
         self.ready: Params = {}  # weights that a training step has drawn for its first call
+        self.shares = False  # whether a training step has computed the moments
+        self.known_kl = KnownKL()
+        self.at_sample = False  # whether the parameters are a weight sample, that of `NaturalOptimizer`
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
-        """Call the network with newly drawn weights."""
-        with self._one_pass():
+        """Call the network with newly drawn weights.
+
+        In training, the moments of the weights are computed once for this call and for the next one of `kl`.
+        """
+        if self.at_sample:
+            return self.network(*args, **kwargs)
+        with self._shared_with_kl(), self._one_pass():
             output = self.network(*args, **kwargs)
         if any(layer.calls > 1 and not layer.shared for layer in self.layers):
             for layer in self.layers:
@@ -73,18 +116,38 @@ class VariationalModule(nn.Module):
         """
         if generator is not None:
             default_generator(generator)  # checked by hand, because every training step calls this
+        elif (known := self.known_kl.take(self._versions())) is not None:
+            return known
         means = self._means()
         return torch.stack([part.kl(means[name], generator=generator) for name, part in self.parts()]).sum()
 
     @contextmanager
     def shared_moments(self) -> Iterator[Tensor]:
         """Yield the KL divergence, and share its moments with the calls inside the block, for a training step."""
+        self.shares = True
         try:
             yield self._share()
         finally:
+            self.shares = False
             self.ready.clear()
             for layer in self.layers:
                 layer.moments = None
+
+    @contextmanager
+    def _shared_with_kl(self) -> Iterator[None]:
+        """Compute moments and KL divergence together for a call in training, and keep the latter for `kl`."""
+        trains = self.training and torch.is_grad_enabled() and type(self) is VariationalModule
+        if not trains or self.shares or torch.compiler.is_compiling() or torch._C._functorch.peek_interpreter_stack():
+            yield
+            return
+        with self.shared_moments() as kl:
+            moments = [tensor for layer in self.layers for pair in (layer.moments or {}).values() for tensor in pair]
+            self.known_kl.keep(kl, self._versions(), [*moments, *self.ready.values()])
+            yield
+
+    def _versions(self) -> list[int]:
+        """Return numbers that change when a mean or a scale does."""
+        return [value._version for value in self.parameters()]
 
     def _share(self) -> Tensor:
         """Compute the moments of layers, draw the other weights, and return the KL divergence."""
