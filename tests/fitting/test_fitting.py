@@ -498,7 +498,7 @@ class TestFullBatches:
         assert reads == list(range(50)) * 3  # a look at the first batch, all of it, and a look at the result
 
     def test_no_evidence_is_one_sentence(self) -> None:
-        posterior = Average().fit(network(), classification())
+        posterior = Average().fit(network(), classification(), training=QUICK)
         with pytest.raises(UnsupportedError, match="MAP posterior defines no evidence"):
             posterior.log_evidence()
 

@@ -11,7 +11,7 @@ from fuzz.targets import TARGETS
 
 pytestmark = pytest.mark.slow
 
-CASES = {"grammar": 300, "api": 60, "arguments": 100, "command_line": 36, "files": 60, "tables": 60}
+CASES = {"grammar": 300, "api": 36, "arguments": 80, "command_line": 24, "files": 40, "tables": 40}
 
 
 @pytest.mark.parametrize("name", CASES)

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import json
 import os
-from functools import cache
+from functools import cache, lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -91,7 +92,7 @@ def run_file(path: Path, *given: Any) -> dict[str, Tensor]:
     """Run an exported file as a stranger would, and return its outputs by name."""
     names = describe(path)["outputs"]
     if path.suffix == ".pt2":
-        found = torch.export.load(path).module()(*given)
+        found = _program(path, path.stat().st_mtime_ns)[0](*given)
     else:
         session = needs("onnxruntime").InferenceSession(str(path), providers=["CPUExecutionProvider"])
         assert [one.name for one in session.get_outputs()] == names
@@ -102,15 +103,19 @@ def run_file(path: Path, *given: Any) -> dict[str, Tensor]:
 
 def describe(path: Path) -> dict[str, Any]:
     """Return what a file says of itself."""
-    import json
-
     if path.suffix == ".onnx":
         (entry,) = needs("onnx").load(str(path)).metadata_props
         assert entry.key == "dubito"
         return json.loads(entry.value)
+    return _program(path, path.stat().st_mtime_ns)[1]
+
+
+@lru_cache(maxsize=2)
+def _program(path: Path, changed: int) -> tuple[nn.Module, dict[str, Any]]:
+    """Return what a file computes and what it says of itself; loading takes longer than anything else here."""
     extra = {"dubito.json": ""}
-    torch.export.load(path, extra_files=extra)
-    return json.loads(extra["dubito.json"])
+    program = torch.export.load(path, extra_files=extra)
+    return program.module(), json.loads(extra["dubito.json"])
 
 
 def expected(posterior: Posterior, x: Any, names: Any, **options: Any) -> dict[str, Tensor]:

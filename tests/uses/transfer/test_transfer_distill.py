@@ -42,7 +42,8 @@ def labels(x: Tensor) -> Tensor:
 def classifier(recipe: Any = None) -> Posterior:
     x = inputs()
     point = MAP().fit(linear(3, 3), (x, labels(x)), training=Training(epochs=30, lr=3e-2))
-    return point if recipe is None else recipe.fit(point.model, (x, labels(x)), training=recipe.default_training())
+    training = LONG if isinstance(recipe, Variational) else None
+    return point if recipe is None else recipe.fit(point.model, (x, labels(x)), training=training)
 
 
 def regressor(likelihood: Any = "gaussian", outputs: int = 1) -> Posterior:
