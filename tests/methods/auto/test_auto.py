@@ -20,7 +20,7 @@ from dubito.fitting import automatic, search_file
 from dubito.fitting.output_noise import best_temperature
 from dubito.methods.auto.candidates import TEMPERATURE, AutoCandidate
 from dubito.methods.auto.held_out import hold_out
-from dubito.methods.auto.scores import DROPPED, dropped_scores, log_scores, placements
+from dubito.methods.auto.scores import DROPPED, dropped_scores, placements, scores
 from dubito.methods.auto.search import Search
 from dubito.methods.auto.table import ScoreTable
 
@@ -78,7 +78,7 @@ class TestScores:
         posterior: Any = Laplace(structure="diag", prior_precision=1.0).fit(network(), data, progress=False)
         source = Source(data, batch_size=16, shuffle=False)
         expected = posterior.predict(data[0]).log_prob(data[1]).double()
-        torch.testing.assert_close(log_scores(posterior, source), expected, rtol=1e-5, atol=1e-6)
+        torch.testing.assert_close(scores("calibration", posterior, source), expected, rtol=1e-5, atol=1e-6)
         found = placements(posterior, source)
         flat = data[0]
         rows = torch.rand(flat.shape, generator=torch.Generator().manual_seed(0)).argsort(0)

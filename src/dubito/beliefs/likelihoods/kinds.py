@@ -98,11 +98,14 @@ class RegressionLikelihood(Likelihood):
         log_probs: Tensor | None = None,
         keep_samples: bool = True,
     ) -> RegressionPrediction:
-        """Return the equal mixture of the samples' Gaussians; `log_noise` may differ by sample."""
+        """Return the equal mixture of the samples' distributions; `log_noise` may differ by sample."""
         if log_probs is not None:
             raise InputError("A regression likelihood has no class probabilities: leave `log_probs` out.")
-        outputs = at_least_float32(outputs)
-        return RegressionPrediction(*self.moments(over_samples(self.canonical, outputs), hyper))
+        return self._mixture(over_samples(self.canonical, at_least_float32(outputs)), hyper)
+
+    def _mixture(self, outputs: Tensor, hyper: Hyper) -> RegressionPrediction:
+        """Return the equal mixture of the samples' distributions from canonical outputs ``[S, B, ...]``."""
+        return RegressionPrediction(*self.moments(outputs, hyper))
 
 
 @setting
@@ -137,18 +140,8 @@ class DistributionLikelihood(RegressionLikelihood, TargetDistribution):
         """Return one column per output, ``[n·O, B, n·O]``."""
         return diagonal_root(self.fisher(self.canonical(outputs)).sqrt())
 
-    def predict_samples(
-        self,
-        outputs: Tensor,
-        hyper: Hyper = None,
-        *,
-        log_probs: Tensor | None = None,
-        keep_samples: bool = True,
-    ) -> DistributionPrediction:
-        """Return the equal mixture of the samples' distributions."""
-        if log_probs is not None:
-            raise InputError("A regression likelihood has no class probabilities: leave `log_probs` out.")
-        return DistributionPrediction.of(self, over_samples(self.canonical, at_least_float32(outputs)))
+    def _mixture(self, outputs: Tensor, hyper: Hyper) -> DistributionPrediction:
+        return DistributionPrediction.of(self, outputs)
 
     def predict_gaussian(
         self,

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from dubito.beliefs.likelihoods.base import Hyper, blank, rows
-from dubito.beliefs.likelihoods.kinds import RegressionLikelihood, over_samples
+from dubito.beliefs.likelihoods.kinds import RegressionLikelihood
 from dubito.beliefs.prediction import RegressionPrediction
 from dubito.core.constraints import Positive, check
 from dubito.core.errors import InputError
@@ -98,19 +98,8 @@ class MultivariateGaussian(RegressionLikelihood):
         normal = blank(means, generator).normal_(generator=generator).to(means.device)
         return means + normal @ self._factor(means).T
 
-    def predict_samples(
-        self,
-        outputs: Tensor,
-        hyper: Hyper = None,
-        *,
-        log_probs: Tensor | None = None,
-        keep_samples: bool = True,
-    ) -> RegressionPrediction:
-        """Return the equal mixture of the samples' Gaussians."""
-        if log_probs is not None:
-            raise InputError("A regression likelihood has no class probabilities: leave `log_probs` out.")
-        means = over_samples(self.canonical, at_least_float32(outputs))
-        return self._prediction(means, torch.zeros_like(means))
+    def _mixture(self, outputs: Tensor, hyper: Hyper) -> RegressionPrediction:
+        return self._prediction(outputs, torch.zeros_like(outputs))
 
     def predict_gaussian(
         self,

@@ -33,11 +33,6 @@ def scores(goal: str, posterior: Posterior, source: Source) -> Tensor:
     return torch.cat([_of_one_batch(goal, posterior, batch) for batch in source.replay()])
 
 
-def log_scores(posterior: Posterior, source: Source) -> Tensor:
-    """Return the log score of each example."""
-    return scores("calibration", posterior, source)
-
-
 def _of_one_batch(goal: str, posterior: Posterior, batch: Any) -> Tensor:
     return row_scores(goal, posterior.likelihood, posterior.predict(batch.inputs), batch.targets)
 

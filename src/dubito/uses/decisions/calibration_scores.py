@@ -69,11 +69,6 @@ class CalibrationScores:
         """
         return self._of(self.scores, None, level, self.scores.new_ones(1))[0]
 
-    def of_group(self, level: float, group: int) -> Tensor:
-        """Return the threshold of each output ``[O]`` in one group, for equal weights."""
-        assert self.groups is not None
-        return self._of(self.scores[self.groups == group], None, level, self.scores.new_ones(1))[0]
-
     def thresholds(self, level: float, num: int, groups: Tensor | None, weights: Tensor | None) -> Tensor:
         """Return the thresholds ``[num, O]`` for new data with their groups and weights."""
         self._check_given("groups", self.groups, groups, num)
