@@ -1,6 +1,6 @@
 """Speed of two checkouts side by side: the works of the benchmarks of both, one after the other in the same run.
 
-    python benchmarks/old_and_new.py OLD [--new .] [--tables laplace variational rank1 subnetwork] [--rounds 7]
+    python benchmarks/old_and_new.py OLD [--new .] [--tables laplace first_use ...] [--rounds 7]
 
 Each checkout runs in a process of its own with its own `src` and `benchmarks`. For each piece of work the two processes
 take turns, one thread, process CPU time. Printed is new over old: the median of the rounds, their range, and the ratio
@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Any
 
 Works = dict[str, Callable[[], Any]]
-TABLES = ("laplace", "variational", "rank1", "subnetwork")
+TABLES = ("laplace", "first_use", "variational", "rank1", "subnetwork")
 MODELS = {"A": "mlp", "B": "lenet5"}
 REPEATS = 10  # training steps of one measurement
 
@@ -32,6 +32,17 @@ def laplace_works(model: str, points: int) -> Works:
 
     network, (x, y), test = laplace.setting(model)
     return laplace.works(network, (x[:points], y[:points]), test[:points])
+
+
+def first_use_works(model: str, points: int) -> Works:
+    """Return fits of Laplace with a first prediction: what a fit computes already for its record counts in both."""
+    import laplace
+
+    network, (x, y), test = laplace.setting(model)
+    train, few = (x[:points], y[:points]), test[:128]
+    fits = {name: lambda recipe=recipe: recipe.fit(network, train, progress=False).predict(few)
+            for name, recipe in laplace.RECIPES.items()}  # fmt: skip
+    return {f"{name} fit, first predict": work for name, work in fits.items()}
 
 
 def subnetwork_works(model: str, points: int) -> Works:
