@@ -23,6 +23,8 @@ from dubito.core.errors import InputError
 from dubito.sklearn import DubitoClassifier, DubitoRegressor
 from dubito.uses.array_rows import copies, draw_parts
 
+pytestmark = pytest.mark.slow
+
 LAPLACE = "laplace(structure=kron)"
 QUICK = Training(epochs=30, lr=0.03, batch_size=32)
 X, Y = make_classification(120, 5, n_informative=3, random_state=0)
@@ -39,7 +41,6 @@ def regressor(**options: Any) -> DubitoRegressor:
     return DubitoRegressor(network="mlp(hidden=[10])", training=QUICK, **{"recipe": LAPLACE, **options})
 
 
-@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore")  # those of the checks, which give the estimators strange data on purpose
 @pytest.mark.parametrize("kind", [DubitoClassifier, DubitoRegressor])
 def test_the_checks_of_scikit_learn_pass(kind: Any) -> None:
@@ -60,7 +61,6 @@ def test_pipelines_and_searches() -> None:
     assert search.best_estimator_[-1].recipe.structure in ("diag", "kron")
 
 
-@pytest.mark.slow
 def test_cross_validation_in_several_processes() -> None:
     assert cross_val_score(regressor(recipe="map()"), INPUTS, NUMBERS, cv=2, n_jobs=2).min() > 0.9
 

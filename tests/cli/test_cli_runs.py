@@ -17,7 +17,7 @@ from interrupting import before_updates, interrupt_at
 sys.path.insert(0, str(Path(__file__).parents[1] / "uses" / "runs"))
 from run_cases import houses, write
 
-pytestmark = pytest.mark.filterwarnings("default")  # the command line prints warnings
+pytestmark = [pytest.mark.slow, pytest.mark.filterwarnings("default")]  # the command line prints warnings
 
 Run = Callable[..., Result]
 LAPLACE = ["--method", "laplace(structure=kron)"]

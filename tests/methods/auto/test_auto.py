@@ -138,6 +138,7 @@ def posterior() -> Any:
     return fit(Auto())
 
 
+@pytest.mark.slow
 class TestFit:
     def test_it_explains_itself(self, posterior: Any) -> None:
         explanation = posterior.explanation

@@ -24,6 +24,7 @@ def beta_binomial_error(rank: int) -> float:
     return math.sqrt((across + level * (1 - level) / TEST) / SPLITS)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("method", "kind", "randomized"),
     [("map", "thr", False), ("laplace", "aps", True), ("laplace", "aps", False), ("variational", "aps", True)],
@@ -47,6 +48,7 @@ def test_sets_cover_as_often_as_the_exact_bound_says(
         assert mean <= exact + error
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("method", "kind"), [("map", "stddev"), ("laplace", "quantile"), ("variational", "stddev")])
 def test_intervals_cover_as_often_as_the_exact_bound_says(method: str, kind: Any) -> None:
     posterior, covered = regressor(method), []
