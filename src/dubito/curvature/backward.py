@@ -113,7 +113,7 @@ def _max_pool(workspace: Workspace, node: Node, grad: Tensor) -> dict[int, Tenso
 def _convolution(node: Node, grad: Tensor) -> dict[int, Tensor]:
     """Pull all columns back as one batch; only the shape of the inputs is needed."""
     size, weight, batch = node._saved_input.shape, node._saved_weight, grad.flatten(0, 1)
-    if weight.ndim == 4:  # a third faster
+    if weight.ndim == 4:  # channels last are a third faster
         batch, weight = (each.contiguous(memory_format=torch.channels_last) for each in (batch, weight))
     if is_tracing():
         return {0: _transposed(node, batch).unflatten(0, (len(grad), size[0]))}

@@ -237,7 +237,7 @@ class Engine:
         """Run the model on one batch and record what the products need."""
         self._try_out(inputs)
         tape = self.forward(inputs)
-        while tape.nodes and tape.graph not in self.graphs:  # the network takes another way than for inputs before
+        while tape.nodes and tape.graph not in self.graphs:  # these inputs take another path through the network
             tryout.study(self, tape)
             tape = self.forward(inputs)
         return tape

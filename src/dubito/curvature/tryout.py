@@ -70,7 +70,7 @@ def study(engine: Engine, tape: Tape) -> None:
         more = params.call(engine.model, again)
     uses = uses_between(outputs, more, {name: engine.parameters[name] for name in rest})
     if uses is None and len(outputs) == 1 and not engine.doubles:
-        engine.doubles = True  # two examples may take the same way as three
+        engine.doubles = True  # two examples may take the same path as three
         return
     found = {} if uses is None else _understood(engine, tape, uses)
     engine.graphs[tape.graph] = [use for each in found.values() for use in each]

@@ -147,7 +147,7 @@ def _predict_near_and_far(posterior: Posterior, inputs: Any) -> tuple[Any, Any]:
         noise = torch.randn(inputs.shape, generator=torch.Generator().manual_seed(0), dtype=torch.float32).to(inputs)
         try:
             both = _predict(posterior, torch.cat([inputs, middle + FAR * scale * noise]))
-        except (DubitoError, RuntimeError, ValueError, LookupError):  # nobody promised that the network takes noise
+        except (DubitoError, RuntimeError, ValueError, LookupError):  # the network may not accept noise
             return _predict(posterior, inputs), None
         return both[: len(inputs)], both[len(inputs) :]
     return _predict(posterior, inputs), None
