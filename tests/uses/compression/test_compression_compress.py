@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import math
 from pathlib import Path
 from typing import Any
 
@@ -157,6 +158,7 @@ def test_the_score_of_a_regression_is_minus_the_rmse() -> None:
     assert score_of(posterior, (x, y))(model) == pytest.approx(expected, rel=1e-5)
     report = compress(posterior, rules.Magnitude(0.5), data=(x, y)).report(seconds=0.001)
     assert set(report.scores["after"]) >= {"rmse", "nll"}
+    assert report.code_length == {}
 
 
 @pytest.mark.parametrize("structure", ["weights", "units"])
@@ -377,7 +379,11 @@ def test_the_report_of_single_weights(tmp_path: Path) -> None:
     assert set(report.scores["after"]) == {"accuracy", "nll", "ece"}
     accuracy = dubito.evaluate(point(made.model), HELD_OUT).scores["accuracy"]
     assert report.scores["after"]["accuracy"] == pytest.approx(accuracy)
-    for part in ("multiply-accumulates", "bytes on disk", "latency", "coded"):
+    outputs = made.dense(HELD_OUT[0])
+    nats = torch.nn.functional.cross_entropy(outputs, HELD_OUT[1], reduction="sum").item()
+    assert report.code_length["before"] == (8 * report.num_bytes["before"], pytest.approx(nats / math.log(2), rel=1e-5))
+    assert report.code_length["coded"][0] == 8 * report.num_bytes["coded"]
+    for part in ("multiply-accumulates", "bytes on disk", "latency", "coded", "bits of network + labels"):
         assert part in str(report)
 
 

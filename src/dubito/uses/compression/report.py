@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import tempfile
 import warnings
@@ -82,11 +83,25 @@ class Report:
     removed_inputs: tuple[str, ...] = field(default=())
     evaluations: dict[str, Evaluation] = field(default_factory=dict, compare=False)
 
+    @property
+    def code_length(self) -> dict[str, tuple[int, float]]:
+        """For classes, the bits of the file and those of the labels given it: ``before``, and as the ``coded`` file.
+
+        Their sum is the length of a message that tells the labels to someone who has the inputs (Hinton & van Camp
+        1993). Numbers have none, as their bits depend on the precision that is asked for.
+        """
+        found = {name: each for name, each in self.evaluations.items() if each.task == "classification"}
+        return {
+            name: (8 * self.num_bytes[name], found[name].count * found[name].scores["nll"] / math.log(2))
+            for name in ("before", "coded")
+            if name in found
+        }
+
     def to_json(self) -> dict[str, Any]:
         """Return plain values, without the evaluations."""
         content = asdict(replace(self, evaluations={}))
         del content["evaluations"]
-        return content
+        return content | {"code_length": self.code_length}
 
     @checked_arguments
     def page(
@@ -134,6 +149,9 @@ class Report:
             lines.append(f"latency, {size:>3} at a time   {slow:.3f} → {fast:.3f} ms ({slow / fast:.2f}×)")
         for name, scores in self.scores.items():
             lines.append(f"{name:<16}" + "  ".join(f"{key} {value:.4f}" for key, value in scores.items()))
+        if self.code_length:
+            parts = (f"{network:,} + {labels:,.0f}" for network, labels in self.code_length.values())
+            lines.append(f"code length     {' → '.join(parts)} bits of network + labels")
         if self.removed_inputs:
             lines.append(f"inputs that the network does not use any more: {', '.join(self.removed_inputs)}")
         return "\n".join(lines)
