@@ -16,7 +16,7 @@ from torch.utils.data import DataLoader, TensorDataset, WeightedRandomSampler
 
 from dubito import MAP, Ensemble, Training, Variational
 from dubito.core.randomness import Stream
-from dubito.fitting import automatic, search_file
+from dubito.fitting import automatic, joint_search, search_file
 from dubito.fitting.automatic import chosen_batch_size, with_sizes
 
 
@@ -79,6 +79,26 @@ class TestSearch:
 
     def test_what_is_given_is_kept(self) -> None:
         assert self.epochs(training=Training(epochs=3)) == 3
+
+    @pytest.mark.parametrize("task", ["classes", "numbers"])
+    def test_folds_together_are_those_apart(self, task: str, monkeypatch: pytest.MonkeyPatch) -> None:
+        x, y = classes(63)  # folds of 50 and 51 rows
+        seen: list[Any] = []
+
+        def both(runs: Any, tick: Any) -> Any:
+            seen.extend([joint_search.curves_together(runs, tick), [run.curves(tick) for run in runs]])
+            return seen[0]
+
+        monkeypatch.setattr(automatic, "curves_together", both)
+        model, data = (network(), (x, y)) if task == "classes" else (network(outputs=1), (x, x[:, :1].sin()))
+        kind = "categorical" if task == "classes" else "gaussian"
+        validation = data[0][:12], data[1][:12]
+        MAP().fit(model.double(), data, likelihood=kind, validation=validation, progress=False)
+        for one, other in zip(*seen, strict=True):
+            for together, alone in zip(one, other, strict=True):
+                assert together.epochs == alone.epochs
+                assert together.num_rows == alone.num_rows
+                assert together.totals == pytest.approx(alone.totals, rel=1e-9)
 
     def test_where_nothing_can_be_held_out(self) -> None:
         x, y = classes()

@@ -34,6 +34,7 @@ from dubito.core.randomness import derive_seed
 from dubito.core.subsets import num_examples, subset
 from dubito.fitting.checks import outputs_of
 from dubito.fitting.inference import Problem
+from dubito.fitting.joint_search import curves_together
 from dubito.fitting.progress import progress_bar
 from dubito.fitting.search import SearchRun
 from dubito.fitting.training import AUTO, Training
@@ -220,7 +221,8 @@ def _search(runs: list[SearchRun], problem: Problem) -> Found:
     states = problem.source.generator_states()
     longest = sum(run.problem.training.epochs * (run.problem.source.num_batches or 1) for run in runs)
     with progress_bar(longest, problem.progress, "finding the number of epochs") as bar:
-        curves = [curve for run in runs for curve in run.curves(lambda: bar.update(1))]
+        found = curves_together(runs, bar.update) or [run.curves(bar.update) for run in runs]
+    curves = [curve for of_run in found for curve in of_run]
     problem.source.set_generator_states(states)
     looked = sorted({epochs for curve in curves for epochs in curve.epochs})
     num_rows = sum(curve.num_rows for curve in curves)

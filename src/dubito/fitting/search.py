@@ -34,6 +34,12 @@ class Curve:
     totals: list[float] = field(default_factory=list)
     num_rows: int = 0
 
+    def add(self, epochs: int, total: float, num_rows: int) -> None:
+        """Add what was seen after a number of epochs."""
+        self.epochs.append(epochs)
+        self.totals.append(total if total == total else -float("inf"))
+        self.num_rows = num_rows
+
     def at(self, epochs: int) -> float:
         """Return the score after a number of epochs: the last one known by then."""
         known = [total for when, total in zip(self.epochs, self.totals, strict=True) if when <= epochs]
@@ -59,51 +65,62 @@ class SearchRun:
     held_out: list[Source]
     seed: int
 
-    def curves(self, tick: Callable[[], None]) -> list[Curve]:
+    def curves(self, tick: Callable[[int], None]) -> list[Curve]:
         """Train until patience ends, and return one curve for each part of the held-out examples."""
         problem = self.problem
         descent = GradientDescent(
             problem, problem.model, negative_log_likelihood(problem), hyper=problem.likelihood.hyper()
         )
         state = descent.init({}, {}, problem.generator)
-        curves, per_epoch = [Curve() for _ in self.held_out], problem.source.num_batches or 1
-        look_every = max(1, round(LOOK_EVERY / per_epoch))
+        curves = [Curve() for _ in self.held_out]
         self._look(curves, 0)
         for epoch in range(1, problem.training.epochs + 1):
             try:
-                for index, batch in enumerate(problem.source.epoch(self._stream("loader", epoch))):
-                    with self._stream("update", epoch, index, distributed.rank()).active():
+                for index, batch in enumerate(problem.source.epoch(self.stream("loader", epoch))):
+                    with self.stream("update", epoch, index, distributed.rank()).active():
                         descent.update(state, batch, problem.generator)
-                    tick()
+                    tick(1)
             except NonFinite:  # the epochs before may still be good; the fit itself reports it
                 break
-            if epoch % look_every == 0 or epoch == problem.training.epochs:
+            if self.looks_after(epoch):
                 self._look(curves, epoch)
-                if self._is_over(curves, per_epoch, epoch):
+                if self.is_over(curves, epoch):
                     break
         return curves
 
-    def _stream(self, *place: int | str) -> Stream:
+    def looks_after(self, epoch: int) -> bool:
+        """Return whether the held-out examples are scored after this epoch."""
+        every = max(1, round(LOOK_EVERY / (self.problem.source.num_batches or 1)))
+        return epoch % every == 0 or epoch == self.problem.training.epochs
+
+    def is_over(self, curves: list[Curve], epoch: int) -> bool:
+        """Return whether patience ends after this epoch."""
+        whole = [sum(curve.totals[i] for curve in curves) for i in range(len(curves[0].totals))]
+        best = curves[0].epochs[max(range(len(whole)), key=whole.__getitem__)]
+        return (epoch - 2 * best) * (self.problem.source.num_batches or 1) > PATIENCE
+
+    def order(self, epoch: int) -> Tensor:
+        """Return the order in which `curves` passes over the rows of a pair in this epoch."""
+        rows = torch.arange(self.problem.source.num_data)
+        if not self.problem.training.shuffle:
+            return rows
+        generator = torch.Generator().manual_seed(derive_seed(self.seed, "loader", epoch))
+        return torch.randperm(len(rows), generator=generator)
+
+    def stream(self, *place: int | str) -> Stream:
+        """Return the random stream of one place in the run."""
         source = self.problem.source
         libraries = source.in_memory is None and place[0] == "loader"
         return Stream(derive_seed(self.seed, *place), source.device, libraries=libraries)
 
-    def _is_over(self, curves: list[Curve], per_epoch: int, epoch: int) -> bool:
-        whole = [sum(curve.totals[i] for curve in curves) for i in range(len(curves[0].totals))]
-        best = curves[0].epochs[max(range(len(whole)), key=whole.__getitem__)]
-        return epoch * per_epoch > 2 * best * per_epoch + PATIENCE
-
     def _look(self, curves: list[Curve], epoch: int) -> None:
         for curve, source in zip(curves, self.held_out, strict=True):
             total = torch.zeros(2, dtype=torch.float64)
-            with self._stream("look", epoch).active():
+            with self.stream("look", epoch).active():
                 for scores in scores_of(self.problem, self.problem.model, source):
                     total += torch.tensor([float(scores.sum()), float(len(scores))], dtype=torch.float64)
             distributed.sum_([total])
-            score = float(total[0])
-            curve.epochs.append(epoch)
-            curve.totals.append(score if score == score else -float("inf"))
-            curve.num_rows = int(total[1])
+            curve.add(epoch, float(total[0]), int(total[1]))
 
 
 @torch.no_grad()

@@ -1,9 +1,7 @@
-r"""Train all members at once: their linear layers as one batched product, one fused optimizer over all of them.
+"""Train all members at once: their linear layers as one batched product, one fused optimizer over all of them.
 
-$$Y_k = X_k W_k^\top + b_k \quad (k = 1 \dots K) \qquad \text{as one product of } [K, B, I] \text{ and } [K, I, O]$$
-
-The rows of all members form one batch of ``K * B`` rows, so the operations between linear layers need no change. The
-loss is the sum of the members' losses, so that their gradients are independent.
+The rows of all members form one batch of ``K * B`` rows (`networks.stacked`). The loss is the sum of the members'
+losses, so that their gradients are independent.
 """
 
 from __future__ import annotations
@@ -17,7 +15,7 @@ from torch import Tensor, nn
 from dubito.core import batches, params
 from dubito.core.batches import Batch, Source
 from dubito.core.params import Params
-from dubito.core.randomness import Stream, derive_seed
+from dubito.core.randomness import derive_seed
 from dubito.core.settings import setting
 from dubito.fitting.gradient_training import GradientDescent
 from dubito.fitting.inference import Inference, Info, Problem, State
@@ -28,65 +26,11 @@ from dubito.methods.ensembles.points import point
 from dubito.methods.ensembles.posterior import EnsemblePosterior
 from dubito.methods.ensembles.resample import drawn_rows
 from dubito.methods.map.recipe import MAP
-from dubito.networks.layers import rule_for
+from dubito.networks.stacked import stacked, stacking_obstacle
 from dubito.networks.twin import light_copy
 
 if TYPE_CHECKING:
     from dubito.methods.ensembles.recipe import Ensemble
-
-
-class _Products(torch.autograd.Function):
-    """``x Wᵀ + b`` for K members; written by hand, so that the gradient of W has the memory layout of W."""
-
-    @staticmethod
-    def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
-        ctx.save_for_backward(x, weight)
-        return torch.bmm(x, weight.mT) if bias is None else torch.baddbmm(bias.unsqueeze(1), x, weight.mT)
-
-    @staticmethod
-    def backward(ctx: Any, grads: Tensor) -> tuple[Tensor | None, ...]:
-        x, weight = ctx.saved_tensors
-        of_x, of_weight, of_bias = ctx.needs_input_grad
-        return (
-            torch.bmm(grads, weight) if of_x else None,
-            torch.bmm(grads.mT, x) if of_weight else None,
-            grads.sum(dim=1) if of_bias else None,
-        )
-
-
-class StackedLinear(nn.Module):
-    """K linear layers: the k-th of K equal parts of the rows is multiplied by the k-th weight of ``[K, O, I]``."""
-
-    def __init__(self, layers: list[nn.Linear]) -> None:
-        super().__init__()
-        for name, first in layers[0].named_parameters():
-            values = torch.stack([getattr(layer, name).detach() for layer in layers])
-            self.register_parameter(name, nn.Parameter(values, requires_grad=first.requires_grad))
-
-    def forward(self, x: Tensor) -> Tensor:
-        """Return the outputs, stacked like the inputs."""
-        weight, bias = self._parameters["weight"], self._parameters.get("bias")
-        assert weight is not None
-        members, outputs, inputs = weight.shape
-        rows = x.reshape(members, -1, inputs)
-        if torch.is_autocast_enabled(x.device.type):  # which does not reach into functions of our own
-            found = torch.bmm(rows, weight.mT) if bias is None else torch.baddbmm(bias.unsqueeze(1), rows, weight.mT)
-        else:
-            found = _Products.apply(rows, weight, bias)
-        return found.reshape(*x.shape[:-1], outputs)
-
-
-def stacked(models: list[nn.Module]) -> nn.Module:
-    """Return one network with the linear layers of all models; all other parts are those of the first."""
-    layers = [dict(model.named_modules()) for model in models]
-    if isinstance(models[0], nn.Linear):
-        return StackedLinear(models)  # type: ignore[arg-type]
-    joint = light_copy(models[0])
-    for name, layer in list(joint.named_modules()):
-        if isinstance(layer, nn.Linear):
-            parent = joint.get_submodule(name.rpartition(".")[0])
-            setattr(parent, name.rpartition(".")[2], StackedLinear([one[name] for one in layers]))
-    return joint
 
 
 def obstacle(ensemble: Ensemble, training: Training, model: nn.Module, source: Source) -> str | None:
@@ -99,34 +43,7 @@ def obstacle(ensemble: Ensemble, training: Training, model: nn.Module, source: S
         return "early stopping, clipping and evidence_every need one network at a time"
     if training.accumulate > 1 or training.compile is not False:
         return "accumulate and compile need one network at a time"
-    modules = list(model.named_modules(remove_duplicate=False))
-    owners = [m for _, m in modules if [*m.parameters(recurse=False), *m.buffers(recurse=False)]]
-    if not owners or any(not isinstance(m, nn.Linear) or rule_for(m) is None for m in owners):
-        return "all weights must belong to plain linear layers"
-    if len(modules) != len(list(model.modules())) or len({id(p) for m in owners for p in m.parameters()}) != sum(
-        len(list(m.parameters())) for m in owners
-    ):
-        return "layers must not share weights"
-    try:
-        agrees = _agrees(model, source)
-    except (RuntimeError, TypeError, ValueError, LookupError):  # the fit of a single member reports it
-        return "the network cannot be copied or called on a batch"
-    return None if agrees else "the network mixes the rows of a batch"
-
-
-@torch.no_grad()
-def _agrees(model: nn.Module, source: Source) -> bool:
-    """Return whether two members together have the outputs of each alone, on a few rows."""
-    weight, first = next(model.parameters()), source.first().inputs
-    parts = [batches.take(first, rows) for rows in (slice(0, 2), slice(-2, None))]
-    placed = [batches.place(part, weight.device, weight.dtype) for part in parts]
-    models = [light_copy(model).eval() for _ in range(2)]
-    for value in models[1].parameters():
-        value.mul_(-0.5)
-    with Stream(0, weight.device).active():
-        both = params.call(stacked(models), batches.concatenate(placed))
-        alone = torch.cat([params.call(one, rows) for one, rows in zip(models, placed, strict=True)])
-    return both.shape == alone.shape and torch.allclose(both, alone, rtol=1e-3, atol=1e-4 * float(alone.abs().max()))
+    return stacking_obstacle(model, source.first().inputs)
 
 
 @setting

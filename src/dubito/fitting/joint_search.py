@@ -1,0 +1,121 @@
+"""Make all runs of a search at once: the folds of small data, trained as one stacked network (`networks.stacked`).
+
+A step of a small network takes far longer to start than to compute, so five folds together take about as long as one.
+Each fold sees the batches that it would see alone, so its curve is the same up to rounding. Folds may differ by one
+row: the shorter ones repeat a row with weight zero.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from dubito.core import batches, distributed, params
+from dubito.core.batches import Batch, Source
+from dubito.core.params import Params
+from dubito.fitting.gradient_training import GradientDescent
+from dubito.fitting.inference import NonFinite
+from dubito.fitting.search import Curve, SearchRun
+from dubito.networks.stacked import stacked, stacking_obstacle
+
+
+def curves_together(runs: list[SearchRun], tick: Callable[[int], None]) -> list[list[Curve]] | None:
+    """Return the curves of each run, as `SearchRun.curves` does; None if they must be made one by one."""
+    if len(runs) < 2 or not _can_join(runs):
+        return None
+    try:
+        return _JointRuns(runs).curves(tick)
+    except NonFinite:  # of one run; alone, the others are not affected
+        return None
+
+
+def _can_join(runs: list[SearchRun]) -> bool:
+    first = runs[0].problem
+    training, sources = first.training, [run.problem.source for run in runs]
+    held_out = [source for run in runs for source in run.held_out]
+    return (
+        not distributed.is_active()
+        and training.clip is None
+        and training.accumulate == 1
+        and training.compile is False
+        and not first.likelihood.hyper()
+        and all(source.pair is not None and not source.joins_single_rows for source in (*sources, *held_out))
+        and len({source.num_batches for source in sources}) == 1
+        and stacking_obstacle(first.model, sources[0].first().inputs) is None
+    )
+
+
+class _Rows:
+    """Rows of several sources, an equal number of each, with a weight of zero for those that only fill up."""
+
+    def __init__(self, sources: list[Source]) -> None:
+        self.pool = sources[0].place(batches.as_tensors(batches.concatenate([source.pair for source in sources])))
+        counts = torch.tensor([batches.num_rows(source.pair) for source in sources])
+        self.starts, self.counts, self.width = counts.cumsum(0) - counts, counts, int(counts.max())
+        self.is_real = torch.arange(self.width) < counts[:, None]
+
+    def take(self, rows: Tensor) -> tuple[Any, Any]:
+        """Return inputs and targets of rows ``[K, B]``, which count from the start of each source."""
+        chosen = (rows + self.starts[:, None]).flatten()
+        inputs, targets = batches.map_leaves(lambda leaf: leaf.index_select(0, chosen.to(leaf.device)), self.pool)
+        return inputs, targets
+
+
+class _JointRuns:
+    def __init__(self, runs: list[SearchRun]) -> None:
+        self.runs, self.problem = runs, runs[0].problem
+        self.data = _Rows([run.problem.source for run in runs])
+        self.held_out = [_Rows(list(parts)) for parts in zip(*(run.held_out for run in runs), strict=True)]
+        self.all_held_out = [part.take(torch.arange(part.width).where(part.is_real, 0)) for part in self.held_out]
+        self.descent = GradientDescent(self.problem, stacked([run.problem.model for run in runs]), self._loss)
+        size = self.problem.training.batch_size
+        # each row counts one over the size of its batch, which is smaller at the end of an epoch
+        parts = self.data.is_real.split(size, dim=1)
+        like = next(self.descent.module.parameters())
+        self.weights = [(part.double() / part.sum(1, keepdim=True)).flatten().to(like) for part in parts]
+        self.now = self.weights[0]  # those of the batch that `_loss` is called with
+
+    def curves(self, tick: Callable[[int], None]) -> list[list[Curve]]:
+        """Train until the patience of the last run ends."""
+        state = self.descent.init({}, {}, self.problem.generator)
+        found = [[Curve() for _ in run.held_out] for run in self.runs]
+        going_on = list(range(len(self.runs)))
+        self._look(found, going_on, 0)
+        for epoch in range(1, self.problem.training.epochs + 1):
+            orders, size = self._orders(epoch), self.problem.training.batch_size
+            with self.runs[0].stream("update", epoch).active():
+                for rows, weights in zip(orders.split(size, dim=1), self.weights, strict=True):
+                    self.now, (inputs, targets) = weights, self.data.take(rows)
+                    self.descent.update(state, Batch(inputs, targets, rows.shape[1]), self.problem.generator)
+                    tick(len(self.runs))
+            if self.runs[0].looks_after(epoch):
+                self._look(found, going_on, epoch)
+                going_on = [k for k in going_on if not self.runs[k].is_over(found[k], epoch)]
+                if not going_on:
+                    break
+        return found
+
+    def _orders(self, epoch: int) -> Tensor:
+        """Return the rows of each run in the order of this epoch, ``[K, N]``."""
+        orders = torch.zeros(len(self.runs), self.data.width, dtype=torch.long)
+        for order, run, count in zip(orders, self.runs, self.data.counts.tolist(), strict=True):
+            order[:count] = run.order(epoch)
+        return orders
+
+    def _loss(self, module: nn.Module, batch: Batch, hyper: Params, generator: torch.Generator) -> Tensor:
+        outputs = params.call(module, batch.inputs)
+        return -(self.problem.likelihood.log_prob(outputs, batch.targets) * self.now).sum()
+
+    @torch.no_grad()
+    def _look(self, found: list[list[Curve]], going_on: list[int], epoch: int) -> None:
+        module = self.descent.module.eval()
+        for part, (rows, (inputs, targets)) in enumerate(zip(self.held_out, self.all_held_out, strict=True)):
+            with self.runs[0].stream("look", epoch).active():
+                scores = self.problem.likelihood.log_prob(params.call(module, inputs), targets)
+            scores = scores.double().reshape(rows.is_real.shape)
+            totals = scores.where(rows.is_real.to(scores.device), 0.0).sum(1).tolist()
+            for k in going_on:
+                found[k][part].add(epoch, totals[k], int(rows.counts[k]))
