@@ -6,9 +6,13 @@
 15 data sets; the split of training and test examples changes with its number. A tenth of the training part is the
 validation data, which all methods are given. *Careful* is a network trained by hand: Adam at 3e-3, early stopping on
 the validation data, whose residuals also give the noise of a regression; *tempered* is the same with a temperature.
-Reported are the negative log-likelihood, the calibration error (or the coverage of 90 % intervals), how well
-uncertainty tells test inputs from scrambled ones (each feature permuted over the examples), and CPU seconds.
-The search for the number of epochs is made once for all recipes that start from the same weights.
+Reported are the negative log-likelihood, its paired difference to the careful network's with the standard error over
+test examples, the calibration error (or the coverage of 90 % intervals, and the CRPS), how well uncertainty tells test
+inputs from scrambled ones (each feature permuted over the examples), and CPU seconds. The search for the number of
+epochs is made once for all recipes that start from the same weights. `defaults_table.py` writes the tables.
+
+Rows are kept in `results/defaults.jsonl`, each with the commit that made it, so that later runs go on. Sizes are cut
+so that all of it fits on one CPU: at most 2,000 training and 1,000 test rows of each set.
 """
 
 from __future__ import annotations
@@ -17,6 +21,7 @@ import argparse
 import copy
 import json
 import math
+import subprocess
 import time
 import warnings
 from collections.abc import Callable, Iterator
@@ -67,7 +72,10 @@ RECIPES: dict[str, dubito.fitting.recipe.Recipe] = {
     "SGMCMC, last layer": dubito.SGMCMC(weights=select.last_layer()),
     "SVGD": dubito.SVGD(),
 }
-LARGE = {"fashion-mnist", "mnist", "mr"}
+# Its cost is bounded: on small tables only, and only if it is named by `--methods`.
+EXPENSIVE: dict[str, dubito.fitting.recipe.Recipe] = {"HMC": dubito.HMC()}
+IMAGES = ("fashion-mnist", "mnist")
+MOST_TRAINING, MOST_TEST = 2000, 1000
 
 
 class Words(nn.Module):
@@ -86,22 +94,33 @@ class Words(nn.Module):
 
 def load(name: str, split: int) -> tuple[Any, Any, Any, bool]:
     """Return training, validation and test data, and whether it is a classification."""
+    generator = torch.Generator().manual_seed(split)
     if name in ("wine", "breast_cancer"):
         x, y = getattr(sklearn_data, f"load_{name}")(return_X_y=True)
         near, far, labels, held = train_test_split(x, y, test_size=0.2, random_state=split, stratify=y)
         middle, scale = near.mean(0), near.std(0)
         train = torch.tensor((near - middle) / scale, dtype=torch.float32), torch.tensor(labels)
         test = torch.tensor((far - middle) / scale, dtype=torch.float32), torch.tensor(held)
-        order = torch.randperm(len(near), generator=torch.Generator().manual_seed(split))
+        order = torch.randperm(len(near), generator=generator)
         cut = len(near) // 10
         parts = [tuple(value[rows] for value in train) for rows in (order[cut:], order[:cut])]
         return parts[0], parts[1], test, True
-    generator = torch.Generator().manual_seed(split)
-    limits = {"limit": 2500, "limit_test": 1500} if name in LARGE else {}
-    data = dubito.data.load(
-        name, split=0 if name in ("fashion-mnist", "mnist") else split, validation=0.1, generator=generator, **limits
-    )
-    return data.train, data.validation, data.test, data.task == "classification"
+    number = 0 if name in IMAGES else split
+    data = dubito.data.load(name, split=number, validation=0.1, generator=generator)
+    limits = (MOST_TRAINING, MOST_TRAINING // 10, MOST_TEST)
+    parts = [
+        _some(part, most, generator)
+        for part, most in zip((data.train, data.validation, data.test), limits, strict=True)
+    ]
+    return parts[0], parts[1], parts[2], data.task == "classification"
+
+
+def _some(pair: Any, most: int, generator: torch.Generator) -> Any:
+    """Return at most this many rows, drawn at random."""
+    if len(pair[0]) <= most:
+        return pair
+    rows = torch.randperm(len(pair[0]), generator=generator)[:most]
+    return tuple(part[rows] for part in pair)
 
 
 def network(name: str, x: Tensor, y: Tensor, classes: bool, seed: int) -> nn.Module:
@@ -110,8 +129,11 @@ def network(name: str, x: Tensor, y: Tensor, classes: bool, seed: int) -> nn.Mod
     outputs = int(y.max()) + 1 if classes else 1
     if name == "mr":
         return Words(int(x.max()) + 1 if x.max() > 20_000 else 20_000, outputs)
-    if name in LARGE:
-        return dubito.models.build("lenet5", tuple(x.shape[1:]), outputs)
+    if name in IMAGES:  # a fifth of the operations of LeNet-5
+        return nn.Sequential(
+            nn.Conv2d(1, 8, 5, stride=2), nn.ReLU(), nn.Conv2d(8, 16, 5, stride=2), nn.ReLU(),
+            nn.Flatten(), nn.Linear(256, outputs),
+        )  # fmt: skip
     return nn.Sequential(nn.Flatten(), nn.Linear(x[0].numel(), 50), nn.ReLU(), nn.Linear(50, outputs))
 
 
@@ -176,20 +198,20 @@ def auroc(near: Tensor, far: Tensor) -> float:
     return float((1 - (below + upto) / (2 * len(far))).mean())
 
 
-def measured(prediction: Any, strange: Any, y: Tensor, classes: bool, spread: bool) -> dict[str, float]:
-    """Return all scores of a prediction."""
+def measured(prediction: Any, strange: Any, y: Tensor, classes: bool, spread: bool) -> dict[str, Any]:
+    """Return all scores of a prediction, and the log-probability of each test example."""
     total = (lambda p: p.entropy) if classes else (lambda p: p.stddev.flatten())
     doubt = (lambda p: p.epistemic.flatten()) if spread else total
-    log_prob = prediction.log_prob(y).double()
+    found: dict[str, Any] = {
+        "log_prob": prediction.log_prob(y).double(),
+        "ood": auroc(doubt(prediction), doubt(strange)),
+    }
     if classes:
-        second = float(dubito.metrics.ece(prediction.probs, y))
+        found["ece"] = float(dubito.metrics.ece(prediction.probs, y))
     else:
         z = ((y - prediction.mean) / prediction.stddev).abs()
-        second = float((z < 1.6449).double().mean())
-    return {
-        "nll": -float(log_prob.mean()), "error": float(log_prob.std() / math.sqrt(len(y))),
-        "ece" if classes else "coverage": second, "ood": auroc(doubt(prediction), doubt(strange)),
-    }  # fmt: skip
+        found |= {"coverage": float((z < 1.6449).double().mean()), "crps": float(prediction.crps(y).double().mean())}
+    return found
 
 
 def sklearn_models(train: Any, test: Any, strange: Tensor, classes: bool, seed: int) -> Iterator[tuple[str, dict]]:
@@ -200,7 +222,7 @@ def sklearn_models(train: Any, test: Any, strange: Tensor, classes: bool, seed: 
     odd = strange.flatten(1).numpy()
     if classes:
         models = {
-            "Random forest": RandomForestClassifier(500, random_state=seed),
+            "Random forest": RandomForestClassifier(200, random_state=seed),
             "Gradient boosting": HistGradientBoostingClassifier(early_stopping=True, random_state=seed),
             "Gaussian process": GaussianProcessClassifier(
                 ConstantKernel() * RBF(math.sqrt(x.shape[1])), random_state=seed
@@ -209,14 +231,14 @@ def sklearn_models(train: Any, test: Any, strange: Tensor, classes: bool, seed: 
     else:
         y, held = y.ravel(), held.ravel()
         models = {
-            "Random forest": RandomForestRegressor(500, oob_score=True, random_state=seed),
+            "Random forest": RandomForestRegressor(200, oob_score=True, random_state=seed),
             "Gradient boosting": HistGradientBoostingRegressor(early_stopping=True, random_state=seed),
             "Gaussian process": GaussianProcessRegressor(
                 ConstantKernel() * RBF(np.full(x.shape[1], 3.0)) + WhiteKernel(), normalize_y=True, random_state=seed
             ),
         }
     for name, model in models.items():
-        if name == "Gaussian process" and len(x) > (800 if classes else 1500):
+        if name == "Gaussian process" and len(x) > (600 if classes else 1000):
             continue
         start = time.process_time()
         if classes:
@@ -243,82 +265,109 @@ def sklearn_models(train: Any, test: Any, strange: Tensor, classes: bool, seed: 
             z = torch.tensor((held - mean) / scale)
             log_prob = -0.5 * z.square() - torch.as_tensor(np.log(scale)) - 0.5 * math.log(2 * math.pi)
             rest["coverage"] = float((z.abs() < 1.6449).double().mean())
-        spent = time.process_time() - start
-        error = float(log_prob.std() / math.sqrt(len(held)))
-        yield name, {"nll": -float(log_prob.mean()), "error": error, "seconds": spent, **rest}
+            density, below = (-0.5 * z.square()).exp() / math.sqrt(2 * math.pi), torch.special.ndtr(z)
+            crps = torch.as_tensor(scale) * (z * (2 * below - 1) + 2 * density - 1 / math.sqrt(math.pi))
+            rest["crps"] = float(crps.mean())
+        yield name, {"log_prob": log_prob, **rest, "seconds": time.process_time() - start}
+
+
+def commit() -> str:
+    """Return the short name of the commit that is checked out, with a plus if files were changed since."""
+
+    def git(*words: str) -> str:
+        return subprocess.run(["git", *words], cwd=RESULTS.parent.parent, capture_output=True, text=True).stdout.strip()
+
+    return git("rev-parse", "--short", "HEAD") + ("+" if git("status", "--porcelain", "-uno") else "")
+
+
+class Cell:
+    """One split of one data set: its data, its network, and the file to which scores are added."""
+
+    def __init__(self, name: str, split: int, made_by: str) -> None:
+        self.name, self.split, self.made_by = name, split, made_by
+        self.train, self.validation, self.test, self.classes = load(name, split)
+        self.strange = scrambled(self.test[0])
+        self.model = network(name, *self.train, self.classes, split)
+        self.options: dict[str, Any] = {
+            "likelihood": "categorical" if self.classes else "gaussian",
+            "validation": self.validation,
+            "progress": False,
+        }
+        start = time.process_time()
+        self.careful, noise = careful(self.model, self.train, self.validation, self.classes, split)
+        self.spent = time.process_time() - start
+        likelihood = "categorical" if self.classes else dubito.likelihoods.Gaussian(noise=noise)
+        self.own = {**self.options, "likelihood": likelihood}
+        self.base = self.scores(dubito.MAP(train=False).fit(self.careful, self.train, **self.own), False)
+
+    def scores(self, posterior: Any, spread: bool = True) -> dict[str, Any]:
+        """Return the scores of a posterior on test data."""
+        first, second = (
+            posterior.predict(x, generator=torch.Generator().manual_seed(1)) for x in (self.test[0], self.strange)
+        )
+        return measured(first, second, self.test[1], self.classes, spread)
+
+    def write(self, method: str, scores: dict[str, Any]) -> None:
+        """Add a line to the file."""
+        if (log_prob := scores.pop("log_prob", None)) is not None:
+            lost, root = (self.base["log_prob"] - log_prob).flatten(), math.sqrt(len(log_prob))
+            nll, error = -float(log_prob.mean()), float(log_prob.std()) / root
+            gap = {"gap": float(lost.mean()), "gap_error": float(lost.std()) / root}
+            scores = {"nll": nll, "error": error, **gap, "rows": len(log_prob), **scores}
+        scores = {key: round(value, 6) if isinstance(value, float) else value for key, value in scores.items()}
+        line = {"data": self.name, "split": self.split, "method": method, **scores, "commit": self.made_by}
+        with RESULTS.open("a") as file:
+            file.write(json.dumps(line) + "\n")
+        print(json.dumps(line), flush=True)
+
+    def baselines(self) -> None:
+        """Measure the careful network, its temperature and scikit-learn's models."""
+        self.write("Careful", {**self.base, "seconds": self.spent})
+        tempered = dubito.MAP(train=False, temperature="validation").fit(self.careful, self.train, **self.own)
+        self.write("Tempered", {**self.scores(tempered, False), "seconds": self.spent})
+        if self.name == "mr":
+            return  # its inputs are numbers of words
+        both = tuple(torch.cat([a, b]) for a, b in zip(self.train, self.validation, strict=True))
+        for method, found in sklearn_models(both, self.test, self.strange, self.classes, self.split):
+            self.write(method, found)
+
+    def recipes(self, missing: list[str]) -> None:
+        """Measure some recipes."""
+        plain: Any = None
+        with one_search_per_start({}):
+            for method in missing:
+                recipe, start = {**RECIPES, **EXPENSIVE}[method], time.process_time()
+                try:
+                    if recipe.needs_trained_model and plain is None:
+                        plain = dubito.MAP().fit(self.model, self.train, **self.options, generator=self._generator())
+                    network = plain.model if recipe.needs_trained_model else self.model
+                    posterior = recipe.fit(network, self.train, **self.options, generator=self._generator())
+                    plain = posterior if method == "MAP" else plain
+                    found = {**self.scores(posterior, posterior.has_spread), "verdict": posterior.diagnose().verdict}
+                    if posterior.explanation is not None:
+                        found["chosen"] = posterior.explanation.chosen
+                except dubito.errors.DubitoError as error:
+                    found = {"verdict": f"refused: {error}"}
+                self.write(method, {**found, "seconds": time.process_time() - start})
+
+    def _generator(self) -> torch.Generator:
+        return torch.Generator().manual_seed(self.split)
 
 
 def run(names: list[str], splits: list[int], only: list[str] | None) -> None:
     """Measure all cells that are not in the file yet."""
     RESULTS.parent.mkdir(exist_ok=True)
     done = {(row["data"], row["split"], row["method"]) for row in rows()}
-
-    def write(name: str, split: int, method: str, scores: dict[str, Any]) -> None:
-        with RESULTS.open("a") as file:
-            file.write(json.dumps({"data": name, "split": split, "method": method, **scores}) + "\n")
-        print(
-            name,
-            split,
-            method,
-            {key: value if isinstance(value, str) else round(value, 4) for key, value in scores.items()},
-            flush=True,
-        )
-
+    made_by = commit()
     for split in splits:
         for name in names:
-            missing = [m for m in ("Careful", *RECIPES) if (name, split, m) not in done and (not only or m in only)]
+            wanted = ["Careful", *(only or RECIPES)]
+            missing = [method for method in wanted if (name, split, method) not in done]
             if missing:
-                _one_data_set(name, split, missing, done, write)
-
-
-def _one_data_set(name: str, split: int, missing: list[str], done: set[Any], write: Callable[..., None]) -> None:
-    train, validation, test, classes = load(name, split)
-    strange, model = scrambled(test[0]), network(name, *train, classes, split)
-    options: dict[str, Any] = {
-        "likelihood": "categorical" if classes else "gaussian",
-        "validation": validation,
-        "progress": False,
-    }
-
-    def scores(posterior: Any, spread: bool = True) -> dict[str, float]:
-        first, second = (posterior.predict(x, generator=torch.Generator().manual_seed(1)) for x in (test[0], strange))
-        return measured(first, second, test[1], classes, spread)
-
-    if "Careful" in missing:
-        start = time.process_time()
-        trained, noise = careful(model, train, validation, classes, split)
-        spent = time.process_time() - start
-        likelihood = "categorical" if classes else dubito.likelihoods.Gaussian(noise=noise)
-        own = {**options, "likelihood": likelihood}
-        write(
-            name,
-            split,
-            "Careful",
-            {**scores(dubito.MAP(train=False).fit(trained, train, **own), False), "seconds": spent},
-        )
-        tempered = dubito.MAP(train=False, temperature="validation").fit(trained, train, **own)
-        write(name, split, "Tempered", {**scores(tempered, False), "seconds": spent})
-        if name != "mr":
-            both = tuple(torch.cat([a, b]) for a, b in zip(train, validation, strict=True))
-            for method, found in sklearn_models(both, test, strange, classes, split):
-                write(name, split, method, found)
-    memory: dict[Any, Any] = {}
-    with one_search_per_start(memory):
-        plain: Any = None
-        for method in (each for each in missing if each != "Careful"):
-            recipe, start = RECIPES[method], time.process_time()
-            own = {**options, "generator": torch.Generator().manual_seed(split)}
-            try:
-                if recipe.needs_trained_model and plain is None:
-                    plain = dubito.MAP().fit(model, train, **{**own, "generator": torch.Generator().manual_seed(split)})
-                posterior = recipe.fit(plain.model if recipe.needs_trained_model else model, train, **own)
-                plain = posterior if method == "MAP" else plain
-                found = {**scores(posterior, posterior.has_spread), "verdict": posterior.diagnose().verdict}
-                if posterior.explanation is not None:
-                    found["chosen"] = posterior.explanation.chosen
-            except dubito.errors.DubitoError as error:
-                found = {"nll": math.nan, "verdict": f"refused: {error}"}
-            write(name, split, method, {**found, "seconds": time.process_time() - start})
+                cell = Cell(name, split, made_by)
+                if "Careful" in missing:
+                    cell.baselines()
+                cell.recipes([method for method in missing if method != "Careful"])
 
 
 def rows() -> list[dict[str, Any]]:
@@ -326,47 +375,11 @@ def rows() -> list[dict[str, Any]]:
     return [json.loads(line) for line in RESULTS.read_text().splitlines()] if RESULTS.exists() else []
 
 
-def table() -> None:
-    """Print, for every method, its differences of the negative log-likelihood to the careful network's."""
-    found = {(row["data"], row["split"], row["method"]): row for row in rows()}
-    names = [name for name in (*DEVELOPED, *PROVED) if any(key[0] == name for key in found)]
-    splits = {name: sorted({key[1] for key in found if key[0] == name}) for name in names}
-    print("splits:", {name: len(numbers) for name, numbers in splits.items()})
-    methods = list(dict.fromkeys(key[2] for key in found))
-    print(f"{'method':22}" + "".join(f"{name.split('/')[-1][:9]:>10}" for name in names) + "   worse better   rank")
-    ranks: dict[str, list[float]] = {method: [] for method in methods}
-    for name in names:
-        for split in splits[name]:
-            own = {m: found[name, split, m]["nll"] for m in methods if (name, split, m) in found}
-            order = sorted((value, m) for m, value in own.items() if math.isfinite(value))
-            for place, (_, m) in enumerate(order, 1):
-                ranks[m].append(place)
-    for method in methods:
-        line, worse, better = f"{method:22}", 0, 0
-        for name in names:
-            pairs = [
-                (found[name, s, method]["nll"], found[name, s, "Careful"]["nll"])
-                for s in splits[name]
-                if (name, s, method) in found
-            ]
-            if not pairs:
-                line += f"{'':>10}"
-                continue
-            gaps = np.array([a - b for a, b in pairs])
-            error = gaps.std(ddof=1) / math.sqrt(len(gaps)) if len(gaps) > 1 else math.nan
-            mark = ""
-            if method != "Careful" and len(gaps) > 2 and abs(gaps.mean()) > 2 * error:
-                mark, worse, better = ("!", worse + 1, better) if gaps.mean() > 0 else ("*", worse, better + 1)
-            line += f"{gaps.mean():+9.3f}{mark or ' '}"
-        mean = np.mean(ranks[method]) if ranks[method] else math.nan
-        print(f"{line}  {worse:5} {better:6}  {mean:5.1f}")
-
-
 def main() -> None:
     """Run the command line."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("what", choices=["run", "table"])
-    parser.add_argument("--data", nargs="*", default=[*DEVELOPED, *PROVED])
+    parser.add_argument("--data", nargs="*", default=[*PROVED, *DEVELOPED])
     parser.add_argument("--splits", nargs="*", type=int, default=[0, 1, 2, 3, 4])
     parser.add_argument("--methods", nargs="*", help="only these, and the careful network")
     arguments = parser.parse_args()
@@ -374,7 +387,10 @@ def main() -> None:
     warnings.simplefilter("ignore", dubito.errors.TrustWarning)
     if arguments.what == "run":
         run(arguments.data, arguments.splits, arguments.methods)
-    table()
+    else:
+        from defaults_table import tables
+
+        print(tables(rows(), PROVED, DEVELOPED))
 
 
 if __name__ == "__main__":
