@@ -13,12 +13,12 @@ from test_variational_fit import LIKELIHOOD, NOISE, PRECISION, PRIOR, blank_line
 from torch import Tensor, nn
 from variational_cases import NETWORKS, convolutional, mlp
 
-from dubito import Training, Variational, objectives, priors, select
+from dubito import Training, Variational, likelihoods, objectives, priors, select
 from dubito.core import params
 from dubito.methods.variational import convert, natural
 from dubito.methods.variational.natural import NaturalStep, Weights
 from dubito.methods.variational.trainer import VariationalTrainer
-from oracles import LinearRegression, fixed_normal, regression_data, seeded
+from oracles import LinearRegression, fixed_normal, regression_data, seeded, seeded_layers
 
 pytestmark = pytest.mark.slow
 
@@ -247,3 +247,14 @@ def test_bad_settings_are_one_sentence(options: Any, message: str) -> None:
 def test_it_cannot_be_clipped() -> None:
     with pytest.raises(InputError, match="cannot be clipped"):
         Variational(optimizer="natural").fit(seeded(mlp), classes(), training=SHORT.replace(clip=1.0))
+
+
+def test_small_noise_does_not_throw_the_means_away() -> None:
+    """Precisions start far too small here: without a limit on the steps the mean squared error ended above 1,000."""
+    x = torch.randn(100, 5, generator=torch.Generator().manual_seed(0))
+    y = x[:, :1].sin()
+    found = Variational(optimizer="natural").fit(
+        seeded_layers(lambda: nn.Linear(5, 20), nn.ReLU, lambda: nn.Linear(20, 1)).float(), (x, y), progress=False,
+        likelihood=likelihoods.Gaussian(noise=0.03), training=Training(epochs=100, lr=3e-3, batch_size=16),
+    )  # fmt: skip
+    assert float((found.predict(x).mean - y).square().mean()) < 0.1

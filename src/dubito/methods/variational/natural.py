@@ -45,6 +45,9 @@ MOMENTUM = 0.9
 RATE = 100.0
 # The largest η P₀ / P: a small precision, which may be badly estimated, must not cause a large step of its mean.
 LONGEST = 1.0
+# The longest step of a mean, in standard deviations of its weight. Precisions start far too small where the noise of a
+# regression is small, and without a limit the means diverge before the precisions have grown.
+REACH = 3.0
 # ρ starts at this number over the number of steps, so that precisions forget their initial values early in training,
 # and decays with the learning rate, so that they become averages over many samples.
 TURNOVERS, SLOWEST, FASTEST = 20.0, 1e-5, 5e-2
@@ -128,7 +131,7 @@ class Weights:
         self._move_mean(momentum, step)
 
     def _move_mean(self, momentum: Tensor, step: NaturalStep) -> None:
-        """Move the mean by the prior's gradient, then by the data's."""
+        """Move the mean by the prior's gradient, then by the data's, at most `REACH` standard deviations."""
         mean = self.part.chosen(self.state["mean"])
         rate = min(step.rate * self.first_precision, step.num_data)  # at most a full Newton step
         precision = torch.clamp_min(self.state["precision"], rate / LONGEST, out=self.scratch)
@@ -136,7 +139,9 @@ class Weights:
             mean.addcdiv_((mean - self.prior_mean).mul_(self._prior_precision), precision, value=-rate / step.num_data)
         else:
             mean.addcdiv_(mean, precision, value=-rate * self.prior_precision / step.num_data)
-        mean.addcdiv_(momentum, precision, value=-rate / step.debias)
+        move = torch.div(momentum, precision, out=precision).mul_(-rate / step.debias)
+        longest = torch.rsqrt(self.state["precision"]).mul_(REACH)
+        mean.add_(torch.clamp(move, -longest, longest, out=move))
         if self.part.index is not None:
             self.state["mean"].copy_(self.part.placed(mean, self.state["mean"]))
 
