@@ -306,6 +306,12 @@ class TestWhatWasFinishedIsKept:
         assert "MAP(prior_precision=1e+30), seed 1 of 3: failed" in result.stderr
         assert (tmp_path / "report.html").is_file()
 
+    def test_a_method_that_cannot_be_trusted_is_named(self, run: Run) -> None:
+        words = ["--data", "digits", "--limit", 60, "--seeds", 1, "--training", "training(epochs=1, lr=5.0)"]
+        result = run("compare", *words, "--method", "map()")
+        assert result.exit_code == 0, result.stderr
+        assert "do not trust MAP()" in result.stderr
+
     @pytest.mark.parametrize(
         ("words", "code", "sentence"),
         [

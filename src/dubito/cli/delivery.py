@@ -72,8 +72,17 @@ def deliver_all(
         note(f"the report is in {out}")
     if interrupted:
         raise typer.Exit(INTERRUPTED)
+    _tell_untrusted(comparison)
     if comparison.failures:
         raise typer.Exit(FAILURE if comparison.runs else exit_code(comparison.failures[0].error))
+
+
+def _tell_untrusted(comparison: Comparison) -> None:
+    """Name the methods whose predictions cannot be trusted; the exit code says only whether they were compared."""
+    methods = comparison.evaluations
+    bad = [name for name, runs in methods.items() if any(run.trust and run.trust.verdict == "no" for run in runs)]
+    if bad:
+        note(f"do not trust {', '.join(bad)}: the report says why")
 
 
 def _header(experiment: Experiment, interrupted: bool) -> dict[str, object]:
