@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 import torch
-from dubito.errors import FileFormatError, NotConvergedWarning
+from dubito.errors import FileFormatError, NotConvergedWarning, TrustWarning
 from sklearn.datasets import load_iris
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, TensorDataset, WeightedRandomSampler
@@ -123,6 +123,13 @@ class TestSearch:
         with warnings.catch_warnings():
             warnings.simplefilter("error", NotConvergedWarning)
             MAP().fit(network(), classes(), training=Training(epochs=30, lr=0.02), progress=False)
+
+    def test_a_network_that_knows_the_data_is_said(self) -> None:
+        x, y = classes()
+        trained = MAP().fit(network(), (x, y), training=Training(epochs=100, lr=0.03), progress=False).model
+        with pytest.warns(TrustWarning, match="well before it is trained"):
+            MAP().fit(trained, (x, y), progress=False)
+        MAP(start="fresh").fit(trained, (x, y), progress=False)
 
     def test_it_is_made_once_for_a_run_with_a_checkpoint(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         training = Training(checkpoint=str(tmp_path / "run"))

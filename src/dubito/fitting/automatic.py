@@ -25,14 +25,15 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import torch
 from torch import nn
 
-from dubito.beliefs.likelihoods import Gaussian, Likelihood
+from dubito.beliefs.likelihoods import Bernoulli, Categorical, Gaussian, Likelihood
 from dubito.core import batches
 from dubito.core.batches import Data, Source
-from dubito.core.errors import NotConvergedWarning
+from dubito.core.errors import NotConvergedWarning, TrustWarning
 from dubito.core.operations import OperationCounter
 from dubito.core.randomness import derive_seed
 from dubito.core.subsets import num_examples, subset
 from dubito.fitting.checks import outputs_of
+from dubito.fitting.fit_record import constant_score
 from dubito.fitting.inference import Problem
 from dubito.fitting.joint_search import curves_together
 from dubito.fitting.progress import progress_bar
@@ -70,6 +71,7 @@ class Found:
         num_rows: The number of held-out examples.
         num_runs: The number of training runs.
         still_gained: The nats per example gained over the last fifth of the longest run, if its end was the best.
+        start: The score before training.
     """
 
     epochs: int
@@ -78,6 +80,7 @@ class Found:
     num_rows: int
     num_runs: int
     still_gained: float = 0.0
+    start: float = -math.inf
 
 
 class ResolvedTraining(NamedTuple):
@@ -139,6 +142,8 @@ def resolve_training(recipe: Recipe, problem: Problem, data: Data, seed: int) ->
         best = training.restore_best or (problem.validation is not None and recipe.has_score)
         return ResolvedTraining(training.replace(epochs=epochs, restore_best=best), problem.likelihood)
     found = _search(runs, problem)
+    if any(run.problem.source is not problem.source for run in runs):  # some of the training data were held out
+        _check_fresh(found.start, problem)
     likelihood = problem.likelihood if found.noise is None else problem.likelihood.replace(noise=found.noise)
     schedule = "hold" if training.schedule == AUTO else training.schedule
     epochs = recipe.epochs_after_search(found.epochs, per_epoch)
@@ -150,6 +155,32 @@ def resolve_training(recipe: Recipe, problem: Problem, data: Data, seed: int) ->
             stacklevel=2,
         )
     return ResolvedTraining(training.replace(epochs=epochs, schedule=schedule), likelihood, found)
+
+
+def _check_fresh(start: float, problem: Problem) -> None:
+    if isinstance(problem.likelihood, Categorical | Bernoulli | Gaussian):
+        targets = batches.concatenate([batch.targets for batch in problem.source.spread(256)])
+        constant = constant_score(problem.likelihood, targets)
+        warn_if_trained(start, constant, classes=not isinstance(problem.likelihood, Gaussian))
+
+
+def warn_if_trained(start: float, constant: float, *, classes: bool) -> None:
+    """Warn if the network knows the training data before it is trained, so that none of them can be held out.
+
+    Args:
+        start: Its mean log score on training data before training, for a regression at the best noise.
+        constant: That of the best constant prediction.
+        classes: Whether targets are labels.
+    """
+    if start - constant > (abs(constant) / 2 if classes else math.log(2) / 2):
+        warnings.warn(
+            f"The model predicts its training data well before it is trained here (log score {start:.3f}, the best "
+            f"constant has {constant:.3f}). If it was trained on them before, none can be held out: what is found on "
+            "held-out examples (the number of epochs, the noise, the best method) is then wrong. Keep its weights "
+            "(train=False), start from new ones (start='fresh'), or give validation data of at least 500 examples.",
+            TrustWarning,
+            stacklevel=2,
+        )
 
 
 def _try_to_build(recipe: Recipe, problem: Problem) -> None:
@@ -232,7 +263,7 @@ def _search(runs: list[SearchRun], problem: Problem) -> Found:
     noise = None if outputs is None else math.exp(-scores[best] / outputs - 0.5 * math.log(2 * math.pi * math.e))
     before = max(epochs for epochs in looked if epochs <= 0.8 * looked[-1])
     gained = scores[best] - scores[before] if best == looked[-1] else 0.0
-    return Found(best, scores[best], noise, num_rows, len(runs), gained)
+    return Found(best, scores[best], noise, num_rows, len(runs), gained, scores[0])
 
 
 def _mean_score(totals: list[float], num_rows: int, outputs: int | None) -> float:

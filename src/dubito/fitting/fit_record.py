@@ -107,7 +107,7 @@ def measure(
     return FitRecord(
         training=_scores(likelihood, near, targets),
         centre=_scores(likelihood, centre, targets),
-        constant=_constant(likelihood, targets),
+        constant=constant_score(likelihood, targets),
         validation=held_out,
         epistemic=_epistemic(near),
         epistemic_far=None if far is None else _epistemic(far),
@@ -168,7 +168,7 @@ def _scores(likelihood: Likelihood, prediction: Any, targets: Tensor) -> Example
     return ExampleScores(len(prediction), log_score, squared_z=float(z.double().square().mean()))
 
 
-def _constant(likelihood: Likelihood, targets: Tensor) -> float:
+def constant_score(likelihood: Likelihood, targets: Tensor) -> float:
     """Return the mean log score of one prediction for all examples, the best one."""
     if isinstance(likelihood, Categorical):
         counted, aligned = likelihood.observed(targets), likelihood.aligned(targets)

@@ -63,7 +63,7 @@ def hold_out(data: Data, validation: Data | None, *, trained: bool, seed: int) -
         why = (
             "the network is trained already" if trained
             else "its examples cannot be chosen one by one" if size is None
-            else f"there are only {size} examples"
+            else f"there {'is' if size == 1 else 'are'} only {size} example{'' if size == 1 else 's'}"
         )  # fmt: skip
         raise InputError(
             f"Auto needs examples that the network was not trained on, and cannot take them from the training data "

@@ -15,7 +15,7 @@ from dubito.core.batches import Data, Source
 from dubito.core.errors import DubitoError, TrustWarning
 from dubito.core.randomness import default_generator, derive_seed, draw_seed
 from dubito.fitting.auto_explanation import AutoExplanation
-from dubito.fitting.automatic import ResolvedTraining
+from dubito.fitting.automatic import ResolvedTraining, warn_if_trained
 from dubito.fitting.output_noise import share_noise
 from dubito.fitting.posterior import Posterior
 from dubito.fitting.problems import resolved_training
@@ -209,18 +209,9 @@ class Search:
 
     def _check_fresh(self, held_out: HeldOut) -> None:
         """Warn if the model knows the training data before it is trained, of which some are to be held out."""
-        if held_out.one_network or self.recipe.start != "model":
-            return
+        if held_out.one_network or self.recipe.start != "model" or self.resolved.found is not None:
+            return  # the search for the number of epochs has looked
         before = self._fit(MAP(train=False), self.model, "before", self.data, None).fit_record
-        if before is None:
-            return
-        gained = before.training.log_score - before.constant
-        if gained > (abs(before.constant) / 2 if before.training.accuracy is not None else math.log(2) / 2):
-            warnings.warn(
-                f"The model predicts its training data well before it is trained (log score "
-                f"{before.training.log_score:.3f}, the best constant has {before.constant:.3f}): it seems to have been "
-                "trained on them, so that none can be held out. Use Auto(train=False) with validation data, or "
-                "Auto(start='fresh').",
-                TrustWarning,
-                stacklevel=2,
-            )
+        if before is not None:
+            classes = before.training.accuracy is not None
+            warn_if_trained(before.training.log_score, before.constant, classes=classes)
