@@ -77,6 +77,12 @@ def test_a_network_that_is_not_at_an_optimum() -> None:
     assert not any(finding.name == "not at an optimum" for finding in given.diagnose().findings)
 
 
+def test_a_network_that_has_learned_nothing() -> None:
+    posterior = MAP(train=False).fit(network(scale=0.01), classes(), progress=False)
+    assert "it is not trained, or the inputs say nothing" in found(posterior, "no better than a constant")
+    assert posterior.diagnose().verdict == "with care"
+
+
 def test_epistemic_zero(trained: nn.Module) -> None:
     with pytest.warns(TrustWarning, match="as good as a single network"):
         posterior = Laplace(prior_precision=1e9).fit(trained, classes(), progress=False)

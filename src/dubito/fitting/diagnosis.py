@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import math
 import warnings
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
+from dubito.beliefs.likelihoods import Bernoulli, Categorical, Gaussian, Likelihood
 from dubito.core.errors import NotConvergedWarning, TrustWarning
 from dubito.fitting.fit_record import FitRecord
 
@@ -21,6 +23,8 @@ NEGLIGIBLE = 1e-3
 FEW_VALIDATION = 50
 # A share of the variance above this means that noise in the targets is taken for ignorance of the weights.
 MOSTLY_EPISTEMIC = 0.9
+# A network that gains less than this over a constant has learned nothing: nats, or a share of the labels' entropy.
+LITTLE = 0.02
 # A network is not trained to an optimum if one more step would gain more than this, in nats per example.
 FAR_FROM_OPTIMUM = 0.2
 # Findings that a fit also gives as a warning, besides all that make a posterior useless.
@@ -120,7 +124,7 @@ def general_findings(posterior: Posterior) -> Iterator[Finding]:
             "Nothing is known about how well it predicts: it was not fitted to data here. Use dubito.evaluate.",
         )  # fmt: skip
         return
-    yield from _about_the_network(record)
+    yield from _about_the_network(record, _least_gain(posterior.likelihood, record))
     yield from posterior.own_findings()
     yield from _about_confidence(record)
     if posterior.has_spread:
@@ -134,7 +138,7 @@ def general_findings(posterior: Posterior) -> Iterator[Finding]:
         )  # fmt: skip
 
 
-def _about_the_network(record: FitRecord) -> Iterator[Finding]:
+def _about_the_network(record: FitRecord, least_gain: float) -> Iterator[Finding]:
     centre, own = record.centre, record.training
     margin = 0.1 + 0.1 * abs(record.constant)
     if max(centre.log_score, own.log_score) < record.constant - margin:
@@ -149,6 +153,13 @@ def _about_the_network(record: FitRecord) -> Iterator[Finding]:
             "not at an optimum", "care",
             f"The network is not trained to an optimum: one more step would gain {record.remaining_gain:.2f} nats per "
             "training example. Train it longer first; the posterior is one around these weights.",
+        )  # fmt: skip
+    elif max(centre.log_score, own.log_score) < record.constant + least_gain:
+        yield Finding(
+            "no better than a constant", "care",
+            f"It predicts its own training data no better than one constant prediction does (log score "
+            f"{own.log_score:.3f} against {record.constant:.3f}): it is not trained, or the inputs say nothing about "
+            "the targets.",
         )  # fmt: skip
     if own.accuracy is None or centre.accuracy is None:
         if own.log_score < centre.log_score - 1.0 and own.log_score < record.constant - margin:
@@ -167,6 +178,13 @@ def _about_the_network(record: FitRecord) -> Iterator[Finding]:
         )  # fmt: skip
 
 
+def _least_gain(likelihood: Likelihood, record: FitRecord) -> float:
+    """Return by how many nats a network that has learned something beats a constant on its training data."""
+    if isinstance(likelihood, Categorical | Bernoulli):
+        return LITTLE * abs(record.constant)
+    return LITTLE if isinstance(likelihood, Gaussian) else -math.inf  # elsewhere the constant is approximate
+
+
 def _about_confidence(record: FitRecord) -> Iterator[Finding]:
     held = record.validation
     scores = held if held is not None and held.num_rows >= FEW_VALIDATION else record.training
@@ -178,14 +196,14 @@ def _about_confidence(record: FitRecord) -> Iterator[Finding]:
             yield underconfident(
                 f"{scores.accuracy:.0%} of {where} labels are right", f"it is {scores.confidence:.0%} sure"
             )
-        elif -gap > 0.1 + error and where == "validation":
+        elif -gap > 0.1 + error:
             fact = f"only {scores.accuracy:.0%} of {where} labels are right"
             yield overconfident(fact, f"it is {scores.confidence:.0%} sure")
     elif scores.squared_z is not None:
         spread = f"the residuals of {where} data are {scores.squared_z**0.5:.2f} predicted standard deviations"
         if scores.squared_z < (0.3 if where == "validation" else 0.05):
             yield underconfident(spread, "about 1 is expected")
-        elif scores.squared_z > 3 and where == "validation":
+        elif scores.squared_z > 3:
             yield overconfident(spread, "about 1 is expected")
 
 
