@@ -14,7 +14,7 @@ from sklearn.preprocessing import OneHotEncoder, StandardScaler
 
 from dubito import data
 from dubito.core import limits
-from dubito.data import Table, TableTransform, formats, table_files
+from dubito.data import Table, TableTransform, Tally, formats, table_files
 
 
 def frame(num: int = 60) -> pd.DataFrame:
@@ -427,3 +427,21 @@ def test_a_stray_target_is_an_error_and_categories_can_be_kept():
 def test_examples_of_cells_are_plain_numbers() -> None:
     cells = Table.of({"a": np.array([1.5, 2.5])})["a"]
     assert cells.first(np.array([False, True])) == (1, "2.5")
+
+
+def test_many_columns_at_once_are_encoded_as_one_by_one() -> None:
+    rng = np.random.default_rng(0)
+    table = {f"x{place}": rng.normal(place, 2, 50) for place in range(6)}
+    table["x1"][3], table["y"] = np.nan, rng.normal(size=50)
+    transform = TableTransform.fit(table, "y")
+    odd = {name: values[:5].copy() for name, values in table.items()}
+    odd["x2"][1], odd["x3"][2], odd["x4"] = 1e6, np.nan, np.array(["1", "2", "3", "4", "5"])
+    for rows in (table, odd):
+        tally, single = Tally(), Tally()
+        single.start(len(rows["y"]))
+        parts = [column.encode(Table.of(rows)[column.name], single) for column in transform.columns]
+        np.testing.assert_array_equal(
+            transform.encode(rows, tally).numpy(), np.concatenate(parts, axis=1).astype(np.float32)
+        )
+        assert tally.to_json()["outside"] == single.to_json()["outside"]
+        assert tally.to_json()["missing"] == single.to_json()["missing"]

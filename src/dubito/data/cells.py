@@ -214,10 +214,10 @@ def _as_array(values: Any) -> NDArray[Any]:
         values = list(values)
     except TypeError as error:
         raise InputError(f"A column is a list of values, not a {type(values).__name__}.") from error
-    array = objects(values)
-    kinds = {type(value) for value in values}
+    kinds = set(map(type, values))
     if kinds and kinds <= {int, float}:
-        return array.astype(np.float64)
+        return np.array(values, dtype=np.float64)
+    array = objects(values)
     return array.astype(bool) if kinds == {bool} else array
 
 

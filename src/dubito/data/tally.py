@@ -88,6 +88,11 @@ class Tally:
         }
         return next((told for kind, told in words.items() if name in getattr(self, kind)), "")
 
+    @property
+    def odd_columns(self) -> set[str]:
+        """The columns with odd cells."""
+        return {name for _, name in self.examples}
+
     def to_json(self) -> dict[str, Any]:
         """Return plain values."""
         kinds = ("unseen", "outside", "missing", "stray", "unread")

@@ -83,8 +83,8 @@ class Playground:
         )
         table = self._in_formats(table_of({"rows": [value["row"]]}, self.run.encoder.column_names, self.limits))
         inputs, tally = self.service.encode(table)
-        told = ((column.name, tally.remark(column.name)) for column in self.run.encoder.columns)
-        notes = [f"{name}: {remark}" for name, remark in told if remark]
+        odd = tally.odd_columns
+        notes = [f"{name}: {tally.remark(name)}" for name in self.run.encoder.column_names if name in odd]
         return Question(inputs if swept is None else self._swept(inputs, swept), notes, swept)
 
     def _swept(self, inputs: Tensor, swept: Control) -> Tensor:
