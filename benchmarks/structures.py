@@ -115,16 +115,14 @@ def resnet20(images: int) -> None:
         train_epoch(model, x, y)
     model.eval()
     epoch = min(cpu_seconds(lambda: train_epoch(copy.deepcopy(model), x, y)) for _ in range(2))
-    for prior in (100.0, 1000.0):
-        kept: list[Any] = []
-        recipe = Laplace(structure="sampled", prior_precision=prior, draws=16, steps=5)
-        seconds = cpu_seconds(lambda recipe=recipe, kept=kept: kept.append(recipe.fit(model, (x, y), progress=False)))
-        peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20
-        print(
-            f"resnet20, {images} images, prior precision {prior:g}: {seconds / epoch:.0f} training epochs, "
-            f"error {kept[0].sums['error']:.3f}, peak memory {peak:.2f} GB",
-            flush=True,
-        )
+    kept: list[Any] = []
+    recipe = Laplace(structure="sampled", prior_precision=100.0, draws=16, steps=4)
+    seconds = cpu_seconds(lambda: kept.append(recipe.fit(model, (x, y), progress=False)))
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20
+    print(
+        f"resnet20, {images} images, prior precision 100, at most 4 steps: {seconds / epoch:.0f} training epochs, "
+        f"error {kept[0].sums['error']:.3f}, peak memory {peak:.2f} GB"
+    )
 
 
 def main() -> None:
