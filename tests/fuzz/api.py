@@ -17,7 +17,7 @@ from torch import Tensor
 import dubito
 from dubito import Training
 from fuzz.engine import Case, require
-from fuzz.networks import DATA, LIKELIHOODS, NETWORKS, RECIPES, data_of, likelihood_of, outputs_of, tensors_of
+from fuzz.networks import CLASSES, DATA, LIKELIHOODS, NETWORKS, RECIPES, data_of, likelihood_of, outputs_of, tensors_of
 from fuzz.strange import NAMES, STRANGE
 
 FIT = ["model", "data", "likelihood", "validation", "training", "num_data", "generator"]
@@ -57,7 +57,7 @@ class Api:
             "network": rng.choice(list(NETWORKS)),
             "likelihood": likelihood,
             "classes": rng.choice([2, 3]),
-            "rows": rng.choice([2, 6, 9, 13, 16]),
+            "rows": rng.choice([2, 6, 9, 13, 16, 24]),
             "scale": rng.choice([1.0, 1.0, 1.0, 0.0, 1e-20, 1e6, 1e30]),
             "data": rng.choice(DATA),
             "double": rng.random() < 0.2,
@@ -81,7 +81,7 @@ class Api:
             "model": model, "data": data, "likelihood": likelihood_of(case["likelihood"]),
             "training": Training(**case["training"]), "progress": False,
         }  # fmt: skip
-        if "early_stopping" in case["training"]:
+        if "early_stopping" in case["training"] or "Auto" in case["recipe"]:
             arguments["validation"] = (x, y)
         if "strange fit" in case:
             name, value = case["strange fit"]
@@ -152,7 +152,7 @@ class Api:
         _check(dubito.decisions.temper(posterior, (x, y), num_samples=3).predict(x, num_samples=3), case, len(x))
 
     def _conformal(self, case: Case, posterior: Any, x: Tensor, y: Tensor, build: Any) -> None:
-        kind = "ConformalSets" if case["likelihood"] == "categorical" else "ConformalIntervals"
+        kind = "ConformalSets" if case["likelihood"] in CLASSES else "ConformalIntervals"
         getattr(dubito.decisions, kind)(posterior, (x, y), coverage=0.5, num_samples=3)
 
     def _compress(self, case: Case, posterior: Any, x: Tensor, y: Tensor, build: Any) -> None:
@@ -197,7 +197,7 @@ def _check(prediction: Any, case: Case, rows: int | None) -> None:
     parts = prediction.aleatoric + prediction.epistemic
     if hasattr(prediction, "probs"):
         require((prediction.probs >= 0).all(), "a probability is negative")
-        if case["likelihood"] == "categorical":
+        if case["likelihood"] in CLASSES:
             require((prediction.probs.sum(-1) - 1).abs().max() < 1e-3, "probabilities do not sum to one")
         require(torch.allclose(prediction.entropy, parts, rtol=1e-3, atol=1e-4), "entropy is not the sum of its parts")
     else:

@@ -73,9 +73,14 @@ RECIPES = [
     "SVGD(num_particles=3)", "HMC(burn_in=3, num_samples=3, chains=1, max_depth=2)",
     "HMC(method=hmc, burn_in=3, num_samples=2, chains=2, num_steps=2, weights=select.last_layer())",
     "ensembles.BatchNormNoise(num_samples=2)", "ensembles.TestTimeAugmentation(noise=0.1)",
+    "Laplace(structure=ekfac)", "Auto(budget=0, train=False)",
 ]  # fmt: skip
 
-LIKELIHOODS = ["categorical", "gaussian", "heteroscedastic", "bernoulli", "fixed noise"]
+LIKELIHOODS = [
+    "categorical", "gaussian", "heteroscedastic", "bernoulli", "fixed noise", "poisson", "negative-binomial", "student-t",
+    "mixture-density", "ordinal",
+]  # fmt: skip
+CLASSES = ("categorical", "ordinal")
 DATA = ["pair", "arrays", "loader", "shuffled loader", "dataset", "batches", "tensor dataset", "dict batches"]
 
 
@@ -93,7 +98,14 @@ class Rows(Dataset[Any]):
 
 
 def outputs_of(likelihood: str, classes: int) -> int:
-    return {"categorical": classes, "heteroscedastic": 2}.get(likelihood, 1)
+    several = {
+        "categorical": classes,
+        "ordinal": classes - 1,
+        "heteroscedastic": 2,
+        "student-t": 2,
+        "mixture-density": 9,
+    }
+    return several.get(likelihood, 1)
 
 
 def likelihood_of(name: str) -> Any:
@@ -103,10 +115,12 @@ def likelihood_of(name: str) -> Any:
 def tensors_of(case: dict[str, Any]) -> tuple[Tensor, Tensor]:
     generator = torch.Generator().manual_seed(case["seed"])
     x = torch.randn(case["rows"], 5, generator=generator) * case["scale"]
-    if case["likelihood"] == "categorical":
+    if case["likelihood"] in CLASSES:
         return x, torch.randint(case["classes"], (case["rows"],), generator=generator)
     if case["likelihood"] == "bernoulli":
         return x, torch.randint(2, (case["rows"], 1), generator=generator).float()
+    if case["likelihood"] in ("poisson", "negative-binomial"):
+        return x, torch.randint(5, (case["rows"], 1), generator=generator).float()
     return x, torch.randn(case["rows"], 1, generator=generator)
 
 
@@ -132,6 +146,7 @@ def data_of(kind: str, x: Tensor, y: Tensor) -> Any:
 
 
 __all__ = [
+    "CLASSES",
     "DATA",
     "LIKELIHOODS",
     "NETWORKS",
