@@ -1,4 +1,4 @@
-"""What runs on the stand-in accelerator, in a process of its own: `device_cases.py LIBRARY WHAT` prints JSON."""
+"""What runs on the stand-in accelerator, in a process of its own: `device_cases.py LIBRARY WHAT ...` prints JSON."""
 
 from __future__ import annotations
 
@@ -20,6 +20,7 @@ import dubito
 from accelerator import stand_in
 from contracts.test_posterior_contract import RECIPES, TASKS, TRAINING, network, problem, quantities, refused
 from dubito import (
+    HMC,
     MAP,
     SGMCMC,
     SVGD,
@@ -48,7 +49,7 @@ ONCE = TRAINING.replace(epochs=1)
 
 def fit(recipe: Recipe, task: str, device: torch.device) -> tuple[Posterior, nn.Module]:
     """Fit a tiny network on a device to data on the CPU, as most users have it; chains are short."""
-    if hasattr(recipe, "burn_in"):
+    if isinstance(recipe, (SGMCMC, HMC)):
         recipe = recipe.replace(burn_in=4, num_samples=6)
     likelihood: Any = "categorical" if task == "classification" else "gaussian"
     data, validation, model = (
@@ -314,23 +315,21 @@ def main() -> None:
     """Run the cases that are asked for, and print as JSON what failed, or the reads."""
     parser = argparse.ArgumentParser()
     parser.add_argument("library", type=Path)
-    parser.add_argument("what", choices=("recipes", "networks", "uses", "reads", "no-double"))
-    parser.add_argument("--tasks", choices=TASKS, nargs="+", default=TASKS)
-    parser.add_argument("--first", type=int, default=0, help="the first recipe")
-    parser.add_argument("--every", type=int, default=1, help="take each so many-th recipe")
+    parser.add_argument("what", choices=("recipes", "networks", "uses", "reads", "no-double"), nargs="+")
+    parser.add_argument("--all", action="store_true", help="every recipe in both tasks, not one after the other")
     given = parser.parse_args()
     warnings.simplefilter("ignore")
     torch.set_num_threads(1)
-    device = stand_in.start(given.library, double=given.what != "no-double")
-    chosen = RECIPES[given.first :: given.every]
-    found: Any = {
-        "recipes": lambda: [f for task in given.tasks for recipe in chosen for f in failures(recipe, task, device)],
+    device = stand_in.start(given.library, double="no-double" not in given.what)
+    tasks = {recipe: TASKS if given.all else (TASKS[k % 2],) for k, recipe in enumerate(RECIPES)}
+    cases: Answers = {
+        "recipes": lambda: [f for recipe in tasks for task in tasks[recipe] for f in failures(recipe, task, device)],
         "networks": lambda: list(failed(other_networks(device))),
         "uses": lambda: list(failed(other_uses(device))),
         "reads": lambda: reads(device),
         "no-double": lambda: list(without_double(device)),
-    }[given.what]()
-    print(json.dumps(found))
+    }
+    print(json.dumps({what: cases[what]() for what in given.what}))
 
 
 if __name__ == "__main__":

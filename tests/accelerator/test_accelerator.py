@@ -40,20 +40,15 @@ def listed(failures: list[list[str]]) -> str:
     return "\n".join(f"{who}: {what}\n{error}" for who, what, error in failures)
 
 
-@pytest.mark.parametrize(("task", "first"), [("classification", 0), ("regression", 1)])
-def test_every_recipe_in_every_use(library: Path, task: str, first: int) -> None:
-    failures = run(library, "recipes", "--tasks", task, "--first", str(first), "--every", "2")
-    assert not failures, listed(failures)
-
-
-@pytest.mark.parametrize("what", ["networks", "uses", "no-double"])
-def test_other_cases(library: Path, what: str) -> None:
-    failures = run(library, what)
+# few processes, because each of them imports everything anew
+@pytest.mark.parametrize("what", [("recipes",), ("networks", "uses"), ("no-double",)], ids=" and ".join)
+def test_everything_runs(library: Path, what: tuple[str, ...]) -> None:
+    failures = [failure for found in run(library, *what).values() for failure in found]
     assert not failures, listed(failures)
 
 
 def test_reads_by_the_host(library: Path) -> None:
-    found = run(library, "reads")
+    found = run(library, "reads")["reads"]
     assert all(count <= 0.1 for count in found["step"].values()), found["step"]  # two per epoch, here of 23 steps
     assert all(count <= 0.1 for count in found["transition"].values()), found["transition"]  # one per 50, and per epoch
     assert all(count <= 3 for count in found["batch"].values()), found["batch"]
