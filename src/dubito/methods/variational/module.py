@@ -46,8 +46,9 @@ class KnownKL:
             if (known := own()) is not None and known.value is not None and id(known.value) == number:
                 known.value = None
 
-        for node in {tensor.grad_fn for tensor in shared} - {None}:
-            node.register_hook(forget)
+        for node in {tensor.grad_fn for tensor in shared}:
+            if node is not None:
+                node.register_hook(forget)
 
     def take(self, versions: list[int]) -> Tensor | None:
         """Return the value if it still holds, and forget it."""

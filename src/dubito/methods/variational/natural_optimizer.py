@@ -51,11 +51,11 @@ class NaturalOptimizer(torch.optim.Optimizer):
         temperature: float = 1.0,
         generator: torch.Generator | None = None,
     ) -> None:
-        for name, kind, value in (
-            ("num_data", Count, num_data), ("total_steps", Count, total_steps),
-            ("lr", Positive, lr), ("temperature", Positive, temperature),
-        ):  # fmt: skip
-            check(name, kind, value)
+        counts, numbers = {"num_data": num_data, "total_steps": total_steps}, {"lr": lr, "temperature": temperature}
+        for name, count in counts.items():
+            check(name, Count, count)
+        for name, number in numbers.items():
+            check(name, Positive, number)
         if type(module) is not VariationalModule or module.estimator != "weight":
             raise InputError("NaturalOptimizer needs variational.convert(model, estimator='weight').")
         parameters = dict(module.network.named_parameters())
@@ -75,7 +75,7 @@ class NaturalOptimizer(torch.optim.Optimizer):
             self.state[value] = {"mean": value.detach().clone(), "precision": precision, **zeros, "step": 0}
 
     @torch.no_grad()
-    def step(self, closure: Callable[[], Any] | None = None) -> Any:  # type: ignore[override]
+    def step(self, closure: Callable[[], Any] | None = None) -> Any:
         """Draw weights, call the closure, take one step, and return the closure's result."""
         if closure is None:
             raise InputError("NaturalOptimizer.step needs a closure that computes the loss and calls backward().")
@@ -107,4 +107,4 @@ class NaturalOptimizer(torch.optim.Optimizer):
         for each, (part, value) in zip(weights, self.parts, strict=True):
             gradient: Tensor | None = value.grad
             each.move(part.chosen(torch.zeros_like(value) if gradient is None else gradient), step)
-            each.state["step"] = number + 1
+            self.state[value]["step"] = number + 1
