@@ -55,13 +55,15 @@ class LossWatch:
 
     >>> watch = LossWatch()
     >>> for step, loss in enumerate((0.1, float("nan"), 0.3)):
-    ...     watch.add(torch.tensor(loss).isfinite(), step)
+    ...     watch.add(torch.tensor(loss).isfinite(), (0, step))
     >>> watch.read(), watch.read()
-    (1, None)
+    ((0, 1), None)
     """
 
     every: ClassVar[int] = 50  # steps between two reads
+    few: ClassVar[int] = 20  # after fewer steps, the end of an epoch is no reason to read
     _none: ClassVar[int] = 2**62
+    _epoch: ClassVar[int] = 2**31  # more batches than an epoch has
 
     def __init__(self) -> None:
         self._first: Tensor | None = None
@@ -72,17 +74,17 @@ class LossWatch:
         """Whether it is time to read."""
         return self.waiting >= self.every
 
-    def add(self, is_finite: Tensor, step: int) -> None:
-        """Note whether all is finite in a step."""
-        bad = torch.where(is_finite, self._none, step)
+    def add(self, is_finite: Tensor, step: tuple[int, int]) -> None:
+        """Note whether all is finite in a step, given as epoch and batch."""
+        bad = torch.where(is_finite, self._none, step[0] * self._epoch + step[1])
         self._first = bad if self._first is None else torch.minimum(self._first, bad)
         self.waiting += 1
 
-    def read(self) -> int | None:
-        """Return the first step since the last reading that was not finite, or None."""
+    def read(self) -> tuple[int, int] | None:
+        """Return epoch and batch of the first step since the last reading that was not finite, or None."""
         first, self._first, self.waiting = self._first, None, 0
         found = self._none if first is None else int(first)
-        return None if found == self._none else found
+        return None if found == self._none else divmod(found, self._epoch)
 
 
 @dataclass(frozen=True)

@@ -167,10 +167,14 @@ class _Loop:
     def _one_epoch(self, bar: Any) -> None:
         for batch in self._batches():
             self._one_update(batch, bar)
-        self._check_losses()
-        self._validate()
-        if not io.is_finite(self.state):
-            raise self._non_finite("The weights became NaN or infinite")
+        reads = self.losses.waiting == 0 or self.losses.waiting >= LossWatch.few  # on the CPU, nothing waits
+        if reads or self.epoch + 1 >= self.inference.epochs or self.problem.validation is not None:
+            self._check_losses()
+            self._validate()
+            if not io.is_finite(self.state):
+                raise self._non_finite("The weights became NaN or infinite")
+        elif self.good is None:
+            self.good = self.start  # the weights of the beginning, until later ones are known to be finite
         with self.interrupts.held():
             self.epoch, self.batch = self.epoch + 1, 0
             self._remember_start()
@@ -185,7 +189,7 @@ class _Loop:
                     self.state, info = self.inference.update(self.state, batch, self.problem.generator)
                 loss = info.get("loss")
                 if isinstance(loss, Tensor) and loss.device.type != "cpu":
-                    self.losses.add(loss.isfinite(), self.batch)
+                    self.losses.add(loss.isfinite(), (self.epoch, self.batch))
                 else:
                     self.good = self.start
                 self.batch += 1
@@ -274,7 +278,7 @@ class _Loop:
         if self.losses.waiting:
             bad = self.losses.read()
             if bad is not None:
-                self.batch = bad
+                self.epoch, self.batch = bad
                 raise self._non_finite("The loss became NaN or infinite")
             self.good = self.start
 

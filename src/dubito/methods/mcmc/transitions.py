@@ -113,10 +113,10 @@ class Transitions:
         # a non-finite gradient makes the position non-finite
         finite = torch.stack([loss, position.dot(position), *(v for v in own.values() if not v.ndim)]).isfinite().all()
         if position.device.type != "cpu":
-            self.watches[k].add(finite, done)
+            self.watches[k].add(finite, (0, done))
             bad = self.watches[k].read() if index is not None or self.watches[k].is_due else None
             if bad is not None:
-                self._diverge(state, k, bad + 1, by_gradient=False)
+                self._diverge(state, k, bad[1] + 1, by_gradient=False)
                 return loss
         elif not bool(finite):
             fault = bool(loss.isfinite()) and not bool(gradient.isfinite().all())
@@ -228,7 +228,7 @@ class Transitions:
         for k in self.chains.mine:
             bad = self.watches[k].read()
             if bad is not None:
-                self._diverge(state, k, bad + 1, by_gradient=False)
+                self._diverge(state, k, bad[1] + 1, by_gradient=False)
         self._stop_if_diverged(state)
         return self._collect(state)
 
