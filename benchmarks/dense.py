@@ -75,7 +75,7 @@ RECIPES: dict[str, Callable[[], Any]] = {
     "MAP": lambda: MAP(),
     "Variational": lambda: Variational(),
     "MCDropout": lambda: MCDropout(),
-    "Ensemble of 2": lambda: Ensemble(MAP(), num_members=2),
+    "Ensemble of 2": lambda: Ensemble(2),
 }
 
 
