@@ -31,7 +31,7 @@ def deliver_all(
         experiments: The experiments, such as the same one on several splits of the data.
         out: The report.
         as_json: Whether JSON is printed.
-        first: Sections that the report begins with.
+        first: Sections that follow the verdict of the report.
         ranked: Whether the best method comes first.
     """
     experiment = experiments[0]

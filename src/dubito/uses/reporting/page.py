@@ -84,7 +84,7 @@ def write_page(
     first: Sequence[Section] = (),
     more: Sequence[Section] = (),
 ) -> Path:
-    """Write a report; `first` are sections that come before the results, `more` others that follow the scores."""
+    """Write a report; `first` are sections that follow the verdict, `more` others that follow the scores."""
     methods = _best_first(_checked(results))
     about = {"title": title or "How far can it be trusted?", "data_name": data_name, "command": command}
     page = _render(methods, {**about, "facts": _facts(methods, facts or {})}, first, more)
@@ -137,7 +137,7 @@ def _render(
     template = environment.from_string(files.joinpath("template.html").read_text("utf-8"))
     script = f"\n{files.joinpath('page.js').read_text('utf-8')}"
     own = list(sections(methods))
-    parts = [*first, *own[:LEADING], *more, *own[LEADING:]]
+    parts = [own[0], *first, *own[1:LEADING], *more, *own[LEADING:]]  # the verdict is on top
     drawings = {
         id(panel): _drawing(panel, f"{part.key}-{row}-{column}")
         for part in parts
