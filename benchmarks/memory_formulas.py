@@ -35,7 +35,11 @@ CASES: list[tuple[str, Recipe, float]] = [
     ("Laplace, diagonal", Laplace(structure="diag", prior_precision=1.0), 4 * D + 28 * D),
     ("Laplace, Kronecker", Laplace(prior_precision=1.0), 4 * D + 12 * SQUARES + 28 * D),
     ("Laplace, full last layer", Laplace("full", select.last_layer(), prior_precision=1.0), 4 * D + 8 * LAST**2),
-    ("Laplace, rank 10", Laplace(structure="low-rank", rank=10, prior_precision=1.0), 4 * D + 8 * D * 10),
+    (
+        "Laplace, rank 10",
+        Laplace(structure="low-rank", rank=10, prior_precision=1.0),
+        4 * D + D * (16 * 15 + 8 * 10 + 16),
+    ),
 ]
 
 
