@@ -106,7 +106,7 @@ function split(answer) {
 // drawings are as wide as their place, so that their text has the size of other text
 const room = () => Math.round(Math.min(700, Math.max(280, byId("compared").clientWidth || 600)));
 function bars(plain, posterior) {
-  const width = room(), side = Math.round(width * 0.22), longest = width - side - 90;
+  const width = room(), side = Math.round(width * 0.22), longest = width - side - 104;
   const names = data.classes.map((name) => [name, plain["p_" + name], posterior["p_" + name]]);
   names.sort((a, b) => Math.max(b[1], b[2]) - Math.max(a[1], a[2]));
   names.splice(12);
