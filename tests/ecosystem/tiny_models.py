@@ -1,6 +1,6 @@
 """Tiny networks of other libraries with random weights, each with a few examples of what it takes.
 
-Nothing is downloaded.
+Nothing is downloaded. `benchmarks/ecosystem.py` uses the same ones.
 """
 
 from __future__ import annotations
