@@ -23,7 +23,7 @@ from dubito.curvature.structures import KroneckerAccumulator, Sums, make_accumul
 from dubito.networks.selection import Selection
 
 
-class Plan(NamedTuple):
+class PassKind(NamedTuple):
     """How the columns of a batch are made.
 
     Attributes:
@@ -73,7 +73,7 @@ class CurvaturePass:
         self.structure, self.curvature, self.num_samples = structure, curvature, num_samples
         self.num_data = 0  # until the data are known
         self.expands = mode == "expand"
-        self._plan: Plan | None = None
+        self._pass_kind: PassKind | None = None
         # the noise of a Gaussian only scales the curvature
         self.likelihood = Gaussian(noise=1.0) if isinstance(likelihood, Gaussian) else likelihood
         self.engine = Engine(model, selection.names)
@@ -109,13 +109,13 @@ class CurvaturePass:
         fit = self.no_fit()
         if not batch.num_rows:
             return fit
-        plan = self._plan = self._plan or self._planned(batch)
-        kind = self.accumulator.first_columns(sums, self.num_data) or plan.kind
-        num_columns = 1 if plan.few else self._num_columns(kind)
+        how = self._pass_kind = self._pass_kind or self._chosen(batch)
+        kind = self.accumulator.first_columns(sums, self.num_data) or how.kind
+        num_columns = 1 if how.few else self._num_columns(kind)
         for rows, tape in self.engine.chunks(batch.inputs, num_columns, self.accumulator.extra):
             targets, likelihood = batch.targets[rows], self.likelihood
             fit += self._fit(tape.outputs.detach(), targets)
-            if plan.by_position and (flat := positions.by_position(tape, likelihood)) is not None:
+            if how.by_position and (flat := positions.by_position(tape, likelihood)) is not None:
                 targets = positions.targets_by_position(likelihood, targets)
                 tape, likelihood = flat, flat.likelihood(likelihood)
             outputs = tape.outputs.detach()
@@ -123,7 +123,7 @@ class CurvaturePass:
                 kind, likelihood, outputs, targets,
                 num_samples=self.num_samples, most=self.engine.columns_at_once(MOST_COLUMNS), generator=generator,
             )  # fmt: skip
-            merged = [few_columns(self._merged(outputs), likelihood, outputs, targets)] if plan.few else columns
+            merged = [few_columns(self._merged(outputs), likelihood, outputs, targets)] if how.few else columns
             self.accumulator.add(sums, tape, merged, targets)
         return fit
 
@@ -135,10 +135,10 @@ class CurvaturePass:
             return DataFit(squared_error=total, num_residuals=int(count))
         return DataFit(log_likelihood=total)
 
-    def _planned(self, batch: Batch) -> Plan:
+    def _chosen(self, batch: Batch) -> PassKind:
         """Choose how columns are made, from the first batch."""
         if self.curvature not in ("auto", "ggn"):
-            return Plan(self.curvature)
+            return PassKind(self.curvature)
         first = self.engine.run(batches.take(batch.inputs, slice(0, 2)))
         flat = None
         if self.expands and first.outputs.ndim > 2:
@@ -146,17 +146,17 @@ class CurvaturePass:
         outputs = (first if flat is None else flat).outputs
         many = outputs[0].numel() > MOST_COLUMNS
         if many and (flat is not None or is_one_linear(first)) and self.structure in ("diag", "kron"):
-            return Plan("ggn", few=True, by_position=flat is not None)
+            return PassKind("ggn", few=True, by_position=flat is not None)
         repeats = self.structure == "sampled"  # its passes multiply with one and the same matrix
         if self.curvature == "ggn" or repeats or outputs[0].numel() <= MOST_EXACT:
-            return Plan("ggn", by_position=flat is not None)
+            return PassKind("ggn", by_position=flat is not None)
         warn_once(
             f"The exact curvature of {first.outputs[0].numel():,} outputs per example takes a backward pass for each, "
             "so it is estimated from sampled targets (curvature='fisher-mc'). Choose curvature='ggn' for the exact "
             "one, or weights=select.last_layer(), where it is fast.",
             SampledWarning,
         )
-        return Plan("fisher-mc")
+        return PassKind("fisher-mc")
 
     def _merged(self, outputs: Tensor) -> str:
         """Return which part of output Hessians few columns must give: the diagonal also for a factor too wide."""

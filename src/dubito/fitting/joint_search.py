@@ -48,7 +48,7 @@ def _can_join(runs: list[SearchRun]) -> bool:
     )
 
 
-class _Rows:
+class _FoldRows:
     """Rows of several sources, an equal number of each, with a weight of zero for those that only fill up."""
 
     def __init__(self, sources: list[Source]) -> None:
@@ -67,8 +67,8 @@ class _Rows:
 class _JointRuns:
     def __init__(self, runs: list[SearchRun]) -> None:
         self.runs, self.problem = runs, runs[0].problem
-        self.data = _Rows([run.problem.source for run in runs])
-        self.held_out = [_Rows(list(parts)) for parts in zip(*(run.held_out for run in runs), strict=True)]
+        self.data = _FoldRows([run.problem.source for run in runs])
+        self.held_out = [_FoldRows(list(parts)) for parts in zip(*(run.held_out for run in runs), strict=True)]
         self.all_held_out = [part.take(torch.arange(part.width).where(part.is_real, 0)) for part in self.held_out]
         self.descent = GradientDescent(self.problem, stacked([run.problem.model for run in runs]), self._loss)
         size = self.problem.training.batch_size
