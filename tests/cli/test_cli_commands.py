@@ -310,7 +310,7 @@ class TestWhatWasFinishedIsKept:
         words = ["--data", "digits", "--limit", 60, "--seeds", 1, "--training", "training(epochs=1, lr=5.0)"]
         result = run("compare", *words, "--method", "map()")
         assert result.exit_code == 0, result.stderr
-        assert "do not trust MAP()" in result.stderr
+        assert "do not trust these, the report says why: MAP()" in result.stderr
 
     @pytest.mark.parametrize(
         ("words", "code", "sentence"),

@@ -82,7 +82,7 @@ def _tell_untrusted(comparison: Comparison) -> None:
     methods = comparison.evaluations
     bad = [name for name, runs in methods.items() if any(run.trust and run.trust.verdict == "no" for run in runs)]
     if bad:
-        note(f"do not trust {', '.join(bad)}: the report says why")
+        note(f"do not trust these, the report says why: {'; '.join(bad)}")
 
 
 def _header(experiment: Experiment, interrupted: bool) -> dict[str, object]:
