@@ -337,7 +337,7 @@ class TestDemo:
         assert found["summary"]["plain network"]["mean"]["accuracy"] > 0.85
         likelihoods = [row["mean"]["nll"] for row in found["summary"].values()]
         assert likelihoods == sorted(likelihoods)
-        assert "It fits into a twentieth of its size" in result.stderr
+        assert "The same network at a twentieth of its size" in result.stderr
         evaluation = found["runs"][0]["evaluation"]
         assert evaluation["ood"]["scrambled digits"]["entropy"]["auroc"] > 0.8
         assert set(evaluation["shifts"]) == {"rotation", "noise"}

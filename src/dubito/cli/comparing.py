@@ -13,7 +13,9 @@ from dubito.cli.methods import METHODS
 
 def demo(
     out: args.Out = Path("report.html"),
-    fast: Annotated[bool, typer.Option("--fast", help="Fewer digits and epochs; takes half a minute.")] = False,
+    fast: Annotated[
+        bool, typer.Option("--fast", help="Fewer digits and too few epochs for good numbers; takes half a minute.")
+    ] = False,
     seed: args.Seed = 0,
     json: args.Json = False,
 ) -> None:

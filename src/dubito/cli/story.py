@@ -139,7 +139,7 @@ def _calibration(dataset: DataSet, plain: Posterior, posterior: Posterior) -> Se
                 found_here = readings.reliability(figure, each.curves.reliability)
                 panels.append(Panel(figure, f"{title}, {name}", alt, found_here))
     note = "Of answers with 90 % confidence, 90 % should be right: bars on the diagonal."
-    return Section("before-after", "3. Its confidence is right more often", note, groups=(tuple(panels),),
+    return Section("before-after", "3. How often its confidence is right", note, groups=(tuple(panels),),
                    words=tuple(words))  # fmt: skip
 
 
@@ -164,7 +164,7 @@ def _small(dataset: DataSet, plain: Posterior, posterior: Posterior, epochs: int
         f"The posterior over what is left is {sure[0]:.0%} sure of digits and {sure[1]:.0%} of scrambled ones.",
     )
     note = "A posterior knows which weights the data do not need. They are removed, and the others trained once more."
-    return Section("small", "4. It fits into a twentieth of its size", note, words=words)
+    return Section("small", "4. The same network at a twentieth of its size", note, words=words)
 
 
 def letters(like: Tensor) -> Tensor:
