@@ -70,7 +70,9 @@ def compare(
             metavar="SETTINGS", help='All training settings in one: "training(optimizer=sgd, lr=0.1, epochs=50)".'
         ),
     ] = None,
-    split: Annotated[int, typer.Option(metavar="N", min=0, help="The number of the train/test split.")] = 0,
+    split: Annotated[
+        int, typer.Option(metavar="N", min=0, max=2**63 - 1, help="The number of the train/test split.")
+    ] = 0,
     gap: Annotated[
         bool, typer.Option("--gap", help="UCI sets: test on the middle third of the feature with number --split.")
     ] = False,

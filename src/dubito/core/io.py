@@ -24,6 +24,7 @@ from dubito.core.settings import bytes_of
 FORMAT_VERSION = 1
 # The most nested levels of dicts and lists; the deepest file that we write, an ensemble of subspaces, has about ten.
 MAX_DEPTH = 100
+LONGEST_EMPTY_AXIS = 2**20
 # What code raises when it meets content that does not fit together.
 CONTENT_ERRORS = (
     ArithmeticError, AssertionError, AttributeError, LookupError, MemoryError, RuntimeError, TypeError, ValueError
@@ -52,6 +53,10 @@ def load(path: str | os.PathLike[str], *kinds: str) -> Any:
         raise FileFormatError(f"'{target}' is truncated or is not a Dubito file.") from error
     if "dubito" not in metadata:
         raise FileFormatError(f"'{target}' was not written by Dubito.")
+    # a tensor without values may claim an axis of any length, and whatever splits it along that axis asks for memory
+    longest = max((max(value.shape, default=0) for value in stored.values()), default=0)
+    if longest > max(target.stat().st_size, LONGEST_EMPTY_AXIS):
+        raise FileFormatError(f"'{target}' holds a tensor with an axis of {longest:,} entries, longer than the file.")
     if metadata.get("sha256") != _checksum(metadata["dubito"], stored):
         raise FileFormatError(f"'{target}' was altered or damaged after it was written: its checksum does not match.")
     with reading(target):

@@ -40,6 +40,8 @@ class CalibrationScores:
     weights: Tensor | None = None
 
     def __post_init__(self) -> None:
+        if self.scores.ndim != 2 or self.scores.numel() == 0:
+            raise InputError(f"`scores` must be numbers [n, O], got shape {tuple(self.scores.shape)}.")
         for name in ("groups", "weights"):
             given = getattr(self, name)
             if given is not None and given.shape != self.scores.shape[:1]:
