@@ -21,6 +21,8 @@ def multiplies_from_the_right(module: nn.Module) -> bool:
 
     It is asked: the class's `forward` runs once on made-up weights, in a shallow copy of the module.
     """
+    if isinstance(module, torch.jit.ScriptModule):  # it cannot be copied with other weights
+        return False
     own = module._parameters
     weight, bias = own.get("weight"), own.get("bias")
     if weight is None or weight.ndim != 2 or min(weight.shape) < 2 or not own.keys() <= {"weight", "bias"}:
@@ -40,7 +42,8 @@ def _computes_product(module: nn.Module, weight: Tensor, bias: Tensor | None, tr
     given = {"weight": nn.Parameter(matrix), "bias": None if offset is None else nn.Parameter(offset)}
     vars(asked).update(_parameters={name: given[name] for name in module._parameters}, training=training)
     try:
-        found = type(module).forward(asked, x)
+        with torch.random.fork_rng(devices=[]):  # it may draw noise
+            found = type(module).forward(asked, x)
         expected = x @ matrix if offset is None else x @ matrix + offset
     except (RuntimeError, TypeError, ValueError, AttributeError, LookupError, AssertionError):  # it takes other inputs
         return False
