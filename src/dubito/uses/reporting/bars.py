@@ -67,7 +67,7 @@ def pictures(images: Sequence[Any], captions: Sequence[str], columns: int = 5) -
         figure = Figure((1.15 * columns, 1.72 * lines))
         for place, (image, caption) in enumerate(zip(images, captions, strict=True), 1):
             axes = figure.add_subplot(lines, columns, place)
-            axes.imshow(image, cmap="gray_r", interpolation="nearest", vmin=0, vmax=1)
+            axes.imshow(np.asarray(image), cmap="gray_r", interpolation="nearest", vmin=0, vmax=1)
             axes.set_axis_off()
             axes.set_title(caption, y=-0.08, va="top", fontsize=10.5, parse_math=False, linespacing=1.35)
         figure.subplots_adjust(left=0.01, right=0.99, top=0.99, bottom=0.34 / lines, wspace=0.1, hspace=0.5)
