@@ -416,7 +416,7 @@ BAD_SETTINGS: dict[str, tuple[dict, str]] = {
         {"structure": "eigen"},
         "`structure` must be 'kron', 'ekfac', 'full', 'diag', 'low-rank' or 'sampled', got 'eigen'",
     ),
-    "curvature": ({"curvature": "fisher"}, "`curvature` must be 'ggn', .* got 'fisher'. Did you mean 'fisher-mc'"),
+    "curvature": ({"curvature": "fisher"}, "`curvature` must be 'auto', .* got 'fisher'. Did you mean 'fisher-mc'"),
     "word": (
         {"prior_precision": "marglik"},
         "a dict of positive numbers, 'auto', 'evidence', 'training' or 'validation', got 'marglik'",
