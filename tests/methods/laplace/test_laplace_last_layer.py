@@ -10,7 +10,7 @@ from dubito.likelihoods import Bernoulli, Categorical, Gaussian, Heteroscedastic
 from torch import Tensor, nn
 
 from dubito import Laplace, select
-from dubito.curvature.curvature_pass import CurvaturePass, Plan
+from dubito.curvature.curvature_pass import CurvaturePass, PassKind
 from dubito.curvature.engine import Tape
 from dubito.fitting import loop
 
@@ -58,7 +58,7 @@ def test_the_short_form_is_exact(
     short = recipe.fit(model, data, likelihood=likelihood)
     assert max(pulled) <= 2 or structure == "kron"
     pulled.clear()
-    monkeypatch.setattr(CurvaturePass, "_planned", lambda *_: Plan("ggn"))
+    monkeypatch.setattr(CurvaturePass, "_planned", lambda *_: PassKind("ggn"))
     whole = recipe.fit(model, data, likelihood=likelihood)
     assert sum(pulled) >= OUTPUTS
     identity = torch.eye(whole.selection.num_weights, dtype=torch.float64)
