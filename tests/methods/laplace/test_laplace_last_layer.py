@@ -58,7 +58,7 @@ def test_the_short_form_is_exact(
     short = recipe.fit(model, data, likelihood=likelihood)
     assert max(pulled) <= 2 or structure == "kron"
     pulled.clear()
-    monkeypatch.setattr(CurvaturePass, "_planned", lambda *_: PassKind("ggn"))
+    monkeypatch.setattr(CurvaturePass, "_chosen", lambda *_: PassKind("ggn"))
     whole = recipe.fit(model, data, likelihood=likelihood)
     assert sum(pulled) >= OUTPUTS
     identity = torch.eye(whole.selection.num_weights, dtype=torch.float64)
