@@ -15,7 +15,6 @@ from dubito.core.batches import Source
 from ecosystem import tiny_models
 from extras import needs
 
-tiny_models.allow_torchvision()
 timm, torchvision = needs("timm"), needs("torchvision")
 needs("transformers")
 needs("peft")

@@ -14,7 +14,6 @@ from dubito import MAP, Laplace, Training, select
 from ecosystem import tiny_models
 from extras import needs
 
-tiny_models.allow_torchvision()
 needs("transformers")
 needs("lightning")
 datasets = needs("datasets")

@@ -5,32 +5,17 @@ Nothing is downloaded. `benchmarks/ecosystem.py` uses the same ones.
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Callable
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
+from extras import allow_torchvision
+
 Data = tuple[Any, Tensor]
 
 CLASSES, TOKENS, LENGTH = 3, 50, 6
-
-
-@functools.cache
-def allow_torchvision() -> None:
-    """Declare the two operators that torchvision looks up, where its compiled part cannot be loaded.
-
-    Its wheels link to CUDA. On a build of torch for the CPU alone they cannot be imported, and neither can timm,
-    although none of its networks uses these operators.
-    """
-    try:
-        import torchvision  # noqa: F401
-    except RuntimeError:  # operator torchvision::nms does not exist
-        for name in ("nms", "qnms"):
-            torch.library.define(f"torchvision::{name}", "(Tensor dets, Tensor scores, float iou_threshold) -> Tensor")
-    except ImportError:
-        return
 
 
 def images(size: int = 32, count: int = 12) -> Data:
