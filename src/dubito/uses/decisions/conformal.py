@@ -196,6 +196,8 @@ class ConformalSets(_Conformal):
     def from_state(cls, posterior: Posterior, state: Mapping[str, Any]) -> Self:
         """Undo `state`."""
         found = cls._with_state(posterior, state)
+        if found.calibration.scores.shape[1] != 1:
+            raise InputError(f"Sets have one score per datum, but there are {found.calibration.scores.shape[1]}.")
         found._generator = restored_generator(state["u"])
         return found
 
