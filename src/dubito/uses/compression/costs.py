@@ -39,7 +39,7 @@ class LayerCosts:
         self.left = dict.fromkeys(self.channels, 1.0)
 
     def of_unit(self, group: UnitGroup) -> float:
-        """Return the cost of one unit of a group, given what is left of the layers."""
+        """Return the cost of one unit of a group at the present widths of the layers."""
         total = sum(self._of(part, "output", group) for part in group.producers)
         return max(total + sum(self._of(part, "input", group) for part in group.consumers), 1e-30)
 
