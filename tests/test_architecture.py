@@ -202,7 +202,7 @@ def test_no_room_shares_its_name_with_a_public_function() -> None:
 
 
 def test_the_examples_in_docstrings() -> None:
-    for file in FILES:
+    for file in (file for file in FILES if ">>>" in file.read_text()):
         parts = file.relative_to(ROOT.parent).with_suffix("").parts
         module = importlib.import_module(".".join(parts).removesuffix(".__init__"))
         assert doctest.testmod(module, raise_on_error=False).failed == 0, relative(file)

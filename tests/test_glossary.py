@@ -31,11 +31,11 @@ def trees() -> dict[str, ast.Module]:
     return {str(file.relative_to(ROOT)): ast.parse(file.read_text()) for file in sorted(ROOT.rglob("*.py"))}
 
 
+@cache
 def names(tree: ast.AST) -> set[str]:
     """Return the variables, arguments and attributes of a file."""
-    found = {node.id for node in ast.walk(tree) if isinstance(node, ast.Name)}
-    found |= {node.arg for node in ast.walk(tree) if isinstance(node, ast.arg)}
-    return found | {node.attr for node in ast.walk(tree) if isinstance(node, ast.Attribute)}
+    kinds = {ast.Name: "id", ast.arg: "arg", ast.Attribute: "attr"}
+    return {getattr(node, kinds[type(node)]) for node in ast.walk(tree) if type(node) in kinds}
 
 
 def test_the_glossary_defines_each_term_once() -> None:

@@ -9,7 +9,7 @@ import tempfile
 import traceback
 import warnings
 from collections.abc import Callable, Iterator
-from functools import partial
+from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
@@ -52,19 +52,20 @@ def fit(recipe: Recipe, task: str, device: torch.device) -> tuple[Posterior, nn.
     if isinstance(recipe, (SGMCMC, HMC)):
         recipe = recipe.replace(burn_in=4, num_samples=6)
     likelihood: Any = "categorical" if task == "classification" else "gaussian"
-    data, validation, model = (
-        problem(task, torch.float32),
-        problem(task, torch.float32, 1),
-        network(task, torch.float32),
-    )
-    model = model.to(device)
+    data, validation = problem(task, torch.float32), problem(task, torch.float32, 1)
     trained = recipe.needs_trained_model
-    if trained:
-        model = MAP().fit(model, data, likelihood=likelihood, training=TRAINING).model
+    model = trained_network(task, device) if trained else network(task, torch.float32).to(device)
     training = None if trained else TRAINING
     options: Any = {"likelihood": likelihood, "validation": validation, "training": training}
     generator = torch.Generator(device).manual_seed(1) if task == "regression" else None  # one of the CPU by default
     return recipe.fit(model, data, generator=generator, progress=False, **options), model
+
+
+@cache
+def trained_network(task: str, device: torch.device) -> nn.Module:
+    likelihood: Any = "categorical" if task == "classification" else "gaussian"
+    model = network(task, torch.float32).to(device)
+    return MAP().fit(model, problem(task, torch.float32), likelihood=likelihood, training=TRAINING).model
 
 
 def uses(posterior: Posterior, model: nn.Module, task: str, device: torch.device) -> Answers:

@@ -99,10 +99,12 @@ class TestCompare:
         assert "<html" in (tmp_path / "report.html").read_text()
         assert "MAP(), seed 1 of 1" in result.stderr
 
-    def test_without_a_method_all_are_tried(self, run: Run) -> None:
-        result = run("compare", *TINY, "--epochs", 6)  # so that cycles and averages fit in
+    def test_without_a_method_all_are_tried(self, run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+        few = dict(list(METHODS.items())[:2])  # the demo, below, runs them all
+        monkeypatch.setattr("dubito.cli.comparing.METHODS", few)
+        result = run("compare", *TINY, "--epochs", 6)
         names = [line.split("   ")[0] for line in result.stdout.splitlines()[1:]]
-        assert names == [repr(dubito.parse(text)) for text in METHODS]
+        assert names == [repr(dubito.parse(text)) for text in few]
 
     def test_several_seeds_have_a_spread(self, run: Run) -> None:
         (line,) = run("compare", *TINY, "--seeds", 2, "--method", "map()").stdout.splitlines()[1:]

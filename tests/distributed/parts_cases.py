@@ -227,11 +227,12 @@ def networks(folder: Path) -> dict[str, Any]:
     path = folder / f"wrapped-{distributed.rank()}"
     posterior = fit(MAP(), rows(), wrapped)
     posterior.save(path)
+    student, few = network(9 + distributed.rank()), Training(epochs=3, batch_size=8)
     return {
         "map": weights(fit(MAP(), rows(40), own)),
         "laplace": weights(fit(Laplace(), rows(), own)),
         "ensemble": [weights(m) for m in fit(Ensemble(2, start="model"), rows(40), own).members],  # type: ignore
-        "distilled": weights(dubito.distill(posterior, network(9 + distributed.rank()), rows()[0], progress=False)),
+        "distilled": weights(dubito.distill(posterior, student, rows()[0], training=few, progress=False)),
         "wrapped": weights(posterior),
         "loaded": weights(dubito.load(path, wrapped)),
     }

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import json
 import os
+from collections.abc import Sequence
 from functools import cache, lru_cache
 from pathlib import Path
 from typing import Any
 
+import pytest
 import torch
 from dubito.ensembles import BatchNormNoise, TestTimeAugmentation
 from torch import Tensor, nn
@@ -34,6 +36,14 @@ from extras import needs
 
 # `make test-extras` writes ONNX, `make test` programs of torch.export.
 SUFFIX = ".onnx" if os.environ.get("DUBITO_TEST_EXTRAS") else ".pt2"
+any_format = pytest.mark.skipif(SUFFIX == ".onnx", reason="does not depend on the format: make test runs it")
+
+
+def share(cases: Sequence[Any]) -> list[Any]:
+    """Every other case in one format, the others in the other: a graph takes seconds to record."""
+    return list(cases[SUFFIX == ".onnx" :: 2])
+
+
 TASKS = ("classes", "numbers")
 SHORT = Training(epochs=1, lr=1e-2, batch_size=20)
 CHAIN: dict[str, Any] = {"burn_in": 5, "num_samples": 4, "temperature": 0.1}

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
@@ -14,12 +13,14 @@ from export_cases import (
     SHORT,
     SUFFIX,
     TASKS,
+    any_format,
     describe,
     expected,
     fitted,
     inputs,
     network,
     run_file,
+    share,
 )
 from torch import nn
 
@@ -80,21 +81,23 @@ def test_every_family_has_a_file() -> None:
     assert known - elsewhere == tested
 
 
-@pytest.mark.parametrize("name", ["laplace of the last layer", "ensemble"])
+@pytest.mark.parametrize("name", share(["laplace of the last layer", "ensemble"]))
 def test_tempered_posteriors(name: str, tmp_path: Path) -> None:
     posterior = decisions.TemperedPosterior(fitted(name), 2.0)
-    posterior.export(tmp_path / "net.pt2", example=inputs(5, 2))
+    posterior.export(tmp_path / f"net{SUFFIX}", example=inputs(5, 2))
     found, wanted = (
-        run_file(tmp_path / "net.pt2", inputs(5, 3)),
+        run_file(tmp_path / f"net{SUFFIX}", inputs(5, 3)),
         expected(posterior, inputs(5, 3), ("probs", "entropy")),
     )
     assert all(torch.allclose(found[key], wanted[key], atol=1e-5) for key in wanted)
 
 
-@pytest.mark.parametrize("task", TASKS)
-@pytest.mark.parametrize("levels", [((2, 4, torch.tensor([0.3, 0.7])),), ()], ids=["category", "numbers"])
-def test_guarded_posteriors(task: str, levels: tuple[Any, ...], tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("task", "category"), share([("classes", True), ("classes", False), ("numbers", False), ("numbers", True)])
+)
+def test_guarded_posteriors(task: str, category: bool, tmp_path: Path) -> None:
     """Usual rows, rows outside of the range, and rows with an unseen category."""
+    levels = ((2, 4, torch.tensor([0.3, 0.7])),) if category else ()
     known = TrainingRange(torch.full((4,), -1.0), torch.ones(4), levels)
     posterior, x = GuardedPosterior(fitted("laplace of the last layer", task), known), inputs(6, 2).clamp(-1, 1)
     x[1:3, 0], x[2:4, 2:] = 4.0, 0.0
@@ -117,16 +120,25 @@ def test_distilled_students_in_full(tmp_path: Path) -> None:
     assert float(found["epistemic"].min()) > 0.01
 
 
-@pytest.mark.parametrize("likelihood", ["bernoulli", "heteroscedastic"])
-@pytest.mark.parametrize("name", ["laplace of the last layer", "ensemble"])
+@pytest.mark.parametrize(
+    ("name", "likelihood"),
+    share(
+        [
+            ("laplace of the last layer", "bernoulli"),
+            ("ensemble", "bernoulli"),
+            ("ensemble", "heteroscedastic"),
+            ("laplace of the last layer", "heteroscedastic"),
+        ]
+    ),
+)
 def test_other_likelihoods(name: str, likelihood: str, tmp_path: Path) -> None:
     x = inputs(40, 0)
     y = (x[:, :2] > 0).float() if likelihood == "bernoulli" else x[:, :1].sin()
     posterior = RECIPES[name].fit(
         network(2), (x, y), likelihood=likelihood, training=None if "laplace" in name else SHORT
     )
-    made = posterior.export(tmp_path / "net.pt2", example=x[:5], num_samples=4)
-    found = run_file(tmp_path / "net.pt2", x[:3])
+    made = posterior.export(tmp_path / f"net{SUFFIX}", example=x[:5], num_samples=4)
+    found = run_file(tmp_path / f"net{SUFFIX}", x[:3])
     wanted = expected(posterior, x[:3], [key for key in made.outputs if key not in ("lower", "upper")], num_samples=4)
     for key, value in wanted.items():
         assert torch.allclose(found[key].to(value), value, atol=2e-5), key
@@ -150,14 +162,15 @@ def test_images_and_sequences(tmp_path: Path) -> None:
     ).eval()
     tokens = torch.randint(7, (30, 5))
     words = nn.Sequential(nn.Embedding(7, 4), nn.Linear(4, 4), nn.Tanh(), nn.Flatten(), nn.Linear(20, 3)).eval()
-    for model, x in ((net, images), (words, tokens)):
+    for model, x in share([(net, images), (words, tokens)]):
         posterior = Laplace(prior_precision=1.0).fit(model, (x, torch.arange(30) % 3))
-        made = posterior.export(tmp_path / "net.pt2", ("probs", "epistemic"), example=x[:5])
+        made = posterior.export(tmp_path / f"net{SUFFIX}", ("probs", "epistemic"), example=x[:5])
         assert made.difference < 1e-5
-        found, wanted = run_file(tmp_path / "net.pt2", x[5:6]), expected(posterior, x[5:6], made.outputs)
+        found, wanted = run_file(tmp_path / f"net{SUFFIX}", x[5:6]), expected(posterior, x[5:6], made.outputs)
         assert all(torch.allclose(found[key], wanted[key], atol=1e-5) for key in wanted)
 
 
+@any_format
 def test_layers_without_a_rule_need_weight_samples(tmp_path: Path) -> None:
     class Own(nn.Module):
         def __init__(self) -> None:
@@ -179,6 +192,7 @@ def test_layers_without_a_rule_need_weight_samples(tmp_path: Path) -> None:
     assert torch.allclose(run_file(tmp_path / "net.pt2", x)["probs"], wanted, atol=1e-5)
 
 
+@any_format
 def test_moments_that_are_too_far_off_give_way_to_samples(tmp_path: Path) -> None:
     model = nn.Sequential(*(layer for _ in range(3) for layer in (nn.Linear(4, 4), nn.ReLU())), nn.Linear(4, 3))
     x = inputs(40, 0)

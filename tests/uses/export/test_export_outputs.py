@@ -15,6 +15,7 @@ from export_cases import (
     DECISIONS,
     SHORT,
     SUFFIX,
+    any_format,
     calibration,
     describe,
     expected,
@@ -67,15 +68,21 @@ def test_all_outputs_and_decisions_for_classes(tmp_path: Path) -> None:
     assert any("Rejector" in text for text in describe(path)["decisions"])
 
 
+@pytest.mark.skipif(SUFFIX == ".pt2", reason="make test-extras runs it: its graph takes seconds to record")
+def test_intervals_of_a_mixture(tmp_path: Path) -> None:
+    posterior, path = fitted("ensemble", "numbers"), tmp_path / f"own{SUFFIX}"
+    x, (low, high) = inputs(9, 5), posterior.predict(inputs(9, 5)).interval(0.8)  # type: ignore[attr-defined]
+    posterior.export(path, ("mean", "stddev", "lower", "upper"), example=inputs(5, 2), level=0.8)
+    found = run_file(path, x)
+    torch.testing.assert_close(found["lower"], low, rtol=1e-5, atol=2e-5)
+    torch.testing.assert_close(found["upper"], high, rtol=1e-5, atol=2e-5)
+
+
+@any_format
 def test_intervals_and_decisions_for_numbers(tmp_path: Path) -> None:
     posterior = fitted("ensemble", "numbers")
     names = ("mean", "stddev", "lower", "upper", "answer", "unfamiliar")
-    x, (low, high) = inputs(9, 5), posterior.predict(inputs(9, 5)).interval(0.8)  # type: ignore[attr-defined]
-    posterior.export(tmp_path / "own.pt2", names[:4], example=inputs(5, 2), level=0.8)
-    found = run_file(tmp_path / "own.pt2", x)
-    torch.testing.assert_close(found["lower"], low, rtol=1e-5, atol=2e-5)
-    torch.testing.assert_close(found["upper"], high, rtol=1e-5, atol=2e-5)
-    data = calibration("numbers")
+    x, data = inputs(9, 5), calibration("numbers")
     made = [
         decisions.Rejector(posterior, data, risk=1.0),
         decisions.Detector(posterior, data, score="variance"),
@@ -92,6 +99,7 @@ def test_intervals_and_decisions_for_numbers(tmp_path: Path) -> None:
     assert torch.equal(found["unfamiliar"], made[1].detect(x))
 
 
+@any_format
 @pytest.mark.parametrize("score", ["energy", "variance", "entropy", "max-probability"])
 def test_scores_of_detectors(score: Any, tmp_path: Path) -> None:
     posterior = fitted("ensemble")
@@ -101,6 +109,7 @@ def test_scores_of_detectors(score: Any, tmp_path: Path) -> None:
     assert torch.equal(run_file(tmp_path / "net.pt2", x)["unfamiliar"], detector.detect(x))
 
 
+@any_format
 def test_decisions_are_fitted_to_calibration_data(tmp_path: Path) -> None:
     """And hold at the threshold itself, where the score of one calibration datum lies."""
     posterior = fitted(LAST)
@@ -179,6 +188,7 @@ def test_other_precisions(dtype: torch.dtype, tmp_path: Path) -> None:
     assert network_file.difference < check.usual_tolerance(dtype, exact=True)
 
 
+@any_format
 def test_many_threads_export_and_predict_at_once(tmp_path: Path) -> None:
     posterior, x = fitted(LAST), inputs(5, 2)
     wanted = posterior.predict(x).probs  # type: ignore[attr-defined]
@@ -218,6 +228,7 @@ class Stubborn(nn.Module):
         return y - y.mean(0) if self.how == "mixes" else y
 
 
+@any_format
 @pytest.mark.parametrize(
     ("how", "sentence"),
     [
@@ -236,6 +247,7 @@ def test_networks_that_cannot_be_exported(how: str, sentence: str, tmp_path: Pat
     assert list(tmp_path.iterdir()) == []  # no file, and no temporary one either
 
 
+@any_format
 def test_an_old_file_survives_a_failure(tmp_path: Path) -> None:
     (tmp_path / "net.pt2").write_bytes(b"old")
     posterior = PointPosterior(Stubborn("mixes").eval(), dubito.likelihoods.Categorical(), MAP(train=False), 6)
@@ -268,6 +280,7 @@ BAD: dict[str, tuple[dict[str, Any], str]] = {
 }
 
 
+@any_format
 @pytest.mark.parametrize("name", BAD)
 def test_bad_arguments(name: str, tmp_path: Path) -> None:
     options, sentence = BAD[name]
@@ -277,6 +290,7 @@ def test_bad_arguments(name: str, tmp_path: Path) -> None:
     assert list(tmp_path.iterdir()) == []
 
 
+@any_format
 def test_decisions_of_others_are_refused(tmp_path: Path) -> None:
     posterior, x = fitted(LAST), inputs(4, 0)
     foreign = decisions.Detector(fitted("ensemble"), calibration())
@@ -295,6 +309,7 @@ def test_decisions_of_others_are_refused(tmp_path: Path) -> None:
         dubito.export(network(3), tmp_path / "net.pt2", example=x)  # type: ignore[arg-type]
 
 
+@any_format
 def test_missing_packages_are_named_before_any_work(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     original = builtins.__import__
 
@@ -308,6 +323,7 @@ def test_missing_packages_are_named_before_any_work(tmp_path: Path, monkeypatch:
         fitted(LAST).export(tmp_path / "net.onnx", example=None)
 
 
+@any_format
 def test_shared_layers_are_stored_and_computed_once(tmp_path: Path) -> None:
     """Members with a common trunk, in copies of their own, make a graph with one trunk."""
     trunk = nn.Linear(4, 50)
