@@ -13,7 +13,7 @@ import dubito
 ROOT = Path(dubito.__file__).parent
 GLOSSARY = (Path(__file__).parents[1] / "docs" / "glossary.md").read_text()
 # Public names that both exist in the field: the method and the distribution, the likelihood and the prior.
-SHARED = {"Laplace", "StudentT"}
+SHARED = {"Dirichlet", "Laplace", "StudentT"}
 # Words with a single meaning, and the folders that may use them as names.
 ONLY_IN = {
     "plan": {"uses/compression"},  # which weights are removed

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 from dubito.core.errors import InputError
 from dubito.fitting.inference import Inference, Problem
+from dubito.fitting.output_noise import with_known_numbers
 from dubito.fitting.subspace_posterior import build_on_subspace
 from dubito.networks.subspace import Subspace
 
@@ -20,7 +21,7 @@ def build(recipe: Recipe, problem: Problem) -> Inference:
     if rule is None:
         return recipe.build(problem)
     selection = rule.resolve(
-        problem.model, problem.source, problem.likelihood,
+        problem.model, problem.source, with_known_numbers(problem),
         prior_precision=recipe.assumed_precision, generator=problem.generator,
     )  # fmt: skip
     if selection.num_weights == 0:

@@ -1,4 +1,4 @@
-"""Fit the noise of a trained regression network, and the temperature of a trained classifier."""
+"""Fit the noise of a trained regression network or another number of its likelihood, and a classifier's temperature."""
 
 from __future__ import annotations
 
@@ -9,11 +9,12 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from dubito.beliefs.likelihoods import Likelihood
+from dubito.beliefs.likelihoods import Gaussian, Likelihood
 from dubito.beliefs.likelihoods.kinds import ClassLikelihood
 from dubito.core import distributed, params
 from dubito.core.batches import Source
 from dubito.core.numeric import minimize_scalar
+from dubito.core.params import Params
 from dubito.fitting.inference import Problem
 from dubito.fitting.posterior import Posterior
 
@@ -21,6 +22,9 @@ from dubito.fitting.posterior import Posterior
 LOG_TEMPERATURE_SCALE, TRIED = 0.3, 40
 # The numbers of rows and of samples from which the epistemic variance is measured, and the least share of the noise.
 SHARING_ROWS, SHARING_SAMPLES, LEAST_SHARE = 256, 32, 0.25
+
+# The logarithm of a learned number is looked for between plus and minus this.
+NUMBER_RANGE = 8
 
 
 @torch.no_grad()
@@ -97,6 +101,34 @@ def share_noise(posterior: Posterior, noise: float, source: Source) -> Posterior
     distributed.sum_([sums])
     variance = max(noise**2 - float(sums[0] / sums[1].clamp_min(1.0)), LEAST_SHARE * noise**2)
     return posterior.with_likelihood(posterior.likelihood.replace(noise=math.sqrt(variance)))
+
+
+def fit_hyper(module: nn.Module, problem: Problem) -> Params:
+    """Return the learned number of the likelihood that fits a network best, by name; empty if there is none."""
+    start = problem.likelihood.hyper()
+    if "log_noise" in start:
+        return {"log_noise": fit_log_noise(module, problem)}
+    return {name: _best_number(name, module, problem) for name in start}
+
+
+def with_known_numbers(problem: Problem) -> Likelihood:
+    """Return the likelihood with its learned number fitted to the network; the noise of a Gaussian stays open."""
+    likelihood = problem.likelihood
+    return likelihood if isinstance(likelihood, Gaussian) else likelihood.resolved(fit_hyper(problem.model, problem))
+
+
+def _best_number(name: str, module: nn.Module, problem: Problem) -> Tensor:
+    parts = outputs_of(module, problem.source)
+
+    def loss(number: float) -> float:
+        total = torch.zeros((), dtype=torch.float64, device=problem.source.device)
+        for outputs, targets in parts:
+            total -= problem.likelihood.log_prob(outputs, targets, {name: outputs.new_tensor(number)}).sum()
+        distributed.sum_([total])
+        return float(total)
+
+    best = min(range(-NUMBER_RANGE, NUMBER_RANGE + 1), key=loss)
+    return torch.tensor(minimize_scalar(loss, best - 1, best + 1), dtype=torch.float64)
 
 
 def fit_log_noise(module: nn.Module, problem: Problem) -> Tensor:

@@ -13,6 +13,7 @@ from dubito.likelihoods import (
     Bernoulli,
     BradleyTerry,
     Categorical,
+    Dirichlet,
     Gaussian,
     HeteroscedasticGaussian,
     Likelihood,
@@ -21,6 +22,7 @@ from dubito.likelihoods import (
     NegativeBinomial,
     Ordinal,
     Poisson,
+    Quantile,
     StudentT,
 )
 from scipy import stats
@@ -29,6 +31,7 @@ from torch import Tensor
 pytestmark = pytest.mark.slow
 
 LEARNED = {"log_noise": torch.tensor(math.log(0.3), dtype=torch.float64)}
+NUMBERS = {name: torch.tensor(0.4, dtype=torch.float64) for name in ("log_dispersion", "log_dof")}
 
 
 def _normal(*shape: int) -> Tensor:
@@ -61,12 +64,18 @@ CASES: dict[str, tuple[Likelihood, Tensor, Tensor, Any]] = {
     "multivariate-diagonal": (MultivariateGaussian((0.3,)), _normal(4), _normal(4, 1) + 1, None),
     "poisson": (Poisson(), _normal(4, 2), _labels(6, 4, 2), None),
     "negative-binomial": (NegativeBinomial(0.7), _normal(5), _labels(6, 5).double(), None),
+    "negative-binomial-learned": (NegativeBinomial(), _normal(4, 2), _labels(6, 4, 2), NUMBERS),
     "student-t": (StudentT(4.5), _normal(4, 2), _normal(4) + 1, None),
+    "student-t-learned": (StudentT("learn"), _normal(4, 4), _normal(4, 2) + 1, NUMBERS),
+    "quantile": (Quantile(0.8), _normal(4, 4), _normal(4, 2) + 1, None),
+    "dirichlet": (Dirichlet(), _normal(4, 3), _normal(4, 3).softmax(-1), None),
     "ordinal": (Ordinal(), _normal(6, 3), _labels(4, 6), None),
     "bradley-terry": (BradleyTerry(), _normal(5, 2, 1), _labels(2, 5), None),
     "mixture-density": (MixtureDensity(2), _normal(3, 12), _normal(3, 2) + 1, None),
 }
-EXPECTED_HESSIAN = ("heteroscedastic", "negative-binomial", "student-t", "ordinal", "mixture-density")
+EXPECTED_HESSIAN = (
+    "heteroscedastic", "negative-binomial", "student-t", "ordinal", "mixture-density", "quantile", "dirichlet"
+)  # fmt: skip
 EXACT_HESSIAN = [name for name in CASES if not name.startswith(EXPECTED_HESSIAN)]
 
 
@@ -168,6 +177,36 @@ def test_expected_hessian_of_student_t_by_quadrature() -> None:
     targets = outputs[:1, 0] + outputs[:1, 1].exp() * places
     expected = _expectation(likelihood, outputs[:1], list(targets[:, None]), list(torch.from_numpy(weights / 2)))
     torch.testing.assert_close(likelihood.hessian(outputs[:1])[0], expected, rtol=1e-6, atol=1e-6)
+
+
+def _outer(likelihood: Likelihood, outputs: Tensor, targets: Tensor, weights: Tensor) -> Tensor:
+    """The Fisher information of one datum, the mean of g gᵀ over a grid of its targets."""
+    gradient = likelihood.gradient(outputs.expand(len(targets), -1), targets)
+    return torch.einsum("n,ni,nj->ij", weights, gradient, gradient)
+
+
+def test_fisher_information_of_quantiles_by_quadrature() -> None:
+    likelihood, outputs, _, _ = CASES["quantile"]
+    one = outputs[:1, [0, 2]]
+    nodes, weights = (torch.from_numpy(part) for part in np.polynomial.laguerre.laggauss(60))
+    scale = one[0, 1].exp()  # both halves are exponential: exact for polynomials
+    above, below = one[0, 0] + scale * nodes / 0.8, one[0, 0] - scale * nodes / 0.2
+    expected = _outer(likelihood, one, torch.cat([above, below]), torch.cat([0.2 * weights, 0.8 * weights]))
+    torch.testing.assert_close(likelihood.hessian(one)[0], expected, rtol=1e-10, atol=1e-10)
+
+
+def test_fisher_information_of_shares_by_quadrature() -> None:
+    likelihood, alpha = Dirichlet(), (3.5, 2.2)
+    outputs = torch.tensor([alpha], dtype=torch.float64).log()
+    nodes, weights = np.polynomial.legendre.leggauss(400)
+    share = torch.from_numpy((nodes + 1) / 2)
+    density = torch.from_numpy(stats.beta.pdf(share.numpy(), *alpha) * weights / 2)
+    expected = _outer(likelihood, outputs, torch.stack([share, 1 - share], 1), density)
+    torch.testing.assert_close(likelihood.hessian(outputs)[0], expected, rtol=1e-6, atol=1e-6)
+    three = CASES["dirichlet"]
+    log_p = likelihood.log_prob(three[1], three[2])
+    scipy_log_p = [stats.dirichlet.logpdf(y, f.exp()) for f, y in zip(three[1], three[2], strict=True)]
+    torch.testing.assert_close(log_p, torch.tensor(scipy_log_p, dtype=torch.float64), rtol=1e-10, atol=1e-10)
 
 
 def test_mixture_density_hessian_is_that_of_target_and_component() -> None:

@@ -11,23 +11,30 @@ import torch
 from dubito.errors import InputError, UnsupportedError
 from dubito.likelihoods import (
     BradleyTerry,
+    Dirichlet,
     Likelihood,
     MixtureDensity,
     MultivariateGaussian,
     NegativeBinomial,
     Ordinal,
     Poisson,
+    Quantile,
     StudentT,
 )
 from scipy import integrate, stats
 from torch import Tensor, nn
 
 import dubito
-from dubito import MAP, Ensemble, Laplace, Training, Variational
+from dubito import MAP, Laplace, Training
 from dubito.beliefs.prediction import DistributionPrediction, gaussian_mixture
 from oracles import fixed_normal
 
-NAMES = {"poisson": Poisson(), "negative-binomial": NegativeBinomial(0.4), "student-t": StudentT(5.0)}
+NAMES = {
+    "poisson": Poisson(),
+    "negative-binomial": NegativeBinomial(0.4),
+    "student-t": StudentT(5.0),
+    "quantile": Quantile(0.7),
+}
 
 
 def _oracle(likelihood: Likelihood, output: Any) -> Any:
@@ -37,6 +44,9 @@ def _oracle(likelihood: Likelihood, output: Any) -> Any:
     if isinstance(likelihood, NegativeBinomial):
         size = 1 / likelihood.dispersion
         return stats.nbinom(size, size / (size + np.exp(output[0])))
+    if isinstance(likelihood, Quantile):  # scipy's κ is √(τ/(1 − τ)), its scale s/√(τ(1 − τ))
+        tau, scale = likelihood.level, np.exp(output[1])
+        return stats.laplace_asymmetric(np.sqrt(tau / (1 - tau)), output[0], scale / np.sqrt(tau * (1 - tau)))
     assert isinstance(likelihood, StudentT)
     return stats.t(likelihood.dof, output[0], np.exp(output[1]))
 
@@ -96,6 +106,59 @@ def test_student_t_predictive_equals_quadrature_over_both_outputs() -> None:
     locations, scales = 0.4 + 0.5**0.5 * grid[:, None], np.exp(-0.2 + 0.1**0.5 * grid)
     expected = weight @ stats.t.pdf(1.5, 5.0, locations, scales) @ weight
     assert float(found) == pytest.approx(expected, rel=1e-6)
+
+
+@pytest.mark.parametrize("variance", [1e-4, 0.5, 4.0])
+def test_quantile_predictive_equals_quadrature_over_both_outputs(variance: float) -> None:
+    likelihood, spread = Quantile(0.7), variance**0.5
+    outputs, variances = torch.tensor([[0.4, -0.2]]).double(), torch.tensor([[variance, 0.1]]).double()
+    found: Any = likelihood.predict_gaussian(outputs, variances)
+    grid, (nodes, own) = np.linspace(-8, 8, 161), np.polynomial.legendre.leggauss(120)
+    weight, log_scales = stats.norm.pdf(grid) * (grid[1] - grid[0]), -0.2 + 0.1**0.5 * grid
+    for y in (-1.5, 0.41, 3.0):
+        kink = np.clip(y, 0.4 - 9 * spread, 0.4 + 9 * spread)
+        ends = [(0.4 - 9 * spread, kink), (kink, 0.4 + 9 * spread)]  # the quantile on both sides of the target
+        places = np.concatenate([(a + b) / 2 + (b - a) / 2 * nodes for a, b in ends])
+        weights = np.concatenate([(b - a) / 2 * own for a, b in ends]) * stats.norm.pdf(places, 0.4, spread)
+        oracle = _oracle(likelihood, [places[:, None], log_scales])
+        at = torch.tensor([[y]]).double()
+        assert float(found.log_prob(at).exp()) == pytest.approx(weights @ oracle.pdf(y) @ weight, rel=1e-6)
+        assert float(found.cdf(at)) == pytest.approx(weights @ oracle.cdf(y) @ weight, rel=1e-6)
+    places, weights = 0.4 + spread * grid, weight
+    oracle = _oracle(likelihood, [places[:, None], log_scales])
+    mean = weights @ oracle.mean() @ weight
+    assert float(found.mean) == pytest.approx(mean, rel=1e-6)
+    assert float(found.aleatoric) == pytest.approx(weights @ oracle.var() @ weight, rel=1e-6)
+    assert float(found.epistemic) == pytest.approx(weights @ (oracle.mean() - mean) ** 2 @ weight, rel=1e-6)
+    wide = found.rescale(1.0, 2.0)
+    assert torch.allclose(wide.stddev**2, wide.aleatoric + wide.epistemic)
+    assert torch.allclose(wide.epistemic, 4 * found.epistemic)
+
+
+def test_dirichlet_predictive_of_two_shares_equals_quadrature() -> None:
+    outputs, variances = torch.tensor([[0.9, 0.3]]).double(), torch.tensor([[0.3, 0.2]]).double()
+    found: Any = Dirichlet().predict_gaussian(outputs, variances)
+    grid = np.linspace(-8, 8, 401)
+    weight = stats.norm.pdf(grid) * (grid[1] - grid[0])
+    first, second = np.exp(0.9 + 0.3**0.5 * grid)[:, None], np.exp(0.3 + 0.2**0.5 * grid)
+    oracle = stats.beta(first, second)
+    shares = torch.tensor([[0.3, 0.7]]).double()
+    assert float(found.log_prob(shares).exp()) == pytest.approx(weight @ oracle.pdf(0.3) @ weight, rel=1e-6)
+    assert float(found.cdf(shares)[0, 0]) == pytest.approx(weight @ oracle.cdf(0.3) @ weight, rel=1e-6)
+    mean = weight @ oracle.mean() @ weight
+    assert float(found.mean[0, 0]) == pytest.approx(mean, rel=1e-6)
+    assert float(found.aleatoric[0, 0]) == pytest.approx(weight @ oracle.var() @ weight, rel=1e-6)
+    assert float(found.epistemic[0, 0]) == pytest.approx(weight @ (oracle.mean() - mean) ** 2 @ weight, rel=1e-6)
+
+
+def test_dirichlet_draws_of_three_shares_are_near_the_integral() -> None:
+    outputs, variances = torch.tensor([[0.9, 0.3, 1.2]]).double(), torch.tensor([[0.1, 0.2, 0.05]]).double()
+    found: Any = Dirichlet().predict_gaussian(outputs, variances)
+    many = outputs + variances.sqrt() * fixed_normal(200_000, 3)
+    expected = Dirichlet().predict_samples(many.unsqueeze(1))
+    shares = torch.tensor([[0.2, 0.3, 0.5]]).double()
+    assert float(found.log_prob(shares)) == pytest.approx(float(expected.log_prob(shares)), abs=0.01)
+    assert torch.allclose(found.epistemic, expected.epistemic, rtol=0.05)
 
 
 def test_crps_equals_sums_and_quadrature() -> None:
@@ -167,39 +230,6 @@ def test_linear_model_with_correlated_noise_has_the_exact_evidence() -> None:
 X = fixed_normal(40, 3).float()
 RATE = (0.5 * X[:, 0] + 1).exp()
 COUNTS = torch.poisson(RATE, generator=torch.Generator().manual_seed(0))
-TARGETS: dict[str, tuple[Likelihood, Tensor, int]] = {
-    "poisson": (Poisson(), COUNTS, 1),
-    "negative-binomial": (NegativeBinomial(), COUNTS[:, None], 1),
-    "student-t": (StudentT(), RATE.log(), 2),
-    "mixture-density": (MixtureDensity(2), RATE.log(), 6),
-    "multivariate": (MultivariateGaussian((0.1, 0.2)), torch.stack([RATE, -RATE], 1), 2),
-    "ordinal": (Ordinal(), COUNTS.clamp(max=3).long(), 3),
-}
-RECIPES = {"laplace": Laplace(), "variational": Variational(), "ensemble": Ensemble(members=2)}
-PAIRS = [(name, "laplace") for name in TARGETS] + [("poisson", "variational"), ("mixture-density", "ensemble")]
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(("name", "recipe"), PAIRS)
-def test_recipes_fit_predict_evaluate_and_load(name: str, recipe: str, tmp_path: Path) -> None:
-    likelihood, targets, outputs = TARGETS[name]
-    torch.manual_seed(0)
-    model = nn.Sequential(nn.Linear(3, 8), nn.Tanh(), nn.Linear(8, outputs))
-    options: dict[str, Any] = {"likelihood": likelihood, "progress": False}
-    training = Training(epochs=10, lr=0.05)
-    if recipe == "laplace":
-        model = MAP().fit(model, (X, targets), training=training, **options).model
-        training = None  # type: ignore[assignment]
-    posterior = RECIPES[recipe].fit(model, (X, targets), training=training, **options)
-    scores = dubito.evaluate(posterior, (X, targets)).scores
-    assert all(np.isfinite(value) for value in scores.values())
-    prediction: Any = posterior.predict(X, generator=torch.Generator().manual_seed(1))
-    assert (prediction.epistemic > 0).any()
-    posterior.save(tmp_path / "saved.safetensors")
-    again: Any = dubito.load(tmp_path / "saved.safetensors", model).predict(
-        X, generator=torch.Generator().manual_seed(1)
-    )
-    assert torch.equal(again.log_prob(targets), prediction.log_prob(targets))
 
 
 def test_preferences_recover_the_order_of_items() -> None:
@@ -230,6 +260,10 @@ def test_preferences_recover_the_order_of_items() -> None:
         (BradleyTerry(), torch.zeros(2, 1), torch.tensor([0, 0]), "two items or more"),
         (MixtureDensity(2), torch.zeros(2, 4), torch.zeros(2), "needs outputs"),
         (StudentT(), torch.zeros(2, 3), torch.zeros(2), "a location and a log-scale"),
+        (Quantile(), torch.zeros(2, 3), torch.zeros(2), "a quantile and a log-scale"),
+        (Dirichlet(), torch.zeros(1, 2), torch.tensor([[0.7, 0.4]]), "sum to 1 for every datum, got a sum of 1.1"),
+        (Dirichlet(), torch.zeros(1, 2), torch.tensor([[1.0, 0.0]]), "above 0, got 0"),
+        (Dirichlet(), torch.zeros(2, 1), torch.ones(2, 1), "two shares or more"),
         (MultivariateGaussian((1.0, 2.0)), torch.zeros(2, 3), torch.zeros(2, 3), "2 outputs does not fit 3"),
     ],
 )
@@ -246,6 +280,10 @@ def test_settings_that_cannot_be() -> None:
         StudentT(dof=2.0)
     with pytest.raises(InputError, match="dispersion"):
         NegativeBinomial(dispersion=0.0)
+    with pytest.raises(InputError, match="not known yet"):
+        NegativeBinomial().predict(torch.zeros(1, 1))
+    with pytest.raises(InputError, match="level"):
+        Quantile(level=1.0)
     with pytest.raises(UnsupportedError, match="no scale"):
         Poisson().temper(torch.zeros(1, 1), 2.0)
 

@@ -1,9 +1,9 @@
 """Likelihoods: distributions of the targets given the network's outputs.
 
 Of classes: `Categorical`, `Bernoulli`, `Ordinal` and `BradleyTerry` (preferences). Of numbers: `Gaussian`,
-`HeteroscedasticGaussian`, `MultivariateGaussian`, `StudentT`, `MixtureDensity`, and of counts `Poisson` and
-`NegativeBinomial`. All share one contract, `Likelihood`: log-probability, its derivatives with respect to the outputs
-(with a square root of the Hessian for curvature), and predictions.
+`HeteroscedasticGaussian`, `MultivariateGaussian`, `StudentT`, `Quantile`, `MixtureDensity`, of counts `Poisson` and
+`NegativeBinomial`, of shares `Dirichlet`. All share one contract, `Likelihood`: log-probability, its derivatives with
+respect to the outputs (with a square root of the Hessian for curvature), and predictions.
 """
 
 from __future__ import annotations
@@ -12,12 +12,14 @@ from dubito.beliefs.likelihoods.base import Likelihood
 from dubito.beliefs.likelihoods.bernoulli import Bernoulli
 from dubito.beliefs.likelihoods.categorical import Categorical
 from dubito.beliefs.likelihoods.counts import NegativeBinomial, Poisson
+from dubito.beliefs.likelihoods.dirichlet import Dirichlet
 from dubito.beliefs.likelihoods.gaussian import Gaussian
 from dubito.beliefs.likelihoods.heteroscedastic import HeteroscedasticGaussian
 from dubito.beliefs.likelihoods.mixture_density import MixtureDensity
 from dubito.beliefs.likelihoods.multivariate import MultivariateGaussian
 from dubito.beliefs.likelihoods.ordinal import Ordinal
 from dubito.beliefs.likelihoods.preferences import BradleyTerry
+from dubito.beliefs.likelihoods.quantile import Quantile
 from dubito.beliefs.likelihoods.student_t import StudentT
 from dubito.core.arguments import checked_arguments
 from dubito.core.errors import InputError
@@ -26,6 +28,7 @@ __all__ = [
     "Bernoulli",
     "BradleyTerry",
     "Categorical",
+    "Dirichlet",
     "Gaussian",
     "HeteroscedasticGaussian",
     "Likelihood",
@@ -34,6 +37,7 @@ __all__ = [
     "NegativeBinomial",
     "Ordinal",
     "Poisson",
+    "Quantile",
     "StudentT",
     "resolve",
 ]
@@ -44,11 +48,13 @@ NAMES: dict[str, type[Likelihood]] = {
     "gaussian": Gaussian,
     "heteroscedastic": HeteroscedasticGaussian,
     "student-t": StudentT,
+    "quantile": Quantile,
     "poisson": Poisson,
     "negative-binomial": NegativeBinomial,
     "ordinal": Ordinal,
     "bradley-terry": BradleyTerry,
     "mixture-density": MixtureDensity,
+    "dirichlet": Dirichlet,
 }
 
 

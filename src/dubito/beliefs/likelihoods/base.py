@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
-from typing import ClassVar
+from typing import ClassVar, Self
 
 import torch
 from torch import Tensor
@@ -37,7 +37,14 @@ class Likelihood(Setting, ABC):
     tempers: ClassVar[bool] = True
     """Whether a temperature can make predictions less or more confident; counts have no scale that it could change."""
 
+    learned_setting: ClassVar[str] = ""
+    """The setting that may be learned, if there is one; its learned value is ``hyper["log_" + learned_setting]``."""
+
     # Hyper-parameters
+
+    def opened(self) -> Self:
+        """Return the likelihood whose number is learned, if it has one that can be."""
+        return self.replace(**{self.learned_setting: "learn"}) if self.learned_setting else self
 
     def hyper(self) -> Params:
         """Return the initial values of the learnable hyper-parameters, by name; most likelihoods have none."""

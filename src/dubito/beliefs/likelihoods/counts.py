@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from typing import ClassVar
+from collections.abc import Mapping
+from typing import ClassVar, Literal
 
 import numpy as np
 import torch
@@ -11,9 +12,10 @@ from torch import Tensor
 from torch.nn import functional
 
 from dubito.beliefs.likelihoods.base import Hyper, rows
-from dubito.beliefs.likelihoods.kinds import DistributionLikelihood
+from dubito.beliefs.likelihoods.kinds import DistributionLikelihood, with_number
 from dubito.core.constraints import Positive
 from dubito.core.errors import InputError
+from dubito.core.params import Params
 from dubito.core.settings import setting
 
 
@@ -69,9 +71,9 @@ class Poisson(_Counts):
         found = self.canonical(outputs)
         return found.exp() - rows(targets, "targets").to(found.dtype)
 
-    def fisher(self, outputs: Tensor) -> Tensor:
+    def fisher(self, parameters: Tensor) -> Tensor:
         r"""Return $e^f$."""
-        return outputs.exp()
+        return parameters.exp()
 
     def sample(self, outputs: Tensor, hyper: Hyper = None, *, generator: torch.Generator | None = None) -> Tensor:
         """Draw counts in the shape and type of the outputs."""
@@ -86,52 +88,72 @@ class NegativeBinomial(_Counts):
     `Poisson`.
 
     Args:
-        dispersion: α, a positive number.
+        dispersion: α, a positive number; or ``"learn"`` to train log α along with the weights, which all methods then
+            need as ``hyper["log_dispersion"]``.
 
     >>> round(NegativeBinomial(dispersion=0.5).hessian(torch.tensor([[2.0]]).log()).item(), 6)  # 2 / (1 + 0.5·2)
     1.0
     """
 
     setting_name = "likelihoods.NegativeBinomial"
-    dispersion: Positive = 1.0
+    learned_setting = "dispersion"
+    dispersion: Positive | Literal["learn"] = "learn"
+
+    def hyper(self) -> Params:
+        """Return ``{"log_dispersion": 0}`` if it is learned."""
+        return {"log_dispersion": torch.tensor(0.0)} if self.dispersion == "learn" else {}
+
+    def resolved(self, hyper: Mapping[str, Tensor]) -> NegativeBinomial:
+        """Return the likelihood with the dispersion as a number."""
+        known = self.dispersion != "learn"
+        return self if known else self.replace(dispersion=float(hyper["log_dispersion"].double().exp()))
+
+    def parameters(self, outputs: Tensor, hyper: Hyper = None) -> Tensor:
+        """Return the log-means and log α ``[..., 2·O]``."""
+        return with_number(self, outputs, hyper, math.log)
 
     def target_log_prob(self, outputs: Tensor, y: Tensor) -> Tensor:
         """Return the log-probability of each count."""
-        size, odds = 1 / self.dispersion, outputs + math.log(self.dispersion)
-        # In double precision: with a small dispersion, the difference of the two log-gammas loses their digits.
-        wide = y.double()
-        choose = torch.lgamma(wide + size) - math.lgamma(size) - torch.lgamma(wide + 1)
-        return choose.to(outputs.dtype) + size * functional.logsigmoid(-odds) + y * functional.logsigmoid(odds)
+        # In double precision: with a small dispersion, the difference of two log-gammas loses their digits.
+        log_means, log_dispersion = outputs.double().chunk(2, dim=-1)
+        wide, size, odds = y.double(), (-log_dispersion).exp(), log_means + log_dispersion
+        choose = torch.lgamma(wide + size) - torch.lgamma(size) - torch.lgamma(wide + 1)
+        found = choose + size * functional.logsigmoid(-odds) + wide * functional.logsigmoid(odds)
+        return found.to(outputs.dtype)
 
     def target_cdf(self, outputs: Tensor, y: Tensor) -> Tensor:
         r"""Return the regularized incomplete beta function $I_{1/(1+\alpha\mu)}(1/\alpha, \lfloor y \rfloor + 1)$."""
         from scipy.special import betainc
 
-        failure = torch.sigmoid(-(outputs + math.log(self.dispersion))).detach().cpu().numpy()
+        log_means, log_dispersion = outputs.detach().cpu().chunk(2, dim=-1)
+        failure, size = torch.sigmoid(-(log_means + log_dispersion)).numpy(), (-log_dispersion).exp().numpy()
         order = y.floor().clamp_min(-0.5).detach().cpu().numpy() + 1
-        found = torch.as_tensor(np.asarray(betainc(1 / self.dispersion, order, failure)), device=outputs.device)
+        found = torch.as_tensor(np.asarray(betainc(size, order, failure)), device=outputs.device)
         return torch.where(y < 0, 0.0, found.to(outputs.dtype))
 
     def target_moments(self, outputs: Tensor) -> tuple[Tensor, Tensor]:
         r"""Return $\mu$ and $\mu + \alpha\mu^2$."""
-        mean = _mean(outputs)
-        return mean, mean + self.dispersion * mean.square()
+        log_means, log_dispersion = outputs.chunk(2, dim=-1)
+        mean = _mean(log_means)
+        return mean, mean + log_dispersion.exp() * mean.square()
 
     def gradient(self, outputs: Tensor, targets: Tensor, hyper: Hyper = None) -> Tensor:
         r"""Return $(\mu - y) / (1 + \alpha\mu)$."""
-        found = self.canonical(outputs)
-        odds = found + math.log(self.dispersion)
-        return odds.sigmoid() / self.dispersion - rows(targets, "targets").to(found.dtype) * (-odds).sigmoid()
+        log_means, log_dispersion = self.parameters(self.canonical(outputs), hyper).chunk(2, dim=-1)
+        odds, y = log_means + log_dispersion, rows(targets, "targets").to(log_means.dtype)
+        return odds.sigmoid() * (-log_dispersion).exp() - y * (-odds).sigmoid()
 
-    def fisher(self, outputs: Tensor) -> Tensor:
+    def fisher(self, parameters: Tensor) -> Tensor:
         r"""Return $\mu / (1 + \alpha\mu)$."""
-        return (outputs + math.log(self.dispersion)).sigmoid() / self.dispersion
+        log_means, log_dispersion = parameters.chunk(2, dim=-1)
+        return (log_means + log_dispersion).sigmoid() * (-log_dispersion).exp()
 
     def sample(self, outputs: Tensor, hyper: Hyper = None, *, generator: torch.Generator | None = None) -> Tensor:
         """Draw counts in the shape and type of the outputs: Poisson counts with gamma-distributed rates."""
-        sizes = torch.full_like(outputs, 1 / self.dispersion, device=None if generator is None else generator.device)
+        log_dispersion = self.parameters(self.canonical(outputs), hyper).chunk(2, dim=-1)[1].reshape(outputs.shape)
+        sizes = (-log_dispersion).exp().to(outputs.device if generator is None else generator.device)
         gamma = torch._standard_gamma(sizes, generator=generator).to(outputs)
-        return _poisson(gamma * self.dispersion * outputs.exp(), generator)
+        return _poisson(gamma * (log_dispersion + outputs).exp(), generator)
 
 
 def _mean(outputs: Tensor) -> Tensor:

@@ -35,6 +35,7 @@ class Gaussian(RegressionLikelihood):
     """
 
     setting_name = "likelihoods.Gaussian"
+    learned_setting = "noise"
     noise: Annotated[Positive, "a standard deviation, which is a positive number"] | Literal["learn", "evidence"] = (
         "learn"
     )

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from dubito.beliefs.likelihoods.base import Hyper, Likelihood, check_rows, diagonal_root, rows
 from dubito.beliefs.prediction import ClassPrediction, DistributionPrediction, RegressionPrediction
-from dubito.beliefs.prediction.distributions import TargetDistribution, gaussian_nodes
+from dubito.beliefs.prediction.distributions import TargetDistribution, gaussian_grid
 from dubito.core.constraints import Positive, check
 from dubito.core.errors import InputError, UnsupportedError
 from dubito.core.settings import setting
@@ -113,7 +113,8 @@ class DistributionLikelihood(RegressionLikelihood, TargetDistribution):
     """A likelihood of numbers that are not Gaussian given the outputs, with a diagonal Hessian.
 
     A likelihood defines `target_log_prob`, `target_cdf`, `target_moments`, `gradient`, `sample` and `fisher`, and how
-    many `nodes` each of a target's outputs gets when a Gaussian of them is integrated.
+    many `nodes` each of a target's outputs gets when a Gaussian of them is integrated. One with a learned number adds
+    it to its `parameters`, so that predictions with different numbers can be mixed.
     """
 
     nodes: ClassVar[tuple[int, ...]] = (96,)
@@ -123,25 +124,29 @@ class DistributionLikelihood(RegressionLikelihood, TargetDistribution):
         """Return the outputs as ``[B, n·O]`` with `outputs_per_target` n."""
         return rows(outputs, "outputs") if self.outputs_per_target == 1 else super().canonical(outputs)
 
+    def parameters(self, outputs: Tensor, hyper: Hyper = None) -> Tensor:
+        """Return the parameters of the targets' distributions: canonical outputs ``[..., n·O]`` and learned numbers."""
+        return outputs
+
     def log_prob(self, outputs: Tensor, targets: Tensor, hyper: Hyper = None) -> Tensor:
-        """Return the log-probability of the targets ``[B]``, summed over outputs."""
+        """Return the log-probability of the targets ``[B]``, jointly over outputs."""
         found = self.canonical(outputs)
-        return self.target_log_prob(found, rows(targets, "targets").to(found.dtype)).sum(dim=-1)
+        return self.joint_log_prob(self.parameters(found, hyper), rows(targets, "targets").to(found.dtype))
 
     @abstractmethod
-    def fisher(self, outputs: Tensor) -> Tensor:
-        """Return the diagonal ``[B, n·O]`` of the expected Hessian from canonical outputs."""
+    def fisher(self, parameters: Tensor) -> Tensor:
+        """Return the diagonal ``[B, n·O]`` of the expected Hessian in the outputs."""
 
     def hessian(self, outputs: Tensor, targets: Tensor | None = None, hyper: Hyper = None) -> Tensor:
         """Return the expected Hessian, the Fisher information, ``[B, n·O, n·O]``."""
-        return torch.diag_embed(self.fisher(self.canonical(outputs)))
+        return torch.diag_embed(self.fisher(self.parameters(self.canonical(outputs), hyper)))
 
     def hessian_root(self, outputs: Tensor, targets: Tensor | None = None, hyper: Hyper = None) -> Tensor:
         """Return one column per output, ``[n·O, B, n·O]``."""
-        return diagonal_root(self.fisher(self.canonical(outputs)).sqrt())
+        return diagonal_root(self.fisher(self.parameters(self.canonical(outputs), hyper)).sqrt())
 
     def _mixture(self, outputs: Tensor, hyper: Hyper) -> DistributionPrediction:
-        return DistributionPrediction.of(self, outputs)
+        return DistributionPrediction.of(self, self.parameters(outputs, hyper))
 
     def predict_gaussian(
         self,
@@ -156,13 +161,8 @@ class DistributionLikelihood(RegressionLikelihood, TargetDistribution):
         Nodes are those of each output of a target, combined in a grid.
         """
         means, variances = (self.canonical(at_least_float32(part)) for part in (mean, variance))
-        parts = zip(means.chunk(len(self.nodes), -1), variances.chunk(len(self.nodes), -1), self.nodes, strict=True)
-        outputs, weights = means[None, :, :0], means.new_ones(1)
-        for part_mean, part_variance, num in parts:
-            nodes, own = gaussian_nodes(part_mean, part_variance, num)
-            pairs = outputs.repeat_interleave(num, 0), nodes.repeat(len(outputs), 1, 1)
-            outputs, weights = torch.cat(pairs, dim=-1), (weights[:, None] * own).flatten()
-        return DistributionPrediction.of(self, outputs, weights, independent=True)
+        outputs, weights = gaussian_grid(means, variances, self.nodes)
+        return DistributionPrediction.of(self, self.parameters(outputs, hyper), weights, independent=True)
 
     def temper(self, outputs: Tensor, temperature: float) -> tuple[Tensor, Self]:
         """Raise an error for any temperature but 1: the distribution has no scale of its own."""
@@ -170,3 +170,25 @@ class DistributionLikelihood(RegressionLikelihood, TargetDistribution):
         if temperature != 1:
             raise UnsupportedError(f"{self!r} has no scale that a temperature could change: leave it at 1.")
         return outputs, self
+
+
+def with_number(likelihood: Likelihood, outputs: Tensor, hyper: Hyper, transform: Callable[[float], float]) -> Tensor:
+    """Return outputs ``[..., n·O]`` followed by one number for each of the O targets.
+
+    Args:
+        likelihood: The likelihood, whose `learned_setting` is a number or ``"learn"``.
+        outputs: Canonical outputs, ``[B, n·O]``, or those of samples ``[S, B, n·O]``.
+        hyper: The hyper-parameters; a learned number is one for all, or one per sample.
+        transform: What turns the setting into the number.
+    """
+    name = likelihood.learned_setting
+    setting, learned = getattr(likelihood, name), (hyper or {}).get(f"log_{name}")
+    if setting != "learn":
+        number = outputs.new_tensor(transform(float(setting)))
+    elif learned is None:
+        raise InputError(f"The {name} of {likelihood!r} is not known yet: fit it first, or give it as a number.")
+    else:
+        number = learned.to(outputs)
+    number = number.reshape(-1, *[1] * (outputs.ndim - 1))
+    width = outputs.shape[-1] // likelihood.outputs_for(1)
+    return torch.cat([outputs, number.expand(*outputs.shape[:-1], width)], dim=-1)

@@ -12,6 +12,7 @@ from dubito.beliefs.likelihoods.base import Hyper, blank, check_rows, rows
 from dubito.beliefs.likelihoods.categorical import softmax_root
 from dubito.beliefs.likelihoods.kinds import DistributionLikelihood
 from dubito.beliefs.prediction import DistributionPrediction
+from dubito.beliefs.prediction.distributions import quasi_random
 from dubito.core.constraints import Count
 from dubito.core.errors import InputError
 from dubito.core.settings import setting
@@ -85,9 +86,9 @@ class MixtureDensity(DistributionLikelihood):
         z = (y.unsqueeze(-1) - means) * (-log_scales).exp()
         return self._score(log_shares, log_scales, self._joint(found, y).softmax(dim=-1), z)
 
-    def fisher(self, outputs: Tensor) -> Tensor:
+    def fisher(self, parameters: Tensor) -> Tensor:
         """Return the diagonal of `hessian`."""
-        return self.hessian(outputs).diagonal(dim1=-2, dim2=-1)
+        return self.hessian(parameters).diagonal(dim1=-2, dim2=-1)
 
     def hessian(self, outputs: Tensor, targets: Tensor | None = None, hyper: Hyper = None) -> Tensor:
         """Return the Fisher information of target and component, ``[B, 3·K·O, 3·K·O]``."""
@@ -127,10 +128,7 @@ class MixtureDensity(DistributionLikelihood):
     ) -> DistributionPrediction:
         """Return the equal mixture over 128 fixed quasi-random draws of the outputs, which are independent."""
         means, variances = (self.canonical(at_least_float32(part)) for part in (mean, variance))
-        points = torch.quasirandom.SobolEngine(means.shape[1], scramble=True, seed=0).draw(_DRAWS, dtype=torch.float64)
-        normal = torch.special.ndtri(points.clamp(1e-6, 1 - 1e-6)).to(means)
-        outputs = means + variances.clamp_min(0).sqrt() * normal.unsqueeze(1)
-        return DistributionPrediction.of(self, outputs, independent=True)
+        return DistributionPrediction.of(self, quasi_random(means, variances, _DRAWS), independent=True)
 
     def _parts(self, outputs: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """Return log π, means and log-scales, each ``[..., O, K]``."""

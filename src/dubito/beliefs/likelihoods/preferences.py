@@ -36,6 +36,10 @@ class BradleyTerry(Categorical):
             )
         return scores
 
+    def outputs_for(self, num_targets: int) -> int:
+        """Return 1: the network scores one item at a time."""
+        return 1
+
     def restore(self, values: Tensor, outputs: Tensor) -> Tensor:
         """Undo `canonical`; leading axes stay."""
         return Likelihood.restore(self, values, outputs)

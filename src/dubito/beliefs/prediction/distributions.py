@@ -24,7 +24,7 @@ _TAIL, _EXACT, _GROWTH = 1e-9, 64, 1.02
 
 
 class TargetDistribution(ABC):
-    """The distribution of one target given the outputs ``[..., C]`` for all O targets of a datum."""
+    """The distribution of one target given the parameters ``[..., C]`` (the outputs) for all O targets of a datum."""
 
     is_count: ClassVar[bool] = False
     """Whether targets are whole numbers."""
@@ -41,6 +41,14 @@ class TargetDistribution(ABC):
     def target_moments(self, outputs: Tensor) -> tuple[Tensor, Tensor]:
         """Return the mean and the variance of each target ``[..., O]``."""
 
+    def joint_log_prob(self, outputs: Tensor, y: Tensor) -> Tensor:
+        """Return the log-probability of all targets of a datum ``[...]``; they are independent unless overridden."""
+        return self.target_log_prob(outputs, y).sum(dim=-1)
+
+    def function_variance(self, outputs: Tensor) -> Tensor:
+        """Return the part ``[..., O]`` of each target's variance that is epistemic within a component: most have 0."""
+        return torch.zeros_like(self.target_moments(outputs)[0])
+
 
 @dataclass(frozen=True, eq=False, repr=False, kw_only=True)
 class DistributionPrediction(RegressionPrediction):
@@ -50,7 +58,7 @@ class DistributionPrediction(RegressionPrediction):
     ``stddev**2 == aleatoric + epistemic``. Make one with `of`.
 
     Args:
-        outputs: The network's outputs of each component ``[K, B, C]``.
+        outputs: The parameters of each component ``[K, B, C]``: the network's outputs, and learned numbers.
         family: The distribution of the targets given the outputs.
         weights: The weights of the components ``[K]``.
         independent: Whether the targets of a datum are independent mixtures (the components are nodes of a quadrature),
@@ -78,8 +86,8 @@ class DistributionPrediction(RegressionPrediction):
             weights = outputs.new_full((len(outputs),), 1 / len(outputs))
         width = means.shape[-1]
         return cls(
-            means=means, noise_variance=variances, function_variance=torch.zeros_like(means), outputs=outputs,
-            family=family, weights=weights, independent=independent, loc=means.new_zeros(width),
+            means=means, noise_variance=variances, function_variance=family.function_variance(outputs),
+            outputs=outputs, family=family, weights=weights, independent=independent, loc=means.new_zeros(width),
             scale=means.new_ones(width),
         )  # fmt: skip
 
@@ -95,20 +103,24 @@ class DistributionPrediction(RegressionPrediction):
 
     @property
     def epistemic(self) -> Tensor:
-        """The variance of the means of the components ``[B, O]``."""
-        return (self._weights * (self.means - self.mean).square()).sum(dim=0)
+        """The variance of the function ``[B, O]``: of the components' means, and within components."""
+        return (self._weights * ((self.means - self.mean).square() + self.function_variance)).sum(dim=0)
 
     @checked_arguments
     def log_prob(self, y: Tensor) -> Tensor:
         """Return the log-probability (of counts) or the log-density of the targets ``[B]``, jointly over outputs."""
-        each = self._component_log_probs(self.checked_targets(y))
+        at = self.checked_targets(y)
         if self.independent:
-            return (self._weights.log() + each).logsumexp(dim=0).sum(dim=-1)
-        return (self._weights.log()[..., 0] + each.sum(dim=-1)).logsumexp(dim=0)
+            return self.log_prob_each(at).sum(dim=-1)
+        scale = self.scale.to(at)
+        joint = self.family.joint_log_prob(self.outputs, (at - self.loc.to(at)) / scale) - scale.log().sum()
+        return (self._weights.log()[..., 0] + joint).logsumexp(dim=0)
 
     def log_prob_each(self, y: Tensor) -> Tensor:
         """Return the log-probability of each output's target ``[B, O]``."""
-        return (self._weights.log() + self._component_log_probs(self.checked_targets(y))).logsumexp(dim=0)
+        at, scale = self.checked_targets(y), self.scale.to(self.means)
+        each = self.family.target_log_prob(self.outputs, (at - self.loc.to(at)) / scale) - scale.log()
+        return (self._weights.log() + each).logsumexp(dim=0)
 
     def cdf(self, y: Tensor) -> Tensor:
         """Return the probability that each target is at most `y`, ``[B, O]``."""
@@ -159,8 +171,8 @@ class DistributionPrediction(RegressionPrediction):
         moved = super().rescale(loc, scale)
         shift, factor = (torch.as_tensor(value).to(self.loc) for value in (loc, scale))
         return replace(
-            self, means=moved.means, noise_variance=moved.noise_variance, loc=shift + factor * self.loc,
-            scale=factor * self.scale,
+            self, means=moved.means, noise_variance=moved.noise_variance, function_variance=moved.function_variance,
+            loc=shift + factor * self.loc, scale=factor * self.scale,
         )  # fmt: skip
 
     @classmethod
@@ -187,10 +199,6 @@ class DistributionPrediction(RegressionPrediction):
         """The prediction in float64."""
         loc, scale, weights = (part.double() for part in (self.loc, self.scale, self.weights))
         return replace(self.to(torch.float64), loc=loc, scale=scale, weights=weights)
-
-    def _component_log_probs(self, y: Tensor) -> Tensor:
-        scale = self.scale.to(y)
-        return self.family.target_log_prob(self.outputs, ((y - self.loc.to(y)) / scale)) - scale.log()
 
     def _cdf(self, y: Tensor) -> Tensor:
         z = (y - self.loc.to(y)) / self.scale.to(y)
@@ -260,6 +268,26 @@ def gaussian_nodes(mean: Tensor, variance: Tensor, num: int) -> tuple[Tensor, Te
     points, weights = _hermite(num)
     points = points.to(mean).reshape(-1, *[1] * mean.ndim)
     return mean + variance.clamp_min(0).sqrt() * points, weights.to(mean)
+
+
+def gaussian_grid(mean: Tensor, variance: Tensor, nums: tuple[int, ...]) -> tuple[Tensor, Tensor]:
+    """Return a grid ``[K, B, C]`` of nodes of independent Gaussians ``[B, C]``, and its weights ``[K]``.
+
+    The outputs are cut into ``len(nums)`` equal parts; part i has ``nums[i]`` nodes, the same for all of its outputs.
+    """
+    outputs, weights = mean[None, :, :0], mean.new_ones(1)
+    for own_mean, own_variance, num in zip(mean.chunk(len(nums), -1), variance.chunk(len(nums), -1), nums, strict=True):
+        nodes, own = gaussian_nodes(own_mean, own_variance, num)
+        pairs = outputs.repeat_interleave(num, 0), nodes.repeat(len(outputs), 1, 1)
+        outputs, weights = torch.cat(pairs, dim=-1), (weights[:, None] * own).flatten()
+    return outputs, weights
+
+
+def quasi_random(mean: Tensor, variance: Tensor, num: int) -> Tensor:
+    """Return fixed quasi-random draws ``[num, B, C]`` of independent Gaussians ``[B, C]``, the same for every datum."""
+    points = torch.quasirandom.SobolEngine(mean.shape[1], scramble=True, seed=0).draw(num, dtype=torch.float64)
+    normal = torch.special.ndtri(points.clamp(1e-6, 1 - 1e-6)).to(mean)
+    return mean + variance.clamp_min(0).sqrt() * normal.unsqueeze(1)
 
 
 @cache

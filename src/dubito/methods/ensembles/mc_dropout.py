@@ -17,7 +17,7 @@ from dubito.core.params import Params
 from dubito.core.settings import setting
 from dubito.fitting.gradient_training import GradientDescent, validation_score
 from dubito.fitting.inference import Inference, Problem, State
-from dubito.fitting.output_noise import fit_log_noise
+from dubito.fitting.output_noise import fit_hyper
 from dubito.fitting.recipe import Recipe
 from dubito.methods.ensembles.dropout_posterior import DropoutPosterior
 from dubito.methods.ensembles.masks import OWN, bernoulli, concrete, dropping, inner_layers, own_layers
@@ -170,9 +170,8 @@ class _Trainer:
         hyper = {name: value.detach() for name, value in state["hyper"].items()}
         rates = {name: float(hyper[_key(name)].sigmoid()) if self.recipe.learn else r for name, r in self.rates.items()}
         model = self.descent.load(state)
-        if "log_noise" in hyper:
-            with dropping(model, list(rates), bernoulli(rates), filterwise=self.recipe.filterwise, shared=False):
-                hyper["log_noise"] = fit_log_noise(model, self.problem)
+        with dropping(model, list(rates), bernoulli(rates), filterwise=self.recipe.filterwise, shared=False):
+            hyper |= fit_hyper(model, self.problem)
         likelihood, private = self.problem.likelihood.resolved(hyper), light_copy(model)
         for name, p in self.own.items():
             private.get_submodule(name).p = p

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Mapping
 from typing import Annotated, ClassVar, Literal
 
@@ -10,6 +11,7 @@ from dubito.core.errors import InputError
 from dubito.core.settings import setting
 from dubito.curvature import output_columns
 from dubito.fitting.inference import Inference, Problem
+from dubito.fitting.output_noise import with_known_numbers
 from dubito.fitting.recipe import Recipe
 from dubito.fitting.training import Training
 from dubito.select import all as all_weights
@@ -105,6 +107,7 @@ class Laplace(Recipe):
 
         if self.prior_precision == "validation" and problem.validation is None:
             raise InputError("prior_precision='validation' needs validation data: pass `validation=` to fit.")
+        problem = dataclasses.replace(problem, likelihood=with_known_numbers(problem))
         kind = SampledCollector if self.structure == "sampled" else Collector
         collector = kind(self, problem, problem.selection)
         return Inference(

@@ -10,7 +10,7 @@ from dubito.core.errors import InputError
 from dubito.core.settings import setting
 from dubito.fitting.gradient_training import GradientDescent, negative_log_likelihood, validation_score
 from dubito.fitting.inference import Inference, Problem, State
-from dubito.fitting.output_noise import fit_log_noise, tune_temperature
+from dubito.fitting.output_noise import fit_hyper, tune_temperature
 from dubito.fitting.recipe import Recipe
 from dubito.methods.map.posterior import PointPosterior
 from dubito.methods.map.prior import PriorDescent, check_map_prior
@@ -76,8 +76,8 @@ class MAP(Recipe):
         def posterior(state: State) -> PointPosterior:
             module = light_copy(descent.load(state))
             hyper = {name: value.detach() for name, value in state["hyper"].items()}
-            if "log_noise" in hyper and not by_evidence:
-                hyper["log_noise"] = fit_log_noise(module, problem)
+            if not by_evidence:
+                hyper |= fit_hyper(module, problem)
             likelihood = problem.likelihood.resolved(hyper)
             temperature = self.temperature
             if temperature == "validation":

@@ -74,13 +74,13 @@ class ParticlePosterior(Posterior):
 
     @property
     def samples_noise(self) -> bool:
-        """Whether the noise of a regression was sampled with the weights."""
+        """Whether the likelihood's learned number, such as the noise, was sampled with the weights."""
         return self.samples.shape[-1] > self.selection.num_weights
 
     @property
     def _open_likelihood(self) -> Likelihood:
-        """The likelihood without a fixed noise, if the noise was sampled."""
-        return self.likelihood.replace(noise="learn") if self.samples_noise else self.likelihood
+        """The likelihood whose learned number, such as the noise, is open if it was sampled."""
+        return self.likelihood.opened() if self.samples_noise else self.likelihood
 
     @property
     def has_one_mode(self) -> bool:
@@ -140,7 +140,8 @@ class ParticlePosterior(Posterior):
     def _over(self, chosen: list[int]) -> Predictor:
         """Return the mixture over the particles with the given indices."""
         members = [self.member(index) for index in chosen]
-        hyper = {"log_noise": self.flat[chosen, -1].to(self.device)} if self.samples_noise else None
+        numbers = self.flat[chosen, -1].to(self.device) if self.samples_noise else None
+        hyper = None if numbers is None else {f"log_{self.likelihood.learned_setting}": numbers}
         heads: list[RandomHead | None] = []  # found with the first batch
 
         def predict(inputs: Any) -> Any:

@@ -16,7 +16,7 @@ from dubito.curvature.leave_one_out import predictive_noise
 from dubito.curvature.optimality import steepest_gain
 from dubito.fitting.automatic import has_learned_noise
 from dubito.fitting.inference import Inference, Problem, State
-from dubito.fitting.output_noise import share_noise
+from dubito.fitting.output_noise import share_noise, with_known_numbers
 from dubito.fitting.posterior import Posterior
 from dubito.fitting.recipe import Recipe
 from dubito.fitting.subspace_posterior import whole_network
@@ -71,7 +71,7 @@ class Sampler(Recipe):
         def posterior(state: State) -> Posterior:
             found = inference.posterior(state)
             found = found if noise is None else share_noise(found, noise, problem.source)
-            found.remaining_gain = steepest_gain(start, problem.likelihood, problem.source, problem.selection)
+            found.remaining_gain = steepest_gain(start, with_known_numbers(problem), problem.source, problem.selection)
             return found
 
         return inference._replace(posterior=posterior)

@@ -12,7 +12,7 @@ from dubito.core import batches, params
 from dubito.core.params import Params
 from dubito.fitting.inference import Problem
 from dubito.fitting.initialization import redraw
-from dubito.fitting.output_noise import fit_log_noise
+from dubito.fitting.output_noise import fit_hyper
 from dubito.methods.mcmc.cached_head import RandomHead, split
 from dubito.methods.mcmc.posterior import ParticlePosterior, function_values, mean_and_variance
 from dubito.methods.mcmc.prior_energy import PriorDensity, from_particles, make_prior_density
@@ -36,10 +36,9 @@ class Setup:
     def __init__(self, recipe: Any, problem: Problem, before: ParticlePosterior | None = None) -> None:
         self.recipe, self.problem, self.before = recipe, problem, before
         self.selection = before.selection if before else problem.selection
-        hyper = problem.likelihood.hyper()
-        self.log_noise = fit_log_noise(problem.model, problem) if "log_noise" in hyper else None
-        self.start = start_of(problem, self.selection, self.log_noise)
-        self.density = self._density(len(hyper))
+        self.hyper = fit_hyper(problem.model, problem)
+        self.start = start_of(problem, self.selection, self.hyper)
+        self.density = self._density(len(self.hyper))
         self.model = light_copy(problem.model)  # positions are loaded into this copy
         self.probes = self._probe_inputs()
         self.head: RandomHead | None = split(self.model.eval(), self.selection.names, self.probes)
@@ -86,8 +85,7 @@ class Setup:
         model = params.load_(light_copy(problem.model), self.selection.merge(params.of(problem.model), center[:size]))
         if buffers:
             params.load_(model, {}, {name: value[-1, -1] for name, value in buffers.items()})
-        hyper = {} if self.log_noise is None else {"log_noise": center[size].double()}
-        likelihood = problem.likelihood.resolved(hyper)
+        likelihood = problem.likelihood.resolved({name: center[size].double() for name in self.hyper})
         moments = self.density.moments()
         cut = None if moments is None else (moments[0][:size].clone(), moments[1][:size].clone())
         seen = problem.num_data + (self.before.num_data if self.before else 0)
@@ -105,7 +103,7 @@ class Setup:
         Checking the weights is not enough: a log-variance of 100 is finite, and so is its loss, but the variance is
         infinite in single precision.
         """
-        hyper = None if self.log_noise is None else {"log_noise": flat[-1:]}
+        hyper = dict.fromkeys(self.hyper, flat[-1:])
         prediction = self.problem.likelihood.predict_samples(outputs.unsqueeze(0), hyper)
         values = [function_values(self.problem.likelihood, outputs)]
         if isinstance(prediction, RegressionPrediction):

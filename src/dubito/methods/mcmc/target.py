@@ -25,9 +25,9 @@ Potential = Callable[[Tensor], tuple[Tensor, Tensor]]
 class Target:
     """The potential of a network's selected weights and its gradient, each as one flat vector.
 
-    The vector holds the selected weights and then the logarithm of a learned noise level. Fully selected parameters
-    become views of it, so nothing is copied; gradients are computed for the selected parameters only. Layers run in
-    evaluation mode: dropout is off, and BatchNorm uses its running statistics.
+    The vector holds the selected weights and then a learned number of the likelihood, such as the logarithm of the
+    noise. Fully selected parameters become views of it, so nothing is copied; gradients are computed for the selected
+    parameters only. Layers run in evaluation mode: dropout is off, and BatchNorm uses its running statistics.
 
     Args:
         model: A private copy of the network.
@@ -71,7 +71,7 @@ class Target:
                 value.data.view(-1).index_copy_(0, where, own)
 
     def hyper(self, flat: Tensor) -> Params:
-        """Return the logarithm of the noise at a position, as leaves of autograd."""
+        """Return the likelihood's learned number at a position, as leaves of autograd."""
         first = self.selection.num_weights
         return {name: flat[first + i].detach().requires_grad_() for i, name in enumerate(self.hyper_names)}
 
@@ -116,10 +116,10 @@ class Target:
         return [*self.positions, *([None] * len(self.hyper_names))]
 
 
-def start_of(problem: Problem, selection: Selection, log_noise: Tensor | None) -> Tensor:
-    """Return the position of the network: the selected weights and the best log noise for them.
+def start_of(problem: Problem, selection: Selection, hyper: Params) -> Tensor:
+    """Return the position of the network: the selected weights and the likelihood's best learned number for them.
 
     Its steps are too small for half precision, so it is float32 or better.
     """
     flat = widened(selection.ravel(params.of(problem.model)))
-    return flat if log_noise is None else torch.cat([flat, log_noise.to(flat).reshape(1)])
+    return torch.cat([flat, *(number.to(flat).reshape(1) for number in hyper.values())])

@@ -16,7 +16,7 @@ from dubito.core.params import Params
 from dubito.core.settings import Absent
 from dubito.fitting.gradient_training import GradientDescent
 from dubito.fitting.inference import Inference, Info, Problem, State
-from dubito.fitting.output_noise import fit_log_noise
+from dubito.fitting.output_noise import fit_hyper, fit_log_noise
 from dubito.fitting.posterior import Posterior
 from dubito.methods.map.posterior import PointPosterior
 from dubito.methods.rank1 import families
@@ -118,9 +118,7 @@ class Rank1Trainer:
 
     def _descent(self) -> GradientDescent:
         problem, rank1 = self.problem, self.rank1
-        hyper = problem.likelihood.hyper()
-        if "log_noise" in hyper:
-            hyper["log_noise"] = fit_log_noise(self.plain, problem)
+        hyper = fit_hyper(self.plain, problem)
         factors = ("loc", "log_scale")
         decay = dict.fromkeys(dict(self.module.named_parameters()), problem.training.weight_decay + rank1.weight_decay)
         rates = {**dict.fromkeys(factors, rank1.factor_rate), **{f"hyper.{name}": NOISE_RATE for name in hyper}}

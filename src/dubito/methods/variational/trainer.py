@@ -17,7 +17,7 @@ from dubito.core.params import Params
 from dubito.core.randomness import draw_seed
 from dubito.fitting.gradient_training import GradientDescent, negative_log_likelihood
 from dubito.fitting.inference import Inference, Info, Problem, State
-from dubito.fitting.output_noise import fit_log_noise
+from dubito.fitting.output_noise import fit_hyper
 from dubito.methods.variational.joint import JointModule
 from dubito.methods.variational.measure import data_log_likelihood, expected_log_noise, gradient_noise, moving_scales
 from dubito.methods.variational.module import VariationalModule
@@ -58,9 +58,7 @@ class VariationalTrainer:
         self._try_one_row()
         own = {**dict(module.network.named_parameters()), **dict(module.network.named_buffers())}
         self.plain = module.plain_network(own).eval()  # weights of a state are loaded into this copy
-        self.hyper = problem.likelihood.hyper()
-        if "log_noise" in self.hyper:
-            self.hyper["log_noise"] = fit_log_noise(problem.model, problem)
+        self.hyper = fit_hyper(problem.model, problem)
         self.descent = self._descent()
 
     def _descent(self) -> GradientDescent | NaturalGradientDescent:

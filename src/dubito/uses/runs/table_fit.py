@@ -124,7 +124,7 @@ def fit_dataset(
     encoder, recipe = dataset.encoder, recipe or default_recipe(dataset, trained=weights is not None)
     chosen = likelihood_for(likelihood, dataset)
     if isinstance(chosen, RegressionLikelihood) and not chosen.standardizes:
-        dataset = unscaled(dataset)
+        dataset = unscaled(dataset, chosen)
         encoder = dataset.encoder
     named = network if isinstance(network, str) else IN_MEMORY
     source = NetworkSource.of(named, dataset, chosen)
@@ -205,14 +205,17 @@ def likelihood_for(likelihood: str | Likelihood | None, dataset: DataSet) -> Lik
     return found
 
 
-def unscaled(dataset: DataSet) -> DataSet:
-    """Return the data set with targets in original units, for counts; those must be whole numbers."""
+def unscaled(dataset: DataSet, likelihood: Likelihood) -> DataSet:
+    """Return the data set with targets in original units; counts must be whole numbers."""
     encoder, scale = dataset.encoder, dataset.target_scale
     assert isinstance(encoder, TableTransform)
     assert scale is not None
     parts = {}
     for name, (inputs, targets) in dataset.parts.items():
         values = scale.decode(targets.double())
+        if not getattr(likelihood, "is_count", False):
+            parts[name] = inputs, values.to(targets.dtype)
+            continue
         if not bool(((values - values.round()).abs() < 1e-3).all()) or float(values.min()) < -0.5:
             wrong = values[((values - values.round()).abs() >= 1e-3) | (values < -0.5)]
             raise InputError(f"Counts are whole numbers of at least 0, but {encoder.target!r} holds {wrong[0]:g}.")
