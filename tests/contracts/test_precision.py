@@ -29,6 +29,8 @@ from dubito.core.params import call, functional_call
 from dubito.curvature import Engine, jacobian
 from dubito.networks.selection import Selection
 
+pytestmark = pytest.mark.slow
+
 X = torch.randn(24, 4, generator=torch.Generator().manual_seed(0)).bfloat16().float()
 Y = (X[:, 0] > 0).long() + (X[:, 1] > 0.5).long()
 

@@ -19,6 +19,8 @@ from dubito.curvature.linearized import SampledWarning
 from dubito.methods.laplace.sampled_variance import SampledVariance
 from oracles import close
 
+pytestmark = pytest.mark.slow
+
 
 class Pixels(nn.Module):
     """Logits ``[B, 3, H, W]`` whose head looks at 3 x 3 pixels."""

@@ -18,6 +18,8 @@ from dubito.core.batches import Source
 from dubito.fitting.optimizers import Optimizer
 from fitting.valid_networks import NETWORKS, LogitScale, mlp, normalized
 
+pytestmark = pytest.mark.slow
+
 SHORT = Training(epochs=4, batch_size=4)
 TRAINED = {
     "MAP": dubito.MAP(),

@@ -9,6 +9,8 @@ from subnetwork_cases import case
 from dubito import SWAG, Laplace, Training, Variational, select
 from dubito.fitting.recipe import Recipe
 
+pytestmark = pytest.mark.slow
+
 
 @pytest.mark.parametrize("recipe", [SWAG(burn_in=0.0), Variational()], ids=["swag", "variational"])
 def test_the_rule_of_the_paper_takes_the_variances_of_any_posterior(recipe: Recipe) -> None:

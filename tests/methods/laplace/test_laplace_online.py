@@ -15,6 +15,8 @@ import dubito
 from dubito import Laplace, Training, select
 from oracles import Case, LinearRegression, regression_data
 
+pytestmark = pytest.mark.slow
+
 EXACT = {"rtol": 1e-10, "atol": 1e-10}
 
 

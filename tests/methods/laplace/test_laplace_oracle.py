@@ -12,6 +12,8 @@ from torch import nn
 from dubito import Laplace, select
 from oracles import LinearRegression, regression_data
 
+pytestmark = pytest.mark.slow
+
 EXACT = {"rtol": 1e-10, "atol": 1e-10}
 PRIORS = {
     "scalar": (0.7, 0.0),

@@ -28,6 +28,7 @@ from oracles import Case
 # ---------------------------------------------------------------------- validation
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("structure", STRUCTURES)
 @pytest.mark.parametrize("name", ["categorical", "gaussian", "bernoulli", "sequence"])
 @pytest.mark.parametrize("by", ["validation", "training"])

@@ -32,6 +32,8 @@ from dubito import MAP, Ensemble, Laplace, decisions, select
 from dubito.methods.map.posterior import PointPosterior
 from dubito.uses.export import check, export_network
 
+pytestmark = pytest.mark.slow
+
 LAST = "laplace of the last layer"
 EVERY = ("probs", "entropy", "aleatoric", "epistemic", "label", "set", "answer", "unfamiliar")
 

@@ -5,10 +5,13 @@ from __future__ import annotations
 from pathlib import Path
 
 import numpy as np
+import pytest
 from export_cases import SUFFIX, describe, run_file
 
 import dubito
 from dubito.data.table_module import numbers_of
+
+pytestmark = pytest.mark.slow
 
 RNG = np.random.default_rng(0)
 SIZES, TOWNS = RNG.uniform(30, 200, 160).round(1), RNG.choice(["Ulm", "Bonn", "Kiel"], 160)

@@ -19,6 +19,8 @@ from dubito import data, decisions, models, runs
 from dubito.uses.runs import scoring
 from dubito.uses.runs.table_fit import share_held_out
 
+pytestmark = pytest.mark.slow
+
 NET = """
 from torch import nn
 def build(inputs, outputs):

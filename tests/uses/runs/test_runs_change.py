@@ -16,6 +16,8 @@ from dubito import Laplace, data, runs
 from dubito.uses.runs.run import calibrated
 from dubito.uses.runs.table_fit import share_held_out
 
+pytestmark = pytest.mark.slow
+
 
 def dataset_of(target: str = "price") -> data.DataSet:
     """Return the table of `run_of`, with the same parts."""
