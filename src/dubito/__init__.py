@@ -22,6 +22,7 @@ __version__ = "0.1.0"
 _PUBLIC: dict[str, tuple[str, str | None]] = {
     "Auto": ("dubito.methods.auto", "Auto"),
     "BatchEnsemble": ("dubito.methods.rank1", "BatchEnsemble"),
+    "DKL": ("dubito.methods.heads", "DKL"),
     "Ensemble": ("dubito.methods.ensembles", "Ensemble"),
     "HMC": ("dubito.methods.mcmc", "HMC"),
     "Laplace": ("dubito.methods.laplace", "Laplace"),
@@ -29,10 +30,12 @@ _PUBLIC: dict[str, tuple[str, str | None]] = {
     "MCDropout": ("dubito.methods.ensembles", "MCDropout"),
     "Rank1": ("dubito.methods.rank1", "Rank1"),
     "SGMCMC": ("dubito.methods.mcmc", "SGMCMC"),
+    "SNGP": ("dubito.methods.heads", "SNGP"),
     "SVGD": ("dubito.methods.mcmc", "SVGD"),
     "SWAG": ("dubito.methods.ensembles", "SWAG"),
     "Snapshot": ("dubito.methods.ensembles", "Snapshot"),
     "Training": ("dubito.fitting.training", "Training"),
+    "VBLL": ("dubito.methods.heads", "VBLL"),
     "Variational": ("dubito.methods.variational", "Variational"),
     "Posterior": ("dubito.fitting.posterior", "Posterior"),
     "Prediction": ("dubito.beliefs.prediction", "Prediction"),
@@ -85,6 +88,7 @@ if TYPE_CHECKING:
     from dubito.methods import ensembles, mcmc, rank1, variational
     from dubito.methods.auto import Auto
     from dubito.methods.ensembles import SWAG, Ensemble, MCDropout, Snapshot
+    from dubito.methods.heads import DKL, SNGP, VBLL
     from dubito.methods.laplace import Laplace
     from dubito.methods.map import MAP
     from dubito.methods.mcmc import HMC, SGMCMC, SVGD

@@ -23,10 +23,13 @@ from torch.utils.data import DataLoader, TensorDataset
 
 import dubito
 from dubito import (
+    DKL,
     HMC,
     MAP,
     SGMCMC,
+    SNGP,
     SVGD,
+    VBLL,
     BatchEnsemble,
     Laplace,
     Posterior,
@@ -103,6 +106,9 @@ RECIPES: list[Recipe] = [
     Rank1(components=2, prior=priors.HalfCauchy(), family="log-normal", normalization="component", start="fresh"),
     Rank1(components=2, perturbation="additive", factors="output"),
     BatchEnsemble(),
+    VBLL(),
+    SNGP(num_features=16),
+    DKL(inducing=8),
 ]
 REFUSED: dict[type[Recipe], str] = {
     MAP: "log_evidence",
@@ -118,6 +124,9 @@ REFUSED: dict[type[Recipe], str] = {
     TestTimeAugmentation: "log_evidence prior",
     Rank1: "log_evidence prior update",
     BatchEnsemble: "log_evidence prior update marginals",
+    VBLL: "log_evidence update",
+    SNGP: "log_evidence update",
+    DKL: "log_evidence update",
 }
 ALSO_REFUSED: dict[Recipe, str] = {
     MAP(): "prior",
@@ -283,7 +292,7 @@ class TestPredict:
 
 class TestWeights:
     def shapes(self, case: Case, *lead: int) -> dict[str, tuple[int, ...]]:
-        return {name: (*lead, *value.shape) for name, value in case.model.named_parameters()}
+        return {name: (*lead, *value.shape) for name, value in case.posterior.model.named_parameters()}
 
     def test_samples_have_the_users_names_and_a_leading_axis(self, case: Case) -> None:
         drawn = answer(case.posterior, "sample", 5)

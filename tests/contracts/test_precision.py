@@ -12,10 +12,12 @@ import torch
 from torch import Tensor, nn
 
 from dubito import (
+    DKL,
     HMC,
     MAP,
     SGMCMC,
     SWAG,
+    VBLL,
     BatchEnsemble,
     Ensemble,
     Laplace,
@@ -48,6 +50,8 @@ RECIPES: dict[str, Callable[[], Any]] = {
     "hmc": lambda: HMC(num_samples=2, burn_in=2, chains=1, num_steps=2, method="hmc"),
     "rank1": lambda: Rank1(components=2),
     "batch ensemble": BatchEnsemble,
+    "last layer of VBLL": VBLL,
+    "deep kernel": lambda: DKL(inducing=4),
     "ensemble": lambda: Ensemble(2),
     "dropout": MCDropout,
     "map": MAP,

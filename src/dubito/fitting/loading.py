@@ -60,6 +60,7 @@ def _posterior(path: str | os.PathLike[str], tree: Mapping[str, Any], model: nn.
     model = params.unwrapped(model)
     precision.check_double(first_tensor(model).device)
     with io.reading(path):
+        model = family_of(tree).network_for(model, tree["state"])
         own, saved = _tensors(model), {**_base(path, tree, model), **tree["params"], **tree["buffers"]}
         for name in {**own, **saved}:
             there, here = (tuple(side[name].shape) if name in side else "missing" for side in (saved, own))
@@ -87,10 +88,8 @@ def _base(path: Any, tree: Mapping[str, Any], model: nn.Module) -> dict[str, Ten
 
 def restored(tree: Mapping[str, Any], model: nn.Module) -> Posterior:
     """Restore a posterior from its saved tree; weights that are not in the tree are taken from `model`."""
-    load_all()
-    if tree["family"] not in Posterior._families:
-        raise FileFormatError(f"The file holds a '{tree['family']}' posterior, which this version lacks: upgrade it.")
-    private = uncompile_parts(copied_beside_base(model))
+    family = family_of(tree)
+    private = uncompile_parts(copied_beside_base(family.network_for(model, tree["state"])))
     own = _tensors(private)
     for name, value in {**tree["params"], **tree["buffers"]}.items():
         if value.shape != own[name].shape or value.is_floating_point() != own[name].is_floating_point():
@@ -102,12 +101,20 @@ def restored(tree: Mapping[str, Any], model: nn.Module) -> Posterior:
     kinds = (Recipe, recipe), (Likelihood, likelihood), (Natural, tree["num_data"])
     if not all(accepts(*pair) for pair in kinds):
         raise FileFormatError("The file does not hold a recipe, a likelihood and a number of examples.")
-    found = Posterior._families[tree["family"]].from_state(private, likelihood, recipe, tree["num_data"], tree["state"])
+    found = family.from_state(private, likelihood, recipe, tree["num_data"], tree["state"])
     if "fit_record" in tree:  # files of the first version have none
         found.fit_record = FitRecord.from_dict(json.loads(tree["fit_record"]))
     if "explanation" in tree:
         found.explanation = AutoExplanation.from_dict(json.loads(tree["explanation"]))
     return found
+
+
+def family_of(tree: Mapping[str, Any]) -> type[Posterior]:
+    """Return the family of a saved posterior."""
+    load_all()
+    if tree["family"] not in Posterior._families:
+        raise FileFormatError(f"The file holds a '{tree['family']}' posterior, which this version lacks: upgrade it.")
+    return Posterior._families[tree["family"]]
 
 
 def _tensors(model: nn.Module) -> dict[str, Tensor]:

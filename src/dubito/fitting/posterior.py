@@ -118,6 +118,16 @@ class Posterior(ChecksPredictions, HasWorkingCopies, HasTraceable, ABC):
     def from_state(cls, model: nn.Module, likelihood: Likelihood, recipe: Any, num_data: int, state: Any) -> Self:
         """Restore the posterior from the result of `state`; `model` is a private copy."""
 
+    @classmethod
+    def network_for(cls, model: nn.Module, state: Any) -> nn.Module:
+        """Return the network whose weights a file holds, given the user's; a family that changes layers overrides it.
+
+        Args:
+            model: The network that the posterior was fitted with, or one of the same architecture; it is not changed.
+            state: What `state` returned.
+        """
+        return model
+
     def log_evidence(self) -> Tensor:
         """Return the log marginal likelihood of the data, if the family defines one."""
         raise UnsupportedError(f"A {self.family} posterior defines no evidence; Laplace(...) does.")

@@ -16,6 +16,7 @@ from torch import Tensor, nn
 
 import dubito
 from dubito import (
+    DKL,
     HMC,
     MAP,
     SGMCMC,
@@ -56,6 +57,7 @@ RECIPES: dict[str, Any] = {
     "variational in groups": Variational(prior=priors.NormalJeffreys()),
     "rank1": Rank1(components=2, start="model"),
     "batch ensemble": BatchEnsemble(members=2, start="model"),
+    "deep kernel": DKL(inducing=4),
     "ensemble": Ensemble(members=2),
     "ensemble of laplace": Ensemble(members=2, recipe=Laplace(weights=select.last_layer(), prior_precision=1.0)),
     "swag": SWAG(rank=2, collect_every=1),

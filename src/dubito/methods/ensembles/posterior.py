@@ -17,7 +17,7 @@ from dubito.core.frozen import frozen_names
 from dubito.core.params import Params
 from dubito.core.randomness import default_generator, derive_seed, draw_seed
 from dubito.fitting.functions import Functions
-from dubito.fitting.loading import restored
+from dubito.fitting.loading import family_of, restored
 from dubito.fitting.posterior import Posterior, Predictor
 from dubito.fitting.traceable import Traceable
 from dubito.methods.ensembles.mixture import mixture
@@ -153,6 +153,12 @@ class EnsemblePosterior(Posterior):
         trees = [member._tree() for member in self.members]
         trees[0] = {**trees[0], "params": {}, "buffers": {}}
         return {"members": trees}
+
+    @classmethod
+    def network_for(cls, model: nn.Module, state: Any) -> nn.Module:
+        """Return the network of the members."""
+        first = state["members"][0]
+        return family_of(first).network_for(model, first["state"])
 
     @classmethod
     def from_state(cls, model: nn.Module, likelihood: Likelihood, recipe: Any, num_data: int, state: Any) -> Self:

@@ -29,8 +29,8 @@ from dubito.core.errors import InputError, UnsupportedError
 from dubito.fitting.posterior import Posterior
 from dubito.methods.map.posterior import PointPosterior
 from dubito.methods.map.recipe import MAP
-from dubito.networks.output_layer import output_layer
-from dubito.networks.swapping import Swapped, swap_class
+from dubito.networks.features import Tap, last_layer
+from dubito.networks.swapping import swap_class
 from dubito.networks.twin import twin
 from dubito.uses.fixed_draws import check_scores, labelled_groups
 
@@ -53,7 +53,7 @@ class FeatureDensity:
     def __init__(self, posterior: Posterior, training: Data, score: FeatureScore) -> None:
         self.score = score
         groups = labelled_groups(posterior, training, "training data")
-        self.layer = _last_module(posterior, batches.take(groups[0][0], slice(0, 1)))
+        self.layer = last_layer(posterior.model, batches.take(groups[0][0], slice(0, 1)))
         features = torch.cat([self.features(posterior, inputs) for inputs, _ in groups])
         if score == "nearest-neighbours":
             self.tensors = {"known": _kept(_of_length_one(features))}
@@ -129,35 +129,13 @@ def _kept(features: Tensor) -> Tensor:
     return features[::step].cpu().clone()
 
 
-def _last_module(posterior: Posterior, example: Any) -> str:
-    """Return the name of the layer whose inputs are the features; raise an error if there is none."""
-    names = output_layer(posterior.model, example)
-    owners = {name.rpartition(".")[0].partition(".parametrizations")[0] for name in names}
-    if len(owners) != 1:
-        raise UnsupportedError(
-            "The network has no features: they are the inputs of its last linear layer, and it has no single one."
-        )
-    return owners.pop()
-
-
-class _Tap(Swapped):
-    """Keep the features that a layer was called with."""
-
-    prefix = "Tapped"
-    seen: Tensor | None = None
-
-    def forward(self, features: Tensor, *args: Any, **kwargs: Any) -> Any:
-        self.seen = features
-        return super().forward(features, *args, **kwargs)
-
-
 class _Features(nn.Module):
     """A network that returns the features of another, so that `predict` can batch it."""
 
     def __init__(self, model: nn.Module, layer: str) -> None:
         super().__init__()
         self.network, self.layer = twin(model), layer
-        swap_class(self.network.get_submodule(layer), _Tap)
+        swap_class(self.network.get_submodule(layer), Tap)
 
     def forward(self, *args: Any, **kwargs: Any) -> Tensor:
         params.call(self.network, args or kwargs)

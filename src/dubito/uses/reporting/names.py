@@ -8,6 +8,7 @@ from collections.abc import Iterable
 _WORDS = {
     "Auto": "Chosen automatically",
     "BatchEnsemble": "Batch ensemble",
+    "DKL": "Deep kernel learning",
     "Ensemble": "Ensemble",
     "HMC": "Hamiltonian Monte Carlo",
     "Laplace": "Laplace",
@@ -15,9 +16,11 @@ _WORDS = {
     "MCDropout": "MC dropout",
     "Rank1": "Rank-1 network",
     "SGMCMC": "Stochastic-gradient MCMC",
+    "SNGP": "Gaussian-process head (SNGP)",
     "SVGD": "Stein variational gradient descent",
     "SWAG": "SWAG",
     "Snapshot": "Snapshot ensemble",
+    "VBLL": "Variational last layer",
     "Variational": "Variational inference",
 }
 _RECIPE = re.compile(r"(?P<name>\w+)\((?P<settings>.*)\)(?P<more>(?:, [\w ]+)?)", re.DOTALL)

@@ -1,0 +1,7 @@
+"""Random last layers that are trained with the network: `VBLL`, `SNGP` and `DKL`."""
+
+from __future__ import annotations
+
+from dubito.methods.heads.recipes import DKL, SNGP, VBLL
+
+__all__ = ["DKL", "SNGP", "VBLL"]

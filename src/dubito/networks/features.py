@@ -1,0 +1,41 @@
+"""The features of a network: the inputs of its last linear layer, and the layer itself."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from torch import Tensor, nn
+
+from dubito.core.errors import UnsupportedError
+from dubito.networks.output_layer import output_layer
+from dubito.networks.swapping import Swapped
+
+
+def last_layer(model: nn.Module, example: Any) -> str:
+    """Return the name of the layer whose inputs are the features; raise an error if there is none.
+
+    >>> import torch
+    >>> last_layer(nn.Sequential(nn.Linear(3, 4), nn.Tanh(), nn.Linear(4, 2)), torch.zeros(1, 3))
+    '2'
+    """
+    names = output_layer(model, example)
+    owners = {name.rpartition(".")[0].partition(".parametrizations")[0] for name in names}
+    if len(owners) != 1:
+        raise UnsupportedError(
+            "The network has no features: they are the inputs of its last linear layer, and it has no single one."
+        )
+    return owners.pop()
+
+
+class Tap(Swapped):
+    """Keep the features that a layer was called with, and its result; for `swap_class`."""
+
+    prefix = "Tapped"
+    seen: Tensor | None = None
+    given: Tensor | None = None
+
+    def forward(self, features: Tensor, *args: Any, **kwargs: Any) -> Any:
+        """Call the layer."""
+        self.seen = features
+        self.given = super().forward(features, *args, **kwargs)
+        return self.given

@@ -1,0 +1,142 @@
+r"""Feature maps that give a network's last layer a Gaussian process: `RandomFeatures` and `InducingPoints`.
+
+With the features $z$ of the network, the outputs are $f_c(x) = w_c^\top \phi(z) + b_c$ under independent normal weights
+$w_c$. `attach` puts such a map and a new linear layer in the place of the last layer.
+"""
+
+from __future__ import annotations
+
+import math
+
+import torch
+from torch import Tensor, nn
+
+from dubito.core.tensor_checks import at_least_float32
+from dubito.networks.twin import copied
+
+# What is added to the diagonal of a kernel matrix, as a share of it, in float32 and in float64.
+JITTER = {torch.float32: 1e-4, torch.float64: 1e-8}
+
+
+class FeatureMap(nn.Module):
+    """A map of features ``[..., F]`` to ``[..., M]``, whose scalar products are a kernel, exactly or nearly."""
+
+    size: int
+
+    def missing(self, mapped: Tensor) -> Tensor | float:
+        """Return the part of the kernel's variance ``[...]`` that the mapped features do not have."""
+        return 0.0
+
+
+class RandomFeatures(FeatureMap):
+    r"""Random Fourier features of the kernel $\exp(-\|z - z'\|^2 / 2\ell^2)$ (Rahimi & Recht 2007).
+
+    $$\phi(z) = \sqrt{2/M}\,\cos(\Omega z / \ell + \beta), \qquad
+      \Omega_{ij} \sim \mathcal N(0, 1), \; \beta_i \sim U(0, 2\pi)$$
+
+    Args:
+        num_inputs: The number F of features of the network.
+        size: The number M of random features.
+        lengthscale: The initial ℓ, which is trained.
+    """
+
+    omega: Tensor
+    phase: Tensor
+
+    def __init__(self, num_inputs: int, size: int, lengthscale: float = 1.0) -> None:
+        super().__init__()
+        self.size = size
+        self.register_buffer("omega", torch.randn(size, num_inputs))
+        self.register_buffer("phase", 2 * math.pi * torch.rand(size))
+        self.log_lengthscale = nn.Parameter(torch.tensor(math.log(lengthscale)))
+
+    def forward(self, features: Tensor) -> Tensor:
+        """Return the random features."""
+        angles = (features / self.log_lengthscale.exp()) @ self.omega.mT + self.phase
+        return math.sqrt(2 / self.size) * angles.cos()
+
+
+class InducingPoints(FeatureMap):
+    r"""The features of a sparse Gaussian process with M inducing points $Z$ (Titsias 2009; Hensman et al. 2015).
+
+    $$\phi(z) = L^{-1} k(Z, z), \quad L L^\top = k(Z, Z), \qquad
+      k(z, z') = s^2 \exp(-\|z - z'\|^2 / 2\ell^2)$$
+
+    At an inducing point $\phi^\top \phi = k(z, z) = s^2$; elsewhere $s^2 - \phi^\top \phi$ is missing. It is the
+    variance of the process that the inducing points do not determine, and returns far from them.
+
+    Args:
+        points: The initial inducing points ``[M, F]``, which are trained.
+        lengthscale: The initial ℓ, which is trained, like s.
+    """
+
+    def __init__(self, points: Tensor, lengthscale: float = 1.0) -> None:
+        super().__init__()
+        self.size = len(points)
+        self.points = nn.Parameter(points.detach().clone())
+        self.log_lengthscale = nn.Parameter(torch.tensor(math.log(lengthscale)).to(points))
+        self.log_scale = nn.Parameter(torch.zeros((), dtype=points.dtype, device=points.device))
+
+    def forward(self, features: Tensor) -> Tensor:
+        """Return the whitened kernel values."""
+        points, rows = at_least_float32(self.points), at_least_float32(features.reshape(-1, features.shape[-1]))
+        root = torch.linalg.cholesky_ex(self.kernel(points, points, JITTER[points.dtype])).L
+        found = torch.linalg.solve_triangular(root, self.kernel(points, rows), upper=False)
+        return found.mT.reshape(*features.shape[:-1], self.size).to(features.dtype)
+
+    def missing(self, mapped: Tensor) -> Tensor:
+        """Return the variance that the inducing points do not determine."""
+        return ((2 * self.log_scale).exp() - mapped.square().sum(-1)).clamp_min(0)
+
+    def kernel(self, a: Tensor, b: Tensor, jitter: float = 0.0) -> Tensor:
+        """Return the kernel between rows, with a jitter on the diagonal."""
+        a, b = (each / self.log_lengthscale.exp() for each in (a, b))
+        squares = a.square().sum(-1)[:, None] + b.square().sum(-1) - 2 * a @ b.mT
+        values = (-0.5 * squares.clamp_min(0)).exp()
+        if jitter:
+            values = values + jitter * torch.eye(len(values), dtype=values.dtype, device=values.device)
+        return (2 * self.log_scale).exp() * values
+
+
+class FeatureHead(nn.Module):
+    """A feature map and a linear layer on it, in the place of the last layer of a network."""
+
+    def __init__(self, features: FeatureMap, num_outputs: int) -> None:
+        super().__init__()
+        self.features = features
+        self.linear = nn.Linear(features.size, num_outputs)
+        nn.init.normal_(self.linear.weight, std=0.05)
+        nn.init.zeros_(self.linear.bias)
+
+    def forward(self, features: Tensor) -> Tensor:
+        """Return the outputs."""
+        return self.linear(self.features(features))
+
+
+def attach(model: nn.Module, layer: str, features: FeatureMap) -> nn.Module:
+    """Return a copy of a network with a feature map and a new linear layer in the place of its last layer.
+
+    Args:
+        model: The network; it is not changed.
+        layer: The name of its last layer, an `nn.Linear`.
+        features: The feature map.
+
+    >>> model = nn.Sequential(nn.Linear(3, 4), nn.Tanh(), nn.Linear(4, 2))
+    >>> attach(model, "2", RandomFeatures(4, 100))(torch.zeros(5, 3)).shape
+    torch.Size([5, 2])
+    """
+    old = model.get_submodule(layer)
+    assert isinstance(old, nn.Linear)
+    head = FeatureHead(features, old.out_features).to(old.weight)
+    if not layer:
+        return head
+    network = copied(model)
+    parent, _, name = layer.rpartition(".")
+    setattr(network.get_submodule(parent), name, head)
+    return network
+
+
+def mean_distance(features: Tensor) -> float:
+    """Return the root mean square distance between rows of features ``[N, F]``, as a first lengthscale."""
+    found = float((2 * features.double().var(0, correction=0).sum()).sqrt())
+    return found if found > 1e-6 else 1.0
