@@ -28,6 +28,8 @@ _PUBLIC: dict[str, tuple[str, str | None]] = {
     "Laplace": ("dubito.methods.laplace", "Laplace"),
     "MAP": ("dubito.methods.map", "MAP"),
     "MCDropout": ("dubito.methods.ensembles", "MCDropout"),
+    "MIMO": ("dubito.methods.ensembles", "MIMO"),
+    "Packed": ("dubito.methods.ensembles", "Packed"),
     "Rank1": ("dubito.methods.rank1", "Rank1"),
     "SGMCMC": ("dubito.methods.mcmc", "SGMCMC"),
     "SNGP": ("dubito.methods.heads", "SNGP"),
@@ -87,7 +89,7 @@ if TYPE_CHECKING:
     from dubito.fitting.training import Training
     from dubito.methods import ensembles, mcmc, rank1, variational
     from dubito.methods.auto import Auto
-    from dubito.methods.ensembles import SWAG, Ensemble, MCDropout, Snapshot
+    from dubito.methods.ensembles import MIMO, SWAG, Ensemble, MCDropout, Packed, Snapshot
     from dubito.methods.heads import DKL, SNGP, VBLL
     from dubito.methods.laplace import Laplace
     from dubito.methods.map import MAP

@@ -64,7 +64,7 @@ RECIPES = [
     "Variational(weights=select.last_layer())", "Variational(family=low-rank, rank=2)", "Variational(optimizer=natural)",
     "Variational(prior=priors.LogUniform())", "Variational(family=full, weights=select.last_layer())",
     "Variational(weights=select.subspace(2, epochs=2))",
-    "VBLL()", "SNGP(num_features=8)", "DKL(inducing=4)",
+    "VBLL()", "SNGP(num_features=8)", "DKL(inducing=4)", "Packed(members=2)", "MIMO(members=2)",
     "Rank1(components=2)", "Rank1(components=2, batch=split)", "BatchEnsemble(members=2)",
     "BatchEnsemble(members=2, batch=repeat, normalization=component)",
     "SWAG(num_samples=2)", "SWAG(num_samples=2, weights=select.subspace(2, epochs=2))", "SWAG(num_samples=2, rank=0)",

@@ -17,6 +17,8 @@ METHODS: dict[str, str] = {
     "rank1()": "rank-1",
     "batchensemble()": "BatchEnsemble",
     "ensemble()": "deep ensemble",
+    "packed()": "packed ensemble",
+    "mimo()": "several inputs and outputs (MIMO)",
     "snapshot()": "snapshots",
     "swag()": "SWAG",
     "mcdropout()": "MC dropout",

@@ -60,7 +60,7 @@ def _posterior(path: str | os.PathLike[str], tree: Mapping[str, Any], model: nn.
     model = params.unwrapped(model)
     precision.check_double(first_tensor(model).device)
     with io.reading(path):
-        model = family_of(tree).network_for(model, tree["state"])
+        model = family_of(tree).network_for(model, tree)
         own, saved = _tensors(model), {**_base(path, tree, model), **tree["params"], **tree["buffers"]}
         for name in {**own, **saved}:
             there, here = (tuple(side[name].shape) if name in side else "missing" for side in (saved, own))
@@ -89,7 +89,7 @@ def _base(path: Any, tree: Mapping[str, Any], model: nn.Module) -> dict[str, Ten
 def restored(tree: Mapping[str, Any], model: nn.Module) -> Posterior:
     """Restore a posterior from its saved tree; weights that are not in the tree are taken from `model`."""
     family = family_of(tree)
-    private = uncompile_parts(copied_beside_base(family.network_for(model, tree["state"])))
+    private = uncompile_parts(copied_beside_base(family.network_for(model, tree)))
     own = _tensors(private)
     for name, value in {**tree["params"], **tree["buffers"]}.items():
         if value.shape != own[name].shape or value.is_floating_point() != own[name].is_floating_point():

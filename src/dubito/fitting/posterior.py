@@ -119,12 +119,12 @@ class Posterior(ChecksPredictions, HasWorkingCopies, HasTraceable, ABC):
         """Restore the posterior from the result of `state`; `model` is a private copy."""
 
     @classmethod
-    def network_for(cls, model: nn.Module, state: Any) -> nn.Module:
+    def network_for(cls, model: nn.Module, tree: Mapping[str, Any]) -> nn.Module:
         """Return the network whose weights a file holds, given the user's; a family that changes layers overrides it.
 
         Args:
             model: The network that the posterior was fitted with, or one of the same architecture; it is not changed.
-            state: What `state` returned.
+            tree: What the file holds, with `params` and the result of `state`.
         """
         return model
 

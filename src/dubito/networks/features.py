@@ -4,11 +4,14 @@ from __future__ import annotations
 
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 
+from dubito.core import params
 from dubito.core.errors import UnsupportedError
 from dubito.networks.output_layer import output_layer
-from dubito.networks.swapping import Swapped
+from dubito.networks.swapping import Swapped, swap_class
+from dubito.networks.twin import twin
 
 
 def last_layer(model: nn.Module, example: Any) -> str:
@@ -25,6 +28,16 @@ def last_layer(model: nn.Module, example: Any) -> str:
             "The network has no features: they are the inputs of its last linear layer, and it has no single one."
         )
     return owners.pop()
+
+
+@torch.no_grad()
+def gives_outputs(model: nn.Module, layer: str, inputs: Any) -> bool:
+    """Return whether the outputs of a network are what its last layer gives, not changed by a softmax or the like."""
+    network = twin(model).eval()
+    tap: Any = network.get_submodule(layer)
+    swap_class(tap, Tap)
+    outputs = params.call(network, inputs)
+    return torch.equal(outputs.flatten(), tap.given.flatten().to(outputs.dtype))
 
 
 class Tap(Swapped):

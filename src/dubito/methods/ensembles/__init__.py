@@ -7,6 +7,7 @@ from dubito.methods.ensembles.averager import Averager
 from dubito.methods.ensembles.batch_norm import BatchNormNoise
 from dubito.methods.ensembles.dropout_posterior import DropoutPosterior
 from dubito.methods.ensembles.mc_dropout import MCDropout
+from dubito.methods.ensembles.packed import MIMO, Packed
 from dubito.methods.ensembles.posterior import EnsemblePosterior
 from dubito.methods.ensembles.recipe import Ensemble
 from dubito.methods.ensembles.snapshot import Snapshot
@@ -14,6 +15,7 @@ from dubito.methods.ensembles.swag import SWAG
 from dubito.methods.ensembles.swag_posterior import SWAGPosterior
 
 __all__ = [
+    "MIMO",
     "SWAG",
     "Averager",
     "BatchNormNoise",
@@ -21,6 +23,7 @@ __all__ = [
     "Ensemble",
     "EnsemblePosterior",
     "MCDropout",
+    "Packed",
     "SWAGPosterior",
     "Snapshot",
     "TestTimeAugmentation",

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any, Self
 
 import torch
@@ -155,10 +155,10 @@ class EnsemblePosterior(Posterior):
         return {"members": trees}
 
     @classmethod
-    def network_for(cls, model: nn.Module, state: Any) -> nn.Module:
+    def network_for(cls, model: nn.Module, tree: Mapping[str, Any]) -> nn.Module:
         """Return the network of the members."""
-        first = state["members"][0]
-        return family_of(first).network_for(model, first["state"])
+        first = tree["state"]["members"][0]
+        return family_of(first).network_for(model, {**first, "params": tree["params"]})
 
     @classmethod
     def from_state(cls, model: nn.Module, likelihood: Likelihood, recipe: Any, num_data: int, state: Any) -> Self:

@@ -71,17 +71,6 @@ class GaussianHead(nn.Module):
             variance = variance + torch.as_tensor(head.features.missing(tap.seen)).unsqueeze(-1)
         return outputs, variance.reshape(outputs.shape)
 
-    def check(self, inputs: Any) -> None:
-        """Raise an error if the network changes what its last layer gives."""
-        with torch.no_grad():
-            outputs, _ = self.moments(inputs)
-        given: Any = self.network.get_submodule(self.linear).given
-        if not torch.equal(outputs.flatten(), given.flatten().to(outputs.dtype)):
-            raise UnsupportedError(
-                "The network changes the outputs of its last linear layer (as a log-softmax does), so they have no "
-                "closed form: remove that from the network, or use Laplace(weights=select.last_layer())."
-            )
-
     def means(self) -> Tensor:
         """Return the means ``[C, P]`` of the random weights."""
         linear: Any = self.network.get_submodule(self.linear)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Any, Literal, Self
 
 import torch
@@ -121,8 +121,9 @@ class HeadPosterior(Posterior):
         return {"layer": self.layer, "roots": self.roots, "prior_variance": self.prior_variance, "features": kind}
 
     @classmethod
-    def network_for(cls, model: nn.Module, state: Any) -> nn.Module:
+    def network_for(cls, model: nn.Module, tree: Mapping[str, Any]) -> nn.Module:
         """Return the network that was given with the last layer of this posterior."""
+        state = tree["state"]
         old, size, kind = model.get_submodule(state["layer"]), state["roots"].shape[1], state["features"]
         if kind is None or not isinstance(old, nn.Linear):
             return model

@@ -20,7 +20,7 @@ from dubito.fitting.output_noise import fit_log_noise
 from dubito.methods.heads.bound import check_likelihood, expected_log_prob
 from dubito.methods.heads.module import GaussianHead, check_size, linear_of
 from dubito.methods.heads.posterior import HeadPosterior
-from dubito.networks.features import Tap, last_layer
+from dubito.networks.features import Tap, gives_outputs, last_layer
 from dubito.networks.heads import attach
 from dubito.networks.spectral import bound_layers, effective
 from dubito.networks.swapping import swap_class
@@ -55,7 +55,7 @@ class BoundTrainer:
         roots = torch.eye(size).to(linear.weight).repeat(linear.out_features, 1, 1)
         self.plain = copied(network)  # the weights of a state are loaded into copies of it
         self.module = GaussianHead(network, self.layer, self.prior_variance**0.5 * INITIAL * roots)
-        self.module.eval().check(batches.take(problem.source.first().inputs, slice(0, 2)))
+        self.module.eval()
         if recipe.bound is not None:
             bound_layers(network, recipe.bound, self.layer)
         self.hyper = problem.likelihood.hyper()
@@ -75,6 +75,11 @@ class BoundTrainer:
             kind = type(model.get_submodule(layer)).__name__
             raise UnsupportedError(
                 f"The last layer of the network, '{layer}', is of type {kind}; a random last layer needs nn.Linear."
+            )
+        if not gives_outputs(model, layer, batches.take(source.first().inputs, slice(0, 2))):
+            raise UnsupportedError(
+                "The network changes the outputs of its last linear layer (as a log-softmax does), so they have no "
+                "closed form: remove that from the network, or use Laplace(weights=select.last_layer())."
             )
         features = self.recipe.feature_map(self._features(layer))
         return (copied(model), layer) if features is None else (attach(model, layer, features), layer)

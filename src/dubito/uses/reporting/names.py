@@ -14,6 +14,8 @@ _WORDS = {
     "Laplace": "Laplace",
     "MAP": "Plain network",
     "MCDropout": "MC dropout",
+    "MIMO": "Several inputs and outputs (MIMO)",
+    "Packed": "Packed ensemble",
     "Rank1": "Rank-1 network",
     "SGMCMC": "Stochastic-gradient MCMC",
     "SNGP": "Gaussian-process head (SNGP)",
