@@ -114,7 +114,7 @@ class Objective(Setting, ABC):
     def _check(self, module: nn.Module, num_data: int, temperature: float) -> None:
         check("num_data", Annotated[LargeCount, "the number of examples in the whole data"], num_data)
         check("temperature", NonNegative, temperature)
-        if not _converted_parts(module):
+        if not _converted_parts(module) and not _bottlenecks(module):
             raise InputError("The module has no random weights: convert it with dubito.variational.convert first.")
         if self.needs_weight_samples and getattr(module, "estimator", "") != "weight":
             raise InputError(
@@ -133,6 +133,8 @@ class ELBO(Objective):
 
     $$\mathcal L = \mathbb E_q[\log p(D \mid w)] - T\,\mathrm{KL}(q \,\|\, p) \le \log p(D) \quad (T = 1)$$
 
+    The divergence of random codes (`dubito.variational.Bottleneck`) is added to that of the weights.
+
     Args:
         num_samples: The number of weight samples per step; one is enough in most cases.
     """
@@ -144,10 +146,15 @@ class ELBO(Objective):
         r"""Return $-\frac1B \sum_n \log p(y_n \mid x_n, w) + T\,\mathrm{KL} / N$."""
         with ExitStack() as stack:
             terms = [stack.enter_context(part.shared_moments()) for part in _converted_parts(module)]
+            draws, codes = [], []
+            for _ in range(self.num_samples):
+                draws.append(step.log_likelihood(params.call(module, step.inputs)))
+                codes += [part.divergence.sum() / self.num_samples for part in _bottlenecks(module)]
+        loss = -torch.stack(draws).mean() / step.batch_size
+        if terms:
             kl = terms[0] if len(terms) == 1 else torch.stack(terms).sum()
-            draws = [step.log_likelihood(params.call(module, step.inputs)) for _ in range(self.num_samples)]
-        share = step.temperature * step.rows / step.batch_size / step.num_data
-        return -torch.stack(draws).mean() / step.batch_size + kl * share
+            loss = loss + kl * (step.temperature * step.rows / step.batch_size / step.num_data)
+        return loss + torch.stack(codes).sum() * (step.temperature / step.batch_size) if codes else loss
 
 
 @setting
@@ -241,3 +248,8 @@ def _converted_parts(module: nn.Module) -> list[VariationalModule]:
     if hasattr(module, "shared_moments"):
         return [cast("VariationalModule", module)]
     return [cast("VariationalModule", part) for part in module.modules() if hasattr(part, "shared_moments")]
+
+
+def _bottlenecks(module: nn.Module) -> list[Any]:
+    """Return the layers with random codes."""
+    return [part for part in module.modules() if getattr(part, "has_codes", False)]

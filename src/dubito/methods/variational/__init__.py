@@ -4,6 +4,7 @@
 natural gradient steps there.
 """
 
+from dubito.methods.variational.bottleneck import Bottleneck
 from dubito.methods.variational.conversion import convert
 from dubito.methods.variational.diagnosis import VariationalDiagnosis
 from dubito.methods.variational.groups import GroupModule, GroupPosterior, Groups
@@ -13,6 +14,7 @@ from dubito.methods.variational.posterior import VariationalPosterior
 from dubito.methods.variational.recipe import Variational
 
 __all__ = [
+    "Bottleneck",
     "GroupModule",
     "GroupPosterior",
     "Groups",

@@ -1,0 +1,53 @@
+"""`Bottleneck`: the variational information bottleneck, a random code of the input between two parts of a network."""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+from dubito.core.arguments import checked_arguments
+from dubito.core.constraints import Count
+
+
+class Bottleneck(nn.Module):
+    r"""A random code between two parts of a network, $z \sim q(z \mid x) = \mathcal N(\mu(x), \sigma^2(x))$.
+
+    `objectives.ELBO` adds the divergence of the codes of a batch, as it adds that of random weights. For a network that
+    has no random weights, its loss with ``temperature=β`` is that of Alemi et al. (2017,
+    https://arxiv.org/abs/1612.00410),
+
+    $$-\mathbb E_q \log p(y \mid z) + \beta\, \mathrm{KL}\big(q(z \mid x) \,\|\, \mathcal N(0, I)\big).$$
+
+    The mean of the second term, the *rate*, bounds the information $I(X; Z)$ that the code keeps from above, and the
+    entropy of the targets minus the first term bounds $I(Z; Y)$ from below: a larger β forgets more of the input. The
+    code is random while training and the mean afterwards, so every recipe takes the trained network.
+
+    Args:
+        inputs: The number of features ``[B, inputs]`` that are encoded.
+        size: The length of the code.
+
+    Attributes:
+        divergence: The KL divergence of each code of the last call ``[B]``, in nats.
+
+    >>> layer = Bottleneck(8, 2).eval()
+    >>> layer(torch.ones(5, 8)).shape, layer.divergence.shape
+    (torch.Size([5, 2]), torch.Size([5]))
+    """
+
+    has_codes: ClassVar[bool] = True
+    divergence: Tensor
+
+    @checked_arguments
+    def __init__(self, inputs: Count, size: Count) -> None:
+        super().__init__()
+        self.encoder = nn.Linear(inputs, 2 * size)
+
+    def forward(self, features: Tensor) -> Tensor:
+        """Return codes ``[B, size]``."""
+        mean, raw = self.encoder(features).chunk(2, dim=-1)
+        scale = functional.softplus(raw - 5.0) + 1e-6  # narrow at first, as in the paper
+        self.divergence = (0.5 * (mean.square() + scale.square() - 1) - scale.log()).sum(dim=-1)
+        return mean + scale * torch.randn_like(mean) if self.training else mean

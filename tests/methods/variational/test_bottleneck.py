@@ -1,0 +1,73 @@
+"""The information bottleneck: its divergence and its loss in closed form, and the order of its two bounds."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+from dubito.errors import InputError
+from torch import nn
+
+from dubito import Laplace, objectives, variational
+from oracles import fixed_normal
+
+X, Y = fixed_normal(60, 4).float(), torch.arange(60) % 3
+MEANS = torch.tensor([[2.0, 0, 0, 0], [0, 2, 0, 0], [0, 0, 2, 0]])
+X = X + MEANS[Y]
+
+
+def network() -> nn.Sequential:
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Linear(4, 8), nn.Tanh(), variational.Bottleneck(8, 2), nn.Linear(2, 3))
+
+
+def test_the_divergence_is_that_of_normals() -> None:
+    layer = variational.Bottleneck(4, 3)
+    layer(X)
+    mean, raw = layer.encoder(X).chunk(2, dim=-1)
+    code = torch.distributions.Normal(mean, nn.functional.softplus(raw - 5) + 1e-6)
+    expected = torch.distributions.kl_divergence(code, torch.distributions.Normal(0.0, 1.0)).sum(-1)
+    torch.testing.assert_close(layer.divergence, expected, rtol=1e-5, atol=1e-5)
+
+
+def test_the_loss_is_alemis() -> None:
+    model = network()
+    torch.manual_seed(1)
+    found = objectives.ELBO()(model, X, Y, num_data=1000, temperature=0.3)
+    torch.manual_seed(1)
+    expected = nn.functional.cross_entropy(model(X), Y) + 0.3 * model[2].divergence.mean()
+    torch.testing.assert_close(found, expected)
+    several = objectives.ELBO(num_samples=3)(model, X, Y, num_data=1000, temperature=1e6)
+    torch.testing.assert_close(several / 1e6, model[2].divergence.mean(), rtol=1e-4, atol=1e-4)
+
+
+def test_codes_and_weights_can_both_be_random() -> None:
+    converted = variational.convert(network())
+    torch.manual_seed(1)
+    found = objectives.ELBO()(converted, X, Y, num_data=100)
+    codes = next(part for part in converted.modules() if isinstance(part, variational.Bottleneck))
+    parts = found - codes.divergence.mean() - converted.kl() / 100
+    assert 0 < float(parts.detach()) < 20
+    with pytest.raises(InputError, match="no random weights"):
+        objectives.ELBO()(nn.Linear(4, 3), X, Y, num_data=100)
+
+
+def test_what_is_told_is_less_than_what_is_kept() -> None:
+    """log 3 − E[−log p(y|z)] ≤ I(Z; Y) ≤ I(X; Z) ≤ rate; a larger β keeps less."""
+    rates = []
+    for beta in (0.001, 0.3):
+        model = network()
+        optimizer = torch.optim.Adam(model.parameters(), lr=0.02)
+        for _ in range(150):
+            optimizer.zero_grad()
+            objectives.ELBO()(model, X, Y, num_data=60, temperature=beta).backward()
+            optimizer.step()
+        with torch.no_grad():
+            losses = torch.stack([nn.functional.cross_entropy(model(X), Y) for _ in range(50)])
+        told = math.log(3) - float(losses.mean())
+        rates.append(float(model[2].divergence.mean()))
+        assert 0.2 < told <= rates[-1]
+    assert rates[1] < 0.7 * rates[0]
+    posterior = Laplace().fit(model.eval(), (X, Y), progress=False)
+    assert float(posterior.predict(X).epistemic.mean()) > 0
