@@ -134,3 +134,20 @@ def test_adapters_share_a_base_that_is_not_saved(recipe: Any, dtype: torch.dtype
     torch.testing.assert_close(dubito.load(path, adapted()).predict(data[0]).probs, probabilities)
     with pytest.raises(dubito.errors.FileFormatError, match="are not those that they were fitted on"):
         dubito.load(path, adapted(seed=1))
+
+
+def test_ranks_of_adapters_are_removed_and_peft_reads_them_again(tmp_path: Path) -> None:
+    import peft
+
+    torch.manual_seed(0)
+    base, data = tiny_models.bert(), tiny_models.sentences()
+    point = dubito.MAP().fit(tiny_models.lora(base), data, training=BRIEF, progress=False)
+    posterior = Laplace(weights=ADAPTERS, prior_precision=1.0).fit(point.model, data, progress=False)
+    rule = dubito.rules.PosteriorDamage(0.5, kind="obs", update=True)
+    small: Any = dubito.compress(posterior, rule, structure="units", data=data).model
+    ranks = [layer.r["default"] for layer in small.modules() if isinstance(layer, peft.tuners.lora.LoraLayer)]
+    assert sorted(ranks) == [1, 1, 2, 2]  # one rank of each always stays; half of the others went
+    small.save_pretrained(tmp_path)
+    torch.manual_seed(0)
+    again = peft.PeftModel.from_pretrained(tiny_models.bert(), tmp_path).eval()
+    torch.testing.assert_close(again(**data[0]).logits, small(**data[0]).logits)

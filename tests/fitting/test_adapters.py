@@ -122,3 +122,28 @@ def test_rank1_factors_of_some_layers() -> None:
     assert [site.name for site in posterior.layout.sites] == ["2"]
     with pytest.raises(InputError, match="change whole layers"):
         fitted(Rank1(components=2, weights=select.largest_magnitude(5)), model)
+
+
+def test_a_file_as_small_as_the_adapters(tmp_path: Path) -> None:
+    """Of the wide factors some eigenpairs and the diagonal are kept; 16 of 40 examples are enough for all of them."""
+    generator = torch.Generator().manual_seed(0)
+    x = torch.randn(40, 2, generator=generator) @ torch.randn(2, 96, generator=generator)  # inputs of rank two
+    data, sizes, found = (x, (x[:, 0] > 0).long()), {}, {}
+    for rank in ("auto", None, 1):
+        torch.manual_seed(0)
+        model = nn.Sequential(Adapted(nn.Linear(96, 3)))
+        recipe = Laplace(weights=CHOSEN, prior_precision=1.0, factor_rank=rank)
+        posterior = recipe.fit(model, data, progress=False)
+        posterior.save(tmp_path / "adapters.safetensors")
+        sizes[rank] = (tmp_path / "adapters.safetensors").stat().st_size
+        found[rank] = posterior.functional(x)[1]
+        again = dubito.load(tmp_path / "adapters.safetensors", model)
+        assert again.digest() == posterior.digest()
+        torch.testing.assert_close(again.functional(x)[1], found[rank])
+        updated = again.update(data, progress=False)
+        assert updated.sums.keys() == posterior.sums.keys()
+        assert all(updated.sums[name].keys() == part.keys() for name, part in posterior.sums.items())
+    torch.testing.assert_close(found["auto"], found[None], rtol=1e-4, atol=1e-6)
+    assert not torch.allclose(found[1], found[None], rtol=1e-2)
+    assert sizes[None] > 8 * 96**2
+    assert sizes["auto"] < sizes[None] - 8 * 96**2 + 4 * 96 * 3 + 1000

@@ -12,6 +12,7 @@ from dubito.core import limits
 from dubito.core.errors import InputError, UnsupportedError
 from dubito.core.once import warn_once
 from dubito.core.precision import widened
+from dubito.core.widest import carried
 from dubito.curvature import matrices as linalg
 from dubito.curvature.accumulator import Accumulator, Sums, most_full
 from dubito.curvature.call_gradients import CallGradient
@@ -19,6 +20,7 @@ from dubito.curvature.engine import Engine, Tape
 from dubito.curvature.factors import CallsFactor, Factor
 from dubito.curvature.matrices.kronecker import kronecker_block
 from dubito.curvature.products import gram
+from dubito.curvature.reduced_factors import whole_factors
 from dubito.curvature.roles import find_roles, matrix_order, shared_biases
 from dubito.networks.layers.rows import DenseRows, ElementwiseRows, GroupedRows, IndexRows
 from dubito.networks.selection import Selection
@@ -123,7 +125,7 @@ def kronecker_matrix(sums: Sums, selection: Selection, model: nn.Module) -> lina
     like = widened(next(model.parameters()).detach())
 
     def block(name: str, own: Sums) -> AnyBlock:
-        return _block(own, selection, name, matrix_order(roles, name), like)
+        return _block(whole_factors(own), selection, name, matrix_order(roles, name), like)
 
     blocks = _in_threads(block, {name: sums[name] for name in selection.names if name not in shared})
     for name in selection.names:
@@ -133,7 +135,7 @@ def kronecker_matrix(sums: Sums, selection: Selection, model: nn.Module) -> lina
         if isinstance(known, linalg.Block) and known.left_values is not None and selection.is_whole(name):
             blocks[name] = linalg.Block(known.left_values[..., None], known.left, None)
         else:
-            blocks[name] = block(name, {key: sums[weight][key] for key in ("left",) if key in sums[weight]})
+            blocks[name] = block(name, {key: value for key, value in sums[weight].items() if key.startswith("left")})
     return linalg.Kronecker([blocks[name] for name in selection.names])
 
 
@@ -141,13 +143,13 @@ def _in_threads(make: Callable[[str, Sums], AnyBlock], parts: dict[str, Sums]) -
     """Call a function for each part, the largest first: decompositions of large factors run side by side."""
 
     def width(name: str) -> int:
-        return max((factor.shape[-1] for factor in parts[name].values() if factor.ndim > 2), default=0)
+        return max((max(factor.shape[1:]) for factor in parts[name].values() if factor.ndim > 2), default=0)
 
     names, workers = sorted(parts, key=width, reverse=True), torch.get_num_threads()
     if workers < 2 or len(names) < 2 or width(names[0]) < PARALLEL:
         return {name: make(name, parts[name]) for name in names}
     with ThreadPoolExecutor(workers) as pool:
-        return dict(zip(names, pool.map(make, names, [parts[name] for name in names]), strict=True))
+        return dict(zip(names, pool.map(carried(make), names, [parts[name] for name in names]), strict=True))
 
 
 def _block(sums: Sums, selection: Selection, name: str, order: Tensor | None, like: Tensor) -> AnyBlock:

@@ -33,6 +33,46 @@ def copied_beside_base(model: nn.Module) -> nn.Module:
     return copied(model, {id(value): Frozen.of(value) for value in model.parameters() if not value.requires_grad})
 
 
+def low_rank_pairs(model: nn.Module) -> list[tuple[str, str]]:
+    """Return the names of the two layers of every LoRA product ``B A``: first `A`, whose outputs are the ranks."""
+    found = []
+    for name, module in model.named_modules():
+        if _is_a(module, "LoraLayer"):
+            layer: Any = module
+            prefix = f"{name}." if name else ""
+            found += [(f"{prefix}lora_A.{key}", f"{prefix}lora_B.{key}") for key in layer.lora_A]
+    return found
+
+
+def record_ranks_(model: nn.Module) -> nn.Module:
+    """Write the ranks of all LoRA products into peft's own records, so that its files fit; return the model.
+
+    The scaling of a product stays, whatever its rank: peft reads it as ``alpha / rank``.
+    """
+    for name, module in model.named_modules():
+        if not _is_a(module, "LoraLayer"):
+            continue
+        layer: Any = module
+        for key, down in layer.lora_A.items():
+            rank = down.weight.shape[0]
+            if rank == layer.r[key]:
+                continue
+            layer.r[key], layer.lora_alpha[key] = rank, layer.scaling[key] * rank
+            for config in _configs(model, key):
+                own = name.removeprefix("base_model.model.")
+                config.use_rslora = False  # whose scaling depends on the rank in another way
+                config.rank_pattern = {**config.rank_pattern, own: rank}
+                config.alpha_pattern = {**config.alpha_pattern, own: layer.lora_alpha[key]}
+    return model
+
+
+def _configs(model: nn.Module, adapter: str) -> Iterator[Any]:
+    """Yield the settings of an adapter, if the network is a model of peft."""
+    if _is_a(model, "PeftModel"):
+        peft_model: Any = model
+        yield peft_model.peft_config[adapter]
+
+
 def _parts(model: nn.Module) -> Iterator[list[nn.Parameter]]:
     """Yield the parameters of each layer that is an adapter, or holds one."""
     for module in model.modules():

@@ -12,6 +12,7 @@ from dubito.core.batches import Batch
 from dubito.core.errors import InputError
 from dubito.core.params import Buffers, Params
 from dubito.curvature.curvature_pass import CurvaturePass
+from dubito.curvature.reduced_factors import reduce_factors
 from dubito.curvature.sampled import SampledAccumulator
 from dubito.curvature.structures import LowRankAccumulator, Sums
 from dubito.fitting.inference import Info, Problem, State
@@ -87,7 +88,10 @@ class Collector:
         """Return the posterior with its prior precision and noise."""
         self._check_count(state["seen"] if state["turn"] + 1 == self.accumulator.passes else 0)
         distributed.sum_(list(io.tensors(state)) if self.additive else [])
-        return tune(self.untuned(state, self.recipe, state["sums"]).owning(), self.recipe, self.problem)
+        sums = state["sums"]
+        if self.recipe.structure == "kron":
+            sums = reduce_factors(sums, self.recipe.factor_rank, self.problem.model)
+        return tune(self.untuned(state, self.recipe, sums).owning(), self.recipe, self.problem)
 
     def untuned(self, state: State, recipe: Laplace, sums: Sums) -> LaplacePosterior:
         """Return the posterior of accumulated sums at unit prior precision."""

@@ -20,6 +20,7 @@ from dubito.core.errors import UnsupportedError
 from dubito.core.params import Params
 from dubito.core.settings import setting
 from dubito.curvature import matrices as linalg
+from dubito.curvature.reduced_factors import reduce_factors, whole_factors
 from dubito.fitting.gradient_training import GradientDescent, negative_log_likelihood
 from dubito.fitting.inference import Inference, Problem, State
 from dubito.fitting.posterior import Posterior
@@ -187,7 +188,16 @@ class _Selected(nn.Module):
 def _add_sums(old: LaplacePosterior, new: LaplacePosterior) -> dict[str, Any]:
     if old.recipe.structure == "low-rank":
         return {"matrix": _sum_matrices(old, new).state()}
-    return _add_trees(old.sums, new.sums)
+    total = _whole_sums(old, new)
+    return reduce_factors(total, old.recipe.factor_rank, old.model) if old.recipe.structure == "kron" else total
+
+
+def _whole_sums(old: LaplacePosterior, new: LaplacePosterior) -> dict[str, Any]:
+    """Return the sums of both; reduced Kronecker factors are written out, as only whole ones can be added."""
+    if old.recipe.structure != "kron":
+        return dict(_add_trees(old.sums, new.sums))
+    both = ({name: whole_factors(part) for name, part in each.sums.items()} for each in (old, new))
+    return dict(_add_trees(*both))
 
 
 def _add_trees(a: Any, b: Any) -> Any:
@@ -197,7 +207,7 @@ def _add_trees(a: Any, b: Any) -> Any:
 def _sum_matrices(old: LaplacePosterior, new: LaplacePosterior) -> linalg.Matrix:
     if isinstance(old.matrix, linalg.LowRank) and isinstance(new.matrix, linalg.LowRank):
         return linalg.low_rank.add(old.matrix, new.matrix, old.recipe.rank)
-    return old.matrix_of(_add_trees(old.sums, new.sums))
+    return old.matrix_of(_whole_sums(old, new))
 
 
 def _chained_evidence(old: LaplacePosterior, merged: LaplacePosterior, new: LaplacePosterior) -> float:

@@ -51,6 +51,9 @@ class Laplace(Recipe):
         draws: The number of samples of ``"sampled"``.
         steps: The largest number of solver steps of ``"sampled"``, each of which is a pass over the data.
         kron_mode: How ``"kron"`` and ``"ekfac"`` treat weights shared over positions: ``"expand"`` or ``"reduce"``.
+        factor_rank: For ``"kron"``: of each factor keep so many leading eigenpairs and the exact diagonal of the rest,
+            which makes files small (`dubito.curvature.reduced_factors`). ``"auto"`` does so for adapters: the wide side
+            of their factors, from 64 on, keeps as many eigenpairs as the adapter has ranks. None keeps all.
         fisher_samples: Sampled targets per example for ``"fisher-mc"``.
         prior_scaling: ``"plain"``, or ``"S/D"`` to multiply a given precision by the fraction of random weights.
     """
@@ -68,6 +71,7 @@ class Laplace(Recipe):
     draws: Count = 16
     steps: Count = 20
     kron_mode: Literal["expand", "reduce"] = "expand"
+    factor_rank: Count | Literal["auto"] | None = "auto"
     fisher_samples: Count = 1
     prior_scaling: Literal["plain", "S/D"] = "plain"
 

@@ -17,9 +17,11 @@ from dubito.core.batches import Data, Source
 from dubito.core.constraints import check
 from dubito.core.errors import InputError, MissingDataError, UnsupportedError
 from dubito.core.params import Params
+from dubito.core.widest import at_home
 from dubito.fitting.checks import outputs_of
 from dubito.fitting.posterior import Posterior
 from dubito.fitting.training import Training
+from dubito.networks.adapters import has_adapters, record_ranks_
 from dubito.networks.twin import copied
 from dubito.uses.compression.budget import Budget, Candidate, Meter, search
 from dubito.uses.compression.costs import Cost, LayerCosts, per_cost
@@ -35,6 +37,7 @@ from dubito.uses.compression.shrink import shrink, silenced
 from dubito.uses.compression.units import feature_plan, removable, require_units, unit_plan, unit_relevance
 from dubito.uses.compression.units_by_fx import UnitGroup, trace
 from dubito.uses.compression.units_by_torch_pruning import depend
+from dubito.uses.compression.units_of_adapters import adapter_ranks
 from dubito.uses.compression.verify import require_same, varied
 from dubito.uses.compression.weight_statistics import (
     data_precision,
@@ -55,6 +58,7 @@ RUINED = 0.1
 SPARED = 0.01
 
 
+@at_home
 def compress(
     posterior: Posterior,
     rule: Rule | None = None,
@@ -84,7 +88,8 @@ def compress(
             units go by their posterior damage per cost (MACs, or bytes for a size). `rule` then only ranks them.
         structure: ``"weights"`` sets single weights to zero, which makes the file small; ``"units"`` removes neurons
             and channels, which also makes the network fast, and by a threshold also input features of tables. By
-            default weights; units for a budget of operations, time or error.
+            default weights; units for a budget of operations, time or error. Of a network with LoRA adapters only
+            these lose weights, or ranks as their units.
         data: Held-out data with targets: what an accuracy budget is judged on, and by default what `report` and
             `sweep` measure on. With `validation` it is the training data of a budget, used to fine-tune if `training`
             is given.
@@ -227,9 +232,8 @@ class Pruner:
         if structure == "units":
             example = varied(example)
             first = first_matrix(center, example)
-            columns = {} if first is None else {first: relevance[first]}
-            traced = trace(center, example) if isinstance(example, torch.Tensor) else None
-            groups = removable(center, depend(center, example) if traced is None else traced)
+            columns = {first: relevance[first]} if first in relevance else {}
+            groups = removable(center, _groups(center, example))
             if rule.eliminates:
                 costs = None if cost is None else LayerCosts(center, groups, cost, example)
                 elimination = Elimination(center, groups, inputs, data_precision(posterior), costs)
@@ -257,7 +261,7 @@ class Pruner:
         silent = both(silent, columns)
         adapted = self._adapted(model, silent) if self.elimination is None else self.elimination.adapted(model, kept)
         quiet, _ = silenced(Plan(columns).masked(adapted), self.groups, changed, self.example)
-        small = shrink(quiet, self.groups, changed, self.example).eval()
+        small = record_ranks_(shrink(quiet, self.groups, changed, self.example).eval())
         require_same(quiet, small, self.example)
         return replace(plan, inputs=live_features(small, self.example), silent=silent), small
 
@@ -269,6 +273,14 @@ class Pruner:
             return params.load_(model, self.posterior.conditional_mean(keep))
         except UnsupportedError:
             return model  # independent weights: the others do not move
+
+
+def _groups(model: nn.Module, example: Any) -> list[UnitGroup]:
+    """Return the groups of units of a network; of one with adapters, their ranks."""
+    if has_adapters(model):
+        return adapter_ranks(model)
+    traced = trace(model, example) if isinstance(example, torch.Tensor) else None
+    return depend(model, example) if traced is None else traced
 
 
 def _question(score: Score, dense: nn.Module, model: nn.Module, plan: Plan) -> None:

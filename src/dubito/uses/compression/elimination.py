@@ -139,6 +139,8 @@ class Elimination:
         self.groups = [g for g in groups if all(weight(part.layer) in precision for part in g.consumers)]
         layers = list(dict.fromkeys(part.layer for group in self.groups for part in group.consumers))
         moments = input_moments(model, layers, inputs)
+        for part in (part for group in self.groups if not group.biases for part in group.consumers):
+            moments[part.layer][-1, :-1] = moments[part.layer][:-1, -1] = 0.0  # as if the constant told nothing
         self.readers = {name: Reader.of(model, name, moments[name], precision[weight(name)]) for name in layers}
         self.relevance = {group.name: torch.full((group.size,), math.inf, dtype=torch.float64) for group in groups}
         for rank, (name, unit) in enumerate(self._order(costs)):

@@ -58,12 +58,14 @@ class UnitGroup:
         producers: The layers whose outputs they are; the first names the group.
         passers: Norms that they pass through one by one.
         consumers: The layers that take them in.
+        biases: Whether a consumer without a bias may get one, for what removed units add on average.
     """
 
     size: int
     producers: tuple[LayerChannels, ...]
     passers: tuple[LayerChannels, ...] = ()
     consumers: tuple[LayerChannels, ...] = ()
+    biases: bool = True
 
     @property
     def name(self) -> str:

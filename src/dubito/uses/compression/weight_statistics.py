@@ -8,6 +8,7 @@ from torch import nn
 from dubito.core.errors import InputError, UnsupportedError
 from dubito.core.params import Params
 from dubito.fitting.posterior import Posterior
+from dubito.networks.adapters import adapter_names, has_adapters
 from dubito.uses.compression.rules import (
     GroupRelevance,
     LogAlpha,
@@ -23,9 +24,10 @@ def prunable(model: nn.Module) -> list[str]:
     """Return the names of the parameters that can be pruned: weight matrices, filters and embeddings.
 
     Biases and the gains of normalization layers are few, and each affects a whole unit, so they are removed only
-    together with their unit.
+    together with their unit. Of a network with adapters only these: the base belongs to other networks too.
     """
-    names = [name for name, value in model.named_parameters() if value.ndim > 1]
+    own = set(adapter_names(model)) if has_adapters(model) else None
+    names = [n for n, value in model.named_parameters() if value.ndim > 1 and (own is None or n in own)]
     if not names:
         raise InputError("The model has no parameter with two or more axes, so there is nothing to prune.")
     return names
