@@ -50,5 +50,6 @@ def test_everything_runs(library: Path, what: tuple[str, ...]) -> None:
 def test_reads_by_the_host(library: Path) -> None:
     found = run(library, "reads")["reads"]
     assert all(count <= 0.1 for count in found["step"].values()), found["step"]  # two per epoch, here of 23 steps
+    assert all(count <= 0.1 for count in found["short"].values()), found["short"]
     assert all(count <= 0.1 for count in found["transition"].values()), found["transition"]  # one per 50, and per epoch
     assert all(count <= 3 for count in found["batch"].values()), found["batch"]

@@ -21,6 +21,7 @@ from torch import Tensor, nn
 from dubito.core.arrays import to_tensor
 from dubito.core.constraints import check
 from dubito.core.errors import InputError
+from dubito.core.widest import computing_among
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -45,7 +46,8 @@ def checked_arguments(function: F) -> F:
             parameter = signature.parameters[name]
             if parameter.kind not in (parameter.VAR_KEYWORD, parameter.VAR_POSITIONAL):
                 bound.arguments[name] = _checked(name, _kind(function, parameter.annotation), value)
-        return function(*bound.args, **bound.kwargs)
+        with computing_among(bound.arguments.values()):
+            return function(*bound.args, **bound.kwargs)
 
     return call  # type: ignore[return-value]
 

@@ -9,12 +9,9 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from contextvars import ContextVar
-from functools import cache
 
 import torch
 from torch import Tensor
-
-from dubito.core.errors import UnsupportedError
 
 HALF = frozenset({torch.float16, torch.bfloat16})
 
@@ -40,25 +37,6 @@ def widened(values: Tensor) -> Tensor:
 def computes_in(dtype: torch.dtype) -> torch.dtype:
     """Return the coarsest dtype that a network with weights of `dtype` computes in."""
     return min((dtype, *(cast for _, cast in _casts.get())), key=lambda each: -torch.finfo(each).eps)
-
-
-@cache
-def has_double(device: torch.device) -> bool:
-    """Return whether a device computes in float64; Apple's does not."""
-    try:
-        torch.zeros((), dtype=torch.float64, device=device)
-    except (TypeError, RuntimeError):
-        return False
-    return True
-
-
-def check_double(device: torch.device) -> None:
-    """Raise an error if a device has no float64, in which curvature, entropies and scores are summed."""
-    if not has_double(device):
-        raise UnsupportedError(
-            f"The device {device.type!r} has no float64, in which Dubito sums: move the network to the CPU "
-            "(model.cpu()), or to another device."
-        )
 
 
 @contextmanager

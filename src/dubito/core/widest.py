@@ -63,7 +63,7 @@ def computing_on(device: torch.device) -> AbstractContextManager[None]:
     """Let float32 stand for float64 inside the block, in this thread, on a device that has no float64."""
     if device.type == "cpu" or _own.is_on or has_double(device):
         return _NOTHING
-    return _narrowly(device)
+    return _narrowly()
 
 
 def computing_among(values: Iterable[Any]) -> AbstractContextManager[None]:
@@ -72,7 +72,8 @@ def computing_among(values: Iterable[Any]) -> AbstractContextManager[None]:
     What holds a posterior or a network under that name counts too.
     """
     for value in values:
-        device = _place(value) or _place(getattr(value, "posterior", None)) or _place(getattr(value, "model", None))
+        held = getattr(value, "__dict__", {})
+        device = _place(value) or _place(held.get("posterior")) or _place(held.get("model"))
         if device is not None and device.type != "cpu":
             return computing_on(device)
     return _NOTHING
@@ -111,7 +112,7 @@ def at_home(function: Callable[P, R]) -> Callable[P, R]:
 
 
 @contextmanager
-def _narrowly(device: torch.device) -> Iterator[None]:
+def _narrowly() -> Iterator[None]:
     _own.is_on = True
     try:
         with _Narrow():

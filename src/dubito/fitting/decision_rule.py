@@ -10,9 +10,13 @@ from typing import TYPE_CHECKING, Any, ClassVar, Self
 from dubito.core import io
 from dubito.core.arguments import checked_arguments
 from dubito.core.constraints import check
+from dubito.core.widest import at_home
 
 if TYPE_CHECKING:
     from dubito.fitting.posterior import Posterior
+
+# Methods that compute on the device of the network.
+COMPUTING = {"detect", "ends", "labelled_scores", "margin", "nonconformity", "observed", "predict", "scores"}
 
 
 class DecisionRule(ABC):
@@ -29,6 +33,8 @@ class DecisionRule(ABC):
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
         super().__init_subclass__(**kwargs)
+        for name in COMPUTING & set(cls.__dict__):
+            setattr(cls, name, at_home(getattr(cls, name)))
         DecisionRule._kinds[cls.__name__] = cls
 
     def saved_values(self) -> dict[str, Any]:

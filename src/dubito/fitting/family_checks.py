@@ -18,6 +18,11 @@ EXPLAINED = {
     "history", "mean", "state", "__repr__",
 }  # fmt: skip
 
+# Methods that compute on the device of the network.
+COMPUTING = EXPLAINED | {
+    "diagnose", "functional", "functional_samples", "functions", "log_prob", "predict", "update", "with_likelihood",
+}  # fmt: skip
+
 
 def with_a_count(sample: Callable[..., Any]) -> Callable[..., Any]:
     """Return a family's `sample` with a check that `num_samples` is at least 1."""

@@ -10,11 +10,12 @@ from typing import Any
 from torch import Tensor, nn
 
 from dubito.beliefs.likelihoods import Likelihood
-from dubito.core import io, params, precision
+from dubito.core import io, params
 from dubito.core.arguments import checked_arguments
 from dubito.core.constraints import Natural, accepts
 from dubito.core.errors import FileFormatError, InputError
 from dubito.core.settings import Setting, load_all
+from dubito.core.widest import computing_on
 from dubito.fitting.auto_explanation import AutoExplanation
 from dubito.fitting.decision_rule import DecisionRule
 from dubito.fitting.fit_record import FitRecord
@@ -58,8 +59,7 @@ def load_posterior(path: str | os.PathLike[str], model: nn.Module) -> Posterior:
 
 def _posterior(path: str | os.PathLike[str], tree: Mapping[str, Any], model: nn.Module) -> Posterior:
     model = params.unwrapped(model)
-    precision.check_double(first_tensor(model).device)
-    with io.reading(path):
+    with computing_on(first_tensor(model).device), io.reading(path):
         model = family_of(tree).network_for(model, tree)
         own, saved = _tensors(model), {**_base(path, tree, model), **tree["params"], **tree["buffers"]}
         for name in {**own, **saved}:

@@ -21,10 +21,11 @@ from dubito.core.frozen import frozen_names
 from dubito.core.limits import numbers
 from dubito.core.params import Params
 from dubito.core.randomness import default_generator
+from dubito.core.widest import at_home, computing_on
 from dubito.fitting.auto_explanation import AutoExplanation
 from dubito.fitting.checked_predictions import ChecksPredictions
 from dubito.fitting.checked_predictions import Predictor as Predictor  # families import it from here
-from dubito.fitting.family_checks import EXPLAINED, explained, with_a_count, with_known_options
+from dubito.fitting.family_checks import COMPUTING, EXPLAINED, explained, with_a_count, with_known_options
 from dubito.fitting.fit_record import FitRecord
 from dubito.fitting.functions import Functions, network_functions
 from dubito.fitting.traceable import HasTraceable
@@ -85,6 +86,8 @@ class Posterior(ChecksPredictions, HasWorkingCopies, HasTraceable, ABC):
                 setattr(cls, name, with_checks(getattr(cls, name)))
         for name in EXPLAINED & set(cls.__dict__):
             setattr(cls, name, explained(getattr(cls, name)))
+        for name in COMPUTING & set(cls.__dict__):
+            setattr(cls, name, at_home(getattr(cls, name)))
         if cls.family:
             Posterior._families[cls.family] = cls
 
@@ -148,7 +151,8 @@ class Posterior(ChecksPredictions, HasWorkingCopies, HasTraceable, ABC):
         """Return what was found about this posterior, whether to trust it, why, and what to do; print it to read it."""
         from dubito.fitting.diagnosis import diagnose
 
-        return diagnose(self)
+        with computing_on(self.device):
+            return diagnose(self)
 
     def own_findings(self) -> Iterator[Finding]:
         """Yield what this family knows to be wrong with itself, without much work."""
@@ -246,12 +250,13 @@ class Posterior(ChecksPredictions, HasWorkingCopies, HasTraceable, ABC):
         top_k: int | None = None,
     ) -> Iterator[Prediction]:
         with self.working_copy() as own:
-            with torch.no_grad(), precision.in_networks_only():
+            with torch.no_grad(), precision.in_networks_only(), computing_on(self.device):
                 predict = own._checked_predictor(count, generator, options, top_k)
             for each in inputs:
                 with (
                     torch.no_grad(),
                     precision.in_networks_only(),
+                    computing_on(self.device),
                 ):  # not around `yield`, where it would hold for the caller
                     found = predict(each)
                 yield found
@@ -273,7 +278,8 @@ class Posterior(ChecksPredictions, HasWorkingCopies, HasTraceable, ABC):
 
     def with_likelihood(self, likelihood: Likelihood) -> Posterior:
         """Return the same posterior over the weights with another likelihood, such as another noise."""
-        return type(self).from_state(self.model, likelihood, self.recipe, self.num_data, self.state())
+        with computing_on(self.device):
+            return type(self).from_state(self.model, likelihood, self.recipe, self.num_data, self.state())
 
     @checked_arguments
     def save(self, path: str | os.PathLike[str]) -> None:

@@ -74,7 +74,6 @@ def make_problem(
     check_argument("training", Training, training)
     private = shared_copy(model)
     weight = next(private.parameters())
-    precision.check_double(weight.device)
     place: dict[str, Any] = {"device": weight.device, "dtype": weight.dtype}
     if training.is_automatic:
         training = with_sizes(training, private, Source(data, num_data=num_data).num_data)

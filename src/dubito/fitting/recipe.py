@@ -7,6 +7,7 @@ from abc import ABC, abstractmethod
 from typing import TYPE_CHECKING, Any
 
 from dubito.core.settings import Setting, setting
+from dubito.core.widest import at_home
 
 if TYPE_CHECKING:
     import torch
@@ -98,6 +99,7 @@ class Recipe(Setting, ABC):
 
         return Training()
 
+    @at_home
     def fit(
         self,
         model: nn.Module,

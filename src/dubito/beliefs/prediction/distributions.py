@@ -15,6 +15,7 @@ from dubito.beliefs.prediction.regression import RegressionPrediction
 from dubito.core.arguments import checked_arguments
 from dubito.core.errors import InputError, UnsupportedError
 from dubito.core.tracing import is_tracing
+from dubito.core.widest import wide
 
 # The most bisections of a quantile and their relative precision, and the nodes of the CRPS's integral.
 _BISECTIONS, _PRECISION, _NODES = 100, 1e-12, 80
@@ -197,8 +198,8 @@ class DistributionPrediction(RegressionPrediction):
     @property
     def _wide(self) -> DistributionPrediction:
         """The prediction in float64."""
-        loc, scale, weights = (part.double() for part in (self.loc, self.scale, self.weights))
-        return replace(self.to(torch.float64), loc=loc, scale=scale, weights=weights)
+        loc, scale, weights = (wide(part) for part in (self.loc, self.scale, self.weights))
+        return replace(self.to(loc.dtype), loc=loc, scale=scale, weights=weights)
 
     def _cdf(self, y: Tensor) -> Tensor:
         z = (y - self.loc.to(y)) / self.scale.to(y)

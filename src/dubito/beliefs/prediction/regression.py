@@ -14,6 +14,7 @@ from dubito.beliefs.prediction.base import Prediction, frame
 from dubito.core.arguments import checked_arguments
 from dubito.core.errors import InputError
 from dubito.core.tracing import is_tracing
+from dubito.core.widest import wide
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -144,7 +145,7 @@ class RegressionPrediction(Prediction):
         """Return the q-quantile of each output's mixture ``[B, O]``, solved in float64."""
         if not 0 < q < 1:
             raise InputError(f"A quantile must lie strictly between 0 and 1, got {q}.")
-        means, scales, weights = (part.double() for part in self._mixture)
+        means, scales, weights = (wide(part) for part in self._mixture)
         return gaussian_mixture.quantile(means, scales, weights, q).to(self.means.dtype)
 
     @checked_arguments

@@ -11,6 +11,7 @@ from dubito.core.arguments import checked_arguments
 from dubito.core.errors import InputError
 from dubito.core.tensor_checks import check_confidence, widen
 from dubito.core.tracing import is_tracing
+from dubito.core.widest import widest
 
 
 class EntropyDecomposition(NamedTuple):
@@ -59,10 +60,11 @@ def split_entropy(samples: Tensor) -> EntropyDecomposition:
     samples = widen(samples)
     if is_tracing():
         return _split_in_one_piece(samples)
-    mean_probs = samples.new_zeros(samples.shape[1:], dtype=torch.float64)
-    aleatoric = samples.new_zeros(samples.shape[1:-1], dtype=torch.float64)
+    dtype = widest(samples.device)
+    mean_probs = samples.new_zeros(samples.shape[1:], dtype=dtype)
+    aleatoric = samples.new_zeros(samples.shape[1:-1], dtype=dtype)
     for sample in samples:  # one at a time: a float64 copy of all S would be the largest tensor of an evaluation
-        logs = sample.double().clamp(min=-800, max=0)  # below −800 the probability is 0; above 0 is a rounding error
+        logs = sample.to(dtype).clamp(min=-800, max=0)  # below −800 the probability is 0; above 0 is a rounding error
         probs = logs.exp()  # in float32, rounding errors would look like an epistemic uncertainty of 1e-7
         mean_probs += probs
         aleatoric -= logs.mul_(probs).sum(-1)

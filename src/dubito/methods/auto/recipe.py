@@ -12,6 +12,7 @@ from dubito.core.batches import Data
 from dubito.core.constraints import Natural, Start
 from dubito.core.errors import InputError, UnsupportedError
 from dubito.core.settings import setting
+from dubito.core.widest import at_home
 from dubito.fitting.inference import Inference, Problem
 from dubito.fitting.posterior import Posterior
 from dubito.fitting.recipe import Recipe
@@ -72,6 +73,7 @@ class Auto(Recipe):
         """Raise an error: each candidate is fitted on its own."""
         raise UnsupportedError("Auto has no single inference: call fit instead of build.")
 
+    @at_home
     def fit(
         self,
         model: nn.Module,

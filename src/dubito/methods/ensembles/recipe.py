@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, Literal
 from dubito.core.constraints import Count, NonNegative, Start
 from dubito.core.errors import InputError, UnsupportedError
 from dubito.core.settings import setting
+from dubito.core.widest import at_home
 from dubito.fitting.inference import Inference, Problem
 from dubito.fitting.recipe import Recipe
 from dubito.fitting.training import Training
@@ -106,6 +107,7 @@ class Ensemble(Recipe):
         """Raise an error: each member is fitted on its own."""
         raise UnsupportedError("An ensemble has no single inference: call fit instead of build.")
 
+    @at_home
     def fit(
         self,
         model: nn.Module,
