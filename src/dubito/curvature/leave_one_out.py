@@ -34,6 +34,8 @@ MOST_EXACT = 2000
 MOST_ROWS, LEFT_OUT_WEIGHT = 1000, 5.0
 # Leverages above this are cut: the residual of an example that determines its own prediction is not defined.
 LARGEST_LEVERAGE = 0.95
+# The smallest ρ, over the rounding error of the largest entry of the matrix.
+SMALLEST_RATIO = 10.0
 
 
 class LeaveOneOut:
@@ -61,7 +63,9 @@ class LeaveOneOut:
         matrix = matrix_from_sums(structure, sums, selection, model)
         evidence = Evidence(matrix, _squares(model, selection), collected.data_fit(fit), 1.0)
         prior, noise = maximize(evidence, selection, "all", evidence.fit.residual_noise, True)
-        self.ratio = prior * noise.square()
+        # data that are fitted exactly have no noise, and the matrix of features that repeat is singular up to rounding
+        rounding = SMALLEST_RATIO * torch.finfo(next(model.parameters()).dtype).eps
+        self.ratio = (prior * noise.square()).clamp_min(rounding * float(matrix.diagonal().max()))
         self.covariance = matrix.covariance(self.ratio, torch.ones((), dtype=torch.float64))
         self.linearized = Linearized(collected.engine, matrix, selection, likelihood)
 

@@ -137,6 +137,16 @@ def test_data_that_are_fitted_perfectly_do_not_widen_the_posterior() -> None:
     assert nll(validation=digits.validation) < -plain.mean() + 0.02  # 30 rows
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_rows_that_repeat_and_are_fitted_exactly_have_leverages(dtype: torch.dtype) -> None:
+    """There is no noise, and the features have rank 2 of 4: every leverage is 2/8, up to rounding."""
+    x = torch.tensor([[1.0, 2.0, 3.0], [2.0, 1.0, 0.0]], dtype=dtype).repeat(4, 1)
+    model = nn.Sequential(nn.Linear(3, 1)).to(dtype)
+    factors = LeaveOneOut(model, Source((x, model(x).detach()), batch_size=5)).factors(x)
+    expected = torch.full((8, 1), 4 / 3, dtype=torch.float64)
+    torch.testing.assert_close(factors, expected, rtol=0.02, atol=0)
+
+
 @pytest.mark.parametrize("outputs", [1, 2])
 def test_leave_one_out_residuals_are_those_of_refits(outputs: int) -> None:
     """For a linear network at its most probable weights, they are exact."""
