@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import warnings
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -81,6 +82,35 @@ def test_a_network_that_has_learned_nothing() -> None:
     posterior = MAP(train=False).fit(network(scale=0.01), classes(), progress=False)
     assert "it is not trained, or the inputs say nothing" in found(posterior, "no better than a constant")
     assert posterior.diagnose().verdict == "with care"
+
+
+def test_labels_that_are_noise() -> None:
+    """Held-out or validation examples say so where there are some; else the weights are too many for what they gain."""
+    x, labels = classes()[0], torch.randint(3, (120,), generator=torch.Generator().manual_seed(2))
+    point = MAP().fit(network(), (x, labels), training=Training(epochs=15, lr=0.01), progress=False)
+    assert point.diagnose().verdict == "yes"  # nothing was held out
+    point.fit_record = replace(point.fit_record, held_out=120, held_out_gain=0.05, held_out_error=0.03)
+    assert "On 120 held-out examples" in found(point, "no better than a constant")
+    point.fit_record = replace(point.fit_record, held_out_gain=0.07)
+    assert point.diagnose().verdict == "yes"
+    posterior = Laplace().fit(point.model, (x, labels), progress=False)
+    assert "could be chance" in found(posterior, "no better than a constant")
+    held = Laplace().fit(point.model, (x, labels), validation=classes(100, 5), progress=False)
+    assert "It predicts validation examples" in found(held, "no better than a constant")
+
+
+@pytest.mark.parametrize("task", ["classes", "numbers"])
+def test_targets_that_are_equal(task: str) -> None:
+    x, labels = classes()
+    targets, kind, outputs = (0 * labels, "categorical", 3) if task == "classes" else (x[:, :1] * 0 + 3, "gaussian", 1)
+    with pytest.warns(TrustWarning, match="All training targets are equal"):
+        posterior = MAP(train=False).fit(network(outputs), (x, targets), likelihood=kind, progress=False)
+    assert posterior.diagnose().verdict == "no"
+
+
+def test_few_data(trained: nn.Module) -> None:
+    posterior = Laplace().fit(trained, classes(40), progress=False)
+    assert "only 40 training examples" in found(posterior, "few data")
 
 
 def test_epistemic_zero(trained: nn.Module) -> None:

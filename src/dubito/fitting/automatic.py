@@ -2,8 +2,10 @@
 
 The number of epochs is found on held-out examples. The plain network is trained at a constant learning rate while the
 score of held-out examples is watched, until it has not improved for as many steps as it took to get there (and 300
-more). Then the recipe is fitted to all of the data for the best number of epochs, with a learning rate that falls to
-zero at the end. So the cost of a default fit is bounded: at most `MOST_STEPS` steps per held-out part.
+more). Of classes, fewer epochs are taken if they lose less than half a standard error: what few examples say of long
+training is chance, and its price is a network that is sure of everything. Then the recipe is fitted to all of the data
+for that number of epochs, with a learning rate that falls to zero at the end. So the cost of a default fit is bounded:
+at most `MOST_STEPS` steps per held-out part.
 
 Held-out examples are validation data of at least `ENOUGH` rows; else a fifth of the training data if that is as many;
 else five folds of the training data, each in turn. Validation data always count along. The same examples give the noise
@@ -34,6 +36,7 @@ from dubito.core.randomness import derive_seed
 from dubito.core.subsets import num_examples, subset
 from dubito.fitting.checks import outputs_of
 from dubito.fitting.fit_record import constant_score
+from dubito.fitting.held_out_scores import best_variance, fewest_epochs, gain_over_constant
 from dubito.fitting.inference import Problem
 from dubito.fitting.joint_search import curves_together
 from dubito.fitting.progress import progress_bar
@@ -72,6 +75,8 @@ class Found:
         num_runs: The number of training runs.
         still_gained: The nats per example gained over the last fifth of the longest run, if its end was the best.
         start: The score before training.
+        gain: By how much the score exceeds that of the best constant prediction; None if it was not measured.
+        gain_error: The standard error of this difference over held-out examples.
     """
 
     epochs: int
@@ -81,6 +86,8 @@ class Found:
     num_runs: int
     still_gained: float = 0.0
     start: float = -math.inf
+    gain: float | None = None
+    gain_error: float | None = None
 
 
 class ResolvedTraining(NamedTuple):
@@ -260,10 +267,13 @@ def _search(runs: list[SearchRun], problem: Problem) -> Found:
     outputs = problem.source.first().targets[0].numel() if has_learned_noise(problem.likelihood) else None
     scores = {epochs: _mean_score([curve.at(epochs) for curve in curves], num_rows, outputs) for epochs in looked}
     best = max(scores, key=scores.__getitem__)
-    noise = None if outputs is None else math.exp(-scores[best] / outputs - 0.5 * math.log(2 * math.pi * math.e))
+    best = fewest_epochs(curves, best) if outputs is None else best  # otherwise the noise pays for long training
+    noise = None if outputs is None else math.sqrt(best_variance(scores[best], outputs))
     before = max(epochs for epochs in looked if epochs <= 0.8 * looked[-1])
     gained = scores[best] - scores[before] if best == looked[-1] else 0.0
-    return Found(best, scores[best], noise, num_rows, len(runs), gained, scores[0])
+    sources = [source for run in runs for source in run.held_out]
+    gain = gain_over_constant(curves, sources, best, problem.likelihood, at_unit_noise=outputs is not None)
+    return Found(best, scores[best], noise, num_rows, len(runs), gained, scores[0], *(gain or ()))
 
 
 def _mean_score(totals: list[float], num_rows: int, outputs: int | None) -> float:

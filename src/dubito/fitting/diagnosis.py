@@ -105,6 +105,11 @@ def describe(record: FitRecord) -> Iterator[str]:
     if own.accuracy is not None:
         parts += [f"accuracy {own.accuracy:.0%}", f"mean confidence {own.confidence:.0%}"]
     yield f"On {own.num_rows} training examples: {', '.join(parts)}; the best constant has {record.constant:.3f}."
+    if record.held_out_gain is not None and record.held_out_error is not None:
+        yield (
+            f"On {record.held_out} held-out examples the network beat the best constant by {record.held_out_gain:.3f} "
+            f"(standard error {record.held_out_error:.3f})."
+        )
     if (held := record.validation) is not None:
         parts = [f"log score {held.log_score:.3f}"]
         if held.accuracy is not None:
@@ -124,12 +129,18 @@ def general_findings(posterior: Posterior) -> Iterator[Finding]:
             "Nothing is known about how well it predicts: it was not fitted to data here. Use dubito.evaluate.",
         )  # fmt: skip
         return
-    yield from _about_the_network(record, _least_gain(posterior.likelihood, record))
+    yield from _about_the_network(record, _least_gain(posterior.likelihood, record), posterior.has_spread)
     yield from posterior.own_findings()
     yield from _about_confidence(record)
     if posterior.has_spread:
         yield from _about_the_spread(record)
     held = record.validation
+    if held is None and record.training.accuracy is not None and posterior.num_data < FEW_VALIDATION:
+        yield Finding(
+            "few data", "care",
+            f"There are only {posterior.num_data} training examples and no validation data, too few to tell whether "
+            "probabilities are right.",
+        )  # fmt: skip
     if held is not None and held.num_rows < FEW_VALIDATION:
         yield Finding(
             FEW_VALIDATION_DATA, "care",
@@ -138,7 +149,18 @@ def general_findings(posterior: Posterior) -> Iterator[Finding]:
         )  # fmt: skip
 
 
-def _about_the_network(record: FitRecord, least_gain: float) -> Iterator[Finding]:
+def _about_the_network(record: FitRecord, least_gain: float, has_spread: bool) -> Iterator[Finding]:
+    if record.constant >= 0 and (record.constant == math.inf or record.training.accuracy is not None):
+        yield Finding(
+            "equal targets", "no",
+            "All training targets are equal, so there is nothing to learn from them: check that they are the right "
+            "ones.",
+        )  # fmt: skip
+    else:
+        yield from _about_training(record, least_gain, has_spread)
+
+
+def _about_training(record: FitRecord, least_gain: float, has_spread: bool) -> Iterator[Finding]:
     centre, own = record.centre, record.training
     margin = 0.1 + 0.1 * abs(record.constant)
     if max(centre.log_score, own.log_score) < record.constant - margin:
@@ -154,12 +176,10 @@ def _about_the_network(record: FitRecord, least_gain: float) -> Iterator[Finding
             f"The network is not trained to an optimum: one more step would gain {record.remaining_gain:.2f} nats per "
             "training example. Train it longer first; the posterior is one around these weights.",
         )  # fmt: skip
-    elif max(centre.log_score, own.log_score) < record.constant + least_gain:
+    elif (why := _no_better(record, least_gain, has_spread)) is not None:
         yield Finding(
             "no better than a constant", "care",
-            f"It predicts its own training data no better than one constant prediction does (log score "
-            f"{own.log_score:.3f} against {record.constant:.3f}): it is not trained, or the inputs say nothing about "
-            "the targets.",
+            f"{why}: it is not trained, or the inputs say nothing about the targets.",
         )  # fmt: skip
     if own.accuracy is None or centre.accuracy is None:
         if own.log_score < centre.log_score - 1.0 and own.log_score < record.constant - margin:
@@ -176,6 +196,31 @@ def _about_the_network(record: FitRecord, least_gain: float) -> Iterator[Finding
             f"{centre.accuracy:.0%}: it is too wide. Use a larger prior precision (a narrower prior), a lower "
             "temperature, or fewer random weights.",
         )  # fmt: skip
+
+
+def _no_better(record: FitRecord, least_gain: float, has_spread: bool) -> str | None:
+    """Return in words how it was seen that the network is no better than a constant on new data; None if it was not."""
+    own, held, constant = record.training, record.validation, record.constant
+    words = "examples no better than one constant prediction does (log score"
+    if max(record.centre.log_score, own.log_score) < constant + least_gain:
+        return f"It predicts its own training {words} {own.log_score:.3f} against {constant:.3f})"
+    if least_gain == -math.inf:
+        return None
+    if held is not None and held.num_rows >= FEW_VALIDATION:
+        worse = held.log_score < constant + least_gain
+        return f"It predicts validation {words} {held.log_score:.3f} against {constant:.3f})" if worse else None
+    if (gain := record.held_out_gain) is not None and (error := record.held_out_error) is not None:
+        told = f"it gained {gain:.3f} nats, with a standard error of {error:.3f}"
+        words = (
+            f"On {record.held_out} held-out examples the network cannot be told from one constant prediction ({told})"
+        )
+        return words if gain < max(least_gain, 2 * error) else None
+    if has_spread and own.log_score - record.complexity < constant + least_gain:
+        return (
+            f"What it gains over one constant prediction on its training data ({own.log_score - constant:.3f} nats) "
+            f"could be chance: so many uncertain weights gain about {record.complexity:.3f} nats from noise"
+        )
+    return None
 
 
 def _least_gain(likelihood: Likelihood, record: FitRecord) -> float:

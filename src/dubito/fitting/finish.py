@@ -23,7 +23,7 @@ def finish(
         resolved: The training settings and what held-out examples said.
         trains: Whether the recipe trains for a number of epochs.
     """
-    gain, rows = posterior.remaining_gain, None if resolved.found is None else resolved.found.num_rows
+    gain = posterior.remaining_gain
     with Stream(0, posterior.device).active():  # for networks that draw random numbers
         if resolved.noise is not None:
             posterior = share_noise(posterior, resolved.noise, source)
@@ -31,6 +31,6 @@ def finish(
         epochs = resolved.training.epochs if trains else None
         if not posterior.likelihood.scores_targets:
             return posterior
-        posterior.fit_record = measure(posterior, source, validation, epochs=epochs, held_out_rows=rows)
+        posterior.fit_record = measure(posterior, source, validation, epochs=epochs, found=resolved.found)
     warn_about(posterior)
     return posterior

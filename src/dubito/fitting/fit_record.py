@@ -18,6 +18,7 @@ from dubito.core.errors import DubitoError
 from dubito.core.limits import numbers
 
 if TYPE_CHECKING:
+    from dubito.fitting.automatic import Found
     from dubito.fitting.posterior import Posterior
 
 # The numbers of training examples, of validation examples and of posterior samples that are looked at.
@@ -53,7 +54,8 @@ class FitRecord:
     Attributes:
         training: The posterior on training examples.
         centre: The network at the posterior's centre on the same examples.
-        constant: The mean log score of the best constant prediction on them.
+        constant: The mean log score of the best constant prediction on them; 0 (classes) or infinite (numbers) if all
+            targets of the data are equal.
         validation: The posterior on validation examples; None if there are none.
         epistemic: The mean epistemic uncertainty of the training examples: nats, or the share of the variance.
         epistemic_far: The same for noise of five times the spread of the inputs; None if inputs are not numbers.
@@ -61,6 +63,8 @@ class FitRecord:
         remaining_gain: What one more training step would gain; None if it was not measured.
         epochs: The number of training epochs; None if the fit trains nothing.
         held_out: The number of held-out examples on which it was chosen; None if it was not.
+        held_out_gain: By how many nats per held-out example the plain network beat the best constant prediction.
+        held_out_error: The standard error of that gain.
     """
 
     training: ExampleScores
@@ -73,6 +77,20 @@ class FitRecord:
     remaining_gain: float | None = None
     epochs: int | None = None
     held_out: int | None = None
+    held_out_gain: float | None = None
+    held_out_error: float | None = None
+
+    @property
+    def complexity(self) -> float:
+        r"""What the posterior gains on its training examples by being fitted to them, in nats per example.
+
+        It is the effective number of weights over that of examples, $\frac1N \sum_n \operatorname{tr} \Lambda_n V_n$
+        with the output Hessian Λ and the variance V of the outputs: twice the mutual information of classes, and for
+        numbers the epistemic over the aleatoric variance.
+        """
+        if self.training.accuracy is not None:
+            return 2 * self.epistemic
+        return self.epistemic / max(1 - self.epistemic, 1e-6)
 
     def to_dict(self) -> dict[str, Any]:
         """Return plain numbers, from which `from_dict` makes the record again."""
@@ -92,7 +110,7 @@ def measure(
     validation: Source | None,
     *,
     epochs: int | None = None,
-    held_out_rows: int | None = None,
+    found: Found | None = None,
 ) -> FitRecord:
     """Return the record of a fit."""
     likelihood = posterior.likelihood
@@ -107,14 +125,16 @@ def measure(
     return FitRecord(
         training=_scores(likelihood, near, targets),
         centre=_scores(likelihood, centre, targets),
-        constant=constant_score(likelihood, targets),
+        constant=_constant(likelihood, source, targets),
         validation=held_out,
         epistemic=_epistemic(near),
         epistemic_far=None if far is None else _epistemic(far),
         spread=float(totals.std(correction=0) / totals.mean().clamp_min(1e-30)),
         remaining_gain=posterior.remaining_gain,
         epochs=epochs,
-        held_out=held_out_rows,
+        held_out=None if found is None else found.num_rows,
+        held_out_gain=None if found is None else found.gain,
+        held_out_error=None if found is None else found.gain_error,
     )
 
 
@@ -166,6 +186,14 @@ def _scores(likelihood: Likelihood, prediction: Any, targets: Tensor) -> Example
         return ExampleScores(len(prediction), log_score, float(right.mean()), float(sure.mean()))
     z = (prediction.mean - targets.reshape(prediction.mean.shape)) / prediction.stddev
     return ExampleScores(len(prediction), log_score, squared_z=float(z.double().square().mean()))
+
+
+def _constant(likelihood: Likelihood, source: Source, targets: Tensor) -> float:
+    """Return the best constant score of some targets; if all targets of data in memory are equal, its limit."""
+    whole = None if source.pair is None else batches.as_tensors(source.pair[1])
+    if isinstance(whole, Tensor) and len(whole) > 1 and bool((whole == whole[:1]).all()):
+        return 0.0 if isinstance(likelihood, Categorical | Bernoulli) else math.inf
+    return constant_score(likelihood, targets)
 
 
 def constant_score(likelihood: Likelihood, targets: Tensor) -> float:

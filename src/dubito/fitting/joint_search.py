@@ -116,6 +116,6 @@ class _JointRuns:
             with self.runs[0].stream("look", epoch).active():
                 scores = self.problem.likelihood.log_prob(params.call(module, inputs), targets)
             scores = scores.double().reshape(rows.is_real.shape)
-            totals = scores.where(rows.is_real.to(scores.device), 0.0).sum(1).tolist()
             for k in going_on:
-                found[k][part].add(epoch, totals[k], int(rows.counts[k]))
+                own = scores[k][: int(rows.counts[k])]
+                found[k][part].add(epoch, float(own.sum()), len(own), own)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 
@@ -18,6 +19,8 @@ from dubito.fitting.inference import NonFinite, Problem
 PATIENCE = 300
 # Steps between two looks at the held-out examples, in whole epochs.
 LOOK_EVERY = 25
+# The scores of this many examples are kept, one by one.
+KEPT_SCORES = 2000
 
 
 @dataclass
@@ -27,23 +30,33 @@ class Curve:
     Attributes:
         epochs: The numbers of finished epochs at which the examples were looked at.
         totals: The summed log-probabilities there.
+        scores: The log-probabilities of the first examples of this process there.
         num_rows: The number of examples.
     """
 
     epochs: list[int] = field(default_factory=list)
     totals: list[float] = field(default_factory=list)
+    scores: list[Tensor] = field(default_factory=list)
     num_rows: int = 0
 
-    def add(self, epochs: int, total: float, num_rows: int) -> None:
+    def add(self, epochs: int, total: float, num_rows: int, scores: Tensor) -> None:
         """Add what was seen after a number of epochs."""
         self.epochs.append(epochs)
         self.totals.append(total if total == total else -float("inf"))
+        self.scores.append(scores[:KEPT_SCORES].cpu())
         self.num_rows = num_rows
+
+    def look(self, epochs: int) -> int:
+        """Return the number of the last look by this number of epochs."""
+        return bisect_right(self.epochs, epochs) - 1
 
     def at(self, epochs: int) -> float:
         """Return the score after a number of epochs: the last one known by then."""
-        known = [total for when, total in zip(self.epochs, self.totals, strict=True) if when <= epochs]
-        return known[-1]
+        return self.totals[self.look(epochs)]
+
+    def scores_at(self, epochs: int) -> Tensor:
+        """Return the scores of the first examples after a number of epochs."""
+        return self.scores[self.look(epochs)]
 
     @property
     def best(self) -> int:
@@ -115,12 +128,12 @@ class SearchRun:
 
     def _look(self, curves: list[Curve], epoch: int) -> None:
         for curve, source in zip(curves, self.held_out, strict=True):
-            total = torch.zeros(2, dtype=torch.float64)
             with self.stream("look", epoch).active():
-                for scores in scores_of(self.problem, self.problem.model, source):
-                    total += torch.tensor([float(scores.sum()), float(len(scores))], dtype=torch.float64)
+                found = list(scores_of(self.problem, self.problem.model, source))
+            scores = torch.cat(found).cpu() if found else torch.zeros(0, dtype=torch.float64)
+            total = torch.stack([scores.sum(), torch.tensor(len(scores), dtype=torch.float64)])
             distributed.sum_([total])
-            curve.add(epoch, float(total[0]), int(total[1]))
+            curve.add(epoch, float(total[0]), int(total[1]), scores)
 
 
 @torch.no_grad()
