@@ -17,8 +17,9 @@ if TYPE_CHECKING:
 
 # The largest number of weights that are examined, evenly spaced.
 LOOKED_AT = 1000
-# The R-hat above which chains disagree, and the number of effective samples that intervals need.
-POOR_RHAT, FEW = 1.05, 100.0
+# The R-hat above which chains disagree, the one above which their samples are useless (Gelman & Rubin 1992), and the
+# number of effective samples that intervals need.
+POOR_RHAT, BAD_RHAT, FEW = 1.05, 1.2, 100.0
 # The smallest number of samples per chain for any diagnosis.
 FEWEST = 4
 
@@ -149,12 +150,13 @@ def _findings(found: ChainDiagnosis, explores: bool) -> Iterator[Finding]:
         )
     elif mixing.rhat > POOR_RHAT:
         who = "the chains disagree" if found.num_chains > 1 else "the halves of the chain disagree"
+        wrong = mixing.rhat > BAD_RHAT
         yield Finding(
-            "chains did not mix",
-            "no",
-            f"Do not use these samples: {who} about the predictions (R-hat {mixing.rhat:.2f}, above {POOR_RHAT}). "
-            "Take more samples, use a longer burn-in, or select fewer weights.",
-        )
+            "chains did not mix", "no" if wrong else "care",
+            f"{'Do not use these samples: ' if wrong else 'The chains mix slowly: '}{who} about the predictions (R-hat "
+            f"{mixing.rhat:.2f}, above {POOR_RHAT}). Take more samples or a larger thinning, use a longer burn-in, or "
+            "select fewer weights.",
+        )  # fmt: skip
     elif min(mixing.ess_bulk, mixing.ess_tail) < FEW:
         yield Finding(
             "few effective samples",

@@ -48,6 +48,7 @@ class SGLD:
     """
 
     most = 0.2  # the largest ε times curvature that step_size="auto" chooses
+    cooling = 2.0  # noise of variance V in the gradient heats the chain by the share ε V / (cooling · T)
     has_momentum = False
 
     def init(self, position: Tensor) -> ChainState:
@@ -72,6 +73,7 @@ class PSGLD:
     """
 
     most = 0.2
+    cooling = 2.0
     has_momentum = False
     decay = 0.99
     damping = 0.05  # λ
@@ -107,11 +109,16 @@ class SGHMC:
         friction: α, the fraction of the momentum that one step removes.
     """
 
-    most = 0.5
+    most = 1.0
     has_momentum = True
 
     def __init__(self, friction: float = 0.1) -> None:
         self.friction = friction
+
+    @property
+    def cooling(self) -> float:
+        """The share of the momenta's variance that one step removes: ε V / cooling heats as much as it cools."""
+        return 1 - (1 - self.friction) ** 2
 
     def init(self, position: Tensor) -> ChainState:
         """Momenta at rest."""
@@ -136,7 +143,9 @@ class SGNHT(SGHMC):
         friction: α, the strength of the injected noise and the initial value of a.
     """
 
+    most = 0.5  # unlike that of `SGHMC`, its covariance depends on the step
     rate = 0.01  # κ
+    cooling = math.inf  # its friction absorbs the noise of gradients
 
     def init(self, position: Tensor) -> ChainState:
         """Return zero momenta and the initial friction."""

@@ -9,6 +9,7 @@ from dubito.core.constraints import Count, CountOrZero, Positive, Range, Start
 from dubito.core.errors import InputError
 from dubito.core.settings import setting
 from dubito.fitting.inference import Inference, Problem
+from dubito.fitting.training import Training
 from dubito.methods.mcmc.posterior import ParticlePosterior
 from dubito.methods.mcmc.recipe import Sampler, check_sampler
 from dubito.methods.mcmc.schedule import Schedule
@@ -38,7 +39,8 @@ class SGMCMC(Sampler):
         num_samples: The number of samples per chain.
         temperature: T; below 1 makes the posterior narrower.
         step_size: The learning rate of gradient descent on the mean loss; ``"auto"`` takes a fraction of the largest
-            stable one, given the largest curvature at the start.
+            stable one, given the largest curvature at the start and during burn-in, and less if the noise of mini-batch
+            gradients would heat the chain.
         friction: The fraction of the momentum that one step removes, for ``"sghmc"`` and ``"sgnht"``.
         cycles: The number of cycles, for ``"cyclical"``.
         start: ``"model"`` starts all chains at the model's weights, ``"fresh"`` each at newly initialized ones,
@@ -53,11 +55,11 @@ class SGMCMC(Sampler):
     prior: Prior | None = None
     chains: Count = 1
     burn_in: CountOrZero = 1000
-    thinning: Count = 20
+    thinning: Count = 50
     num_samples: Count = 100
     temperature: Positive = 1.0
     step_size: Positive | Literal["auto"] = "auto"
-    friction: Annotated[float, Range(0, 1, above=True)] = 0.1
+    friction: Annotated[float, Range(0, 1, above=True)] = 0.05
     cycles: Count = 4
     start: Start = "model"
     memory: Positive = 64.0
@@ -76,6 +78,10 @@ class SGMCMC(Sampler):
     def sample_schedule(self) -> Schedule:
         """The schedule of the chain's steps and samples."""
         return Schedule(self.schedule, self.burn_in, self.thinning, self.num_samples, self.cycles)
+
+    def default_training(self) -> Training:
+        """Return settings with batches that are large enough for little noise in the gradients."""
+        return Training(batch_size=1024)
 
     def build_after(self, problem: Problem, before: ParticlePosterior | None) -> Inference:
         """Return the transitions; in an update, the particles of `before` are the prior and the start."""

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
-from dubito.core import io
+from dubito.core import batches, io
 from dubito.core.batches import Batch
 from dubito.core.errors import NonFiniteError
 from dubito.core.params import Buffers, Params
@@ -25,10 +25,13 @@ from dubito.networks.normalization import running_norms
 if TYPE_CHECKING:
     from dubito.methods.mcmc.sgmcmc import SGMCMC
 
-# The number of power iterations for the largest curvature.
-POWER_STEPS = 12
+# The number of power iterations for the largest curvature, and for another look every so many steps of burn-in.
+POWER_STEPS, FEW_POWER_STEPS, LOOK_AGAIN = 12, 4, 50
 # The number of positions around the start at which it is measured, and their largest distance over the weights' size.
 NUM_AROUND, AROUND = 3, 0.5
+# The largest share by which the noise of mini-batch gradients at the start may heat a chain, and the number of parts of
+# a batch from which that noise is estimated.
+HEAT, NOISE_PARTS = 0.1, 8
 # The advice if the loss is finite and its gradient is not.
 NO_GRADIENT = "check the network for a square root or logarithm at 0, and for extreme weights"
 
@@ -57,6 +60,7 @@ class Transitions:
         for norm in self.norms.values():
             norm.train()
         self.kernel = make_kernel(recipe.kernel, recipe.friction)
+        self._adapts = recipe.step_size == "auto"
         size, training = len(self.setup.start), problem.training
         self.chains = Chains(recipe.chains, recipe.num_samples, size, recipe.memory, training.checkpoint)
         self.noise = torch.empty_like(self.setup.start)
@@ -102,6 +106,8 @@ class Transitions:
     def _move(self, state: State, k: int, batch: Batch) -> Tensor:
         done, position = int(state["step"][k]), state["position"][k]
         loss, gradient = self._gradient(state, k, batch)
+        if self._adapts and 0 < done <= self.schedule.burn_in and done % LOOK_AGAIN == 0:
+            state["step_size"][k] = min(float(state["step_size"][k]), self._stable_step(position))
         noisy = self.schedule.is_noisy(done)
         size = float(state["step_size"][k]) * self.schedule.factor(done) / self.problem.num_data
         step = KernelStep(size, self.recipe.temperature if noisy else 0.0, done < self.schedule.burn_in, done)
@@ -172,15 +178,17 @@ class Transitions:
         return {torch.float64: 1e-5, torch.float32: 1e-3}.get(dtype, 0.2 * torch.finfo(dtype).eps ** (1 / 3))
 
     def _choose_step(self) -> float:
-        r"""Return ℓ for which ε times the largest curvature of the potential is a fixed fraction.
+        r"""Return ℓ for which ε times the largest curvature of the potential is a fixed fraction, or less.
 
-        The curvature is the largest of those at the start and at positions as far from it as the prior reaches: where
-        a network fits its data perfectly, the potential is flat, and steps that are stable there are not elsewhere.
+        It is less if the noise of mini-batch gradients would heat the chain by more than the share `HEAT`. The
+        curvature is the largest of those at the start and at positions as far from it as the prior reaches: where a
+        network fits its data perfectly, the potential is flat, and steps that are stable there are not elsewhere.
         """
         before = {name: value.clone() for name, value in self._buffers().items()}
         if not bool(self._gradient_at(self.setup.start).isfinite().all()):
             raise NonFiniteError(f"The gradient at the start is not finite: {NO_GRADIENT}.")
         found = [self._curvature(position) for position in self._around_the_start()]
+        noise = self._gradient_noise()
         for name, value in self._buffers().items():
             value.copy_(before[name])
         curvature = max((value for value in found if math.isfinite(value)), default=0.0)
@@ -189,7 +197,37 @@ class Transitions:
                 "The curvature at the start is not a positive number, so no step size can be chosen: check for extreme "
                 "inputs or weights, or pass step_size as a number."
             )
-        return self.kernel.most / curvature * self.problem.num_data
+        most = self.kernel.most / curvature
+        if noise > 0:
+            most = min(most, HEAT * self.recipe.temperature * self.kernel.cooling / noise)
+        return most * self.problem.num_data
+
+    def _gradient_noise(self) -> float:
+        """Return the variance of a mini-batch gradient at the start, the mean over all directions and batches.
+
+        It is estimated from equal parts of one batch. Batches are drawn without replacement, so the variance is less by
+        the fraction of the data that a batch holds; the last batch may be smaller, and noisier, than the others.
+        """
+        first, total = self.problem.source.first(), self.problem.num_data
+        size, rows = first.num_rows, first.num_rows // NOISE_PARTS
+        if rows == 0 or size >= total:
+            return 0.0
+        parts = []
+        for start in range(0, rows * NOISE_PARTS, rows):
+            inputs, targets = batches.take((first.inputs, first.targets), slice(start, start + rows))
+            part = Batch(inputs, targets, rows)
+            parts.append(self.target.gradient(self.setup.start, part, total / rows)[1])
+        of_one = float(torch.stack(parts).double().var(0).mean()) * rows
+        sizes = [size] * (total // size) + [total % size] * (total % size > 0)
+        return of_one * sum(1 / each - 1 / total for each in sizes) / len(sizes)
+
+    def _stable_step(self, position: Tensor) -> float:
+        """Return ℓ for the curvature at a position, infinite if it is flat: a chain may move to where it is larger."""
+        before = {name: value.clone() for name, value in self._buffers().items()}
+        curvature = self._curvature(position, FEW_POWER_STEPS)
+        for name, value in self._buffers().items():
+            value.copy_(before[name])
+        return self.kernel.most / curvature * self.problem.num_data if 0 < curvature < math.inf else math.inf
 
     def _around_the_start(self) -> list[Tensor]:
         """Return the start, and positions around it at the distance of the prior's spread, or of the weights' size."""
@@ -207,13 +245,13 @@ class Transitions:
         first = self.problem.source.first()
         return self.target.gradient(position, first, self.problem.num_data / first.num_rows)[1]
 
-    def _curvature(self, position: Tensor) -> float:
+    def _curvature(self, position: Tensor, steps: int = POWER_STEPS) -> float:
         """Return the largest curvature at a position, by power iteration with gradient differences."""
         noise = torch.Generator().manual_seed(0)
         direction = torch.randn(position.shape, generator=noise, dtype=torch.float64).to(position)
         reach = self._relative_reach() * max(1.0, float(position.norm()))
         curvature = 0.0
-        for _ in range(POWER_STEPS):
+        for _ in range(steps):
             direction = direction / direction.norm()
             ends = [self._gradient_at(position + sign * reach * direction) for sign in (1, -1)]
             direction = (ends[0] - ends[1]) / (2 * reach)
