@@ -82,7 +82,8 @@ def computing_among(values: Iterable[Any]) -> AbstractContextManager[None]:
 def _place(value: Any) -> torch.device | None:
     """Return the device of a tensor, a network or a posterior."""
     if isinstance(value, nn.Module):
-        return next((each.device for each in value.parameters()), None)
+        is_made = "_parameters" in vars(value)  # else this is a call of its `__init__`
+        return next((each.device for each in value.parameters()), None) if is_made else None
     device = getattr(value, "device", None)
     return device if isinstance(device, torch.device) else None
 
