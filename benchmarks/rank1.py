@@ -1,4 +1,4 @@
-"""Compare rank-1 mixtures with BatchEnsemble, dropout, SWAG, snapshots and a deep ensemble, three seeds.
+"""Compare rank-1 mixtures with BatchEnsemble, dropout, SWAG, random last layers and other ensembles, three seeds.
 
     DUBITO_DATA=... python benchmarks/rank1.py [--tasks mlp lenet5] [--seeds 3] [--methods ...] [--table]
 
@@ -27,7 +27,7 @@ from quality import RESULTS, Task, mean_text, outside
 from torch import nn
 
 import dubito
-from dubito import MAP, BatchEnsemble, Posterior, Rank1, Training, models, priors
+from dubito import DKL, MAP, MIMO, SNGP, VBLL, BatchEnsemble, Packed, Posterior, Rank1, Training, models, priors
 
 KINDS = ("noise", "blur", "rotation")
 TRAINING = Training(epochs=15, lr=2e-3, batch_size=64, weight_decay=1e-4)
@@ -101,6 +101,11 @@ METHODS: dict[str, Method] = {
         "prior scale 0.5, spread 0.5": normal(0.5, 0.5),
         "prior scale 1, random signs": signs(1.0),
     }),
+    "VBLL": Method({f"prior scale {scale}": VBLL(prior_scale=scale) for scale in (1.0, 3.0, 10.0)}),
+    "SNGP": Method({f"bound {bound}": SNGP(spectral_norm=bound) for bound in (1.0, 3.0)}),
+    "DKL": Method({f"bound {bound}": DKL(spectral_norm=bound) for bound in (1.0, 3.0)}),
+    "Packed of 4": Method({f"alpha {alpha}": Packed(members=4, alpha=alpha) for alpha in (1.0, 2.0)}),
+    "MIMO of 3": Method({f"repetition {share}": MIMO(members=3, repetition=share) for share in (0.0, 0.5)}),
     "rank-1 Cauchy": Method({f"prior scale {scale}": cauchy(scale) for scale in (0.003, 0.01, 0.1)}),
 }  # fmt: skip
 
@@ -179,7 +184,8 @@ def one_cell(task_name: str, name: str, seed: int, data: Any, ood: Any) -> dict[
     shifts = dubito.data.shifts(data, kinds=KINDS)
     result = dubito.evaluate(posterior, data.test, ood=ood, shifts=shifts, num_samples=draws)
     shifted = [scores for by_severity in result.shifts.values() for scores in by_severity.values()]
-    size = getattr(posterior, "num_parameters", METHODS[name].copies * sum(p.numel() for p in model.parameters()))
+    copies = METHODS[name].copies * sum(p.numel() for p in posterior.model.parameters())
+    size = getattr(posterior, "num_parameters", copies + getattr(posterior, "roots", torch.empty(0)).numel())
     return {
         "accuracy": result.scores["accuracy"], "NLL": result.scores["nll"], "ECE": result.scores["ece"],
         **{f"c{key}": statistics.mean(s[key.lower()] for s in shifted) for key in ("accuracy", "NLL", "ECE")},

@@ -16,6 +16,7 @@ from dubito.core.errors import InputError, UnsupportedError
 from dubito.fitting.decision_rule import DecisionRule
 from dubito.fitting.posterior import Posterior
 from dubito.uses.decisions.features import FeatureDensity, FeatureScore
+from dubito.uses.decisions.lanczos import LanczosScore, SketchedLanczos
 from dubito.uses.decisions.scores import Score, energy, energy_of, real_positions, score_prediction
 from dubito.uses.fixed_draws import FixedDraws, input_groups, rank_for
 
@@ -31,9 +32,10 @@ class Detector(DecisionRule):
         calibration: Inputs of the known distribution that were not trained on, as a tensor or as data whose targets are
             ignored.
         score: The measure of uncertainty, see `dubito.uses.decisions.scores`; or of the distance of the network's
-            features from those of the training data, see `dubito.uses.decisions.features`.
+            features from those of the training data, see `dubito.uses.decisions.features`, or of its gradients
+            (``"lanczos"``), see `dubito.uses.decisions.lanczos`.
         false_positive_rate: $\alpha$, the largest share of known inputs that may be flagged.
-        training: The training data, for the scores of features.
+        training: The training data, for the scores of features and gradients.
         num_samples: How many samples a prediction draws.
         generator: The source of randomness; by default the same call gives the same numbers.
 
@@ -42,9 +44,9 @@ class Detector(DecisionRule):
     """
 
     saved: ClassVar[Mapping[str, Any]] = {
-        "score": Score | FeatureScore, "false_positive_rate": OpenProbability, "threshold": float,
+        "score": Score | FeatureScore | LanczosScore, "false_positive_rate": OpenProbability, "threshold": float,
     }  # fmt: skip
-    density: FeatureDensity | None = None
+    density: FeatureDensity | SketchedLanczos | None = None
 
     @checked_arguments
     def __init__(
@@ -52,7 +54,7 @@ class Detector(DecisionRule):
         posterior: Posterior,
         calibration: Data | Tensor,
         *,
-        score: Score | FeatureScore = "mutual-information",
+        score: Score | FeatureScore | LanczosScore = "mutual-information",
         false_positive_rate: OpenProbability = 0.05,
         training: Data | None = None,
         num_samples: Count | None = None,
@@ -60,10 +62,13 @@ class Detector(DecisionRule):
     ) -> None:
         self.posterior, self.score, self.false_positive_rate = posterior, score, false_positive_rate
         self.draws = FixedDraws(posterior, num_samples, generator)
-        if score in get_args(FeatureScore):
+        if score in (*get_args(FeatureScore), *get_args(LanczosScore)):
             if training is None:
                 raise InputError(f"The score '{score}' needs the training data: pass `training=`.")
-            self.density = FeatureDensity(posterior, training, score)  # type: ignore[arg-type]
+            if score == "lanczos":
+                self.density = SketchedLanczos(posterior, training)
+            else:
+                self.density = FeatureDensity(posterior, training, score)  # type: ignore[arg-type]
         parts = input_groups(posterior, calibration, "calibration data")
         known = torch.cat([self.scores(part) for part in parts])
         rank = rank_for(1 - false_positive_rate, len(known), f"A false-positive rate of {false_positive_rate:g}")
@@ -111,7 +116,9 @@ class Detector(DecisionRule):
         found = cls.with_saved(posterior, state)
         found.draws = FixedDraws.from_tree(posterior, state["draws"])
         if "density" in state:
-            found.density = FeatureDensity.from_tree(found.score, state["density"])  # type: ignore[arg-type]
+            tree, score = state["density"], found.score
+            is_lanczos = score == "lanczos"
+            found.density = SketchedLanczos.from_tree(tree) if is_lanczos else FeatureDensity.from_tree(score, tree)  # type: ignore[arg-type]
         return found
 
     def __repr__(self) -> str:
