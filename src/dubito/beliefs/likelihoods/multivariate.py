@@ -38,7 +38,8 @@ class MultivariateGaussian(RegressionLikelihood):
         try:
             values = np.array(self.covariance, dtype=float)
             values = np.diag(values) if values.ndim == 1 else values
-            fits = values.size > 0 and np.isfinite(values).all() and np.allclose(values, values.T, atol=1e-12)
+            known = values.ndim == 2 and values.size > 0 and np.isfinite(values).all()
+            fits = known and np.allclose(values, values.T, atol=1e-12)
             np.linalg.cholesky(values)
         except (TypeError, ValueError, np.linalg.LinAlgError):
             fits = False
