@@ -50,9 +50,9 @@ class HMC(Sampler):
     weights: SelectionRule = all_weights()
     prior: Prior | None = None
     adapt: bool = True
-    num_samples: Count = 500
+    num_samples: Count = 250
     chains: Count = 2
-    burn_in: CountOrZero = 500
+    burn_in: CountOrZero = 250
     thinning: Count = 1
     num_steps: Count = 30
     step_size: Positive | Literal["auto"] = "auto"
