@@ -99,6 +99,20 @@ def test_labels_that_are_noise() -> None:
     assert "It predicts validation examples" in found(held, "no better than a constant")
 
 
+@pytest.mark.parametrize("scale", [1e6, 1e-6])
+@pytest.mark.filterwarnings("ignore::dubito.errors.NotConvergedWarning")
+def test_inputs_that_should_be_standardized(scale: float) -> None:
+    x, labels = classes()
+    training = Training(epochs=3, lr=0.01)
+    posterior = MAP().fit(network(), (scale * x, labels), training=training, progress=False)
+    assert f"inputs are about {scale:.0e} in size: standardize them" in str(posterior.diagnose())
+    x, targets = numbers()
+    posterior = MAP().fit(
+        network(1), (x, scale * (1 + targets)), likelihood="gaussian", training=training, progress=False
+    )
+    assert scale < 1 or "targets are about 1e+06 in size: standardize them" in str(posterior.diagnose())
+
+
 @pytest.mark.parametrize("task", ["classes", "numbers"])
 def test_targets_that_are_equal(task: str) -> None:
     x, labels = classes()

@@ -27,6 +27,8 @@ MOSTLY_EPISTEMIC = 0.9
 LITTLE = 0.02
 # A network is not trained to an optimum if one more step would gain more than this, in nats per example.
 FAR_FROM_OPTIMUM = 0.2
+# Inputs or targets that are larger, or all smaller than its inverse, should be standardized.
+UNUSUAL = 1e3
 # Findings that a fit also gives as a warning, besides all that make a posterior useless.
 NOT_CONVERGED = ("worse than a constant", "not at an optimum")
 NOT_MEASURED, FEW_VALIDATION_DATA = "not measured", "few validation data"
@@ -161,25 +163,26 @@ def _about_the_network(record: FitRecord, least_gain: float, has_spread: bool) -
 
 
 def _about_training(record: FitRecord, least_gain: float, has_spread: bool) -> Iterator[Finding]:
-    centre, own = record.centre, record.training
-    margin = 0.1 + 0.1 * abs(record.constant)
+    centre, own, hint = record.centre, record.training, _about_sizes(record)
+    # of classes the constant is an entropy; of numbers it depends on their unit
+    margin = 0.2 if own.accuracy is None else 0.1 + 0.1 * abs(record.constant)
     if max(centre.log_score, own.log_score) < record.constant - margin:
         yield Finding(
             "worse than a constant", "no",
             f"The network predicts its own training data worse than one constant prediction does (log score "
             f"{centre.log_score:.3g} against {record.constant:.3g}): it is not trained, or its training diverged. "
-            "Train it first, or lower the learning rate.",
+            f"Train it first, or lower the learning rate.{hint}",
         )  # fmt: skip
     elif record.remaining_gain is not None and record.remaining_gain > FAR_FROM_OPTIMUM:
         yield Finding(
             "not at an optimum", "care",
             f"The network is not trained to an optimum: one more step would gain {record.remaining_gain:.2f} nats per "
-            "training example. Train it longer first; the posterior is one around these weights.",
+            f"training example. Train it longer first; the posterior is one around these weights.{hint}",
         )  # fmt: skip
     elif (why := _no_better(record, least_gain, has_spread)) is not None:
         yield Finding(
             "no better than a constant", "care",
-            f"{why}: it is not trained, or the inputs say nothing about the targets.",
+            f"{why}: it is not trained, or the inputs say nothing about the targets.{hint}",
         )  # fmt: skip
     if own.accuracy is None or centre.accuracy is None:
         if own.log_score < centre.log_score - 1.0 and own.log_score < record.constant - margin:
@@ -196,6 +199,15 @@ def _about_training(record: FitRecord, least_gain: float, has_spread: bool) -> I
             f"{centre.accuracy:.0%}: it is too wide. Use a larger prior precision (a narrower prior), a lower "
             "temperature, or fewer random weights.",
         )  # fmt: skip
+
+
+def _about_sizes(record: FitRecord) -> str:
+    """Return what to do about numbers that no network can be trained on as they are; nothing if their size is usual."""
+    words = ""
+    for name, size in (("inputs", record.input_size), ("targets", record.target_size)):
+        if size is not None and not 1 / UNUSUAL <= size <= UNUSUAL:
+            words += f" The largest {name} are about {size:.0e} in size: standardize them to mean 0 and variance 1."
+    return words
 
 
 def _no_better(record: FitRecord, least_gain: float, has_spread: bool) -> str | None:

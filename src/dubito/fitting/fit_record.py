@@ -65,6 +65,9 @@ class FitRecord:
         held_out: The number of held-out examples on which it was chosen; None if it was not.
         held_out_gain: By how many nats per held-out example the plain network beat the best constant prediction.
         held_out_error: The standard error of that gain.
+        input_size: The root mean square of the inputs over examples, the largest of all features; None if inputs are
+            not one tensor of numbers.
+        target_size: The same for targets that are numbers.
     """
 
     training: ExampleScores
@@ -79,6 +82,8 @@ class FitRecord:
     held_out: int | None = None
     held_out_gain: float | None = None
     held_out_error: float | None = None
+    input_size: float | None = None
+    target_size: float | None = None
 
     @property
     def complexity(self) -> float:
@@ -135,6 +140,8 @@ def measure(
         held_out=None if found is None else found.num_rows,
         held_out_gain=None if found is None else found.gain,
         held_out_error=None if found is None else found.gain_error,
+        input_size=_size(inputs),
+        target_size=None if isinstance(likelihood, Categorical | Bernoulli) else _size(targets),
     )
 
 
@@ -186,6 +193,13 @@ def _scores(likelihood: Likelihood, prediction: Any, targets: Tensor) -> Example
         return ExampleScores(len(prediction), log_score, float(right.mean()), float(sure.mean()))
     z = (prediction.mean - targets.reshape(prediction.mean.shape)) / prediction.stddev
     return ExampleScores(len(prediction), log_score, squared_z=float(z.double().square().mean()))
+
+
+def _size(values: Any) -> float | None:
+    """Return the root mean square over rows, the largest of all columns; None if there are no numbers."""
+    if not isinstance(values, Tensor) or not values.is_floating_point() or not values.numel():
+        return None
+    return float(values.double().reshape(len(values), -1).square().mean(0).max().sqrt())
 
 
 def _constant(likelihood: Likelihood, source: Source, targets: Tensor) -> float:
