@@ -60,6 +60,9 @@ def request_of(run: Path, play: bool, token: str) -> bytes:
     row = row_of(run)
     swept = next((name for name, value in row.items() if isinstance(value, float)), None)
     drawn = any(name.startswith("pixel") for name in row)  # a picture has no sweep
+    if drawn:  # some pixels of a drawing have values that no training picture had; so have those of one that is moved
+        names, cells = list(row), list(row.values())
+        row = dict(zip(names, cells[len(cells) // 8 :] + cells[: len(cells) // 8], strict=True))
     value = {"row": row, "sweep": None if drawn else swept} if play else {"rows": [row]}
     body = json.dumps(value).encode()
     lines = (

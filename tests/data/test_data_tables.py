@@ -15,6 +15,7 @@ from sklearn.preprocessing import OneHotEncoder, StandardScaler
 from dubito import data
 from dubito.core import limits
 from dubito.data import Table, TableTransform, Tally, formats, table_files
+from dubito.data.row_table import RowTable
 
 
 def frame(num: int = 60) -> pd.DataFrame:
@@ -445,3 +446,33 @@ def test_many_columns_at_once_are_encoded_as_one_by_one() -> None:
         )
         assert tally.to_json()["outside"] == single.to_json()["outside"]
         assert tally.to_json()["missing"] == single.to_json()["missing"]
+
+
+def test_rows_are_encoded_as_their_columns_are() -> None:
+    names = ("size", "garden", "age", "town")
+    train = {"size": [1.0, 2.0, 4.0, 8.0], "garden": [True, False, True, True], "age": [3.0, None, 5.0, 4.0],
+             "town": ["Ulm", "Bern", "Ulm", "Bern"], "y": [0.5, 1.5, 2.5, 3.5]}  # fmt: skip
+    encoder = TableTransform.fit(train, "y", keep=names)
+    cells = [2, 2.5, 9.0, -1e30, 0, None, "3", "1,5", "x", True, False, "Ulm", "Rom", 1e101, float("inf")]
+    rng = np.random.default_rng(0)
+    outcomes = []
+    for _ in range(300):
+        usual = [[3.0, True, 4, "Ulm"] for _ in range(rng.integers(1, 4))]
+        for _ in range(rng.integers(0, 3)):
+            usual[rng.integers(len(usual))][rng.integers(4)] = cells[rng.integers(len(cells))]
+        tables = RowTable(names, usual), Table.of(dict(zip(names, map(list, zip(*usual, strict=True)), strict=True)))
+        told = []
+        for table in tables:
+            tally = Tally()
+            try:
+                # column by column is how it is done where a column is not all numbers
+                found = encoder.encode(table, tally).tolist()
+            except InputError as error:
+                found = str(error)
+            told.append((found, tally.finish().tolist(), tally.to_json(), tally.examples))
+        assert told[0] == told[1]
+        outcomes.append(type(told[0][0]))
+        if isinstance(told[1][0], list):
+            one_by_one = [column.encode(tables[1][column.name], Tally()) for column in encoder.columns]
+            assert np.array_equal(np.concatenate(one_by_one, axis=1).astype(np.float32), np.float32(told[0][0]))
+    assert set(outcomes) == {list, str}

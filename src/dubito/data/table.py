@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dubito.core.errors import InputError, UnsupportedError
-from dubito.data.cells import Cells
+from dubito.data.cells import Cells, Floats
 from dubito.data.dialect import Dialect
 
 if TYPE_CHECKING:
@@ -74,6 +74,14 @@ class Table:
         if name not in self.columns:
             raise InputError(f"The table has no column {name!r}; it has {self.listed()}.")
         return self.columns[name]
+
+    def numbers(self, names: Sequence[str]) -> tuple[NDArray[np.int64], Floats]:
+        """Return which of these columns hold numbers alone, and their values ``[rows, such columns]``."""
+        places = [place for place, name in enumerate(names) if self[name].values.dtype.kind == "f"]
+        found = np.empty((len(self), len(places)))
+        for column, place in enumerate(places):
+            found[:, column] = self[names[place]].values
+        return np.array(places, dtype=np.int64), found
 
     def take(self, index: slice | NDArray[Any] | Sequence[int]) -> Table:
         """Return some of the rows."""

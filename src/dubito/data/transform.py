@@ -16,7 +16,7 @@ from torch import Tensor
 
 from dubito.core.arguments import checked_arguments
 from dubito.core.errors import FileFormatError, InputError
-from dubito.data.cells import Cells, check_size
+from dubito.data.cells import LARGEST, Cells, Floats, check_size
 from dubito.data.columns import CategoryColumn, Column, DateColumn, NumberColumn, fit_column
 from dubito.data.dataset import Standardizer, Task
 from dubito.data.describe import MAX_LEVELS, TableDescription, describe_table
@@ -117,12 +117,12 @@ class TableTransform:
         loc, scale = Standardizer.fit(_values(table[target]))
         return cls(columns, target, "regression", (), loc.item(), scale.item())
 
-    @property
+    @cached_property
     def feature_names(self) -> tuple[str, ...]:
         """Return the names of the input features, in order."""
         return tuple(name for column in self.columns for name in column.feature_names)
 
-    @property
+    @cached_property
     def column_names(self) -> tuple[str, ...]:
         """Return the names of the columns in use, in order."""
         return tuple(column.name for column in self.columns)
@@ -149,7 +149,7 @@ class TableTransform:
                 without it more than a few of them are an error.
         """
         table = Table.of(table)
-        missing = [column.name for column in self.columns if column.name not in table]
+        missing = [] if table.names == self.column_names else [n for n in self.column_names if n not in table]
         if missing:
             names = ", ".join(map(repr, missing))
             raise InputError(f"The table lacks the column(s) {names}; it has {table.listed()}.")
@@ -157,13 +157,12 @@ class TableTransform:
             raise InputError("The table has no rows; there is nothing to transform.")
         if tally is not None:
             tally.start(len(table))
-        inputs = np.zeros((len(table), max(span.stop for span in self.spans().values())), dtype=np.float32)
-        done = self._encode_usual_numbers(table, inputs)
-        for column, span in zip(self.columns, self.spans().values(), strict=True):
-            if column.name in done:
-                continue
-            with np.errstate(over="ignore"):  # the sentence below says more
-                inputs[:, span] = column.encode(table[column.name], tally)
+        inputs = np.zeros((len(table), len(self.feature_names)), dtype=np.float32)
+        done = self._encode_plain_numbers(table, inputs, tally)
+        for column in self.columns if len(done) < len(self.columns) else ():
+            if column.name not in done:
+                with np.errstate(over="ignore"):  # the sentence below says more
+                    inputs[:, self.spans()[column.name]] = column.encode(table[column.name], tally)
         if not (finite := np.isfinite(inputs).all(axis=0)).all():
             name = self.feature_names[int(finite.argmin())]
             raise InputError(
@@ -171,21 +170,29 @@ class TableTransform:
             )
         return torch.from_numpy(inputs)
 
-    def _encode_usual_numbers(self, table: Table, inputs: NDArray[np.float32]) -> set[str]:
-        """Encode all columns at once whose cells are numbers within their ranges; return the names of these columns."""
-        spans = self.spans()
-        numbers = [column for column in self.columns if isinstance(column, NumberColumn)
-                   and column.low is not None and table[column.name].values.dtype.kind == "f"]  # fmt: skip
-        if not numbers:
-            return set()
-        values = np.stack([table[column.name].values for column in numbers], axis=1)
-        low, high, loc, scale = np.array([(each.low, each.high, each.loc, each.scale) for each in numbers]).T
+    def _encode_plain_numbers(self, table: Table, inputs: NDArray[np.float32], tally: Tally | None) -> set[str]:
+        """Encode all columns at once whose cells are all numbers; return the names of these columns."""
+        columns, names, features, learnt = self._numbers
+        chosen, values = table.numbers(names)
+        low, high, loc, scale = learnt[:, chosen]
         with np.errstate(over="ignore"):
-            usual = ((values >= low) & (values <= high)).all(axis=0)
+            plain = (np.abs(values) <= LARGEST).all(axis=0)
             encoded = (values - loc) / scale
-        places = [spans[column.name].start for column in numbers]
-        inputs[:, np.array(places)[usual]] = encoded[:, usual]
-        return {column.name for column, plain in zip(numbers, usual, strict=True) if plain}
+            inputs[:, features[chosen[plain]]] = encoded[:, plain]
+        if tally is not None:
+            for place in np.flatnonzero(plain & ((values < low) | (values > high)).any(axis=0)):
+                column = columns[chosen[place]]
+                tally.count_numbers(table[column.name], values[:, place], column.low, column.high, column.indicator)
+        return set(names) if plain.all() and len(chosen) == len(names) else {names[place] for place in chosen[plain]}
+
+    @cached_property
+    def _numbers(self) -> tuple[list[NumberColumn], tuple[str, ...], NDArray[np.int64], Floats]:
+        """The columns of numbers, their names, their features, and their ends, mean and scale ``[4, columns]``."""
+        found = [column for column in self.columns if isinstance(column, NumberColumn)]
+        names = tuple(column.name for column in found)
+        features = np.array([self.spans()[name].start for name in names], dtype=np.int64)
+        learnt = [(column.low, column.high, column.loc, column.scale) for column in found]
+        return found, names, features, np.array(learnt, dtype=np.float64).reshape(-1, 4).T  # an unknown end is NaN
 
     @checked_arguments
     def encode_targets(self, table: Any) -> Tensor:

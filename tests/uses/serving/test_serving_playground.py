@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import json
 import re
 import urllib.error
@@ -21,6 +22,7 @@ from dubito.data import TableTransform, read_table
 from dubito.uses.runs.run import TableRun
 from dubito.uses.serving.controls import Control, controls_of, picture_of
 from dubito.uses.serving.limits import ServingLimits
+from dubito.uses.serving.neighbours import Neighbours
 from dubito.uses.serving.playground import NEAREST, STEPS, Playground
 from dubito.uses.serving.service import Service
 from extras import needs
@@ -78,6 +80,19 @@ def test_the_nearest_rows_are_those_of_brute_force() -> None:
     # a run of before has no training rows: held-out rows stand in
     parts = {name: pair for name, pair in run.parts.items() if name != "train"}
     assert playground(replace(run, parts=parts)).nearby == "held-out"
+
+
+def test_the_search_for_neighbours_is_exact() -> None:
+    torch.manual_seed(0)
+    known = torch.randn(200, 7).mul(10).round().div(10) + 1e4  # far from zero, where |x|² + |y|² - 2x·y is rounded most
+    known[50:80] = known[:30]  # equal rows: the first comes first
+    rows = torch.cat([known[[3, 60]], torch.randn(6, 7) + 1e4])
+    for num in (1, 5, 300):
+        found = Neighbours(known, num).of(rows)
+        exact = (rows.double()[:, None] - known.double()).norm(dim=2)
+        order = exact.argsort(dim=1, stable=True)[:, :num]
+        assert [places for places, _ in found] == order.tolist()
+        assert [distances for _, distances in found] == exact.gather(1, order).tolist()
 
 
 def test_odd_rows_are_remarked_upon_and_bad_ones_refused() -> None:
@@ -180,6 +195,21 @@ def test_names_of_columns_cannot_become_code() -> None:
     assert "<script>alert" not in page
     assert "<b>" not in page
     assert "49" not in re.findall(r"<option value=\"([^\"]*)\"", page)
+
+
+@pytest.mark.filterwarnings("ignore")  # so short a training
+def test_pictures_are_told_as_bytes_and_odd_pixels_in_one_note() -> None:
+    table = read_table("digits").take(slice(0, 60))
+    play = playground(quick(table, "label"))
+    row = play.examples()[4]
+    found = answer(play, row)
+    assert found["notes"] == []
+    grey = [0 if name is None else round(255 * row[name] / play.picture.high) for name in play.picture.names]
+    assert list(base64.b64decode(found["nearest"][0]["grey"])) == grey
+    assert found["nearest"][0]["distance"] == 0
+    full = answer(play, dict.fromkeys(row, play.picture.high))
+    (note,) = full["notes"]
+    assert note.endswith("of the pixels have values that they had in no training picture")
 
 
 def quick(table: Any, target: str) -> TableRun:

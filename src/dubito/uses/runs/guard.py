@@ -87,7 +87,11 @@ class TrainingRange:
             unseen, found = self.unseen(inputs), []
             nearest = torch.where(self.outside(inputs), inputs.clamp(self.low.to(inputs), self.high.to(inputs)), inputs)
             for reading, chosen in enumerate(places):
-                columns = list((nearest if reading // max(1, num // 4) % 2 else inputs).unbind(1))
+                rows = nearest if reading // max(1, num // 4) % 2 else inputs
+                if not chosen:
+                    found.append(rows)
+                    continue
+                columns = list(rows.unbind(1))
                 for place, column in enumerate(chosen):
                     columns[column] = columns[column].masked_fill(unseen[:, place], 1.0)
                 found.append(torch.stack(columns, dim=1))
@@ -156,7 +160,10 @@ class GuardedPosterior(WrappedPosterior):
             for odd, num in ((unseen, UNSEEN_READINGS), (outside, OUTSIDE_READINGS)):
                 rows = odd.nonzero().flatten()
                 if len(rows):
-                    mixed = mixture([predict_enough(reading) for reading in self.known.readings(num)(inputs[rows])])
+                    readings = list(self.known.readings(num)(inputs[rows]))
+                    # the first reading of a row outside is the row itself
+                    known = [found[rows]] if num == OUTSIDE_READINGS else []
+                    mixed = mixture([*known, *(predict_enough(reading) for reading in readings[len(known) :])])
                     found = _replaced(found, rows, mixed)
             return found
 

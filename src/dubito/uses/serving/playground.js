@@ -185,7 +185,7 @@ function nearest(rows) {
   if (data.picture) {
     byId("nearest").replaceChildren(make("ul", { class: "pictures" }, ...rows.map((each) => {
       const canvas = make("canvas", { width: data.picture.width, height: data.picture.height, role: "img", "aria-label": `A picture of ${each.target}` });
-      paint(canvas, data.picture.names.map((name) => (name === null ? data.picture.low : each.cells[name])));
+      paint(canvas, Array.from(atob(each.grey), (byte) => byte.charCodeAt(0)));
       return make("li", {}, canvas, make("strong", {}, shown(each.target)), make("br"), "distance " + shown(each.distance, 3));
     })));
     return;
@@ -253,12 +253,9 @@ let example = -1;
 const nextExample = () => data.examples[(example = (example + 1) % data.examples.length)];
 
 // ---------------------------------------------------------------- drawing a picture
-function paint(canvas, values) {
+function paint(canvas, greys) {
   const context = canvas.getContext("2d"), image = context.createImageData(canvas.width, canvas.height);
-  values.forEach((value, i) => {
-    const grey = (255 * ((value ?? data.picture.low) - data.picture.low)) / (data.picture.high - data.picture.low || 1);
-    image.data.set([grey, grey, grey, 255], 4 * i);
-  });
+  greys.forEach((grey, i) => image.data.set([grey, grey, grey, 255], 4 * i));
   context.putImageData(image, 0, 0);
 }
 function startPicture() {
@@ -266,7 +263,7 @@ function startPicture() {
   const canvas = byId("draw"), pixels = new Array(width * height).fill(low);
   let cursor = [Math.floor(width / 2), Math.floor(height / 2)], before = null;
   const update = () => {
-    paint(canvas, pixels);
+    paint(canvas, pixels.map((value) => (255 * ((value ?? low) - low)) / (high - low || 1)));
     names.forEach((name, i) => { if (name !== null) row[name] = pixels[i]; });
     ask();
   };

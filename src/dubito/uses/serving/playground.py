@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+from base64 import b64encode
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from datetime import date
@@ -11,13 +12,14 @@ from importlib import resources
 from itertools import accumulate
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
 import dubito
 from dubito.beliefs.prediction import Prediction, RegressionPrediction
 from dubito.core.errors import DubitoError, InputError
-from dubito.data import Table
+from dubito.data import Tally
 from dubito.data.cells import Cells
 from dubito.data.columns import OTHER_LEVELS, DateColumn
 from dubito.data.dates import ISO_DATE
@@ -26,11 +28,11 @@ from dubito.uses.runs.prediction import TablePrediction, answer_columns
 from dubito.uses.runs.run import target_scale
 from dubito.uses.serving.controls import Control, controls_of, picture_of
 from dubito.uses.serving.limits import ServingLimits
+from dubito.uses.serving.neighbours import Neighbours
 from dubito.uses.serving.rows import as_json, plain_values, table_of
 from dubito.uses.serving.service import Service
 
 Rows = list[dict[str, Any]]
-_EXACT = "donot_use_mm_for_euclid_dist"  # the other way is faster, and off for rows that are equal
 # How many values of a column a sweep tries, how many rows nearby are shown, and how many examples the page offers.
 STEPS, NEAREST, EXAMPLES = 41, 5, 50
 
@@ -69,6 +71,11 @@ class Playground:
         self.inputs, self.targets = run.parts[part]
         self.rows = run.cells(part)
         self.controls = controls_of(run.encoder, self.rows)
+        self.picture = picture_of(self.controls)
+        self.swept = {control.name: control for control in self.controls if control.kind == "number"}
+        dates = [column for column in run.encoder.columns if isinstance(column, DateColumn)]
+        self.formats = {column.name: column.format for column in dates if column.format != ISO_DATE}
+        self.neighbours = Neighbours(self.inputs, NEAREST)
         self.network = copy.deepcopy(run.unguarded.model)
         self.network.load_state_dict(run.unguarded.mean(), strict=False)
 
@@ -78,14 +85,18 @@ class Playground:
             raise InputError(
                 'The body must be an object with a row: {"row": {"column": value, ...}, "sweep": "column"}.'
             )
-        swept = next(
-            (each for each in self.controls if each.name == value.get("sweep") and each.kind == "number"), None
-        )
-        table = self._in_formats(table_of({"rows": [value["row"]]}, self.run.encoder.column_names, self.limits))
-        inputs, tally = self.service.encode(table)
+        named = value.get("sweep")
+        swept = self.swept.get(named) if isinstance(named, str) else None
+        rows = {"rows": [self._in_formats(value["row"])]}
+        inputs, tally = self.service.encode(table_of(rows, self.run.encoder.column_names, self.limits))
+        return Question(inputs if swept is None else self._swept(inputs, swept), self._notes(tally), swept)
+
+    def _notes(self, tally: Tally) -> list[str]:
+        """Return what is odd about a row."""
         odd = tally.odd_columns
-        notes = [f"{name}: {tally.remark(name)}" for name in self.run.encoder.column_names if name in odd]
-        return Question(inputs if swept is None else self._swept(inputs, swept), notes, swept)
+        if odd and self.picture is not None:  # one sentence for all of its pixels
+            return [f"{len(odd)} of the pixels have values that they had in no training picture"]
+        return [f"{name}: {tally.remark(name)}" for name in self.run.encoder.column_names if name in odd]
 
     def _swept(self, inputs: Tensor, swept: Control) -> Tensor:
         """Return the row, and then rows in which a column goes through its range."""
@@ -112,7 +123,7 @@ class Playground:
 
     def examples(self) -> list[dict[str, Any]]:
         """Return some rows to start from."""
-        rows = [self._row(place)["cells"] for place in range(min(EXAMPLES, len(self.inputs)))]
+        rows = [self._cells(place) for place in range(min(EXAMPLES, len(self.inputs)))]
         return [row for row in rows if OTHER_LEVELS not in row.values()] or rows[:1]
 
     def page(self, nonce: str) -> str:
@@ -132,7 +143,7 @@ class Playground:
     @cached_property
     def _data(self) -> dict[str, Any]:
         """What the page knows from the start; plain values."""
-        run, picture = self.run, picture_of(self.controls)
+        run, picture = self.run, self.picture
         rows = run.settings.get("rows", {})
         return {
             "target": run.target, "classes": list(run.encoder.class_names), "coverage": self.coverage,
@@ -180,26 +191,38 @@ class Playground:
 
     def nearest(self, rows: Tensor) -> list[Rows]:
         """Return for each row those nearest to it, by the Euclidean distance of their inputs to the network."""
-        found = []
-        for distances in torch.cdist(rows.double(), self.inputs.double(), compute_mode=_EXACT):
-            order = distances.argsort(stable=True)[:NEAREST]
-            found.append([{**self._row(int(place)), "distance": float(distances[place])} for place in order])
-        return found
+        return [
+            [{**self._shown(place), "distance": distance} for place, distance in zip(*pair, strict=True)]
+            for pair in self.neighbours.of(rows)
+        ]
 
-    def _row(self, place: int) -> dict[str, Any]:
+    def _shown(self, place: int) -> dict[str, Any]:
+        """Return a known row as the page shows it: its cells, or its picture as one byte per pixel."""
+        if self.picture is None:
+            return {"cells": self._cells(place), "target": self._target(place)}
+        return {"grey": b64encode(self._greys[place]).decode(), "target": self._target(place)}
+
+    @cached_property
+    def _greys(self) -> list[bytes]:
+        """Each known row as the pixels of its picture, from 0 to 255."""
+        picture = self.picture
+        assert picture is not None
+        empty = [picture.low] * len(self.inputs)
+        values = np.array([empty if name is None else self.rows[name] for name in picture.names], dtype=np.float64)
+        scaled = 255 * (np.nan_to_num(values, nan=picture.low) - picture.low) / (picture.high - picture.low or 1.0)
+        return [pixels.tobytes() for pixels in scaled.T.round().clip(0, 255).astype(np.uint8)]
+
+    def _target(self, place: int) -> str | float:
         encoder, target = self.run.encoder, self.targets[place]
         names = encoder.class_names
-        truth = names[int(target)] if names else float(target) * encoder.target_scale + encoder.target_loc
-        return {"cells": {name: values[place] for name, values in self.rows.items()}, "target": truth}
+        return names[int(target)] if names else float(target) * encoder.target_scale + encoder.target_loc
 
-    def _in_formats(self, table: Table) -> Table:
-        """Return the table with dates, which the page writes as 2024-12-31, in the formats of their columns."""
-        columns = dict(table.columns)
-        for column in self.run.encoder.columns:
-            if isinstance(column, DateColumn) and column.format != ISO_DATE:
-                values = [_formatted(value, column.format) for value in columns[column.name].values]
-                columns[column.name] = Cells.of(column.name, values)
-        return Table(columns)
+    def _cells(self, place: int) -> dict[str, Any]:
+        return {name: values[place] for name, values in self.rows.items()}
+
+    def _in_formats(self, row: dict[str, Any]) -> dict[str, Any]:
+        """Return the row with dates, which the page writes as 2024-12-31, in the formats of their columns."""
+        return row | {name: _formatted(row[name], self.formats[name]) for name in self.formats.keys() & row.keys()}
 
 
 def _formatted(value: Any, date_format: str) -> Any:

@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 
 from dubito.core.errors import InputError
 from dubito.data import Table
+from dubito.data.row_table import RowTable
 from dubito.uses.runs.prediction import TablePrediction
 from dubito.uses.serving.limits import ServingLimits
 
@@ -47,14 +48,20 @@ def table_of(value: Any, names: Sequence[str], limits: ServingLimits) -> Table:
         raise InputError("There are no rows: send at least one.")
     if len(rows) > limits.rows:
         raise InputError(f"There are {len(rows):,} rows, but a request may have {limits.rows:,}: send several.")
-    cells: dict[str, list[Any]] = {name: [] for name in names}
-    for place, row in enumerate(rows):
-        given = _named(row, order, place)
-        for name in names:
-            if name not in given:
-                raise InputError(f"Row {place} lacks the column {name!r}: give null where a value is not known.")
-            cells[name].append(_cell(given[name], name, place, limits.cell_characters))
-    return Table.of(cells)
+    found = [_cells(_named(row, order, place), names, place, limits.cell_characters) for place, row in enumerate(rows)]
+    return RowTable(tuple(names), found)
+
+
+def _cells(row: dict[str, Any], names: Sequence[str], place: int, longest: int) -> list[Any]:
+    """Return the cells of a row in the order of the names."""
+    try:
+        cells = [row[name] for name in names]
+    except KeyError as error:
+        name = error.args[0]
+        raise InputError(f"Row {place} lacks the column {name!r}: give null where a value is not known.") from None
+    if set(map(type, cells)) <= {int, float} and min(cells) > -_EXACT and max(cells) < _EXACT:
+        return cells  # the usual row: there is nothing to check
+    return [_cell(value, name, place, longest) for value, name in zip(cells, names, strict=True)]
 
 
 def as_json(found: TablePrediction, start: int, stop: int) -> list[dict[str, Any]]:
