@@ -370,6 +370,9 @@ def test_the_verdict_says_what_the_numbers_mean(classes: Evaluation, numbers: Ev
     weak = dataclasses.replace(curves, groups={"town": GroupScores(("A", "B"), (400.0, 19.0), (0.9, 0.9), (0.8, 0.1))})
     words = " ".join(verdict({"one": [dataclasses.replace(classes, curves=weak)]}))
     assert "Beware where town is A: 80 % of its answers are right, and it claims 90 %." in words  # B has too few
+    own = {"Predicted uncertainty": GroupScores(("third quarter",), (400.0,), (0.9,), (0.8,))}
+    words = " ".join(verdict({"one": [dataclasses.replace(classes, curves=dataclasses.replace(curves, groups=own))]}))
+    assert "Beware in the third quarter of the predicted uncertainty: 80 % of its answers" in words
     assert "It tells near from familiar data badly (AUROC 0.50)." in told
     honest = dataclasses.replace(curves, reliability=dataclasses.replace(sure, correct_sums=(0.0,) * 9 + (189.0,)))
     assert "94.5 % are right; it claims 95 %." in " ".join(

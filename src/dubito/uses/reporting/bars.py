@@ -57,20 +57,22 @@ def pictures(images: Sequence[Any], captions: Sequence[str], columns: int = 5) -
 
     Args:
         images: Arrays of numbers from 0 to 1.
-        captions: A caption for each, of one or two lines.
+        captions: A caption for each, of some lines of about 11 letters.
         columns: How many stand side by side.
     """
     from matplotlib.figure import Figure
 
     lines = -(-len(images) // columns)
+    text = 0.06 + 0.24 * max(caption.count("\n") + 1 for caption in captions)  # inches below each picture
     with style():
-        figure = Figure((1.15 * columns, 1.72 * lines))
+        figure = Figure((1.15 * columns, (1.13 + text) * lines))
         for place, (image, caption) in enumerate(zip(images, captions, strict=True), 1):
             axes = figure.add_subplot(lines, columns, place)
             axes.imshow(np.asarray(image), cmap="gray_r", interpolation="nearest", vmin=0, vmax=1)
             axes.set_axis_off()
-            axes.set_title(caption, y=-0.08, va="top", fontsize=10.5, parse_math=False, linespacing=1.35)
-        figure.subplots_adjust(left=0.01, right=0.99, top=0.99, bottom=0.34 / lines, wspace=0.1, hspace=0.5)
+            axes.set_title(caption, y=-0.08, va="top", fontsize=13, parse_math=False, linespacing=1.25)
+        bottom = text / (1.13 + text) / lines
+        figure.subplots_adjust(left=0.01, right=0.99, top=0.99, bottom=bottom, wspace=0.1, hspace=text / 1.13)
     return figure
 
 

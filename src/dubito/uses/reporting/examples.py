@@ -16,6 +16,7 @@ from dubito.core import batches, distributed
 from dubito.core.errors import InputError
 from dubito.uses.reporting.collect import Vectors
 from dubito.uses.reporting.evaluation import Example
+from dubito.uses.reporting.readings import number
 
 SHOWN = 5  # of each kind
 _CELLS = 8  # numbers of an input that is neither picture nor text
@@ -83,7 +84,7 @@ def _class_words(truth: float, answer: float, unsure: float, names: Sequence[str
 
 
 def _number_words(truth: float, answer: float, unsure: float, names: Sequence[str]) -> tuple[str, str, str]:
-    return f"{truth:.4g}", f"{answer:.4g}", f"± {unsure:.3g}"
+    return number(truth), number(answer), f"± {number(unsure)}"
 
 
 def _shown(decoded: Any, place: int) -> dict[str, Any]:

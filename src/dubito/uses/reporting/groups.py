@@ -16,6 +16,7 @@ from dubito.uses.reporting.evaluation import GroupScores
 
 LEVEL = 0.9  # of the intervals whose coverage is compared
 MOST = 12  # groups of one kind that are shown
+UNCERTAINTY = "Predicted uncertainty"
 QUARTERS = ("smallest quarter", "second quarter", "third quarter", "largest quarter")
 
 
@@ -43,7 +44,7 @@ def group_scores(vectors: Vectors, groups: Mapping[str, Sequence[Any] | Tensor] 
         found[name] = by_group(texts, claimed, observed)
     own = quarters(vectors["stddev"]) if "stddev" in vectors else []
     if len(set(own)) > 1:
-        found["Predicted uncertainty"] = by_group(own, claimed, observed, QUARTERS)
+        found[UNCERTAINTY] = by_group(own, claimed, observed, QUARTERS)
     return found
 
 

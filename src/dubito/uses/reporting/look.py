@@ -17,6 +17,9 @@ _TITLES = {
     "regression": {"uncertain": "The least certain", "wrong": "The most unexpected"},
 }
 
+# How many letters of a class fit below a picture.
+_LETTERS = 11
+
 
 def examples(methods: Methods, look_of: Looks) -> Iterator[Section]:
     """Yield the examples of the first method, the best one, in its first seed."""
@@ -53,7 +56,12 @@ def _panel(title: str, found: Sequence[Example]) -> Panel | None:
 
 
 def _caption(each: Example) -> str:
-    return f"{each.truth} → {each.answer}\n{each.sure}"
+    """Return the truth and the answer, below each other if their names are long, and how sure the answer is."""
+    truth, answer = (
+        name if len(name) <= _LETTERS else f"{name[: _LETTERS - 1]}…" for name in (each.truth, each.answer)
+    )
+    between = " → " if len(truth + answer) < _LETTERS - 2 else "\n→ "
+    return f"{truth}{between}{answer}\n{each.sure}"
 
 
 def _image(each: Example) -> np.ndarray:

@@ -92,10 +92,10 @@ def percent(value: float) -> str:
 def number(value: float) -> str:
     """Return a number as text.
 
-    >>> number(0.123456), number(12345.678)
-    ('0.1235', '12,346')
+    >>> number(0.123456), number(12345.678), number(2e20)
+    ('0.1235', '12,346', '2e+20')
     """
-    return f"{value:,.0f}" if abs(value) >= 1e4 and math.isfinite(value) else f"{value:.4g}"
+    return f"{value:,.0f}" if 1e4 <= abs(value) < 1e12 else f"{value:.4g}"
 
 
 def along(

@@ -7,9 +7,9 @@ import statistics
 from collections.abc import Callable, Iterator, Mapping, Sequence
 
 from dubito.uses.reporting.evaluation import Evaluation, Reliability
-from dubito.uses.reporting.groups import wilson
+from dubito.uses.reporting.groups import UNCERTAINTY, wilson
 from dubito.uses.reporting.names import in_words
-from dubito.uses.reporting.readings import percent
+from dubito.uses.reporting.readings import number, percent
 
 # The confidence from which an answer counts as sure, how many such answers a sentence needs, and the share of inputs
 # that may be refused.
@@ -94,7 +94,7 @@ def _refusing(runs: Sequence[Evaluation]) -> Iterator[str]:
     if runs[0].task == "classification":
         what, first, second = "error rate", percent(whole), percent(kept)
     else:
-        what, first, second = "root mean squared error", f"{math.sqrt(whole):.4g}", f"{math.sqrt(kept):.4g}"
+        what, first, second = "root mean squared error", number(math.sqrt(whole)), number(math.sqrt(kept))
     told = f"If it refuses the {percent(REFUSED)} it is least certain of, the {what}"
     yield f"{told} falls from {first} to {second}." if kept < 0.98 * whole else f"{told} does not fall ({first})."
 
@@ -148,7 +148,7 @@ def _worst_shift(runs: Sequence[Evaluation]) -> Iterator[str]:
         return
     kind = max(ends, key=lambda kind: ends[kind][0])
     error, covered = ends[kind]
-    told = f"Under {kind} the RMSE is {error:.4g} at worst, in place of {before:.4g}"
+    told = f"Under {kind} the RMSE is {number(error)} at worst, in place of {number(before)}"
     yield (
         f"{told}; its 90 % intervals then hold {percent(covered)} of the targets." if covered == covered else f"{told}."
     )
@@ -169,7 +169,8 @@ def _worst_group(run: Evaluation) -> Iterator[str]:
         said = f"in place of {percent(claimed)}" if run.task == "regression" else f"and it claims {percent(claimed)}"
         lead = "its intervals" if run.task == "regression" else ""
         told = f"{lead} {what} in {percent(observed)} of {count:,.0f} cases" if lead else f"{percent(observed)} {what}"
-        yield f"Beware where {kind} is {label}: {told.strip()}, {said}."
+        where = f"in the {label} of the {kind.lower()}" if kind == UNCERTAINTY else f"where {kind} is {label}"
+        yield f"Beware {where}: {told.strip()}, {said}."
 
 
 def _unfamiliar(runs: Sequence[Evaluation]) -> Iterator[str]:

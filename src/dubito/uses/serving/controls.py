@@ -135,7 +135,8 @@ def _control(column: Column, values: Sequence[Any]) -> Control:
     margin = BEYOND * (high - low or 1.0)
     first, last = (step * math.floor((low - margin) / step), step * math.ceil((high + margin) / step))
     first = max(first, 0.0) if low >= 0 else first  # sizes and counts are not negative
-    return Control(column.name, "number", column.fill, low, high, first, last, step, may_be_missing=missing)
+    start = float(f"{column.fill:.6g}")  # a median is a mean of two rows, with all of its digits
+    return Control(column.name, "number", start, low, high, first, last, step, may_be_missing=missing)
 
 
 def _round_step(size: float) -> float:
