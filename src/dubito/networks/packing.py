@@ -48,9 +48,10 @@ class PackedLayer(nn.Module):
             found = torch.einsum("...mi,moi->...mo", rows.expand(*rows.shape[:-2], members, inputs), self.weight)
             return (found if self.bias is None else found + self.bias).flatten(-2)
         bias = None if self.bias is None else self.bias.flatten()
-        call: Any = {nn.Conv1d: torch.conv1d, nn.Conv2d: torch.conv2d, nn.Conv3d: torch.conv3d}[self.kind]
+        calls: dict[type, Any] = {nn.Conv1d: torch.conv1d, nn.Conv2d: torch.conv2d, nn.Conv3d: torch.conv3d}
         x = torch.cat([x] * members, dim=1) if self.repeats else x
-        return call(x, self.weight.flatten(0, 1), bias, groups=members * self.groups, **self.options)
+        weight, groups = self.weight.flatten(0, 1), members * self.groups
+        return calls[self.kind](x, weight, bias, groups=groups, **self.options)
 
 
 class PackedLayerNorm(nn.Module):
