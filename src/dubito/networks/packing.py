@@ -205,6 +205,8 @@ def _check_members(network: nn.Module, example: Any, members: int) -> None:
 
 def widened(model: nn.Module, roles: Mapping[str, Role], members: int) -> nn.Module:
     """Return the network with M inputs, concatenated along their second axis, and M outputs (last axis)."""
+    if "first" not in roles.values():
+        raise UnsupportedError("MIMO needs a network with a hidden layer: here the last layer has the inputs.")
     network = copied(model)
     for name, role in roles.items():
         layer: Any = network.get_submodule(name)

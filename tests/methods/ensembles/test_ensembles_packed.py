@@ -156,3 +156,8 @@ class Odd(nn.Module):
 def test_networks_that_cannot_be_packed_are_refused(kind: str, words: str) -> None:
     with pytest.raises(UnsupportedError, match=words):
         Packed(members=2).fit(Odd(kind), (torch.randn(20, 4), torch.arange(20) % 3), training=QUICK)
+
+
+def test_one_layer_cannot_have_several_inputs() -> None:
+    with pytest.raises(UnsupportedError, match="with a hidden layer"):
+        MIMO(members=2).fit(nn.Linear(4, 3), (torch.randn(20, 4), torch.arange(20) % 3), training=QUICK)
