@@ -196,6 +196,33 @@ def test_a_run_is_compressed_exported_and_updated(fitted: Run, tmp_path: Path) -
         assert (result.exit_code, sentence in result.stderr) == (2, True), result.output
 
 
+def test_one_of_many_smaller_runs_is_picked_and_packed(fitted: Run, tmp_path: Path) -> None:
+    result = fitted("compress", "run", "--explore", "--method", "laplace(prior_precision=1)", "--json")
+    assert result.exit_code == 0, result.stderr
+    numbers = [each["number"] for each in json.loads(result.stdout)["candidates"]]
+    assert {1, 13} <= set(numbers)
+    page = (tmp_path / "run" / "explore.html").read_text()
+    assert "dubito compress run --method &#39;laplace(prior_precision=1)&#39; --pick 13 -o run-13" in page
+    result = fitted("compress", "run", "--pick", 4, "-o", "small", "--save", "small.dubito")
+    assert result.exit_code == 0, result.stderr
+    assert "`dubito predict small.dubito TABLE`" in result.stderr
+    for run in ("small", "small.dubito"):
+        assert fitted("predict", run, "new.csv", "-o", f"{run}.csv").exit_code == 0
+    assert (tmp_path / "small.csv").read_text() == (tmp_path / "small.dubito.csv").read_text()
+    words = ["--data", "houses.csv", "--target", "price", "--ignore", "id", "--epochs", 2, "--save", "one.dubito"]
+    result = fitted("compress", *words)
+    assert result.exit_code == 0, result.stderr
+    assert fitted("predict", "one.dubito", "new.csv", "-o", "one.csv").exit_code == 0
+    assert len((tmp_path / "one.csv").read_text().splitlines()) == 13
+    for words, sentence in (
+        (["compress", "run", "--explore", "-o", "x"], "it only measures: leave out --out"),
+        (["compress", "run", "--pick", 3, "--structure", "units", "-o", "x"], "leave --at-most and --structure out"),
+        (["compress", "run", "-o", "x", "--target", "price"], "a RUN knows its table"),
+    ):
+        result = fitted(*words)
+        assert (result.exit_code, sentence in result.stderr) == (2, True), result.output
+
+
 def test_methods_are_listed(run: Run) -> None:
     lines = run("methods").stdout.splitlines()
     assert len(lines) == 1 + len(METHODS)
@@ -271,7 +298,7 @@ def test_an_interrupted_fit_goes_on(run: Run, tmp_path: Path, monkeypatch: pytes
 
 
 def test_a_compression_that_costs_more_on_held_out_rows_says_so(capsys: pytest.CaptureFixture[str]) -> None:
-    from dubito.cli.changing import _note_cost
+    from dubito.cli.shrinking import _note_cost
 
     _note_cost({"rmse": 100.0}, {"rmse": 104.0}, 0.05)
     _note_cost({"accuracy": 0.9}, {"accuracy": 0.9}, 0.0)

@@ -1,4 +1,4 @@
-"""Change runs as the commands ask: update, compress, export, report."""
+"""Change runs as the commands ask: update, export, report."""
 
 from __future__ import annotations
 
@@ -11,9 +11,7 @@ import torch
 from dubito import data
 from dubito.cli.arguments import TableOptions
 from dubito.cli.failures import QUIET
-from dubito.cli.fit_and_compress import read_rule
 from dubito.cli.fitting import file_digest, tell_run
-from dubito.cli.options import read_methods
 from dubito.cli.output import command_line, note, print_columns, print_json
 from dubito.core.atomic import check_place
 from dubito.core.errors import InputError, MissingDataError
@@ -21,8 +19,7 @@ from dubito.data import DataSet
 from dubito.data.table_files import STANDARD_INPUT
 from dubito.uses import runs
 from dubito.uses.comparison import Comparison, Run
-from dubito.uses.compression.page import compression_section
-from dubito.uses.runs.folder import REPORT, check_folder, load_summary, write_report
+from dubito.uses.runs.folder import check_folder, load_summary
 from dubito.uses.runs.run import TableRun
 from dubito.uses.runs.table_fit import VALIDATION, share_held_out
 
@@ -48,58 +45,6 @@ def update_run(
     new = replace(new, settings={**new.settings, "command": command_line()})
     new.save(target, overwrite=overwrite or out is None)
     tell_run(new, target, as_json)
-
-
-def compress_run(
-    folder: Path,
-    at_most: str,
-    out: Path,
-    *,
-    table: Path | None,
-    rule: str | None,
-    structure: str,
-    method: str | None,
-    finetune: int,
-    model: str | None,
-    seed: int,
-    overwrite: bool,
-    as_json: bool,
-) -> None:
-    """Make the network of a run smaller, and write a run with a posterior over what is left."""
-    check_folder(out, overwrite=overwrite)
-    share, wanted = read_share(at_most), read_rule(rule)
-    recipe = None if method is None else read_methods([method])[0]
-    run = runs.load(folder, model=model)
-    dataset = training_rows(run, table)
-    small, made = runs.compressed(
-        run, dataset, share, rule=wanted, structure=structure, recipe=recipe, finetune=finetune, seed=seed,
-        progress=not QUIET.get(),
-    )  # fmt: skip
-    small = replace(small, settings={**small.settings, "command": command_line()})
-    small.save(out, overwrite=overwrite)
-    found = made.report(dataset.test, feature_names=dataset.feature_names, target_scale=dataset.target_scale)
-    others = {str(run.settings.get("name", "before")): run.scores}
-    write_report(small, out / REPORT, others=others, more=(compression_section(found),))
-    before, after = (_main_scores(each) for each in (run, small))
-    if as_json:
-        print_json({"run": str(out), "report": found.to_json(), "before": before, "after": after})
-        return
-    print(found)
-    print("run before      " + "  ".join(f"{name} {value:.4f}" for name, value in before.items()))
-    print("run after       " + "  ".join(f"{name} {value:.4f}" for name, value in after.items()))
-    _note_cost(before, after, share)
-    note(f"the smaller run is in {out}, its report in {out / REPORT}")
-
-
-def _note_cost(before: dict[str, float], after: dict[str, float], share: float) -> None:
-    """Say if the held-out rows lost more than was allowed on the rows that chose what to remove."""
-    if "accuracy" in before:
-        lost, what = before["accuracy"] - after["accuracy"], "the accuracy fell by"
-    else:
-        lost, what = after["rmse"] / before["rmse"] - 1, "the root mean squared error grew by"
-    if lost > share:
-        note(f"on the held-out rows {what} {lost:.2%}, more than the {share:.2%} allowed on the training rows: "
-             "allow less, or add --finetune 20")  # fmt: skip
 
 
 def export_run(folder: Path, out: Path, *, plain: bool, model: str | None, as_json: bool) -> None:
@@ -177,19 +122,3 @@ def table_of(run: TableRun) -> str:
     if not named or named == STANDARD_INPUT:
         raise InputError("This run was not fitted to a file: give the table.")
     return str(named)
-
-
-def read_share(text: str) -> float:
-    """Return the fraction that a text such as "0.5%" or "0.005" means."""
-    try:
-        share = float(text.removesuffix("%")) / (100 if text.endswith("%") else 1)
-    except ValueError:
-        share = -1.0
-    if not 0 <= share < 1:
-        raise InputError(f"'{text}' is not a share from 0% to below 100%; write 0.5% or 0.005.")
-    return share
-
-
-def _main_scores(run: TableRun) -> dict[str, float]:
-    names = ("accuracy", "nll", "ece") if run.task == "classification" else ("rmse", "nll", "coverage@0.9")
-    return {name: run.scores.scores[name] for name in names if name in run.scores.scores}

@@ -10,8 +10,6 @@ import typer
 from dubito.cli import arguments as args
 from dubito.cli.failures import interruptible
 
-METHOD = "variational(prior=priors.LogUniform(), kl_warmup=0.5)"
-
 
 def compress(
     run: Annotated[Path | None, typer.Argument(metavar="[RUN]", help="A folder that `dubito fit` wrote.")] = None,
@@ -22,6 +20,12 @@ def compress(
     at_most: Annotated[
         str | None,
         typer.Option("--at-most", metavar="SHARE", help="With RUN: what it may cost.  [default: 0.5%]"),
+    ] = None,
+    explore: Annotated[
+        bool, typer.Option("--explore", help="With RUN: measure twenty smaller networks, and draw them in a page.")
+    ] = False,
+    pick: Annotated[
+        int | None, typer.Option(metavar="N", min=1, max=20, help="With RUN: make candidate N of --explore.")
     ] = None,
     out: Annotated[
         Path | None, typer.Option("--out", "-o", metavar="RUN", help="With RUN: the folder to write.")
@@ -51,9 +55,12 @@ def compress(
     keep: args.Keep = None,
     categorical: args.Categorical = None,
     date: args.Date = None,
-    save: Annotated[Path | None, typer.Option(metavar="FILE", help="Save the compressed network to this file.")] = None,
+    save: Annotated[
+        Path | None,
+        typer.Option(metavar="FILE", help="Save it to one file; of a table, `dubito predict` reads it."),
+    ] = None,
     out_page: Annotated[
-        Path | None, typer.Option("--report", metavar="FILE", help="With --data: write a report with pictures.")
+        Path | None, typer.Option("--report", metavar="FILE", help="With --data or --explore: the page to write.")
     ] = None,
     export: Annotated[Path | None, typer.Option(metavar="FILE", help="Export it to an .onnx or .pt2 file.")] = None,
     overwrite: args.Overwrite = False,
@@ -61,50 +68,43 @@ def compress(
     json: args.Json = False,
 ) -> None:
     """Compress the network of a run, or train a network and compress it."""
+    table = args.TableOptions(target, task, sep, encoding, decimal, ignore, keep, categorical, date)
+    training = {"epochs": epochs, "lr": lr, "batch_size": batch_size}
+    common: dict[str, Any] = {"rule": rule, "method": method, "model": model, "seed": seed, "as_json": json}
+    made: dict[str, Any] = {"structure": structure, "finetune": finetune, "save": save, "export": export}
     if run is not None:
-        _compress_run(
-            run, at_most or "0.5%", out, table=data, rule=rule, structure=structure or "units", method=method,
-            finetune=finetune, model=model, seed=seed, overwrite=overwrite, as_json=json,
-        )  # fmt: skip
+        if table != args.TableOptions() or any(each is not None for each in (limit, *training.values())):
+            raise typer.BadParameter("a RUN knows its table and training: leave out options of these, such as --target")
+        common["table"] = None if data is None else Path(data)
+        if explore:
+            _explore(run, out_page, {"--pick": pick, "--out": out, "--at-most": at_most, **made}, common)
+        else:
+            _compress_run(run, at_most, out, candidate=pick, overwrite=overwrite, **made, **common)
         return
-    for option, value in (("--at-most", at_most), ("--out", out)):
+    for option, value in (("--at-most", at_most), ("--out", out), ("--explore", explore or None), ("--pick", pick)):
         if value is not None:
             raise typer.BadParameter("it is for a RUN, which was not given", param_hint=f"'{option}'")
     if data is None:
         raise typer.BadParameter("give a RUN that `dubito fit` wrote, or --data", param_hint="'RUN'")
-    from dubito.cli import options
-    from dubito.cli.fit_and_compress import fit_and_compress, read_rule
-    from dubito.cli.output import command_line, print_json
-    from dubito.core.atomic import check_place
-    from dubito.uses.export import find_format
+    from dubito.cli.fit_and_compress import compress_data
 
-    for path in (save, export, out_page):
-        if path is not None:
-            check_place(path, "The network")
-    if export is not None:
-        find_format(export)
-    chosen = options.read_training(None, epochs=epochs, lr=lr, batch_size=batch_size)
-    wanted = read_rule(rule)
-    table = args.TableOptions(target, task, sep, encoding, decimal, ignore, keep, categorical, date)
-    dataset = options.read_data(data, table, split=0, gap=False, limit=limit, limit_test=None)
-    made = fit_and_compress(
-        dataset, model=model or "mlp", method=method or METHOD, rule=wanted, structure=structure or "weights",
-        training=chosen, finetune=finetune, seed=seed,
-    )  # fmt: skip
-    report = made.report(dataset.test, feature_names=dataset.feature_names, target_scale=dataset.target_scale)
-    if out_page is not None:
-        report.page(out_page, data_name=dataset.name, command=command_line())
-    if save is not None:
-        made.save(save)
-    if export is not None:
-        made.export(export)
-    print_json(report.to_json()) if json else typer.echo(str(report))
+    compress_data(data, table, training, limit=limit, page=out_page, **made, **common)
 
 
-def _compress_run(run: Path, at_most: str, out: Path | None, *, table: str | None, **options: Any) -> None:
-    from dubito.cli.changing import compress_run
+def _explore(run: Path, page: Path | None, others: dict[str, Any], options: dict[str, Any]) -> None:
+    from dubito.cli.shrinking import explore_run
 
-    if out is None:
+    for name, value in others.items():
+        if value:
+            raise typer.BadParameter(f"it only measures: leave out --{name.strip('-')}", param_hint="'--explore'")
+    with interruptible("the run is as it was"):
+        explore_run(run, page, **options)
+
+
+def _compress_run(run: Path, at_most: str | None, out: Path | None, **options: Any) -> None:
+    from dubito.cli.shrinking import compress_run
+
+    if out is None and options["save"] is None and options["export"] is None:
         raise typer.BadParameter("say where to write the smaller run", param_hint="'--out'")
     with interruptible("the run is as it was"):
-        compress_run(run, at_most, out, table=None if table is None else Path(table), **options)
+        compress_run(run, at_most, out, **options)

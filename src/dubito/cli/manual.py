@@ -257,6 +257,8 @@ With a RUN of `dubito fit`, the smaller network gets a posterior of its own, and
 it may cost on the rows that were trained on: accuracy, or for numbers the growth of the root mean squared error as a
 share of itself. The scores of the new run are those of the held-out rows.
 The table of the run is read again; --data gives its place if it has moved.
+--explore measures twenty smaller networks instead and draws their size, time, error and calibration in a page; --pick 7
+makes one of them. --save writes a run as one file, which `dubito predict` and the others read like the folder.
 
 With --data alone a network is trained first, by default with variational(prior=priors.LogUniform(), kl_warmup=0.5). The
 report gives the remaining size of every layer, the size of real files, the speed, and the scores before and after in
@@ -270,6 +272,8 @@ Rules:        log_alpha(3), signal_to_noise(1), model_reduction()
 \b
 Examples:
   dubito compress houses/ --at-most 0.5% -o small/
+  dubito compress houses/ --explore
+  dubito compress houses/ --pick 7 -o small/ --save small.dubito
   dubito compress --data digits --epochs 100
   dubito compress --data digits --method "laplace()" --rule "posterior_damage(0.6)" --structure units --finetune 20
   dubito compress --data houses.csv --target price --save houses.dubito --json

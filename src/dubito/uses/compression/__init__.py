@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dubito.uses.compression.budget import Budget, Candidate
 from dubito.uses.compression.compress import compress
+from dubito.uses.compression.explore import Exploration, Explored, explore, pick
 from dubito.uses.compression.finetune import GradualMagnitude
 from dubito.uses.compression.plan import Plan
 from dubito.uses.compression.report import Report
@@ -15,11 +16,15 @@ __all__ = [
     "Budget",
     "Candidate",
     "Compression",
+    "Exploration",
+    "Explored",
     "GradualMagnitude",
     "Plan",
     "Report",
     "Sweep",
     "compress",
+    "explore",
     "load",
+    "pick",
     "save",
 ]

@@ -20,7 +20,7 @@ from dubito.uses.compression.search import Score
 from dubito.uses.export import export_network
 
 if TYPE_CHECKING:
-    from dubito.uses.compression.compress import Pruner
+    from dubito.uses.compression.pruner import Pruner
     from dubito.uses.compression.result import Compression
     from dubito.uses.compression.rules import Rule
 
@@ -158,7 +158,7 @@ class Meter:
         if example is None and (budget.macs is not None or budget.times):
             raise InputError("MACs and times are measured on inputs: give `data=` or `example=`.")
         self.budget, self.score = budget, score
-        self.example = None if example is None else _rows(example, budget.batch_size)
+        self.example = None if example is None else repeated(example, budget.batch_size)
         self.whole = None if score is None else score(dense)
         self.dense_macs = None if budget.macs is None else num_macs(dense, self.example)
         self.dense_seconds = self._seconds(dense) if budget.times else None
@@ -216,7 +216,8 @@ def _onnx_seconds(model: torch.nn.Module, path: Path, example: Any) -> float:
     return seconds(lambda: session.run(None, given))
 
 
-def _rows(example: Any, count: int) -> Any:
+def repeated(example: Any, count: int) -> Any:
+    """Return so many rows, from the start again where there are fewer."""
     have = batches.num_rows(example)
     return batches.take(example, [row % have for row in range(count)])
 

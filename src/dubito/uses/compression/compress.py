@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from typing import Any, Literal
@@ -12,39 +12,26 @@ import torch
 from torch import nn
 
 from dubito.beliefs.likelihoods import Likelihood
-from dubito.core import batches, distributed, params
+from dubito.core import batches, distributed
 from dubito.core.batches import Data, Source
 from dubito.core.constraints import check
-from dubito.core.errors import InputError, MissingDataError, UnsupportedError
-from dubito.core.params import Params
+from dubito.core.errors import InputError, MissingDataError
 from dubito.core.widest import at_home
 from dubito.fitting.checks import outputs_of
 from dubito.fitting.posterior import Posterior
 from dubito.fitting.training import Training
-from dubito.networks.adapters import has_adapters, record_ranks_
-from dubito.networks.twin import copied
 from dubito.uses.compression.budget import Budget, Candidate, Meter, search
-from dubito.uses.compression.costs import Cost, LayerCosts, per_cost
-from dubito.uses.compression.elimination import Elimination
-from dubito.uses.compression.features import first_matrix, live_features
+from dubito.uses.compression.features import live_features
 from dubito.uses.compression.finetune import default_training
 from dubito.uses.compression.finetune import finetune as train_on
-from dubito.uses.compression.plan import Plan, both
+from dubito.uses.compression.plan import Plan
+from dubito.uses.compression.pruner import Pruner, live_columns
 from dubito.uses.compression.result import Compression
-from dubito.uses.compression.rules import Masks, ModelReduction, Rule
+from dubito.uses.compression.rules import ModelReduction, Rule
 from dubito.uses.compression.search import Score, largest_within, score_of
-from dubito.uses.compression.shrink import shrink, silenced
-from dubito.uses.compression.units import feature_plan, removable, require_units, unit_plan, unit_relevance
-from dubito.uses.compression.units_by_fx import UnitGroup, trace
-from dubito.uses.compression.units_by_torch_pruning import depend
-from dubito.uses.compression.units_of_adapters import adapter_ranks
-from dubito.uses.compression.verify import require_same, varied
 from dubito.uses.compression.weight_statistics import (
-    data_precision,
     default_rule,
-    prunable,
     ranking_rule,
-    statistics_of,
 )
 from dubito.uses.transfer.distillation import loss_and_data
 
@@ -121,11 +108,11 @@ def compress(
         by_default = rule is None and budget is None
         if rule is None:
             rule = default_rule(posterior) if budget is None else ranking_rule(posterior)
-        example = _example(posterior, data, example, structure)
+        example = example_inputs(posterior, data, example, structure)
         if example is not None:
             outputs_of(posterior.model, example)
         cost = None if budget is None else budget.cost
-        rows = _rows(posterior, data if finetune is None else finetune, example) if structure == "units" else ()
+        rows = measured_rows(posterior, data if finetune is None else finetune, example) if structure == "units" else ()
         pruner = Pruner.of(posterior, rule, structure, example, allow_empty, generator, cost, rows)
         candidates: tuple[Candidate, ...] = ()
         if budget is not None:
@@ -141,17 +128,38 @@ def compress(
                 example=example, allow_empty=allow_empty, generator=generator,
             )  # fmt: skip
         if finetune is not None:
-            how = training or default_training(finetune)
-            held = _columns(plan, model, example) if plan.units else plan.keep
-            taught: tuple[Likelihood, Any, int | None] = (posterior.likelihood, finetune, None)
-            if teacher is not None:
-                taught = loss_and_data(teacher, finetune, how, temperature, generator, posterior.likelihood)
-            likelihood, examples, num_data = taught
-            model = train_on(model, held, examples, likelihood, how, num_data=num_data, generator=generator)
-            plan = replace(plan, inputs=live_features(model, example))
+            taught = Taught(finetune, training, teacher, temperature, generator)
+            plan, model = retrained(posterior, plan, model, example, taught)
         elif by_default and data is not None:
             _question(score_of(posterior, data), pruner.center, model, plan)
         return Compression(posterior, rule, plan, model, pruner, data, example, candidates)
+
+
+@dataclass(frozen=True)
+class Taught:
+    """What the remaining weights are trained on; see `compress` for each."""
+
+    data: Data
+    training: Training | None = None
+    teacher: Posterior | None = None
+    temperature: float = 1.0
+    generator: torch.Generator | None = None
+
+
+def retrained(
+    posterior: Posterior, plan: Plan, model: nn.Module, example: Any, taught: Taught
+) -> tuple[Plan, nn.Module]:
+    """Return the plan and the network after its remaining weights were trained further."""
+    how = taught.training or default_training(taught.data)
+    held = live_columns(plan, model, example) if plan.units else plan.keep
+    source: tuple[Likelihood, Any, int | None] = (posterior.likelihood, taught.data, None)
+    if taught.teacher is not None:
+        source = loss_and_data(
+            taught.teacher, taught.data, how, taught.temperature, taught.generator, posterior.likelihood
+        )
+    likelihood, examples, num_data = source
+    model = train_on(model, held, examples, likelihood, how, num_data=num_data, generator=taught.generator)
+    return replace(plan, inputs=live_features(model, example)), model
 
 
 def _usual_structure(budget: Any) -> Literal["weights", "units"]:
@@ -182,107 +190,6 @@ def _costs_much(posterior: Posterior, data: Data, pruner: Pruner, model: nn.Modu
     return before - after > (SPARED if before >= 0 else SPARED * -before)
 
 
-@dataclass(frozen=True)
-class Pruner:
-    """The parts of a compression that do not depend on how much is removed.
-
-    Args:
-        posterior: The posterior.
-        center: The network at the posterior's mean.
-        rule: The rule.
-        relevance: The relevance of every weight, or of every unit if units are removed.
-        groups: The groups of units; empty if single weights are removed.
-        columns: If units are removed and inputs are plain features, the relevance of the weights of the first matrix.
-        example: A batch of inputs, or None.
-        allow_empty: Whether a layer may lose all of its weights.
-        elimination: Adapts the layers that read removed units, if the rule does so.
-    """
-
-    posterior: Posterior
-    center: nn.Module
-    rule: Rule
-    relevance: Params
-    groups: list[UnitGroup]
-    columns: Params
-    example: Any
-    allow_empty: bool
-    elimination: Elimination | None = None
-
-    @classmethod
-    def of(
-        cls,
-        posterior: Posterior,
-        rule: Rule,
-        structure: str,
-        example: Any,
-        allow_empty: bool,
-        generator: torch.Generator | None,
-        cost: Cost | None = None,
-        inputs: Iterable[Any] = (),
-    ) -> Pruner:
-        """Compute the relevances and, for units, the groups; with a cost, relevances are per cost.
-
-        Activations are measured on `inputs`.
-        """
-        relevance = rule.relevance(statistics_of(posterior, rule), generator=generator)
-        center = params.load_(copied(posterior.model).eval(), posterior.marginals()[0])
-        groups: list[UnitGroup] = []
-        columns: Params = {}
-        elimination = None
-        if structure == "units":
-            example = varied(example)
-            first = first_matrix(center, example)
-            columns = {first: relevance[first]} if first in relevance else {}
-            groups = removable(center, _groups(center, example))
-            if rule.eliminates:
-                costs = None if cost is None else LayerCosts(center, groups, cost, example)
-                elimination = Elimination(center, groups, inputs, data_precision(posterior), costs)
-                relevance = elimination.relevance
-            else:
-                relevance = unit_relevance(center, groups, relevance, rule)
-                relevance = relevance if cost is None else per_cost(center, groups, relevance, cost, example)
-            require_units(relevance)
-        return cls(posterior, center, rule, relevance, groups, columns, example, allow_empty, elimination)
-
-    def at(self, rule: Rule) -> tuple[Plan, nn.Module]:
-        """Return the plan and the network of `rule`, which may differ from ours only in how much it removes."""
-        kept = {name: mask.cpu() for name, mask in rule.keep(self.relevance).items()}
-        model = copied(self.center)
-        if not self.groups:
-            plan = Plan(kept, {}, None, rule).check(self.allow_empty)
-            masked = plan.masked(self._adapted(model, kept))
-            return replace(plan, inputs=live_features(masked, self.example)), masked
-        plan = unit_plan(model, self.groups, kept, rule, prunable(model)).check()
-        plan = feature_plan(plan, self.columns, self.relevance, rule).check()
-        changed: Masks = {name: mask for name, mask in kept.items() if not bool(mask.all())}
-        columns = _columns(plan, model, self.example)
-        _, silent = silenced(model, self.groups, changed, self.example)
-        # removed units have no input; their outgoing weights stay, for the constant that such a unit becomes
-        silent = both(silent, columns)
-        adapted = self._adapted(model, silent) if self.elimination is None else self.elimination.adapted(model, kept)
-        quiet, _ = silenced(Plan(columns).masked(adapted), self.groups, changed, self.example)
-        small = record_ranks_(shrink(quiet, self.groups, changed, self.example).eval())
-        require_same(quiet, small, self.example)
-        return replace(plan, inputs=live_features(small, self.example), silent=silent), small
-
-    def _adapted(self, model: nn.Module, keep: Masks) -> nn.Module:
-        """Move the kept weights to their conditional mean, if the rule does so and the posterior has one."""
-        if not self.rule.adapts:
-            return model
-        try:
-            return params.load_(model, self.posterior.conditional_mean(keep))
-        except UnsupportedError:
-            return model  # independent weights: the others do not move
-
-
-def _groups(model: nn.Module, example: Any) -> list[UnitGroup]:
-    """Return the groups of units of a network; of one with adapters, their ranks."""
-    if has_adapters(model):
-        return adapter_ranks(model)
-    traced = trace(model, example) if isinstance(example, torch.Tensor) else None
-    return depend(model, example) if traced is None else traced
-
-
 def _question(score: Score, dense: nn.Module, model: nn.Module, plan: Plan) -> None:
     """Warn if the default rule removed too much: it ranks weights one by one, but they are removed together."""
     before, after = score(dense), score(model)
@@ -298,14 +205,6 @@ def _question(score: Score, dense: nn.Module, model: nn.Module, plan: Plan) -> N
         )
 
 
-def _columns(plan: Plan, model: nn.Module, example: Any) -> Masks:
-    """Return a mask over the first matrix of a network, false in the columns of removed input features."""
-    first = first_matrix(model, example)
-    if first is None or plan.inputs is None:
-        return {}
-    return {first: plan.inputs.expand(model.get_parameter(first).shape)}
-
-
 def _check(posterior: Any, structure: str, rule: Any, budget: Any) -> None:
     if not isinstance(posterior, Posterior):
         raise InputError(
@@ -316,8 +215,8 @@ def _check(posterior: Any, structure: str, rule: Any, budget: Any) -> None:
         raise InputError(f"`structure` must be 'weights' or 'units', got {structure!r}.")
     if budget is not None and not isinstance(budget, Budget):
         raise InputError(f"`budget` must be a compression.Budget, such as Budget(macs=0.25), got {budget!r}.")
-    if budget is not None and isinstance(rule, Rule) and (rule.max_drop, rule.target, rule.threshold) != (None,) * 3:
-        raise InputError(f"With a budget a rule only ranks: leave its amount out of {rule!r}.")
+    if budget is not None and isinstance(rule, Rule):
+        rule.require_no_amount("With a budget")
     if rule is not None and not isinstance(rule, Rule):
         raise InputError(f"`rule` must be one of dubito.rules, such as rules.LogAlpha(3), got {rule!r}.")
 
@@ -338,7 +237,7 @@ def _check_training(finetune: Any, training: Any, teacher: Any, temperature: Any
         raise InputError("`training` says how to fine-tune: give the training data as finetune= too.")
 
 
-def _rows(posterior: Posterior, data: Data | None, example: Any) -> Iterator[Any]:
+def measured_rows(posterior: Posterior, data: Data | None, example: Any) -> Iterator[Any]:
     """Yield batches of inputs on which activations are measured."""
     if data is None:
         yield example
@@ -352,7 +251,7 @@ def _rows(posterior: Posterior, data: Data | None, example: Any) -> Iterator[Any
             return
 
 
-def _example(posterior: Posterior, data: Data | None, example: Any, structure: str) -> Any:
+def example_inputs(posterior: Posterior, data: Data | None, example: Any, structure: str) -> Any:
     """Return a few inputs on the device of the model; None if there are none."""
     if example is None and data is not None:
         source = Source(data, batch_size=EXAMPLE_ROWS, must_count=False, shard=False)

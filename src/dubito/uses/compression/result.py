@@ -22,14 +22,14 @@ from dubito.networks.layers import is_norm
 from dubito.uses.compression import quantize, storage
 from dubito.uses.compression.plan import Plan
 from dubito.uses.compression.report import Report, make_report
-from dubito.uses.compression.rules import Rule
+from dubito.uses.compression.rules import Masks, Rule
 from dubito.uses.compression.search import Sweep, score_of, sweep
 from dubito.uses.compression.weight_statistics import precision_diagonal
 from dubito.uses.export import Exported, export_network
 
 if TYPE_CHECKING:
     from dubito.uses.compression.budget import Candidate
-    from dubito.uses.compression.compress import Pruner
+    from dubito.uses.compression.pruner import Pruner
     from dubito.uses.reporting.collect import Scale
 
 TARGETS = (0.0, 0.2, 0.4, 0.5, 0.6, 0.7, 0.8, 0.85, 0.9, 0.93, 0.95, 0.97, 0.98, 0.99, 0.995)
@@ -63,6 +63,24 @@ class Compression:
         self.candidates = candidates
         self.source, self.rule, self.plan, self.model, self.dense = source, rule, plan, model, pruner.center
         self._pruner, self._data, self._example = pruner, data, example
+
+    @property
+    def is_whole(self) -> bool:
+        """Whether no weight must stay at zero, as after removing units."""
+        return all(bool(mask.all()) for mask in self._left().values())
+
+    def _left(self) -> Masks:
+        """Return masks over the parameters of the smaller network: false where a weight was removed."""
+        return {
+            name: value != 0 if name in self.plan.keep else torch.ones_like(value, dtype=torch.bool)
+            for name, value in params.of(self.model).items()
+        }
+
+    def changed(self, plan: Plan, model: nn.Module) -> Compression:
+        """Return the same with another network, such as one that was trained further."""
+        return Compression(
+            self.source, self.rule, plan, model, self._pruner, self._data, self._example, self.candidates
+        )
 
     @checked_arguments
     def report(
@@ -174,11 +192,8 @@ class Compression:
             generator: As for `recipe.fit`.
             progress: As for `recipe.fit`.
         """
-        left = {name: value != 0 for name, value in params.of(self.model).items()}
-        for name, mask in left.items():
-            if name not in self.plan.keep:
-                mask.fill_(True)
-        whole = all(bool(mask.all()) for mask in left.values())  # as after removing units: no weight must stay at zero
+        left = self._left()
+        whole = self.is_whole
         weights = recipe.weights
         if not whole and (weights is None or recipe.redraws):
             raise UnsupportedError(

@@ -21,7 +21,7 @@ from dubito.methods.map.recipe import MAP
 from dubito.uses.compression.rules import Rule
 
 if TYPE_CHECKING:
-    from dubito.uses.compression.compress import Pruner
+    from dubito.uses.compression.pruner import Pruner
 
 Score = Callable[[nn.Module], float]
 

@@ -136,3 +136,40 @@ for (const figure of document.querySelectorAll("figure[data-readings]")) {
     show(places[event.key]);
   });
 }
+
+// Pressing a row or a point of a section with choices shows its command and copies it.
+for (const box of document.querySelectorAll(".choice")) {
+  const commands = JSON.parse(box.dataset.choices), code = box.querySelector("code"), section = box.closest("section");
+  const rows = [...section.querySelectorAll("tr[data-choice]")], button = document.createElement("button");
+  const points = [...section.querySelectorAll('figure [id*="-candidate-"]')], told = "Press a point or a row.";
+  const keyOf = (point) => point.id.split("-candidate-")[1];
+  code.textContent = told;
+  box.setAttribute("aria-live", "polite");
+  button.type = "button";
+  button.textContent = "Copy";
+  button.hidden = true;
+  box.append(button);
+  const copy = async () => {
+    getSelection().selectAllChildren(code); // also for browsers that refuse the clipboard to a file
+    try { await navigator.clipboard.writeText(code.textContent); button.textContent = "Copied"; } catch { button.textContent = "Copy"; }
+  };
+  const choose = (key) => {
+    if (!(key in commands)) return;
+    code.textContent = commands[key];
+    button.hidden = false;
+    rows.forEach((row) => row.setAttribute("aria-selected", String(row.dataset.choice === key)));
+    points.forEach((point) => point.classList.toggle("chosen", keyOf(point) === key));
+    copy();
+  };
+  button.addEventListener("click", copy);
+  for (const point of points) point.addEventListener("click", () => choose(keyOf(point)));
+  for (const row of rows) {
+    row.tabIndex = 0;
+    row.addEventListener("click", () => choose(row.dataset.choice));
+    row.addEventListener("keydown", (event) => {
+      if (event.key !== "Enter" && event.key !== " ") return;
+      event.preventDefault();
+      choose(row.dataset.choice);
+    });
+  }
+}

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import statistics
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from dubito.uses.reporting.evaluation import Evaluation
@@ -30,11 +30,15 @@ class ReportTable:
 
 @dataclass(frozen=True)
 class Listing:
-    """A table of examples: its caption, the names of its columns, and its cells as text."""
+    """A table of examples: its caption, the names of its columns, its cells as text, and what each row chooses.
+
+    A row chooses nothing if its key is empty; see `Section.choices`.
+    """
 
     caption: str
     head: tuple[str, ...]
     rows: tuple[tuple[str, ...], ...]
+    keys: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -62,6 +66,8 @@ class Section:
         words: Sentences, each on a line of its own.
         terms: Words and their definitions.
         listings: Tables of examples.
+        choices: Commands by key: pressing a row of a listing with that key, or the point ``candidate-KEY`` of a
+            figure, shows the command and copies it.
     """
 
     key: str
@@ -74,6 +80,7 @@ class Section:
     words: tuple[str, ...] = ()
     terms: tuple[tuple[str, str], ...] = ()
     listings: tuple[Listing, ...] = ()
+    choices: Mapping[str, str] = field(default_factory=dict)
 
 
 def task(methods: Methods) -> str:

@@ -283,6 +283,38 @@ def points(methods: Mapping[str, Sequence[float]], *, score: str, look_of: Mappi
     return figure
 
 
+def scatter(
+    places: Sequence[tuple[float, float]],
+    *,
+    xlabel: str,
+    ylabel: str,
+    look_of: Sequence[Look],
+    names: Sequence[str],
+    labels: Sequence[str],
+    logarithmic: bool = False,
+) -> Figure:
+    """Draw one point for each place.
+
+    Args:
+        places: The points ``(x, y)``.
+        xlabel: What the horizontal axis shows.
+        ylabel: What the vertical axis shows.
+        look_of: How each point is drawn.
+        names: What the id of each point ends with in an SVG file.
+        labels: A short text beside each point.
+        logarithmic: Whether the horizontal axis is logarithmic.
+    """
+    with style():
+        figure, axes = _panel(xlabel, ylabel)
+        if logarithmic:
+            axes.set_xscale("log")
+        for (x, y), look, name, label in zip(places, look_of, names, labels, strict=True):
+            (mark,) = axes.plot([x], [y], "o", color=look.color, markersize=6.5)
+            mark.set_gid(name)
+            axes.annotate(label, (x, y), (0, 5), textcoords="offset points", ha="center", fontsize=6.5, color=MUTED)
+    return figure
+
+
 def trace(curve: Trace, *, look_of: Sequence[Look] | None = None) -> Figure:
     """Draw one quantity along the samples of every chain, and below it the autocorrelation of each chain.
 

@@ -1,4 +1,4 @@
-"""Change a run: learn from more rows, or make its network smaller. Each gives a new run."""
+"""Change a run: learn from more rows. Gives a new run."""
 
 from __future__ import annotations
 
@@ -11,19 +11,11 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from dubito.core.errors import InputError
-from dubito.data import DataSet, Pair, Table
+from dubito.data import Pair, Table
 from dubito.data.source import carve
 from dubito.data.tables import as_table, with_target
-from dubito.fitting.posterior import Posterior
-from dubito.fitting.recipe import Recipe
 from dubito.fitting.training import Training
-from dubito.uses.compression import Compression, compress
-from dubito.uses.compression.rules import Rule
-from dubito.uses.compression.weight_statistics import default_rule, has_weight_variances
 from dubito.uses.reporting import evaluate
-from dubito.uses.runs.default import LAPLACE
-from dubito.uses.runs.guard import GuardedPosterior
 from dubito.uses.runs.run import TableRun, Texts, calibrated
 from dubito.uses.runs.table_fit import HELD_OUT, sample_rows, take_rows, take_texts
 
@@ -99,73 +91,3 @@ def _warn_if_worse(run: TableRun, new: TableRun) -> None:
             "new rows may hold errors, or other data than the first ones.",
             stacklevel=3,
         )
-
-
-def _seen_rows(dataset: DataSet) -> Pair:
-    """Return the training and validation rows: many, so that a small budget is not decided by a few of them."""
-    parts = [dataset.train, *([dataset.validation] if dataset.validation else [])]
-    inputs, targets = (torch.cat([part[place] for part in parts]) for place in (0, 1))
-    return inputs, targets
-
-
-def _with_weight_variances(
-    posterior: Posterior, dataset: DataSet, generator: torch.Generator, progress: bool
-) -> Posterior:
-    """Return the posterior, or a Laplace posterior of its network if it does not say which weights can be dropped."""
-    if has_weight_variances(posterior):
-        return posterior
-    what = "the first network of the ensemble" if hasattr(posterior, "members") else "the network"
-    warnings.warn(
-        f"The {posterior.family} posterior of this run does not say which weights can be dropped: {what} is "
-        f"compressed, by a posterior {LAPLACE!r} of it.",
-        stacklevel=3,
-    )
-    return LAPLACE.fit(
-        posterior.model, dataset.train, likelihood=posterior.likelihood, validation=dataset.validation,
-        generator=generator, progress=progress,
-    )  # fmt: skip
-
-
-def compressed(
-    run: TableRun,
-    dataset: DataSet,
-    at_most: float,
-    *,
-    rule: Rule | None = None,
-    structure: str = "units",
-    recipe: Recipe | None = None,
-    finetune: int = 0,
-    seed: int = 0,
-    progress: bool = True,
-) -> tuple[TableRun, Compression]:
-    """Return a run with a smaller network and a posterior over the weights that are left, and the compression.
-
-    Args:
-        run: The run; it is not changed.
-        dataset: The table that the run was fitted to, loaded in the same way; see `training_rows`.
-        at_most: How much accuracy may be lost on the training and validation rows; for numbers, how much the root mean
-            squared error may grow as a fraction of itself. The held-out rows only score the result.
-        rule: Which weights go first; by default the posterior's own rule.
-        structure: ``"units"`` removes neurons, which makes the network small and fast; ``"weights"`` single weights.
-        recipe: Finds the posterior over what is left.
-        finetune: Epochs of training after the removal.
-        seed: The seed of all randomness.
-        progress: Whether to show progress bars on a terminal.
-    """
-    if not 0 <= at_most < 1:
-        raise InputError(f"`at_most` must be a fraction from 0 to below 1, got {at_most}.")
-    generator = torch.Generator().manual_seed(seed)
-    inside = _with_weight_variances(run.unguarded, dataset, generator, progress)
-    rule = (rule or default_rule(inside)).replace(max_drop=at_most, threshold=None, target=None)
-    options: dict[str, Any] = {"data": _seen_rows(dataset), "structure": structure}
-    if finetune:
-        options |= {"finetune": dataset.train, "training": Training(epochs=finetune, lr=1e-3, schedule="linear")}
-    made = compress(inside, rule, **options, generator=generator)
-    posterior = made.posterior(
-        recipe or LAPLACE, dataset.train, validation=dataset.validation, generator=generator,
-        progress=progress,
-    )  # fmt: skip
-    settings = {**run.settings, "compressed": repr(made.rule), "name": f"{run.settings.get('name')}, compressed"}
-    if isinstance(run.posterior, GuardedPosterior):
-        posterior = GuardedPosterior(posterior, run.posterior.known)
-    return replace(calibrated(posterior, run.encoder, run.network, run.parts, settings), texts=run.texts), made

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import shutil
 import uuid
 from collections.abc import Mapping, Sequence
@@ -56,7 +57,8 @@ def save(run: TableRun, path: str | os.PathLike[str], *, overwrite: bool = False
     temporary = target.with_name(f".{target.name[:40]}.dubito-{uuid.uuid4().hex[:8]}")
     try:
         temporary.mkdir(parents=True)
-        _write(run, temporary)
+        write_files(run, temporary)
+        write_report(run, temporary / REPORT)
         if target.exists():
             old = target.with_name(f"{temporary.name}-old")
             target.rename(old)
@@ -71,16 +73,17 @@ def save(run: TableRun, path: str | os.PathLike[str], *, overwrite: bool = False
     return target
 
 
-def _write(run: TableRun, folder: Path) -> None:
+def write_files(run: TableRun, folder: Path, *, most_rows: int = MOST_ROWS) -> None:
+    """Write the files of a run into an empty folder, all but its report."""
     settings = {"format": _FORMAT, "network": run.network.to_json(), "settings": dict(run.settings)}
     run.posterior.save(folder / POSTERIOR)
     if run.settings.get("compressed"):
         storage.save(folder / SMALL, run.posterior.model, "dense")
     io.save(folder / CALIBRATION, "calibration", run.calibration.to_tree())
-    rows = {part: {"inputs": x[:MOST_ROWS], "targets": y[:MOST_ROWS]} for part, (x, y) in run.parts.items()}
+    rows = {part: {"inputs": x[:most_rows], "targets": y[:most_rows]} for part, (x, y) in run.parts.items()}
     io.save(folder / ROWS, "rows", rows)
     texts = {
-        part: {name: list(each)[:MOST_ROWS] for name, each in own.items()} for part, own in run.texts.items() if own
+        part: {name: list(each)[:most_rows] for name, each in own.items()} for part, own in run.texts.items() if own
     }
     if texts:
         write_atomic(folder / TEXTS, _json(texts))
@@ -90,7 +93,6 @@ def _write(run: TableRun, folder: Path) -> None:
         rule.save(folder / DECISIONS / f"{name}.safetensors", with_posterior=False)
     write_atomic(folder / ENCODER, run.encoder.to_json().encode())
     write_atomic(folder / SCORES, _json(_scores(run).to_json()))
-    write_report(run, folder / REPORT)
     write_atomic(folder / SETTINGS, _json(settings))
 
 
@@ -126,14 +128,26 @@ def write_report(
 
 @checked_arguments
 def load(path: str | os.PathLike[str], *, model: nn.Module | str | None = None) -> TableRun:
-    """Read the run that `dubito fit` or `TableRun.save` wrote.
+    """Read the run that `dubito fit`, `TableRun.save` or `runs.pack` wrote.
 
     Args:
-        path: The folder.
+        path: The folder, or the file of a packed run.
         model: The network, or a function ``"net.py:build"`` that makes it, if it was not built by name and its file has
             moved or changed. Loading a run with a network from a file runs the code of that file.
     """
     folder = Path(path)
+    if _is_packed(folder):
+        from dubito.uses.runs.packed import unpacked
+
+        with unpacked(folder) as place:
+            try:
+                return _load(place, model)
+            except FileFormatError as error:
+                raise FileFormatError(str(error).replace(str(place), str(folder))) from error
+    return _load(folder, model)
+
+
+def _load(folder: Path, model: nn.Module | str | None) -> TableRun:
     content = _read_json(folder / SETTINGS, folder)
     with io.reading(folder / SETTINGS):
         if content["format"] != _FORMAT:
@@ -204,6 +218,21 @@ def check_folder(path: Path, *, overwrite: bool = False) -> None:
         raise InputError(f"A run cannot be written to '{path}': the folder '{path.parent}' does not exist.")
     if not os.access(parent, os.W_OK):
         raise InputError(f"A run cannot be written to '{path}': the folder '{path.parent}' is not writable.")
+
+
+def is_file_of_run(name: str) -> bool:
+    """Return whether a run may have a file of this name, relative to its folder."""
+    own = (SETTINGS, ENCODER, POSTERIOR, CALIBRATION, TEXTS, ROWS, SCORES, SMALL)
+    return name in own or re.fullmatch(rf"{DECISIONS}/[\w-]{{1,100}}\.safetensors", name) is not None
+
+
+def _is_packed(path: Path) -> bool:
+    """Return whether a path is a file that begins as a packed run does."""
+    try:
+        with path.open("rb") as stream:
+            return stream.read(2) == b"PK"
+    except (OSError, ValueError):  # a folder, nothing, or no name of a file
+        return False
 
 
 def is_run(path: str | os.PathLike[str]) -> bool:

@@ -137,14 +137,7 @@ def fit_dataset(
         recipe, made, dataset, chosen, trained=weights is not None, training=training, checkpoint=checkpoint,
         seed=seed, progress=progress,
     )  # fmt: skip
-    chosen_rows = sample_rows(len(dataset.train[1]), seed)
-    parts = {"held_out": dataset.test, "train": take_rows(dataset.train, chosen_rows)} | (
-        {"validation": dataset.validation} if dataset.validation else {}
-    )
-    texts = {
-        "train": take_texts(dataset.texts.get("train", {}), chosen_rows),
-        "held_out": dataset.texts.get("test", {}),
-    }
+    parts, texts = kept_rows(dataset, seed)
     rows = {part: len(pair[1]) for part, pair in dataset.parts.items()}
     remembered = {
         "dubito": dubito.__version__, "name": repr(recipe), "recipe": repr(recipe), "likelihood": repr(chosen),
@@ -158,6 +151,16 @@ def fit_dataset(
     run = replace(calibrated(posterior, encoder, source, parts, remembered), texts=texts)
     warn_if_useless(run, dataset)
     return run
+
+
+def kept_rows(dataset: DataSet, seed: int) -> tuple[dict[str, Pair], dict[str, Texts]]:
+    """Return the rows that a run keeps, by part: held-out and validation rows, some training rows; and their texts."""
+    chosen = sample_rows(len(dataset.train[1]), seed)
+    parts = {"held_out": dataset.test, "train": take_rows(dataset.train, chosen)} | (
+        {"validation": dataset.validation} if dataset.validation else {}
+    )
+    texts = {"train": take_texts(dataset.texts.get("train", {}), chosen), "held_out": dataset.texts.get("test", {})}
+    return parts, texts
 
 
 def sample_rows(num_rows: int, seed: int) -> Tensor:

@@ -7,7 +7,7 @@ import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import Annotated, Any, ClassVar, Literal
+from typing import Annotated, Any, ClassVar, Literal, Self
 
 import torch
 from torch import Tensor
@@ -120,6 +120,12 @@ class Rule(Setting, ABC):
             raise InputError(f"{self!r} does not say how much to remove: give target=, threshold= or max_drop=.")
         masks = {name: torch.ones_like(value, dtype=torch.bool) for name, value in relevance.items()}
         return masks | {n: self._stays(relevance[n], at) for n, at in _by_name(level, relevance, repr(self)).items()}
+
+    def require_no_amount(self, where: str) -> Self:
+        """Return the rule if it does not say how much to remove; `where` begins the error."""
+        if (self.max_drop, self.target, self.threshold) != (None,) * 3:
+            raise InputError(f"{where} a rule only ranks: leave its amount out of {self!r}.")
+        return self
 
     def _stays(self, relevance: Tensor, threshold: float) -> Tensor:
         return relevance > -threshold if self.removes == "above" else relevance >= threshold

@@ -1,0 +1,138 @@
+"""Make the smaller network of any amount: the parts of a compression that do not depend on how much is removed."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+from torch import nn
+
+from dubito.core import params
+from dubito.core.errors import UnsupportedError
+from dubito.core.params import Params
+from dubito.fitting.posterior import Posterior
+from dubito.networks.adapters import has_adapters, record_ranks_
+from dubito.networks.twin import copied
+from dubito.uses.compression.costs import Cost, LayerCosts, per_cost
+from dubito.uses.compression.elimination import Elimination
+from dubito.uses.compression.features import first_matrix, live_features
+from dubito.uses.compression.plan import Plan, both
+from dubito.uses.compression.rules import Masks, Rule
+from dubito.uses.compression.shrink import shrink, silenced
+from dubito.uses.compression.units import feature_plan, removable, require_units, unit_plan, unit_relevance
+from dubito.uses.compression.units_by_fx import UnitGroup, trace
+from dubito.uses.compression.units_by_torch_pruning import depend
+from dubito.uses.compression.units_of_adapters import adapter_ranks
+from dubito.uses.compression.verify import require_same, varied
+from dubito.uses.compression.weight_statistics import data_precision, prunable, statistics_of
+
+
+@dataclass(frozen=True)
+class Pruner:
+    """The parts of a compression that do not depend on how much is removed.
+
+    Args:
+        posterior: The posterior.
+        center: The network at the posterior's mean.
+        rule: The rule.
+        relevance: The relevance of every weight, or of every unit if units are removed.
+        groups: The groups of units; empty if single weights are removed.
+        columns: If units are removed and inputs are plain features, the relevance of the weights of the first matrix.
+        example: A batch of inputs, or None.
+        allow_empty: Whether a layer may lose all of its weights.
+        elimination: Adapts the layers that read removed units, if the rule does so.
+    """
+
+    posterior: Posterior
+    center: nn.Module
+    rule: Rule
+    relevance: Params
+    groups: list[UnitGroup]
+    columns: Params
+    example: Any
+    allow_empty: bool
+    elimination: Elimination | None = None
+
+    @classmethod
+    def of(
+        cls,
+        posterior: Posterior,
+        rule: Rule,
+        structure: str,
+        example: Any,
+        allow_empty: bool,
+        generator: torch.Generator | None,
+        cost: Cost | None = None,
+        inputs: Iterable[Any] = (),
+    ) -> Pruner:
+        """Compute the relevances and, for units, the groups; with a cost, relevances are per cost.
+
+        Activations are measured on `inputs`.
+        """
+        relevance = rule.relevance(statistics_of(posterior, rule), generator=generator)
+        center = params.load_(copied(posterior.model).eval(), posterior.marginals()[0])
+        groups: list[UnitGroup] = []
+        columns: Params = {}
+        elimination = None
+        if structure == "units":
+            example = varied(example)
+            first = first_matrix(center, example)
+            columns = {first: relevance[first]} if first in relevance else {}
+            groups = removable(center, _groups(center, example))
+            if rule.eliminates:
+                costs = None if cost is None else LayerCosts(center, groups, cost, example)
+                elimination = Elimination(center, groups, inputs, data_precision(posterior), costs)
+                relevance = elimination.relevance
+            else:
+                relevance = unit_relevance(center, groups, relevance, rule)
+                relevance = relevance if cost is None else per_cost(center, groups, relevance, cost, example)
+            require_units(relevance)
+        return cls(posterior, center, rule, relevance, groups, columns, example, allow_empty, elimination)
+
+    def at(self, rule: Rule) -> tuple[Plan, nn.Module]:
+        """Return the plan and the network of `rule`, which may differ from ours only in how much it removes."""
+        kept = {name: mask.cpu() for name, mask in rule.keep(self.relevance).items()}
+        model = copied(self.center)
+        if not self.groups:
+            plan = Plan(kept, {}, None, rule).check(self.allow_empty)
+            masked = plan.masked(self._adapted(model, kept))
+            return replace(plan, inputs=live_features(masked, self.example)), masked
+        plan = unit_plan(model, self.groups, kept, rule, prunable(model)).check()
+        plan = feature_plan(plan, self.columns, self.relevance, rule).check()
+        changed: Masks = {name: mask for name, mask in kept.items() if not bool(mask.all())}
+        columns = live_columns(plan, model, self.example)
+        _, silent = silenced(model, self.groups, changed, self.example)
+        # removed units have no input; their outgoing weights stay, for the constant that such a unit becomes
+        silent = both(silent, columns)
+        adapted = self._adapted(model, silent) if self.elimination is None else self.elimination.adapted(model, kept)
+        quiet, _ = silenced(Plan(columns).masked(adapted), self.groups, changed, self.example)
+        small = record_ranks_(shrink(quiet, self.groups, changed, self.example).eval())
+        require_same(quiet, small, self.example)
+        return replace(plan, inputs=live_features(small, self.example), silent=silent), small
+
+    def _adapted(self, model: nn.Module, keep: Masks) -> nn.Module:
+        """Move the kept weights to their conditional mean, if the rule does so and the posterior has one."""
+        if not self.rule.adapts:
+            return model
+        try:
+            return params.load_(model, self.posterior.conditional_mean(keep))
+        except UnsupportedError:
+            return model  # independent weights: the others do not move
+
+
+def _groups(model: nn.Module, example: Any) -> list[UnitGroup]:
+    """Return the groups of units of a network; of one with adapters, their ranks."""
+    if has_adapters(model):
+        return adapter_ranks(model)
+    traced = trace(model, example) if isinstance(example, torch.Tensor) else None
+    return depend(model, example) if traced is None else traced
+
+
+def live_columns(plan: Plan, model: nn.Module, example: Any) -> Masks:
+    """Return a mask over the first matrix of a network, false in the columns of removed input features."""
+    first = first_matrix(model, example)
+    if first is None or plan.inputs is None:
+        return {}
+    return {first: plan.inputs.expand(model.get_parameter(first).shape)}

@@ -1,0 +1,72 @@
+"""A run in one file: the files of its folder without the report, packed. `runs.load` reads it like the folder."""
+
+from __future__ import annotations
+
+import io
+import os
+import tempfile
+import zipfile
+import zlib
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from dubito.core.arguments import checked_arguments
+from dubito.core.atomic import write_atomic
+from dubito.core.errors import FileFormatError
+from dubito.uses.runs import folder
+from dubito.uses.runs.run import TableRun
+
+# Of the rows that were not trained on, at most so many of each part are kept.
+MOST_ROWS = 1000
+# A file may unpack to so many times its size, and this many bytes: real runs stay far below.
+MOST_RATIO, ALLOWANCE = 200, 2**24
+_STAMP = (1980, 1, 1, 0, 0, 0)  # the time of writing is nobody's concern
+
+
+@checked_arguments
+def pack(run: TableRun, path: str | os.PathLike[str]) -> int:
+    """Write a run as one file and return its size in bytes: all that `dubito predict FILE TABLE` needs.
+
+    The encoder, the network, the posterior, the calibration and the decision rules are kept in full, of the rows that
+    were not trained on at most 1,000 of each part.
+
+    Args:
+        run: The run.
+        path: The file; an existing one is replaced at once.
+    """
+    buffer = io.BytesIO()
+    with tempfile.TemporaryDirectory() as place, zipfile.ZipFile(buffer, "w", zipfile.ZIP_DEFLATED) as archive:
+        folder.write_files(run, Path(place), most_rows=MOST_ROWS)
+        for file in sorted(Path(place).rglob("*")):
+            if file.is_file():
+                entry = zipfile.ZipInfo(file.relative_to(place).as_posix(), _STAMP)
+                entry.compress_type = zipfile.ZIP_DEFLATED
+                archive.writestr(entry, file.read_bytes(), compresslevel=9)
+    write_atomic(path, buffer.getvalue())
+    return len(buffer.getvalue())
+
+
+@contextmanager
+def unpacked(path: Path) -> Iterator[Path]:
+    """Provide a folder with the files of a packed run; checksums of all files are verified.
+
+    Names and sizes are checked before anything is written, as the file may come from anybody.
+    """
+    with tempfile.TemporaryDirectory() as place:
+        try:
+            with zipfile.ZipFile(path) as archive:
+                entries = archive.infolist()
+                if sum(entry.file_size for entry in entries) > MOST_RATIO * path.stat().st_size + ALLOWANCE:
+                    raise FileFormatError(f"'{path}' would unpack to far more than a run of its size holds.")
+                for entry in entries:
+                    if not folder.is_file_of_run(entry.filename):
+                        raise FileFormatError(f"'{path}' is no run: it holds '{entry.filename[:100]}'.")
+                    target = Path(place) / entry.filename
+                    target.parent.mkdir(exist_ok=True)
+                    target.write_bytes(archive.read(entry))
+        except (zipfile.BadZipFile, zlib.error, EOFError, NotImplementedError, RuntimeError, ValueError) as error:
+            raise FileFormatError(f"'{path}' is no run, or was altered or damaged: {error}.") from error
+        except OSError as error:
+            raise FileFormatError(f"'{path}' cannot be read: {error.strerror or error}.") from error
+        yield Path(place)
