@@ -40,7 +40,7 @@ def test_units_as_json(run: Run) -> None:
     [
         (["--rule", "map()"], "is not a rule"),
         (["--rule", "magnitude(2)"], "fraction from 0 to 1"),
-        (["--structure", "rows"], "'weights' or 'units'"),
+        (["--structure", "rows"], "'weights', 'units' or 'heads'"),
         (["--save", "nowhere/net"], "does not exist"),
     ],
 )

@@ -112,7 +112,7 @@ def test_not_finite_weights_are_refused() -> None:
 @pytest.mark.parametrize(
     ("options", "error", "says"),
     [
-        ({"structure": "rows"}, InputError, "'weights' or 'units'"),
+        ({"structure": "rows"}, InputError, "'weights', 'units' or 'heads'"),
         ({"rule": "magnitude"}, InputError, "one of dubito.rules"),
         ({"structure": "units"}, InputError, "needs one batch of inputs"),
         ({"finetune": Training(epochs=1)}, InputError, "`finetune` must be training data"),

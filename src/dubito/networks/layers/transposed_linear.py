@@ -9,7 +9,8 @@ from weakref import WeakKeyDictionary
 import torch
 from torch import Tensor, nn
 
-from dubito.networks.layers.base import Side
+from dubito.core.errors import UnsupportedError
+from dubito.networks.layers.base import Side, check_kept, resized
 from dubito.networks.layers.linear import ChannelsLastRule
 from dubito.networks.layers.registry import register_where
 
@@ -83,3 +84,26 @@ class TransposedLinearRule(ChannelsLastRule[nn.Module]):
     def weight_axis(self, layer: nn.Module, side: Side) -> int:
         """`[I, O]`."""
         return 1 if side == "output" else 0
+
+    def keep_outputs(self, layer: nn.Module, index: Tensor) -> nn.Module:
+        """Columns of the weight and entries of the bias."""
+        size = self.num_outputs(layer)
+        index = check_kept(index, size)
+        tensors = {name: value[..., index] for name, value in layer.named_parameters(recurse=False)}
+        return _resized(layer, tensors, size, len(index))
+
+    def keep_inputs(self, layer: nn.Module, index: Tensor) -> nn.Module:
+        """Rows of the weight."""
+        size = self.num_inputs(layer)
+        index = check_kept(index, size)
+        return _resized(layer, {"weight": layer.get_parameter("weight")[index]}, size, len(index))
+
+
+def _resized(layer: nn.Module, tensors: dict[str, Tensor], before: int, after: int) -> nn.Module:
+    """Return the smaller layer, with those of its integers changed that make it compute the product again."""
+    names = [name for name, value in vars(layer).items() if type(value) is int and value == before]
+    for chosen in ((), *((name,) for name in names), tuple(names)):
+        new = resized(layer, tensors, **dict.fromkeys(chosen, after))
+        if multiplies_from_the_right(new):
+            return new
+    raise UnsupportedError(f"a {type(layer).__name__} cannot be made smaller: its own code depends on its size")

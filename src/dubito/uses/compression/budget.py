@@ -6,6 +6,7 @@ import re
 import tempfile
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -15,16 +16,19 @@ from dubito.core import batches, params
 from dubito.core.constraints import Count, check
 from dubito.core.errors import InputError
 from dubito.uses.compression.csr import seconds
+from dubito.uses.compression.quantize import ROUNDING
 from dubito.uses.compression.report import num_macs
 from dubito.uses.compression.search import Score
+from dubito.uses.compression.storage import load
 from dubito.uses.export import export_network
 
 if TYPE_CHECKING:
-    from dubito.uses.compression.pruner import Pruner
     from dubito.uses.compression.result import Compression
     from dubito.uses.compression.rules import Rule
 
 Runtime = Literal["torch", "onnxruntime"]
+# The nats per example that rounding may cost in the files that a limit of size chooses from.
+ROUNDINGS = (0.0005, ROUNDING, 0.008, 0.032, 0.128)
 # Halvings of the share of weights or units that goes: to 1/256.
 HALVINGS = 8
 _SIZES = {"B": 1, "kB": 10**3, "MB": 10**6, "GB": 10**9, "KiB": 2**10, "MiB": 2**20, "GiB": 2**30}
@@ -127,6 +131,7 @@ class Candidate:
         num_bytes: The size of the file.
         seconds: The time of one call.
         error: The growth of the error (a fraction of itself for regression).
+        rounding: The nats per example that rounding in its file may cost.
     """
 
     target: float
@@ -134,6 +139,7 @@ class Candidate:
     num_bytes: int | None = None
     seconds: float | None = None
     error: float | None = None
+    rounding: float = ROUNDING
 
     def __str__(self) -> str:
         parts = [f"{self.target:.1%} removed"]
@@ -163,16 +169,20 @@ class Meter:
         self.dense_macs = None if budget.macs is None else num_macs(dense, self.example)
         self.dense_seconds = self._seconds(dense) if budget.times else None
 
-    def measure(self, made: Compression, target: float) -> Candidate:
-        """Measure one network."""
-        budget, macs, num_bytes = self.budget, None, None
+    def measure(self, made: Compression, target: float, rounding: float) -> Candidate:
+        """Measure one network; if size is limited, its error is that of the network in a file that is small enough."""
+        budget, macs, num_bytes, error = self.budget, None, None, None
         if self.dense_macs is not None:
             macs = num_macs(made.model, self.example) / max(self.dense_macs, 1)
-        if budget.num_bytes is not None:
+        if budget.num_bytes is None:
+            error = self.growth(made.model)
+        else:
             with tempfile.TemporaryDirectory() as folder:
-                num_bytes = made.save(Path(folder) / "network")
+                num_bytes = made.save(Path(folder) / "network", rounding=rounding)
+                if num_bytes <= budget.num_bytes:
+                    error = self.growth(load(Path(folder) / "network", made.dense))
         taken = self._seconds(made.model) if budget.times else None
-        return Candidate(target, macs, num_bytes, taken, self.growth(made.model))
+        return Candidate(target, macs, num_bytes, taken, error, rounding)
 
     def growth(self, model: torch.nn.Module) -> float | None:
         """Return by how much the error of a network is above that of the dense one."""
@@ -223,30 +233,46 @@ def repeated(example: Any, count: int) -> Any:
 
 
 def search(
-    pruner: Pruner, rule: Rule, meter: Meter, make: Callable[[Rule], Compression], check_error: bool = True
-) -> tuple[Rule, tuple[Candidate, ...]]:
-    """Return the rule whose network is within the budget, and all networks that were measured.
+    rule: Rule, meter: Meter, make: Callable[[Rule], Compression], check_error: bool = True
+) -> tuple[Rule, float, tuple[Candidate, ...]]:
+    """Return the rule and the rounding whose network is within the budget, and all networks that were measured.
 
     With a limit of size, operations or time it removes as little as that needs; with a limit of the error alone, as
-    much as that allows. Both are searched by halving the share that goes.
+    much as that allows. Both are searched by halving the share that goes. A limit of size is shared between removing
+    and rounding: for each of some roundings, coarser ones leave room for more weights, and the network with the least
+    error is taken. Without data to judge them there is one rounding.
 
     Args:
-        pruner: Makes the networks.
         rule: The rule, without an amount.
         meter: Measures them.
         make: Returns the compression of a rule with an amount.
         check_error: Whether an error above the budget is refused; not if the network is fine-tuned afterwards.
     """
     found: list[Candidate] = []
+    known: dict[float, Compression | None] = {}
 
-    def at(target: float) -> Candidate | None:
-        try:
-            made = make(rule.replace(target=target))
-        except InputError:  # a layer would become empty
+    def at(target: float, rounding: float) -> Candidate | None:
+        if target not in known:
+            try:
+                known[target] = make(rule.replace(target=target))
+            except InputError:  # a layer would become empty
+                known[target] = None
+        made = known[target]
+        if made is None:
             return None
-        found.append(meter.measure(made, target))
+        found.append(meter.measure(made, target, rounding))
         return found[-1]
 
+    shared = meter.budget.num_bytes is not None and meter.score is not None
+    best = [_halved(partial(at, rounding=rounding), meter) for rounding in (ROUNDINGS if shared else (ROUNDING,))]
+    within = [each for each in best if each is not None]
+    chosen = min(within, key=lambda each: (each.error or 0.0, each.target), default=None)
+    accepted = _accepted(chosen, found, meter, check_error)
+    return rule.replace(target=accepted.target), accepted.rounding, tuple(found)
+
+
+def _halved(at: Callable[[float], Candidate | None], meter: Meter) -> Candidate | None:
+    """Return the best network for one rounding, by halving the share that goes."""
     grows = not meter.budget.limits
     low, high, best = 0.0, 1.0, None
     first = at(0.0)
@@ -264,7 +290,7 @@ def search(
             best, high = one, middle
         else:
             low = middle
-    return rule.replace(target=_accepted(best, found, meter, check_error).target), tuple(found)
+    return best
 
 
 def _accepted(best: Candidate | None, found: list[Candidate], meter: Meter, check_error: bool) -> Candidate:

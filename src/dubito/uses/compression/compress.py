@@ -6,7 +6,7 @@ import warnings
 from collections.abc import Iterator
 from contextlib import nullcontext
 from dataclasses import dataclass, replace
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 import torch
 from torch import nn
@@ -26,6 +26,7 @@ from dubito.uses.compression.finetune import default_training
 from dubito.uses.compression.finetune import finetune as train_on
 from dubito.uses.compression.plan import Plan
 from dubito.uses.compression.pruner import Pruner, live_columns
+from dubito.uses.compression.quantize import ROUNDING
 from dubito.uses.compression.result import Compression
 from dubito.uses.compression.rules import ModelReduction, Rule
 from dubito.uses.compression.search import Score, largest_within, score_of
@@ -35,6 +36,7 @@ from dubito.uses.compression.weight_statistics import (
 )
 from dubito.uses.transfer.distillation import loss_and_data
 
+Structure = Literal["weights", "units", "heads"]
 # Rows of the data on which smaller and masked networks are compared and latencies measured.
 EXAMPLE_ROWS = 128
 # Rows on which the moments of activations are measured.
@@ -51,7 +53,7 @@ def compress(
     rule: Rule | None = None,
     *,
     budget: Budget | None = None,
-    structure: Literal["weights", "units"] | None = None,
+    structure: Structure | None = None,
     data: Data | None = None,
     validation: Data | None = None,
     finetune: Data | None = None,
@@ -74,9 +76,9 @@ def compress(
         budget: What the network may cost: `compression.Budget(macs=0.25, error=0.01)`. The amount is searched, and
             units go by their posterior damage per cost (MACs, or bytes for a size). `rule` then only ranks them.
         structure: ``"weights"`` sets single weights to zero, which makes the file small; ``"units"`` removes neurons
-            and channels, which also makes the network fast, and by a threshold also input features of tables. By
-            default weights; units for a budget of operations, time or error. Of a network with LoRA adapters only
-            these lose weights, or ranks as their units.
+            and channels, which also makes the network fast, and by a threshold also input features of tables;
+            ``"heads"`` removes attention heads alone. By default weights; units for a budget of operations, time or
+            error. Of a network with LoRA adapters only these lose weights, or ranks as their units.
         data: Held-out data with targets: what an accuracy budget is judged on, and by default what `report` and
             `sweep` measure on. With `validation` it is the training data of a budget, used to fine-tune if `training`
             is given.
@@ -112,11 +114,14 @@ def compress(
         if example is not None:
             outputs_of(posterior.model, example)
         cost = None if budget is None else budget.cost
-        rows = measured_rows(posterior, data if finetune is None else finetune, example) if structure == "units" else ()
+        rows = (
+            measured_rows(posterior, data if finetune is None else finetune, example) if structure != "weights" else ()
+        )
         pruner = Pruner.of(posterior, rule, structure, example, allow_empty, generator, cost, rows)
         candidates: tuple[Candidate, ...] = ()
+        rounding = ROUNDING
         if budget is not None:
-            rule, candidates = _within(budget, pruner, data, finetune is not None)
+            rule, rounding, candidates = _within(budget, pruner, data, finetune is not None)
         elif rule.max_drop is not None:
             if data is None:
                 raise MissingDataError(f"{rule!r} decides by held-out data: give `data=`.")
@@ -132,7 +137,7 @@ def compress(
             plan, model = retrained(posterior, plan, model, example, taught)
         elif by_default and data is not None:
             _question(score_of(posterior, data), pruner.center, model, plan)
-        return Compression(posterior, rule, plan, model, pruner, data, example, candidates)
+        return Compression(posterior, rule, plan, model, pruner, data, example, candidates, rounding)
 
 
 @dataclass(frozen=True)
@@ -162,13 +167,15 @@ def retrained(
     return replace(plan, inputs=live_features(model, example)), model
 
 
-def _usual_structure(budget: Any) -> Literal["weights", "units"]:
+def _usual_structure(budget: Any) -> Structure:
     """Return units for a budget of operations, time or error, else weights."""
     return "units" if isinstance(budget, Budget) and budget.cost == "macs" else "weights"
 
 
-def _within(budget: Budget, pruner: Pruner, data: Data | None, finetuned: bool) -> tuple[Rule, tuple[Candidate, ...]]:
-    """Return the rule whose network is within a budget, and the networks that were measured."""
+def _within(
+    budget: Budget, pruner: Pruner, data: Data | None, finetuned: bool
+) -> tuple[Rule, float, tuple[Candidate, ...]]:
+    """Return the rule and the rounding whose network is within a budget, and the networks that were measured."""
     if budget.error is not None and data is None:
         raise MissingDataError("An error budget is judged on held-out data: give `validation=` or `data=`.")
     posterior = pruner.posterior
@@ -178,7 +185,7 @@ def _within(budget: Budget, pruner: Pruner, data: Data | None, finetuned: bool) 
     def make(rule: Rule) -> Compression:
         return Compression(posterior, rule, *pruner.at(rule), pruner, data, pruner.example)
 
-    return search(pruner, pruner.rule, meter, make, check_error=not finetuned)
+    return search(pruner.rule, meter, make, check_error=not finetuned)
 
 
 def _costs_much(posterior: Posterior, data: Data, pruner: Pruner, model: nn.Module, rule: Rule) -> bool:
@@ -211,8 +218,8 @@ def _check(posterior: Any, structure: str, rule: Any, budget: Any) -> None:
             f"compress takes a posterior, not a {type(posterior).__name__}: give a network's own weights as "
             "MAP(train=False).fit(model, data), or find a posterior around them, as by Laplace().fit(model, data)."
         )
-    if not isinstance(structure, str) or structure not in ("weights", "units"):
-        raise InputError(f"`structure` must be 'weights' or 'units', got {structure!r}.")
+    if not isinstance(structure, str) or structure not in get_args(Structure):
+        raise InputError(f"`structure` must be 'weights', 'units' or 'heads', got {structure!r}.")
     if budget is not None and not isinstance(budget, Budget):
         raise InputError(f"`budget` must be a compression.Budget, such as Budget(macs=0.25), got {budget!r}.")
     if budget is not None and isinstance(rule, Rule):
@@ -257,8 +264,8 @@ def example_inputs(posterior: Posterior, data: Data | None, example: Any, struct
         source = Source(data, batch_size=EXAMPLE_ROWS, must_count=False, shard=False)
         example = source.first().inputs
     if example is None:
-        if structure == "units":
-            raise InputError('structure="units" needs one batch of inputs: give `data=` or `example=`.')
+        if structure != "weights":
+            raise InputError(f'structure="{structure}" needs one batch of inputs: give `data=` or `example=`.')
         return None
     rows = batches.take(batches.as_tensors(example), slice(0, EXAMPLE_ROWS))
     return batches.place(rows, posterior.device, posterior.dtype)

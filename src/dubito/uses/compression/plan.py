@@ -32,6 +32,8 @@ class Plan:
         silent: If units are removed, masks under which the dense network gives the outputs of the small one. The
             incoming weights of a removed unit are zero. Its outgoing weights stay, as the constant that the unit
             becomes is folded into the next bias; if that is impossible, its bias is zero too.
+        counts: Integers of the small network's modules that the network's own code reads, such as numbers of heads, by
+            module and attribute.
     """
 
     keep: Masks
@@ -39,6 +41,7 @@ class Plan:
     inputs: Tensor | None = None
     rule: Rule | None = None
     silent: Masks = field(default_factory=dict)
+    counts: dict[str, dict[str, int]] = field(default_factory=dict)
 
     @property
     def num_weights(self) -> int:

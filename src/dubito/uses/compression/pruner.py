@@ -22,7 +22,8 @@ from dubito.uses.compression.plan import Plan, both
 from dubito.uses.compression.rules import Masks, Rule
 from dubito.uses.compression.shrink import shrink, silenced
 from dubito.uses.compression.units import feature_plan, removable, require_units, unit_plan, unit_relevance
-from dubito.uses.compression.units_by_fx import UnitGroup, trace
+from dubito.uses.compression.units_by_fx import LayerChannels, UnitGroup, trace
+from dubito.uses.compression.units_by_probing import probe
 from dubito.uses.compression.units_by_torch_pruning import depend
 from dubito.uses.compression.units_of_adapters import adapter_ranks
 from dubito.uses.compression.verify import require_same, varied
@@ -76,11 +77,11 @@ class Pruner:
         groups: list[UnitGroup] = []
         columns: Params = {}
         elimination = None
-        if structure == "units":
+        if structure != "weights":
             example = varied(example)
-            first = first_matrix(center, example)
+            first = first_matrix(center, example) if structure == "units" else None
             columns = {first: relevance[first]} if first in relevance else {}
-            groups = removable(center, _groups(center, example))
+            groups = _groups(center, example, structure)
             if rule.eliminates:
                 costs = None if cost is None else LayerCosts(center, groups, cost, example)
                 elimination = Elimination(center, groups, inputs, data_precision(posterior), costs)
@@ -110,7 +111,10 @@ class Pruner:
         quiet, _ = silenced(Plan(columns).masked(adapted), self.groups, changed, self.example)
         small = record_ranks_(shrink(quiet, self.groups, changed, self.example).eval())
         require_same(quiet, small, self.example)
-        return replace(plan, inputs=live_features(small, self.example), silent=silent), small
+        counts: dict[str, dict[str, int]] = {}
+        for name, attribute, _ in (each for group in self.groups if group.name in changed for each in group.counts):
+            counts.setdefault(name, {})[attribute] = getattr(small.get_submodule(name), attribute)
+        return replace(plan, inputs=live_features(small, self.example), silent=silent, counts=counts), small
 
     def _adapted(self, model: nn.Module, keep: Masks) -> nn.Module:
         """Move the kept weights to their conditional mean, if the rule does so and the posterior has one."""
@@ -122,12 +126,32 @@ class Pruner:
             return model  # independent weights: the others do not move
 
 
-def _groups(model: nn.Module, example: Any) -> list[UnitGroup]:
-    """Return the groups of units of a network; of one with adapters, their ranks."""
-    if has_adapters(model):
-        return adapter_ranks(model)
-    traced = trace(model, example) if isinstance(example, torch.Tensor) else None
-    return depend(model, example) if traced is None else traced
+def _groups(model: nn.Module, example: Any, structure: str) -> list[UnitGroup]:
+    """Return the groups of units that can be removed: of adapters their ranks, for heads those of several outputs."""
+    found = adapter_ranks(model) if has_adapters(model) else None
+    if found is None and isinstance(example, torch.Tensor):
+        found = trace(model, example)
+    if found is None:
+        found = probe(model, example)
+        known = {(part.layer, side) for group in found for part, side in _sides(group)}
+        try:
+            others = depend(model, example)
+        except UnsupportedError:
+            if not found:
+                raise
+            others = []
+        found += [g for g in others if not any((part.layer, side) in known for part, side in _sides(g))]
+    found = removable(model, found)
+    if structure == "units":
+        return found
+    heads = [group for group in found if group.has_blocks]
+    if not heads:
+        raise UnsupportedError('No attention heads were found in this network: use structure="units" or "weights".')
+    return heads
+
+
+def _sides(group: UnitGroup) -> list[tuple[LayerChannels, str]]:
+    return [(part, "output") for part in group.producers] + [(part, "input") for part in group.consumers]
 
 
 def live_columns(plan: Plan, model: nn.Module, example: Any) -> Masks:

@@ -22,15 +22,20 @@ from __future__ import annotations
 import logging
 import math
 import warnings
+from collections.abc import Sequence
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
 
 from dubito.core.errors import UnsupportedError
 from dubito.core.params import Params
+from dubito.networks.layers import weight_axis
 from dubito.networks.twin import copied
 from dubito.uses.compression.rules import Masks
 
+# The nats per example that rounding may cost, unless another is given.
+ROUNDING = 0.002
 # Levels of parameters without a posterior (biases trained as points): those of 8 bits.
 PLAIN_LEVELS = 127
 # No parameter is stored with more levels than those of 16 bits.
@@ -80,6 +85,83 @@ def bits(mean: Tensor, step: float) -> int:
 def rounded(mean: Tensor, step: float) -> Tensor:
     """Return the numbers of steps, as integers."""
     return torch.round(mean.double() / step).to(torch.int32)
+
+
+@dataclass(frozen=True)
+class Quantized:
+    """A network whose weights are integers of few bits times a scale for each output channel, or for each parameter.
+
+    Attributes:
+        model: The network with the rounded weights, as plain floating-point numbers.
+        bits: The bits of a weight, by parameter; others stay as they were.
+        nats: What rounding costs in expectation, in nats per example.
+        num_bytes: The bytes of all weights in these bits, with a scale of 2 bytes each; other parameters take 4 bytes.
+    """
+
+    model: nn.Module
+    bits: dict[str, int]
+    nats: float
+    num_bytes: int
+
+
+def quantized(
+    model: nn.Module,
+    precision: Params,
+    num_data: int,
+    *,
+    bits: int | None,
+    choices: Sequence[int],
+    by_channel: bool,
+    loss: float,
+) -> Quantized:
+    r"""Round the weight matrices to few bits; of each parameter as many as the posterior asks for.
+
+    A weight of $b$ bits is stored in steps of $\Delta = \max|\mu| / (2^{b-1} - 1)$, of its channel or parameter, which
+    costs $\tfrac1{24} \sum_i P_{ii} \Delta_i^2$ nats. All parameters start with the fewest bits; the one whose next
+    choice saves the most nats per bit gets it, until rounding costs at most `loss` nats for each example.
+
+    Args:
+        model: The network.
+        precision: The diagonal of the posterior's precision in the shapes of the network, for every weight matrix.
+        num_data: The number of examples.
+        bits: The bits of every weight; None to choose.
+        choices: What to choose from.
+        by_channel: Whether every output channel has a scale of its own.
+        loss: The nats per example that rounding may cost.
+    """
+    axes = {name: weight_axis(model.get_submodule(name.rpartition(".")[0]), "output") for name in precision}
+    weights = {name: value.detach() for name, value in model.named_parameters() if name in precision}
+    levels = sorted(choices) if bits is None else [bits]
+
+    def largest(name: str) -> Tensor:
+        axis, size = axes[name], weights[name].abs()
+        if not by_channel or axis is None:
+            return size.max()
+        return size.amax([other for other in range(size.ndim) if other != axis], keepdim=True)
+
+    def cost(name: str, count: int) -> float:
+        step = largest(name).double() / (2 ** (count - 1) - 1)
+        return float((precision[name].double() * step.square()).sum() / 24)
+
+    costs = {name: [cost(name, count) for count in levels] for name in precision}
+    chosen = dict.fromkeys(precision, 0)
+    while sum(costs[name][place] for name, place in chosen.items()) > loss * num_data:
+        gains = {
+            name: (costs[name][place] - costs[name][place + 1])
+            / ((levels[place + 1] - levels[place]) * weights[name].numel())
+            for name, place in chosen.items()
+            if place + 1 < len(levels)
+        }
+        if not gains:
+            break
+        chosen[max(gains, key=lambda name: gains[name])] += 1
+    found, num_bytes = copied(model), sum(4 * value.numel() for value in model.parameters())
+    for name, place in chosen.items():
+        step = (largest(name) / (2 ** (levels[place] - 1) - 1)).clamp_min(torch.finfo(weights[name].dtype).tiny)
+        found.get_parameter(name).data = (weights[name] / step).round() * step
+        num_bytes += math.ceil(levels[place] * weights[name].numel() / 8) + 2 * step.numel() - 4 * weights[name].numel()
+    nats = sum(costs[name][place] for name, place in chosen.items()) / max(num_data, 1)
+    return Quantized(found, {name: levels[place] for name, place in chosen.items()}, nats, num_bytes)
 
 
 def int8(model: nn.Module) -> nn.Module:

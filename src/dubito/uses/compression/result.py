@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import torch
 from torch import nn
@@ -13,7 +13,7 @@ from dubito import select
 from dubito.core import params
 from dubito.core.arguments import checked_arguments
 from dubito.core.batches import Data
-from dubito.core.constraints import Positive, Share
+from dubito.core.constraints import Positive, Range, Share
 from dubito.core.errors import InputError, MissingDataError, UnsupportedError
 from dubito.fitting.posterior import Posterior
 from dubito.fitting.recipe import Recipe
@@ -21,11 +21,12 @@ from dubito.fitting.training import Training
 from dubito.networks.layers import is_norm
 from dubito.uses.compression import quantize, storage
 from dubito.uses.compression.plan import Plan
+from dubito.uses.compression.quantize import ROUNDING, Quantized
 from dubito.uses.compression.report import Report, make_report
 from dubito.uses.compression.rules import Masks, Rule
 from dubito.uses.compression.search import Sweep, score_of, sweep
 from dubito.uses.compression.weight_statistics import precision_diagonal
-from dubito.uses.export import Exported, export_network
+from dubito.uses.export import Exported, export_int8, export_network
 
 if TYPE_CHECKING:
     from dubito.uses.compression.budget import Candidate
@@ -33,8 +34,6 @@ if TYPE_CHECKING:
     from dubito.uses.reporting.collect import Scale
 
 TARGETS = (0.0, 0.2, 0.4, 0.5, 0.6, 0.7, 0.8, 0.85, 0.9, 0.93, 0.95, 0.97, 0.98, 0.99, 0.995)
-
-ROUNDING = 0.002  # nats per example
 
 
 class Compression:
@@ -47,6 +46,7 @@ class Compression:
         source: The posterior that was compressed; it is unchanged.
         dense: The network at its mean, before compression.
         candidates: The networks that the search for a budget has measured.
+        rounding: The nats per example that rounding in its entropy-coded file may cost; a budget of size chooses it.
     """
 
     def __init__(
@@ -59,8 +59,9 @@ class Compression:
         data: Data | None,
         example: Any,
         candidates: tuple[Candidate, ...] = (),
+        rounding: float = ROUNDING,
     ) -> None:
-        self.candidates = candidates
+        self.candidates, self.rounding = candidates, rounding
         self.source, self.rule, self.plan, self.model, self.dense = source, rule, plan, model, pruner.center
         self._pruner, self._data, self._example = pruner, data, example
 
@@ -79,8 +80,9 @@ class Compression:
     def changed(self, plan: Plan, model: nn.Module) -> Compression:
         """Return the same with another network, such as one that was trained further."""
         return Compression(
-            self.source, self.rule, plan, model, self._pruner, self._data, self._example, self.candidates
-        )
+            self.source, self.rule, plan, model, self._pruner, self._data, self._example, self.candidates,
+            self.rounding,
+        )  # fmt: skip
 
     @checked_arguments
     def report(
@@ -88,7 +90,7 @@ class Compression:
         data: Data | None = None,
         *,
         feature_names: tuple[str, ...] = (),
-        rounding: Positive = ROUNDING,
+        rounding: Positive | None = None,
         seconds: Positive = 0.2,
         target_scale: Scale | None = None,
     ) -> Report:
@@ -99,13 +101,13 @@ class Compression:
         Args:
             data: Held-out data with targets; by default that given to `compress`. Without any there are no scores.
             feature_names: Names of the input features of a table.
-            rounding: The nats per example that rounding in the entropy-coded file may cost.
+            rounding: The nats per example that rounding in the entropy-coded file may cost, instead of `rounding`.
             seconds: How long each latency is measured.
             target_scale: ``(loc, scale)`` of standardised regression targets, as for `evaluate`: scores are then in
                 original units.
         """
         data = self._data if data is None else data
-        return make_report(self, data, self._example, feature_names, rounding, seconds, target_scale)
+        return make_report(self, data, self._example, feature_names, rounding or self.rounding, seconds, target_scale)
 
     @checked_arguments
     def sweep(self, data: Data | None = None, *, targets: Sequence[Share] = TARGETS) -> Sweep:
@@ -117,7 +119,7 @@ class Compression:
 
     @checked_arguments
     def save(
-        self, path: str | os.PathLike[str], *, format: storage.Format = "coded", rounding: Positive = ROUNDING
+        self, path: str | os.PathLike[str], *, format: storage.Format = "coded", rounding: Positive | None = None
     ) -> int:
         """Write the network to one file and return its size in bytes; `dubito.compression.load(path, model)` reads it.
 
@@ -125,12 +127,12 @@ class Compression:
             path: The file.
             format: ``"coded"`` (weights in steps of their posterior standard deviation, entropy-coded), ``"csr"`` or
                 ``"dense"`` (both exact).
-            rounding: For ``"coded"``, the nats per example that rounding may cost.
+            rounding: For ``"coded"``, the nats per example that rounding may cost, instead of `rounding`.
         """
-        return storage.save(path, self.model, format, self.steps(rounding))
+        return storage.save(path, self.model, format, self.steps(rounding), self.plan.counts)
 
     @checked_arguments
-    def steps(self, rounding: Positive = ROUNDING) -> dict[str, float]:
+    def steps(self, rounding: Positive | None = None) -> dict[str, float]:
         """Return the step in which each parameter is stored; see `dubito.compression.quantize`."""
         weights = params.of(self.model)
         owners = {name: self.model.get_submodule(name.rpartition(".")[0]) for name in weights}
@@ -140,21 +142,61 @@ class Compression:
         # weights that were zero before, as after an earlier compression, cost no bits
         kept = {name: mask.to(dense[name].device) for name, mask in self.plan.keep.items()}
         left = {name: (value != 0) & kept.get(name, torch.tensor(True)) for name, value in dense.items()}
-        return quantize.steps(layers, precision, left, self.source.num_data, rounding)
+        return quantize.steps(layers, precision, left, self.source.num_data, rounding or self.rounding)
 
     @checked_arguments
-    def bits(self, rounding: Positive = ROUNDING) -> dict[str, int]:
+    def bits(self, rounding: Positive | None = None) -> dict[str, int]:
         """Return the bits of a weight of each parameter, sign included."""
         weights = params.of(self.model)
         return {name: quantize.bits(weights[name], step) for name, step in self.steps(rounding).items()}
 
     @checked_arguments
-    def export(self, path: str | os.PathLike[str], *, example: Any = None) -> Exported:
-        """Write the network for other programs: ``.onnx`` (checked in onnxruntime) or ``.pt2`` (`torch.export`)."""
+    def quantized(
+        self,
+        bits: Annotated[int, Range(2, 16)] | None = None,
+        *,
+        choices: tuple[Annotated[int, Range(2, 16)], ...] = (4, 8),
+        by_channel: bool = True,
+        rounding: Positive | None = None,
+    ) -> Quantized:
+        """Return the network with its weight matrices rounded to few bits, for runtimes with such integers.
+
+        By default every matrix gets 4 or 8 bits, by its posterior precision: rounding must cost at most `rounding` nats
+        per example. If that is impossible, all get the most bits; see `Quantized.nats`.
+
+        Args:
+            bits: The bits of every weight, instead.
+            choices: The numbers of bits to choose from.
+            by_channel: Whether every output channel has a scale of its own, instead of one for each matrix.
+            rounding: The nats per example that rounding may cost, instead of `rounding`.
+        """
+        weights = params.of(self.model)
+        names = [name for name in self.plan.keep if name in weights]
+        found = precision_diagonal(self.source, names)
+        precision = {}
+        for name in names:
+            kept = self.plan.keep[name].to(found[name].device)
+            same = found[name].shape == weights[name].shape
+            precision[name] = found[name] * kept if same else found[name][kept].reshape(weights[name].shape)
+        return quantize.quantized(
+            self.model, precision, self.source.num_data, bits=bits, choices=choices, by_channel=by_channel,
+            loss=rounding or self.rounding,
+        )  # fmt: skip
+
+    @checked_arguments
+    def export(self, path: str | os.PathLike[str], *, example: Any = None, int8: bool = False) -> Exported:
+        """Write the network for other programs: ``.onnx`` (checked in onnxruntime) or ``.pt2`` (`torch.export`).
+
+        Args:
+            path: The file.
+            example: A batch of inputs; by default from the data given to `compress`.
+            int8: Whether an ``.onnx`` file holds its weights in 8 bits and onnxruntime multiplies in 8 bits. The result
+                says how far its outputs are from the network's; more than a tenth is refused.
+        """
         example = self._example if example is None else example
         if example is None:
             raise InputError("An export needs one batch of inputs: give `example=` here, or `data=` to compress.")
-        return export_network(self.model, path, example)
+        return export_int8(self.model, path, example) if int8 else export_network(self.model, path, example)
 
     def int8(self) -> nn.Module:
         """Return a copy whose linear layers hold 8-bit weights (torchao)."""

@@ -53,6 +53,9 @@ def shrink(model: nn.Module, groups: list[UnitGroup], kept: Masks, example: Any)
         for part in group.consumers:
             _fold(small, part, stays, seen[part.layer])
             inputs.setdefault(part.layer, []).append(gone_of(part, stays))
+        for name, attribute, amount in group.counts:
+            module = small.get_submodule(name)
+            setattr(module, attribute, getattr(module, attribute) - amount * int((~stays).sum()))
     for name, gone in inputs.items():
         _without(small, name, "inputs", torch.cat(gone))
     for name, gone in outputs.items():
@@ -87,7 +90,7 @@ def _foldable(model: nn.Module, group: UnitGroup, stays: Tensor, seen: dict[str,
         return False
     part = group.consumers[0]
     layer: Any = model.get_submodule(part.layer)
-    if not isinstance(layer, nn.Linear):
+    if hasattr(layer, "kernel_size"):
         padded = layer.padding_mode == "zeros" and layer.padding not in ("valid", (0,) * len(layer.kernel_size))
         if padded or layer.transposed:
             return False
@@ -119,7 +122,7 @@ def _muting(model: nn.Module, group: UnitGroup, stays: Tensor) -> Masks:
     for part, names in kinds:
         layer, gone = model.get_submodule(part.layer), gone_of(part, stays)
         for kind in names:
-            value: Any = getattr(layer, kind)
+            value: Any = getattr(layer, kind, None)
             if value is not None:
                 key = f"{part.layer}.{kind}" if part.layer else kind
                 masks.setdefault(key, torch.ones(value.shape, dtype=torch.bool))[gone] = False

@@ -29,6 +29,8 @@ from dubito.uses.compression import coding
 from dubito.uses.compression.quantize import rounded
 
 Format = Literal["dense", "csr", "coded"]
+Counts = Mapping[str, Mapping[str, int]]
+COUNTS = ":counts"  # no parameter has this name
 KIND = "compressed network"
 MAGIC = b"DUBITOC1"
 # Bytes that the header of a coded file may have beyond a hundred times its packed size.
@@ -45,6 +47,7 @@ def save(
     model: nn.Module,
     format: Format = "coded",
     steps: Mapping[str, float] | None = None,
+    counts: Counts | None = None,
 ) -> int:
     """Write a network and return the size of the file in bytes.
 
@@ -55,9 +58,12 @@ def save(
             smaller; ``"coded"``: weights in steps, gaps and values entropy-coded.
         steps: For ``"coded"``, the step of each parameter. A tensor with few different values, such as shared weights,
             is written exactly, as their numbers and a codebook; so are parameters without a step, and buffers, in full.
+        counts: Integers of its modules that changed with its layers, such as numbers of heads; see `Plan.counts`.
     """
     check_model(model)
     tensors = _tensors(model)
+    if counts:
+        tensors[COUNTS] = torch.tensor(list(json.dumps(counts).encode()), dtype=torch.uint8)
     if format == "coded":
         write_atomic(path, _coded(tensors, steps or {}))
     elif format == "csr":
@@ -78,6 +84,8 @@ def load(path: str | os.PathLike[str], model: nn.Module) -> nn.Module:
     with io.reading(path):
         tensors = _read(Path(path), _Sizes(path, model))
         found = copied(model)
+        if COUNTS in tensors:
+            _set_counts(path, found, json.loads(bytes(tensors.pop(COUNTS).tolist())))
         for name, module in list(found.named_modules()):
             _resize(found, name, module, tensors)
         own = {**dict(found.named_parameters()), **dict(found.named_buffers())}
@@ -87,6 +95,17 @@ def load(path: str | os.PathLike[str], model: nn.Module) -> nn.Module:
                 raise _another(path, name, there, here)
             own[name].data.copy_(tensors[name])
     return found.eval()
+
+
+def _set_counts(path: str | os.PathLike[str], model: nn.Module, counts: Any) -> None:
+    """Set integers of a network's modules; each must be there, and may only become smaller."""
+    modules = dict(model.named_modules())
+    for name, own in counts.items():
+        for attribute, value in own.items():
+            before = vars(modules[name]).get(attribute) if name in modules else None
+            if type(before) is not int or not accepts(Annotated[int, Range(1, before)], value):
+                raise FileFormatError(f"'{path}' was saved for another network: '{name}' has no such '{attribute}'.")
+            setattr(modules[name], attribute, value)
 
 
 def _another(path: str | os.PathLike[str], name: str, there: Any, here: Any) -> FileFormatError:
@@ -109,6 +128,8 @@ class _Sizes:
         """Return the shape of a tensor of the file; raise if the network's own is smaller."""
         if not accepts(str, name) or not isinstance(shape, list) or not accepts(tuple[Natural, ...], tuple(shape)):
             raise FileFormatError(f"'{self.path}' names a tensor {name!r} of shape {shape!r}, which is invalid.")
+        if name == COUNTS and len(shape) == 1 and shape[0] <= HEADER:
+            return shape
         # a bias that only the file has holds the constants of removed units: one number per output
         here = self.own.get(name, self.own.get(f"{name.removesuffix('bias')}weight") if name.endswith("bias") else None)
         if here is None or math.prod(shape) > math.prod(here):

@@ -59,6 +59,8 @@ class UnitGroup:
         passers: Norms that they pass through one by one.
         consumers: The layers that take them in.
         biases: Whether a consumer without a bias may get one, for what removed units add on average.
+        counts: Integers that the network's own code reads, such as the number of heads: the name of the module, the
+            attribute, and by how much it falls with every unit.
     """
 
     size: int
@@ -66,6 +68,12 @@ class UnitGroup:
     passers: tuple[LayerChannels, ...] = ()
     consumers: tuple[LayerChannels, ...] = ()
     biases: bool = True
+    counts: tuple[tuple[str, str, int], ...] = ()
+
+    @property
+    def has_blocks(self) -> bool:
+        """Whether a unit is several outputs of a layer, as a head of attention is."""
+        return any(len(part.index) > self.size for part in self.producers)
 
     @property
     def name(self) -> str:

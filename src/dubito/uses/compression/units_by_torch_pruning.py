@@ -39,7 +39,7 @@ def depend(model: nn.Module, example: Any) -> list[UnitGroup]:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # it warns of parameters outside of layers, which keep their width
             graph = torch_pruning.DependencyGraph().build_dependency(private, example_inputs=example)
-            roots = tuple({type(module) for module in private.modules() if _mixes_channels(module)})
+            roots = tuple({type(module) for module in private.modules() if mixes_channels(module)})
             found = list(graph.get_all_groups(root_module_types=roots))
     except Exception as error:
         raise UnsupportedError(
@@ -47,10 +47,10 @@ def depend(model: nn.Module, example: Any) -> list[UnitGroup]:
             'structure="weights", which needs no trace.'
         ) from error
     groups = [_units(graph, group, names) for group in found]
-    return [group for group in groups if group is not None and _can_shrink(model, group, example)]
+    return [group for group in groups if group is not None and can_shrink(model, group, example)]
 
 
-def _can_shrink(model: nn.Module, group: UnitGroup, example: Any) -> bool:
+def can_shrink(model: nn.Module, group: UnitGroup, example: Any) -> bool:
     """Return whether removing the last unit of a group gives the same network as silencing it."""
     if group.size == 1:
         return False
@@ -76,7 +76,7 @@ def _units(graph: Any, group: Any, names: dict[nn.Module, str]) -> UnitGroup | N
         part = LayerChannels(names[module], torch.tensor(list(item.root_idxs)), index)
         if isinstance(rule, NormRule) and not rule.mixes_channels:
             passers.append(part)
-        elif not _mixes_channels(module):
+        elif not mixes_channels(module):
             return None
         elif graph.is_out_channel_pruning_fn(item.dep.handler):
             producers.append(part)
@@ -87,7 +87,7 @@ def _units(graph: Any, group: Any, names: dict[nn.Module, str]) -> UnitGroup | N
     return UnitGroup(int(producers[0].unit.max()) + 1, _once(producers), _once(passers), _once(consumers))
 
 
-def _mixes_channels(module: nn.Module) -> bool:
+def mixes_channels(module: nn.Module) -> bool:
     """Return whether a layer's rule says that each output is a linear function of all inputs, as in a convolution."""
     rule = rule_for(module)
     return rule is not None and rule.linear_in_input and not rule.channelwise(module)
