@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
@@ -54,19 +54,28 @@ def recalibrate(
         call: The function that runs the network on a batch of inputs; None calls the network.
         rows: The largest number of examples to use; None uses all.
     """
+    norms = recalibrate_on(model, (batch.inputs for batch in _enough(source, rows)), call=call)
+    distributed.mean_([value for norm in norms for value in (norm.running_mean, norm.running_var) if value is not None])
+    return model
+
+
+@torch.no_grad()
+def recalibrate_on(
+    model: nn.Module, inputs: Iterable[Any], *, call: Callable[[Any], Any] | None = None
+) -> list[_NormBase]:
+    """Do the same with batches of inputs, of two rows at least, in this process alone; return the layers."""
     norms = list(running_norms(model).values())
     if not norms:
-        return model
+        return []
     with _in_training_mode(model, momentum=None):
         for norm in norms:
             norm.reset_running_stats()
-        for count, batch in enumerate(_enough(source, rows), start=1):
+        for count, batch in enumerate(inputs, start=1):
             for norm in norms:
                 if not isinstance(norm, _BatchNorm):  # without a momentum only BatchNorm computes the plain average
                     norm.momentum = 1 / count
-            params.call(model, batch.inputs) if call is None else call(batch.inputs)
-    distributed.mean_([value for norm in norms for value in (norm.running_mean, norm.running_var) if value is not None])
-    return model
+            params.call(model, batch) if call is None else call(batch)
+    return norms
 
 
 @torch.no_grad()

@@ -9,11 +9,12 @@ from typing import Any
 import torch
 from torch import nn
 
-from dubito.core import params
+from dubito.core import batches, params
 from dubito.core.errors import UnsupportedError
 from dubito.core.params import Params
 from dubito.fitting.posterior import Posterior
 from dubito.networks.adapters import has_adapters, record_ranks_
+from dubito.networks.normalization import recalibrate_on
 from dubito.networks.twin import copied
 from dubito.uses.compression.costs import Cost, LayerCosts, per_cost
 from dubito.uses.compression.elimination import Elimination
@@ -28,6 +29,9 @@ from dubito.uses.compression.units_by_torch_pruning import depend
 from dubito.uses.compression.units_of_adapters import adapter_ranks
 from dubito.uses.compression.verify import require_same, varied
 from dubito.uses.compression.weight_statistics import data_precision, prunable, statistics_of
+
+# Rows from which on the statistics of BatchNorm are taken anew.
+FEWEST_ROWS = 256
 
 
 @dataclass(frozen=True)
@@ -44,6 +48,7 @@ class Pruner:
         example: A batch of inputs, or None.
         allow_empty: Whether a layer may lose all of its weights.
         elimination: Adapts the layers that read removed units, if the rule does so.
+        rows: Batches of inputs on which the statistics of BatchNorm are then taken anew.
     """
 
     posterior: Posterior
@@ -55,6 +60,7 @@ class Pruner:
     example: Any
     allow_empty: bool
     elimination: Elimination | None = None
+    rows: tuple[Any, ...] = ()
 
     @classmethod
     def of(
@@ -76,7 +82,7 @@ class Pruner:
         center = params.load_(copied(posterior.model).eval(), posterior.marginals()[0])
         groups: list[UnitGroup] = []
         columns: Params = {}
-        elimination = None
+        elimination, rows = None, ()
         if structure != "weights":
             example = varied(example)
             first = first_matrix(center, example) if structure == "units" else None
@@ -84,13 +90,14 @@ class Pruner:
             groups = _groups(center, example, structure)
             if rule.eliminates:
                 costs = None if cost is None else LayerCosts(center, groups, cost, example)
-                elimination = Elimination(center, groups, inputs, data_precision(posterior), costs)
+                rows = tuple(inputs)
+                elimination = Elimination(center, groups, rows, data_precision(posterior), costs)
                 relevance = elimination.relevance
             else:
                 relevance = unit_relevance(center, groups, relevance, rule)
                 relevance = relevance if cost is None else per_cost(center, groups, relevance, cost, example)
             require_units(relevance)
-        return cls(posterior, center, rule, relevance, groups, columns, example, allow_empty, elimination)
+        return cls(posterior, center, rule, relevance, groups, columns, example, allow_empty, elimination, rows)
 
     def at(self, rule: Rule) -> tuple[Plan, nn.Module]:
         """Return the plan and the network of `rule`, which may differ from ours only in how much it removes."""
@@ -111,6 +118,8 @@ class Pruner:
         quiet, _ = silenced(Plan(columns).masked(adapted), self.groups, changed, self.example)
         small = record_ranks_(shrink(quiet, self.groups, changed, self.example).eval())
         require_same(quiet, small, self.example)
+        if changed and not has_adapters(small) and sum(map(batches.num_rows, self.rows)) >= FEWEST_ROWS:
+            recalibrate_on(small, (batch for batch in self.rows if batches.num_rows(batch) > 1))
         counts: dict[str, dict[str, int]] = {}
         for name, attribute, _ in (each for group in self.groups if group.name in changed for each in group.counts):
             counts.setdefault(name, {})[attribute] = getattr(small.get_submodule(name), attribute)

@@ -26,6 +26,7 @@ from dubito.fitting.model_copies import check_model
 from dubito.networks.layers import rule_for
 from dubito.networks.twin import copied
 from dubito.uses.compression import coding
+from dubito.uses.compression.deltas import BASE, with_base, without_base
 from dubito.uses.compression.quantize import rounded
 
 Format = Literal["dense", "csr", "coded"]
@@ -48,6 +49,7 @@ def save(
     format: Format = "coded",
     steps: Mapping[str, float] | None = None,
     counts: Counts | None = None,
+    base: nn.Module | None = None,
 ) -> int:
     """Write a network and return the size of the file in bytes.
 
@@ -59,9 +61,13 @@ def save(
         steps: For ``"coded"``, the step of each parameter. A tensor with few different values, such as shared weights,
             is written exactly, as their numbers and a codebook; so are parameters without a step, and buffers, in full.
         counts: Integers of its modules that changed with its layers, such as numbers of heads; see `Plan.counts`.
+        base: Another network, of which only the difference is written: for adapters on frozen weights, these alone.
+            `load` then needs a network with the same weights.
     """
     check_model(model)
     tensors = _tensors(model)
+    if base is not None:
+        tensors = without_base(tensors, _tensors(base), (steps or {}) if format == "coded" else ())
     if counts:
         tensors[COUNTS] = torch.tensor(list(json.dumps(counts).encode()), dtype=torch.uint8)
     if format == "coded":
@@ -78,11 +84,11 @@ def load(path: str | os.PathLike[str], model: nn.Module) -> nn.Module:
     """Return the network that `save` wrote, as a plain module of the architecture of `model`.
 
     Layers get the sizes that they have in the file, so `model` may be the network before it was compressed. It is not
-    changed.
+    changed. Of a file that was saved with `base=`, it must have the weights of that network.
     """
     check_model(model)
     with io.reading(path):
-        tensors = _read(Path(path), _Sizes(path, model))
+        tensors = with_base(path, _read(Path(path), _Sizes(path, model)), _tensors(model))
         found = copied(model)
         if COUNTS in tensors:
             _set_counts(path, found, json.loads(bytes(tensors.pop(COUNTS).tolist())))
@@ -128,7 +134,7 @@ class _Sizes:
         """Return the shape of a tensor of the file; raise if the network's own is smaller."""
         if not accepts(str, name) or not isinstance(shape, list) or not accepts(tuple[Natural, ...], tuple(shape)):
             raise FileFormatError(f"'{self.path}' names a tensor {name!r} of shape {shape!r}, which is invalid.")
-        if name == COUNTS and len(shape) == 1 and shape[0] <= HEADER:
+        if name in (COUNTS, BASE) and len(shape) == 1 and shape[0] <= HEADER:
             return shape
         # a bias that only the file has holds the constants of removed units: one number per output
         here = self.own.get(name, self.own.get(f"{name.removesuffix('bias')}weight") if name.endswith("bias") else None)
