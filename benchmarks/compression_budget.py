@@ -3,6 +3,7 @@
     python benchmarks/compression_budget.py run --networks lenet5 vgg --seeds 3 [--epochs 0 3]   # resumable
     python benchmarks/compression_budget.py table
     python benchmarks/compression_budget.py speed --networks vgg       # onnxruntime, of the networks of seed 0
+    python benchmarks/compression_budget.py doubt --seeds 3            # uncertainty of the small networks, resumable
     python benchmarks/compression_budget.py plot --networks lenet5 vgg # docs/img/budget.png
 
 Every method gets the same trained network, the same 2,000 training images to measure on, and the same share of MACs.
@@ -28,7 +29,7 @@ from typing import Any
 import torch
 from compression_cells import RESULTS, cell, fitted
 from compression_cifar import vgg_like
-from dubito.compression import Budget, compress
+from dubito.compression import Budget, compress, explore
 from export import session
 from torch import Tensor, nn
 from torch.nn import functional as F
@@ -211,6 +212,41 @@ def faster(model: nn.Module, small: nn.Module, x: Tensor, rounds: int) -> float:
         return statistics.median(seconds(0) / seconds(1) for _ in range(rounds))
 
 
+DOUBTS = ("accuracy", "nll", "ece", "auroc kmnist", "auroc notmnist")
+
+
+def doubt(args: argparse.Namespace) -> None:
+    """Uncertainty of LeNet-300-100 and of what is left of it, each with a Kronecker posterior over its own weights."""
+    for seed in range(args.seeds):
+        cell("doubt", seed, lambda seed=seed: _doubts(seed))
+    cells = [json.loads(path.read_text()) for path in sorted(RESULTS.glob("doubt-[0-9].json"))]
+    print(f"| units removed | MACs left | file, kB | {' | '.join(DOUBTS)} |\n|---|---|---|{'---|' * len(DOUBTS)}")
+    for name in cells[0]:
+        if isinstance(cells[0][name], dict):
+            rows = [found[name] for found in cells]
+            columns = [torch.tensor([row[key] for row in rows]) for key in ("macs", "kB", *DOUBTS)]
+            shown = [f"{c.mean():.3g}" + (f" ± {c.std():.2g}" if len(rows) > 1 else "") for c in columns]
+            print(f"| {name} | {' | '.join(shown)} |")
+
+
+def _doubts(seed: int) -> dict[str, Any]:
+    data = dubito.data.load("mnist", limit=6000, limit_test=2000)
+    others = {name: dubito.data.load(name, limit_test=2000, like=data).test[0] for name in ("kmnist", "notmnist")}
+    torch.manual_seed(seed)
+    how = Training(epochs=10, lr=1e-3, batch_size=100)
+    generator = torch.Generator().manual_seed(seed)
+    model = dubito.models.lenet_300_100()
+    model = MAP().fit(model, data.train, training=how, generator=generator, progress=False).model
+    recipe = Laplace(structure="kron", prior_precision=10.0)
+    posterior = recipe.fit(model, data.train, progress=False)
+    found = explore(posterior, data=data.test, train=data.train, recipe=recipe, ood=others, progress=False)
+    chosen = [each for each in (found.before, *found.candidates) if each.number in (0, 3, 5, 7, 8, 10)]
+    return {
+        f"{each.target:.0%}": {"macs": each.macs, "kB": each.num_bytes / 1000} | {n: each.scores[n] for n in DOUBTS}
+        for each in chosen
+    }
+
+
 def plot(args: argparse.Namespace) -> None:
     """Draw the accuracy against the share of MACs, without retraining."""
     from matplotlib.figure import Figure
@@ -244,13 +280,13 @@ def _mean(stem: str) -> str:
 def main() -> None:
     """Read the command line."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("what", choices=["run", "table", "speed", "plot"])
+    parser.add_argument("what", choices=["run", "table", "speed", "doubt", "plot"])
     parser.add_argument("--networks", nargs="*", default=["lenet5"], choices=list(NETWORKS))
     parser.add_argument("--seeds", type=int, default=3)
     parser.add_argument("--epochs", nargs="*", type=int, default=[0])
     args = parser.parse_args()
     torch.set_num_threads(1)
-    {"run": run, "table": table, "speed": speed, "plot": plot}[args.what](args)
+    {"run": run, "table": table, "speed": speed, "doubt": doubt, "plot": plot}[args.what](args)
 
 
 if __name__ == "__main__":

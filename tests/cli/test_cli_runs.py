@@ -209,6 +209,7 @@ def test_one_of_many_smaller_runs_is_picked_and_packed(fitted: Run, tmp_path: Pa
     for run in ("small", "small.dubito"):
         assert fitted("predict", run, "new.csv", "-o", f"{run}.csv").exit_code == 0
     assert (tmp_path / "small.csv").read_text() == (tmp_path / "small.dubito.csv").read_text()
+    assert set(json.loads(fitted("report", "run", "small.dubito", "--json").stdout)) == {"run", "small.dubito"}
     words = ["--data", "houses.csv", "--target", "price", "--ignore", "id", "--epochs", 2, "--save", "one.dubito"]
     result = fitted("compress", *words)
     assert result.exit_code == 0, result.stderr

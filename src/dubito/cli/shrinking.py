@@ -108,7 +108,7 @@ def explore_run(
     as_json: bool,
 ) -> None:
     """Measure twenty smaller networks of a run, and write a page to choose from."""
-    page = folder / EXPLORE if page is None else page
+    page = (folder / EXPLORE if folder.is_dir() else Path(EXPLORE)) if page is None else page
     check_place(page, "The report")
     wanted, recipe = read_rule(rule), None if method is None else read_methods([method])[0]
     run = runs.load(folder, model=model)

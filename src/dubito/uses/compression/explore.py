@@ -18,6 +18,7 @@ from dubito.core.arguments import checked_arguments
 from dubito.core.batches import Data
 from dubito.core.constraints import Count
 from dubito.core.errors import InputError, UnsupportedError
+from dubito.core.widest import at_home
 from dubito.fitting.posterior import Posterior
 from dubito.fitting.progress import progress_bar
 from dubito.fitting.recipe import Recipe
@@ -141,6 +142,7 @@ class Exploration:
     __repr__ = __str__
 
 
+@at_home
 @checked_arguments
 def explore(
     posterior: Posterior,
@@ -219,6 +221,7 @@ def explore(
     return Exploration(tuple(candidates), before, whole, batch_size, tuple(notes))
 
 
+@at_home
 @checked_arguments
 def pick(
     posterior: Posterior,

@@ -30,11 +30,11 @@ def explore_section(found: Exploration, pick: str) -> Section:
     )  # fmt: skip
     panels = [_panel(found, x, error) for x in axes] + [_panel(found, size, calibration)]
     scores = [error, "nll", calibration, *(name for name in found.before.scores if name.startswith("auroc"))]
-    head = ("candidate", "", "bytes", "MACs left", times, *(_title(name) for name in scores))
+    head = ("candidate", "network", "bytes", "MACs left", times, *(_title(name) for name in scores))
     everything = (found.before, *found.candidates)
     rows = tuple(
         (
-            str(each.number) if each.number else "before", each.name, f"{each.num_bytes:,}",
+            str(each.number) if each.number else "–", each.name, f"{each.num_bytes:,}",
             readings.percent(each.macs), readings.number(1000 * each.seconds),
             *(readings.number(each.scores[name]) for name in scores),
         )
@@ -70,7 +70,7 @@ def _panel(found: Exploration, axis: tuple[str, Value], score: str) -> Panel:
     names = [f"candidate-{each.number}" for each in everything]
     figure = plots.scatter(
         places, xlabel=xlabel, ylabel=describe(score), look_of=[look_of[kind] for kind in kinds], names=names,
-        labels=[str(each.number) if each.number else "" for each in everything], logarithmic="MACs" not in xlabel,
+        labels=[str(each.number) if each.number else "" for each in everything], logarithmic="kB" in xlabel,
     )  # fmt: skip
     stops = [
         Stop(

@@ -28,8 +28,11 @@ def live_features(model: nn.Module, example: Any) -> Tensor | None:
     if first is None:
         return None
     inputs = example.detach().clone().requires_grad_()
-    outputs = params.call(model, inputs)
     used = (model.get_parameter(first) != 0).any(0).cpu()
+    try:
+        outputs = params.call(model, inputs)
+    except (RuntimeError, ValueError):  # it only runs without gradients
+        return used
     if not outputs.requires_grad:  # the network disables gradients, or does not use its inputs
         return used
     weights = torch.rand(outputs.shape, generator=torch.Generator().manual_seed(0)).to(outputs)  # so that none cancel

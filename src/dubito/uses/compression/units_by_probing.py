@@ -15,6 +15,7 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
+from functools import partial
 from itertools import chain, combinations
 from typing import Any
 
@@ -23,7 +24,7 @@ from torch import Tensor, nn
 
 from dubito.core import batches, params
 from dubito.core.errors import DubitoError
-from dubito.networks.layers import require_rule, rule_for
+from dubito.networks.layers import rule_for
 from dubito.networks.twin import copied
 from dubito.networks.watching import first_argument, watch
 from dubito.uses.compression.units_by_fx import LayerChannels, UnitGroup
@@ -31,6 +32,8 @@ from dubito.uses.compression.units_by_torch_pruning import can_shrink, mixes_cha
 
 # Channels that are probed in one call, each in a row of the batch of its own.
 ROWS = 64
+# Numbers in the largest activation of such a call.
+MOST_NUMBERS = 2**24
 # A channel has changed if it did by more than this share of the largest input of its layer.
 CHANGED = 1e-5
 # Rows on which the smaller network is compared with the masked one, for every group.
@@ -66,8 +69,6 @@ class _Probed:
     The change differs between positions: attention does not see one that is the same for all keys.
     """
 
-    name: str
-    module: nn.Module
     output: Tensor
     change: Tensor
     batched: bool
@@ -79,7 +80,7 @@ class _Probed:
 
 
 class _Probing:
-    """A network in which linear layers and embeddings return made-up numbers.
+    """A network in which linear layers and embeddings that are called once return made-up numbers.
 
     Args:
         model: The network.
@@ -99,7 +100,12 @@ class _Probing:
             # positive, so that no activation such as a ReLU hides a channel
             made_up = 0.1 + torch.rand(one, generator=generator, dtype=torch.float64)
             change = 5 * torch.rand(one[batched:-1], generator=generator, dtype=torch.float64)
-            self.layers[name] = _Probed(name, modules[name], made_up, change, batched)
+            self.layers[name] = _Probed(made_up, change, batched)
+        for name in self.layers:  # in a private copy; nothing is multiplied any more
+            modules[name].forward = partial(self._stub, name)
+        self.readers = {name: module for name, module in self.readers.items() if name in self.layers}
+        largest = max((layer.output.numel() for layer in self.layers.values()), default=1)
+        self.most_rows = max(1, min(ROWS, MOST_NUMBERS // largest))
         self.baseline = self._inputs({}, 1)
 
     @torch.no_grad()
@@ -113,6 +119,20 @@ class _Probing:
     def _repeated(self, rows: int) -> Any:
         return batches.take(self.inputs, [0] * rows)
 
+    def _stub(self, name: str, *args: Any, **kwargs: Any) -> Tensor:
+        """Stand for a layer: keep its input, and return the made-up output with its changes."""
+        layer = self.layers[name]
+        if name in self.readers:
+            self.seen[name] = first_argument(args, kwargs).detach()
+        output = layer.output.expand(self.rows, *layer.output.shape[1:]) if layer.batched else layer.output
+        if name in self.changes:
+            output = output.clone()
+        for row, channel in enumerate(self.changes.get(name, ())):
+            if channel >= 0:
+                place = output[row] if layer.batched else output
+                place[..., channel] += layer.change
+        return output
+
     @torch.no_grad()
     def _inputs(self, changes: dict[str, list[int]], rows: int) -> dict[str, Tensor]:
         """Return the inputs of all layers, and the outputs of the network as ``""``, after changes.
@@ -121,26 +141,9 @@ class _Probing:
             changes: For some layers, the channel that changes in each row; -1 for none.
             rows: The number of rows.
         """
-        seen: dict[str, Tensor] = {}
-
-        def after(name: str, *call: Any) -> Tensor:
-            layer = self.layers[name]
-            output = layer.output.expand(rows, *layer.output.shape[1:]) if layer.batched else layer.output
-            if name in changes:
-                output = output.clone()
-            for row, channel in enumerate(changes.get(name, ())):
-                if channel >= 0:
-                    place = output[row] if layer.batched else output
-                    place[..., channel] += layer.change
-            return output
-
-        def before(name: str, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-            seen[name] = first_argument(args, kwargs).detach()
-
-        frozen = {name: layer.module for name, layer in self.layers.items()}
-        with watch(frozen, after=after), watch(self.readers, before=before):
-            seen[""] = params.call(self.model, self._repeated(rows))
-        return seen
+        self.changes, self.rows, self.seen = changes, rows, {}
+        self.seen[""] = params.call(self.model, self._repeated(rows))
+        return self.seen
 
     def _changed(self, changes: dict[str, list[int]], rows: int) -> dict[str, Tensor]:
         """Return which channels of each layer's input differ from the baseline: ``[rows, channels]``."""
@@ -165,7 +168,7 @@ class _Probing:
             local = {name: readers for name, readers in local.items() if name not in together}
 
     def _edges_of(self, together: dict[str, set[str]]) -> Iterator[tuple[Channel, Channel]]:
-        rows = ROWS if all(self.layers[name].batched for name in together) else 1
+        rows = self.most_rows if all(self.layers[name].batched for name in together) else 1
         most = max(self.layers[name].size for name in together)
         for start in range(0, most, rows):
             channels = range(start, min(start + rows, most))
@@ -186,7 +189,7 @@ class _Probing:
         single = [[name] for name in names if not self.layers[name].batched]
         many = [name for name in names if self.layers[name].batched]
         found = {}
-        for part in (*single, *(many[i : i + ROWS] for i in range(0, len(many), ROWS))):
+        for part in (*single, *(many[i : i + self.most_rows] for i in range(0, len(many), self.most_rows))):
             changes = {name: [0 if place == row else -1 for place in range(len(part))] for row, name in enumerate(part)}
             changed = self._changed(changes, len(part))
             for row, name in enumerate(part):
@@ -199,7 +202,7 @@ class _Probing:
 def _groups(probing: _Probing, edges: list[tuple[Channel, Channel]]) -> Iterator[UnitGroup]:
     """Yield groups of units: connected channels, of the same layers, that make up all channels of these layers."""
     sizes = {(name, "output"): layer.size for name, layer in probing.layers.items()}
-    sizes |= {(n, "input"): require_rule(m, "removing units").num_inputs(m) for n, m in probing.readers.items()}
+    sizes |= {(name, "input"): value.shape[-1] for name, value in probing.baseline.items()}
     alike: dict[tuple[tuple[str, str], ...], list[dict[tuple[str, str], list[int]]]] = defaultdict(list)
     for unit in _connected(edges):
         sides: dict[tuple[str, str], list[int]] = defaultdict(list)

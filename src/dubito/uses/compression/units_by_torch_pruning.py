@@ -71,7 +71,7 @@ def _units(graph: Any, group: Any, names: dict[nn.Module, str]) -> UnitGroup | N
         rule = rule_for(module)
         if rule is None and not any(True for _ in module.parameters()):
             continue  # an activation, a sum, a reshaping
-        if item.root_idxs is None or rule is None or getattr(module, "groups", 1) != 1:
+        if item.root_idxs is None or None in item.root_idxs or rule is None or getattr(module, "groups", 1) != 1:
             return None
         part = LayerChannels(names[module], torch.tensor(list(item.root_idxs)), index)
         if isinstance(rule, NormRule) and not rule.mixes_channels:

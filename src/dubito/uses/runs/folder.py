@@ -7,7 +7,8 @@ import os
 import re
 import shutil
 import uuid
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -135,16 +136,23 @@ def load(path: str | os.PathLike[str], *, model: nn.Module | str | None = None) 
         model: The network, or a function ``"net.py:build"`` that makes it, if it was not built by name and its file has
             moved or changed. Loading a run with a network from a file runs the code of that file.
     """
-    folder = Path(path)
-    if _is_packed(folder):
-        from dubito.uses.runs.packed import unpacked
+    with _opened(Path(path)) as folder:
+        return _load(folder, model)
 
-        with unpacked(folder) as place:
-            try:
-                return _load(place, model)
-            except FileFormatError as error:
-                raise FileFormatError(str(error).replace(str(place), str(folder))) from error
-    return _load(folder, model)
+
+@contextmanager
+def _opened(path: Path) -> Iterator[Path]:
+    """Provide the folder of a run, also of a packed one; errors name the file then."""
+    if not _is_packed(path):
+        yield path
+        return
+    from dubito.uses.runs.packed import unpacked
+
+    with unpacked(path) as place:
+        try:
+            yield place
+        except FileFormatError as error:
+            raise FileFormatError(str(error).replace(str(place), str(path))) from error
 
 
 def _load(folder: Path, model: nn.Module | str | None) -> TableRun:
@@ -186,10 +194,10 @@ def _texts(folder: Path, parts: Mapping[str, Pair]) -> dict[str, dict[str, list[
 
 def load_summary(path: str | os.PathLike[str]) -> tuple[dict[str, Any], Evaluation]:
     """Return the settings and the scores of a run, without its posterior."""
-    folder = Path(path)
-    content = _read_json(folder / SETTINGS, folder)
-    with io.reading(folder):
-        return dict(content["settings"]), Evaluation.from_json(_read_json(folder / SCORES, folder))
+    with _opened(Path(path)) as folder:
+        content = _read_json(folder / SETTINGS, folder)
+        with io.reading(folder):
+            return dict(content["settings"]), Evaluation.from_json(_read_json(folder / SCORES, folder))
 
 
 def _network(folder: Path, source: NetworkSource, model: nn.Module | str | None) -> nn.Module:
