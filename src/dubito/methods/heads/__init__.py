@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dubito.methods.heads.posterior import HeadPosterior
 from dubito.methods.heads.recipes import DKL, SNGP, VBLL
 
-__all__ = ["DKL", "SNGP", "VBLL"]
+__all__ = ["DKL", "SNGP", "VBLL", "HeadPosterior"]
