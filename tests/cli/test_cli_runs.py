@@ -219,6 +219,7 @@ def test_one_of_many_smaller_runs_is_picked_and_packed(fitted: Run, tmp_path: Pa
         (["compress", "run", "--explore", "-o", "x"], "it only measures: leave out --out"),
         (["compress", "run", "--pick", 3, "--structure", "units", "-o", "x"], "leave --at-most and --structure out"),
         (["compress", "run", "-o", "x", "--target", "price"], "a RUN knows its table"),
+        (["compress", "run", "-o", "x", "--report", "x.html"], "is written to the folder of --out"),
     ):
         result = fitted(*words)
         assert (result.exit_code, sentence in result.stderr) == (2, True), result.output

@@ -78,6 +78,8 @@ def compress(
         common["table"] = None if data is None else Path(data)
         if explore:
             _explore(run, out_page, {"--pick": pick, "--out": out, "--at-most": at_most, **made}, common)
+        elif out_page is not None:
+            raise typer.BadParameter("the report of a RUN is written to the folder of --out", param_hint="'--report'")
         else:
             _compress_run(run, at_most, out, candidate=pick, overwrite=overwrite, **made, **common)
         return
