@@ -230,16 +230,19 @@ def doubt(args: argparse.Namespace) -> None:
 
 
 def _doubts(seed: int) -> dict[str, Any]:
-    data = dubito.data.load("mnist", limit=6000, limit_test=2000)
+    data = dubito.data.load("mnist", limit=6000, limit_test=2000, validation=1 / 6)
     others = {name: dubito.data.load(name, limit_test=2000, like=data).test[0] for name in ("kmnist", "notmnist")}
     torch.manual_seed(seed)
     how = Training(epochs=10, lr=1e-3, batch_size=100)
     generator = torch.Generator().manual_seed(seed)
     model = dubito.models.lenet_300_100()
     model = MAP().fit(model, data.train, training=how, generator=generator, progress=False).model
-    recipe = Laplace(structure="kron", prior_precision=10.0)
-    posterior = recipe.fit(model, data.train, progress=False)
-    found = explore(posterior, data=data.test, train=data.train, recipe=recipe, ood=others, progress=False)
+    recipe = Laplace(structure="kron")
+    posterior = recipe.fit(model, data.train, validation=data.validation, progress=False)
+    found = explore(
+        posterior, data=data.test, train=data.train, recipe=recipe, validation=data.validation, ood=others,
+        progress=False,
+    )  # fmt: skip
     chosen = [each for each in (found.before, *found.candidates) if each.number in (0, 3, 5, 7, 8, 10)]
     return {
         f"{each.target:.0%}": {"macs": each.macs, "kB": each.num_bytes / 1000} | {n: each.scores[n] for n in DOUBTS}

@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from dubito import MAP, Laplace, Posterior, Training, compression, rules
 from dubito.uses.compression.budget import ROUNDINGS
 from dubito.uses.compression.search import score_of
+from extras import needs
 
 DATA, HELD_OUT = table(), table(1)
 
@@ -85,6 +86,22 @@ def test_a_size_is_shared_between_removing_and_rounding(tmp_path: Path) -> None:
     within = [each for each in made.candidates if each.num_bytes is not None and each.num_bytes <= 0.5 * whole]
     assert score(made.dense) - small == pytest.approx(min(each.error for each in within if each.error is not None))
     assert len({each.rounding for each in made.candidates}) == len(ROUNDINGS)
+
+
+def test_a_file_of_8_bits_gives_nearly_the_same_outputs(tmp_path: Path) -> None:
+    runtime = needs("onnxruntime")
+    needs("onnx")
+    model = nn.Sequential(nn.Linear(40, 200), nn.ReLU(), nn.Linear(200, 100), nn.ReLU(), nn.Linear(100, 3))
+    data = torch.randn(30, 40), torch.arange(30) % 3
+    made = compress(MAP(train=False).fit(model, data, progress=False), rules.Magnitude(0.0), data=data)
+    plain, small = made.export(tmp_path / "plain.onnx"), made.export(tmp_path / "small.onnx", int8=True)
+    assert small.num_bytes < 0.4 * plain.num_bytes
+    session = runtime.InferenceSession(str(small.path), providers=["CPUExecutionProvider"])
+    (found,) = session.run(None, {small.inputs[0]: data[0].numpy()})
+    expected = made.model(data[0]).detach()
+    difference = float((torch.from_numpy(found) - expected).abs().max() / expected.abs().max().clamp_min(1.0))
+    assert 0 < difference <= 0.1
+    assert difference == pytest.approx(small.difference, abs=1e-3)
 
 
 def test_bad_bits_are_one_sentence() -> None:

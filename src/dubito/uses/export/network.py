@@ -71,8 +71,12 @@ def export_int8(model: nn.Module, path: str | os.PathLike[str], example: Any) ->
         made = export_network(model, plain, example)  # says what is missing
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # it asks for a pass over the graph that is not needed
+            import onnx
             from onnxruntime.quantization import QuantType, quantize_dynamic
 
+            graph = onnx.load(plain)
+            del graph.graph.value_info[:]  # shapes before weights were transposed, at which it would stumble
+            onnx.save(graph, plain)
             logger, level = logging.getLogger(), logging.getLogger().level
             logger.setLevel(logging.ERROR)  # the same as a message of the root logger
             try:
