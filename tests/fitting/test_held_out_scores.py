@@ -26,7 +26,7 @@ def normals(rows: int, seed: int) -> Tensor:
 
 
 def test_the_fewest_epochs_that_are_not_clearly_worse() -> None:
-    noise, best = normals(50, 0), normals(50, 1)
+    noise, best = 0.2 * normals(50, 0), normals(50, 1)
     error = float(noise.std(correction=0)) / math.sqrt(50)
 
     def looks(loss: float) -> list[Curve]:  # two folds; the loss of the second look is `loss` standard errors
@@ -36,6 +36,9 @@ def test_the_fewest_epochs_that_are_not_clearly_worse() -> None:
 
     assert fewest_epochs(looks(DOUBT - 0.01), 20) == 10
     assert fewest_epochs(looks(DOUBT + 0.01), 20) == 20
+    wide = normals(50, 2) - normals(50, 2).mean()  # half a standard error is 0.07
+    assert fewest_epochs([curve({0: best, 5: best - wide - 0.019, 9: best})], 9) == 5
+    assert fewest_epochs([curve({0: best, 5: best - wide - 0.021, 9: best})], 9) == 9
     assert fewest_epochs([curve({0: best, 5: best - 0.0019, 9: best})], 9) == 5
     assert fewest_epochs([curve({0: best, 5: best - 0.0021, 9: best})], 9) == 9
     assert fewest_epochs([curve({0: best, 5: best})], 5) == 5  # never no training at all

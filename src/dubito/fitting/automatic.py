@@ -2,10 +2,10 @@
 
 The number of epochs is found on held-out examples. The plain network is trained at a constant learning rate while the
 score of held-out examples is watched, until it has not improved for as many steps as it took to get there (and 300
-more). Of classes, fewer epochs are taken if they lose less than half a standard error: what few examples say of long
-training is chance, and its price is a network that is sure of everything. Then the recipe is fitted to all of the data
-for that number of epochs, with a learning rate that falls to zero at the end. So the cost of a default fit is bounded:
-at most `MOST_STEPS` steps per held-out part.
+more). Of classes, fewer epochs are taken if they lose less than half a standard error, within limits: what few
+examples say of long training is chance, and its price is a network that is sure of everything. Then the recipe is
+fitted to all of the data for that number of epochs, with a learning rate that falls to zero at the end. So the cost of
+a default fit is bounded: at most `MOST_STEPS` steps per held-out part.
 
 Held-out examples are validation data of at least `ENOUGH` rows; else a fifth of the training data if that is as many;
 else five folds of the training data, each in turn. Validation data always count along. The same examples give the noise

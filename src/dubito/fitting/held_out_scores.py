@@ -13,8 +13,9 @@ from dubito.core import distributed
 from dubito.core.batches import Source
 from dubito.fitting.search import KEPT_SCORES, Curve
 
-# Fewer epochs are preferred if they lose less than this many standard errors of the paired difference, or nats.
-DOUBT, NEGLIGIBLE = 0.5, 0.002
+# Fewer epochs are preferred if they lose less than this many standard errors of the paired difference, within these
+# limits in nats: more can matter however uncertain it is, less never does.
+DOUBT, NEGLIGIBLE, LARGE = 0.5, 0.002, 0.02
 
 
 def fewest_epochs(curves: Sequence[Curve], best: int) -> int:
@@ -29,7 +30,8 @@ def fewest_epochs(curves: Sequence[Curve], best: int) -> int:
         sums = torch.stack([losses.sum(), losses.square().sum(), torch.tensor(len(losses), dtype=losses.dtype)])
         distributed.sum_([sums])
         mean, square = (sums[:2] / sums[2]).tolist()
-        if mean <= max(DOUBT * math.sqrt(max(square - mean**2, 0.0) / num_rows), NEGLIGIBLE):
+        error = math.sqrt(max(square - mean**2, 0.0) / num_rows)
+        if mean <= min(max(DOUBT * error, NEGLIGIBLE), LARGE):
             return epochs
     return best
 
