@@ -97,6 +97,12 @@ class FitRecord:
             return 2 * self.epistemic
         return self.epistemic / max(1 - self.epistemic, 1e-6)
 
+    def with_held_out(self, found: Found) -> FitRecord:
+        """Return the record with what a search saw of held-out examples."""
+        return dataclasses.replace(
+            self, held_out=found.num_rows, held_out_gain=found.gain, held_out_error=found.gain_error
+        )
+
     def to_dict(self) -> dict[str, Any]:
         """Return plain numbers, from which `from_dict` makes the record again."""
         return dataclasses.asdict(self)
@@ -127,7 +133,7 @@ def measure(
         rows = _few(posterior, *_rows(validation, MOST_VALIDATION))
         held_out = _scores(likelihood, _predict(posterior, rows[0]), rows[1])
     totals = torch.cat([_total(part).double() for part in (near, far) if part is not None])
-    return FitRecord(
+    record = FitRecord(
         training=_scores(likelihood, near, targets),
         centre=_scores(likelihood, centre, targets),
         constant=_constant(likelihood, source, targets),
@@ -137,12 +143,10 @@ def measure(
         spread=float(totals.std(correction=0) / totals.mean().clamp_min(1e-30)),
         remaining_gain=posterior.remaining_gain,
         epochs=epochs,
-        held_out=None if found is None else found.num_rows,
-        held_out_gain=None if found is None else found.gain,
-        held_out_error=None if found is None else found.gain_error,
         input_size=_size(inputs),
         target_size=None if isinstance(likelihood, Categorical | Bernoulli) else _size(targets),
     )
+    return record if found is None else record.with_held_out(found)
 
 
 def _rows(source: Source, most: int) -> tuple[Any, Tensor]:

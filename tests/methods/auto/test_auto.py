@@ -234,6 +234,9 @@ class TestFit:
         monkeypatch.setattr(search_file, "resolve_training", None)  # would fail
         again = Search(Auto(), network(), classes(), "categorical", None, training, None, None, False)
         assert again.resolved == search.resolved
+        assert again.resolved.found is not None
+        monkeypatch.undo()
+        assert again.run().fit_record.held_out_gain == again.resolved.found.gain  # for its diagnosis
 
     def test_bad_calls_are_one_sentence(self) -> None:
         with pytest.raises(InputError, match="is for regression"):

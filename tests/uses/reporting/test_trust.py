@@ -43,6 +43,7 @@ class TestClasses:
         ("scale", "wrong", "verdict", "told"),
         [
             (1e6, 40, "no", "worse than a guess among 2 classes"),
+            (0.01, 100, "with care", "no better than a guess among 2 classes (NLL 0.693 against 0.693)"),
             (0.9, 66, "with care", "overconfident: 66% of these labels are right, but it is 86% sure"),
             (0.5, 1, "with care", "underconfident: 100% of these labels are right, but it is 73% sure"),
         ],

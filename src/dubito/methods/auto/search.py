@@ -84,6 +84,9 @@ class Search:
         first = distributed.texts(chosen.name)[0]  # scores may differ in the last bits between processes
         chosen = next(candidate for candidate, _ in found if candidate.name == first)
         posterior = self._final(chosen, plain, table)
+        search, record = self.resolved.found, posterior.fit_record
+        if search is not None and record is not None:  # what the search saw of examples that no fit has seen
+            posterior.fit_record = record.with_held_out(search)
         measure = MEASURES[self.recipe.goal]
         posterior.explanation = AutoExplanation(
             self.recipe.goal, chosen.name, measure, table.num_rows, held_out.words, tuple(rows)

@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from dubito.fitting.diagnosis import (
     FEW_VALIDATION,
     FEW_VALIDATION_DATA,
+    LITTLE,
     NOT_MEASURED,
     Diagnosis,
     Finding,
@@ -68,6 +69,12 @@ def _about_classes(metrics: ClassificationMetrics, num_classes: int | None) -> I
     gap, right = confidence - scores["accuracy"], f"{scores['accuracy']:.0%} of these labels are right"
     if abs(gap) > TOLERANCE + 2 * math.sqrt(scores["accuracy"] * (1 - scores["accuracy"]) / scores["count"]):
         yield (overconfident if gap > 0 else underconfident)(right, f"it is {confidence:.0%} sure")
+    if num_classes is not None and scores["nll"] > (1 - LITTLE) * math.log(num_classes):
+        yield Finding(
+            "no better than a guess", "care",
+            f"Its probabilities for these data are no better than a guess among {num_classes} classes (NLL "
+            f"{scores['nll']:.3g} against {math.log(num_classes):.3g}): what it has learned does not hold for them.",
+        )  # fmt: skip
 
 
 def _about_numbers(metrics: RegressionMetrics) -> Iterator[Finding]:
