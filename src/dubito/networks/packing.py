@@ -203,7 +203,7 @@ def _check_members(network: nn.Module, example: Any, members: int) -> None:
         raise UnsupportedError("Packed needs a network that keeps the order of its channels, and this one mixes them.")
 
 
-def widened(model: nn.Module, roles: Mapping[str, Role], members: int) -> nn.Module:
+def widened(model: nn.Module, example: Tensor, roles: Mapping[str, Role], members: int) -> nn.Module:
     """Return the network with M inputs, concatenated along their second axis, and M outputs (last axis)."""
     if "first" not in roles.values():
         raise UnsupportedError("MIMO needs a network with a hidden layer: here the last layer has the inputs.")
@@ -217,6 +217,13 @@ def widened(model: nn.Module, roles: Mapping[str, Role], members: int) -> nn.Mod
             shape = list(layer.weight.shape)
             shape[axis] *= members
             network = _put(network, name, resized(layer, shape))
+    try:
+        with torch.no_grad():
+            params.call(light_copy(network).eval(), torch.cat([example[:2]] * members, dim=1))
+    except (RuntimeError, ValueError, TypeError) as error:
+        raise UnsupportedError(
+            f"MIMO cannot join the inputs of this network along their second axis: {error}"
+        ) from error
     return network
 
 

@@ -83,7 +83,7 @@ class MIMO(Recipe):
         if not isinstance(first, Tensor) or first.ndim < 2:
             raise UnsupportedError("MIMO joins inputs along their second axis: give one tensor [B, C, ...] per batch.")
         roles = roles_of(problem.model, first)
-        network = widened(problem.model, roles, self.members)
+        network = widened(problem.model, first, roles, self.members)
         return _training(self, problem, MemberNetwork(network, self.members, [], joins=True))
 
 
