@@ -4,6 +4,7 @@
     python benchmarks/compression_budget.py table
     python benchmarks/compression_budget.py speed --networks vgg       # onnxruntime, of the networks of seed 0
     python benchmarks/compression_budget.py doubt --seeds 3            # uncertainty of the small networks, resumable
+    python benchmarks/compression_budget.py size                       # removing and rounding share a file size
     python benchmarks/compression_budget.py plot --networks lenet5 vgg # docs/img/budget.png
 
 Every method gets the same trained network, the same 2,000 training images to measure on, and the same share of MACs.
@@ -30,6 +31,7 @@ import torch
 from compression_cells import RESULTS, cell, fitted
 from compression_cifar import vgg_like
 from dubito.compression import Budget, compress, explore
+from dubito.compression import load as load_network
 from export import session
 from torch import Tensor, nn
 from torch.nn import functional as F
@@ -212,6 +214,30 @@ def faster(model: nn.Module, small: nn.Module, x: Tensor, rounds: int) -> float:
         return statistics.median(seconds(0) / seconds(1) for _ in range(rounds))
 
 
+def size(args: argparse.Namespace) -> None:
+    """Print the growth of the error on validation images for every rounding of a file size, and the test accuracy."""
+    data = dubito.data.load("mnist", limit=5000, limit_test=2000, validation=0.2)
+    torch.manual_seed(0)
+    how = Training(epochs=8, batch_size=100)
+    model = MAP().fit(dubito.models.lenet_300_100(), data.train, training=how, progress=False).model
+    posterior = Laplace(structure="diag", prior_precision=10.0).fit(model, data.train, progress=False)
+    print(f"dense: {accuracy(model, data.test):.4f}")
+    for limit in ("40 kB", "20 kB", "10 kB"):
+        for structure in ("weights", "units"):
+            made = compress(posterior, budget=Budget(size=limit), structure=structure, data=data.validation)
+            least: dict[float, Any] = {}
+            for each in sorted(made.candidates, key=lambda one: -one.target):
+                if each.error is not None:
+                    least[each.rounding] = (round(each.target, 3), round(each.error, 4))
+            with tempfile.TemporaryDirectory() as folder:
+                num_bytes = made.save(Path(folder) / "small")
+                found = accuracy(load_network(Path(folder) / "small", model), data.test)
+            print(
+                f"{limit}, {structure}: {num_bytes} bytes, rounding {made.rounding}, test {found:.4f}; {least}",
+                flush=True,
+            )
+
+
 DOUBTS = ("accuracy", "nll", "ece", "auroc kmnist", "auroc notmnist")
 
 
@@ -283,13 +309,13 @@ def _mean(stem: str) -> str:
 def main() -> None:
     """Read the command line."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("what", choices=["run", "table", "speed", "doubt", "plot"])
+    parser.add_argument("what", choices=["run", "table", "speed", "doubt", "size", "plot"])
     parser.add_argument("--networks", nargs="*", default=["lenet5"], choices=list(NETWORKS))
     parser.add_argument("--seeds", type=int, default=3)
     parser.add_argument("--epochs", nargs="*", type=int, default=[0])
     args = parser.parse_args()
     torch.set_num_threads(1)
-    {"run": run, "table": table, "speed": speed, "doubt": doubt, "plot": plot}[args.what](args)
+    {"run": run, "table": table, "speed": speed, "doubt": doubt, "size": size, "plot": plot}[args.what](args)
 
 
 if __name__ == "__main__":
