@@ -85,7 +85,7 @@ def test_packed_networks_have_about_alpha_squared_over_members_of_the_weights() 
 def test_mimo_with_equal_parts_for_every_input_is_the_network(make: Callable[[], nn.Module]) -> None:
     torch.manual_seed(0)
     model, x = make().eval(), inputs(make)
-    wide = widened(model, roles_of(model, x), 3)
+    wide = widened(model, x, roles_of(model, x), 3)
     with torch.no_grad():
         for name, value in model.named_parameters():
             other = wide.get_parameter(name)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import Any, Self
 
 import torch
@@ -163,8 +164,13 @@ class Kronecker(Matrix):
 
     @classmethod
     def from_state(cls, state: dict[str, Any]) -> Self:
-        """Undo `state`."""
-        return cls([_block_from(dict(saved)) for saved in state["blocks"]])
+        """Undo `state`; a bias has the very basis of its weight again, with which it is computed."""
+        blocks = [_block_from(dict(saved)) for saved in state["blocks"]]
+        for first, second in pairwise(blocks):
+            if isinstance(first, Block) and isinstance(second, Block):
+                own, other = second.left, first.left
+                second.left = other if own is not None and other is not None and torch.equal(own, other) else own
+        return cls(blocks)
 
 
 class KroneckerCovariance(Covariance):
