@@ -111,6 +111,7 @@ RECIPES: list[Recipe] = [
     DKL(inducing=8),
     Packed(members=2),
     MIMO(members=2, repetition=0.5),
+    HMC("microcanonical", weights=select.last_layer(), burn_in=20, num_samples=30, num_steps=5, temperature=0.1),
 ]
 REFUSED: dict[type[Recipe], str] = {
     MAP: "log_evidence",

@@ -2,17 +2,22 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Annotated, Literal
 
 from dubito.beliefs.priors import Prior
-from dubito.core.constraints import Count, CountOrZero, OpenProbability, Positive, Start
-from dubito.core.settings import setting
+from dubito.core.constraints import Count, CountOrZero, OpenProbability, Positive
+from dubito.core.settings import Absent, setting
 from dubito.fitting.inference import Inference, Problem
+from dubito.fitting.posterior import Posterior
 from dubito.fitting.training import Training
 from dubito.methods.mcmc.posterior import ParticlePosterior
 from dubito.methods.mcmc.recipe import Sampler, check_sampler
 from dubito.select import all as all_weights
 from dubito.select.rule import SelectionRule
+
+ChainStart = Annotated[
+    Literal["model", "fresh", "head"] | Posterior | Absent, "'model', 'fresh', 'head' or a posterior to start from"
+]
 
 
 @setting
@@ -26,7 +31,9 @@ class HMC(Sampler):
     the masses to the variance of the positions (Hoffman & Gelman 2014, https://arxiv.org/abs/1111.4246).
 
     Args:
-        method: ``"nuts"`` chooses the length of each trajectory; ``"hmc"`` takes `num_steps` leapfrog steps.
+        method: ``"nuts"`` chooses the length of each trajectory; ``"hmc"`` takes `num_steps` leapfrog steps;
+            ``"microcanonical"`` takes as many of unit speed (see `dubito.mcmc.microcanonical`), as MILE does from the
+            members of an ensemble.
         weights: Which weights are random; the others stay at their trained values.
         prior: One of `dubito.priors`, with fixed scales. None is a normal density around the model's weights with a
             quarter of their root mean square as standard deviation; if the start is fresh, the standard normal.
@@ -41,12 +48,13 @@ class HMC(Sampler):
         max_depth: The largest number of doublings of ``"nuts"``.
         temperature: T; below 1 makes the posterior narrower.
         start: ``"model"`` starts all chains at the model's weights, ``"fresh"`` each at newly initialized ones,
-            ``"head"`` with a new output layer.
+            ``"head"`` with a new output layer; a posterior, such as an `Ensemble`, starts each chain at a sample of
+            it, which is a member.
         memory: Samples up to this many megabytes are held in memory; more are stored in files.
     """
 
     setting_name = "HMC"
-    method: Literal["nuts", "hmc"] = "nuts"
+    method: Literal["nuts", "hmc", "microcanonical"] = "nuts"
     weights: SelectionRule = all_weights()
     prior: Prior | None = None
     adapt: bool = True
@@ -59,7 +67,7 @@ class HMC(Sampler):
     acceptance: OpenProbability = 0.8
     max_depth: Count = 10
     temperature: Positive = 1.0
-    start: Start = "model"
+    start: ChainStart = "model"
     memory: Positive = 64.0
 
     def __post_init__(self) -> None:
@@ -68,7 +76,7 @@ class HMC(Sampler):
     @property
     def explores_modes(self) -> bool:
         """Whether samples come from several modes of the posterior."""
-        return self.redraws and self.chains > 1
+        return (self.redraws or not isinstance(self.start, str)) and self.chains > 1
 
     def default_training(self) -> Training:
         """Return settings with all the data in one batch, in order."""

@@ -6,12 +6,13 @@ import dataclasses
 from abc import abstractmethod
 from typing import Any, ClassVar
 
-from torch import Tensor
+from torch import Tensor, nn
 
 from dubito.beliefs.likelihoods import Likelihood
 from dubito.beliefs.priors import Normal, Prior
-from dubito.core.errors import InputError
-from dubito.core.settings import setting
+from dubito.core import params
+from dubito.core.errors import InputError, UnsupportedError
+from dubito.core.settings import Absent, setting
 from dubito.curvature.leave_one_out import predictive_noise
 from dubito.curvature.optimality import steepest_gain
 from dubito.fitting.automatic import has_learned_noise
@@ -22,6 +23,7 @@ from dubito.fitting.recipe import Recipe
 from dubito.fitting.subspace_posterior import whole_network
 from dubito.methods.mcmc.posterior import ParticlePosterior
 from dubito.methods.mcmc.prior_energy import check_prior
+from dubito.networks.normalization import running_norms
 
 # The standard deviation of the default prior around a network, over the root mean square of its weights.
 DEFAULT_SPREAD = 0.25
@@ -61,6 +63,8 @@ class Sampler(Recipe):
         """
         if self.starts_fresh:
             return self.build_after(problem, None)
+        if not isinstance(self.start, str):
+            _load_start(self.start, problem.model)
         start, noise = problem.model, None
         if has_learned_noise(problem.likelihood):
             noise = predictive_noise(whole_network(problem.model), problem.source, problem.validation)
@@ -78,9 +82,21 @@ class Sampler(Recipe):
 
     def default_prior(self, weights: Tensor) -> Prior:
         """Return the prior if none is given; see `prior` in the recipes."""
-        if self.starts_fresh:
+        if self.starts_fresh or not isinstance(self.start, str):
             return Normal()
         return Normal("model", max(DEFAULT_SPREAD * float(weights.double().square().mean().sqrt()), 1e-6))
+
+
+def _load_start(start: Any, network: nn.Module) -> None:
+    """Load the network of a posterior at which chains start; raise an error if it does not fit."""
+    if isinstance(start, Absent):
+        raise InputError("The posterior that this recipe started from was not saved with it: give it again as `start`.")
+    if running_norms(network):
+        raise UnsupportedError(
+            "Chains cannot start from a posterior of a network with BatchNorm, whose statistics differ by member: use "
+            "start='model'."
+        )
+    params.load_(network, params.of(start.model))
 
 
 def check_sampler(recipe: Any) -> None:

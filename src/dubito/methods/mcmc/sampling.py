@@ -13,6 +13,7 @@ from dubito.core.params import Params
 from dubito.fitting.inference import Problem
 from dubito.fitting.initialization import redraw
 from dubito.fitting.output_noise import fit_hyper
+from dubito.fitting.posterior import Posterior
 from dubito.methods.mcmc.cached_head import RandomHead, split
 from dubito.methods.mcmc.posterior import ParticlePosterior, function_values, mean_and_variance
 from dubito.methods.mcmc.prior_energy import PriorDensity, from_particles, make_prior_density
@@ -58,10 +59,14 @@ class Setup:
         return Target(self.model, self.problem.likelihood, self.selection, self.density, head)
 
     def starts(self, num: int) -> Tensor:
-        """Return initial positions ``[K, D]``: the network, newly initialized ones, or the last samples."""
+        """Return initial positions ``[K, D]``: the network, new ones, samples of a posterior, or the last samples."""
         if self.before is not None:
             last = self.before.samples[:, -1].to(self.start)
             return last[torch.arange(num) % len(last)].clone()
+        if isinstance(self.recipe.start, Posterior):
+            drawn = params.unstack(self.recipe.start.sample(num))
+            flat = torch.stack([self.selection.ravel(each) for each in drawn]).to(self.start)
+            return torch.cat([flat, self.start[self.selection.num_weights :].expand(num, -1)], dim=1)
         others = [self._redrawn() if self.recipe.redraws else self.start for _ in range(num - 1)]
         return torch.stack([self.start, *others])
 

@@ -10,12 +10,13 @@ import torch
 from torch import Tensor
 
 from dubito.core.batches import Batch
-from dubito.core.errors import NonFiniteError, UnsupportedError
+from dubito.core.errors import InputError, NonFiniteError, UnsupportedError
 from dubito.core.params import Buffers, Params
 from dubito.fitting.inference import Inference, Info, Problem, State
 from dubito.methods.mcmc.adaptation import Masses, StepSize, reasonable_step, settling, windows
 from dubito.methods.mcmc.chains import KEPT, Chains, chain_view
 from dubito.methods.mcmc.hamiltonian import NoUTurn, Point, Transition, at, hmc_transition
+from dubito.methods.mcmc.microcanonical import microcanonical_transition
 from dubito.methods.mcmc.posterior import ParticlePosterior
 from dubito.methods.mcmc.sampling import Setup
 from dubito.methods.mcmc.schedule import Schedule
@@ -51,6 +52,8 @@ class Trajectories:
         self.target = self.setup.target(self.setup.head)
         self.step, self.masses, self.windows = StepSize(recipe.acceptance), Masses(), windows(recipe.burn_in)
         size = len(self.setup.start)
+        if recipe.method == "microcanonical" and size < 2:
+            raise InputError("HMC(method='microcanonical') needs at least two random weights: use method='nuts'.")
         self.chains = Chains(recipe.chains, recipe.num_samples, size, recipe.memory, problem.training.checkpoint)
         self.whole: Batch | None = None  # all the data, as one batch for the target
 
@@ -119,8 +122,9 @@ class Trajectories:
         self, potential: Potential, start: Point, step: float, inverse_mass: Tensor, generator: torch.Generator
     ) -> Transition:
         recipe = self.recipe
-        if recipe.method == "hmc":
-            return hmc_transition(potential, start, step, inverse_mass, recipe.num_steps, generator)
+        if recipe.method != "nuts":
+            move = hmc_transition if recipe.method == "hmc" else microcanonical_transition
+            return move(potential, start, step, inverse_mass, recipe.num_steps, generator)
         return NoUTurn(potential, step, inverse_mass, recipe.max_depth, generator).transition(start)
 
     def _learn(
