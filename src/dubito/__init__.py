@@ -63,6 +63,7 @@ _PUBLIC: dict[str, tuple[str, str | None]] = {
     "metrics": ("dubito.uses.metrics", None),
     "models": ("dubito.networks.models", None),
     "objectives": ("dubito.beliefs.objectives", None),
+    "optimization": ("dubito.uses.optimization", None),
     "priors": ("dubito.beliefs.priors", None),
     "rank1": ("dubito.methods.rank1", None),
     "rules": ("dubito.uses.compression.rules", None),
@@ -98,7 +99,7 @@ if TYPE_CHECKING:
     from dubito.methods.variational import Variational
     from dubito.networks import models
     from dubito.networks.selection import Selection
-    from dubito.uses import compression, decisions, metrics, runs, serving, transfer
+    from dubito.uses import compression, decisions, metrics, optimization, runs, serving, transfer
     from dubito.uses.comparison.compare import compare
     from dubito.uses.compression import rules
     from dubito.uses.compression.compress import compress
