@@ -286,9 +286,17 @@ def gaussian_grid(mean: Tensor, variance: Tensor, nums: tuple[int, ...]) -> tupl
 
 def quasi_random(mean: Tensor, variance: Tensor, num: int) -> Tensor:
     """Return fixed quasi-random draws ``[num, B, C]`` of independent Gaussians ``[B, C]``, the same for every datum."""
-    points = torch.quasirandom.SobolEngine(mean.shape[1], scramble=True, seed=0).draw(num, dtype=torch.float64)
-    normal = torch.special.ndtri(points.clamp(1e-6, 1 - 1e-6)).to(mean)
+    normal = _sobol_normals(mean.shape[1], num).to(mean)
     return mean + variance.clamp_min(0).sqrt() * normal.unsqueeze(1)
+
+
+@cache
+def _sobol_normals(width: int, num: int) -> Tensor:
+    """Return Sobol points through the normal quantile function; by scipy, as a recorded graph draws no numbers."""
+    from scipy import special, stats
+
+    points = stats.qmc.Sobol(width, scramble=True, seed=0).random(num)
+    return torch.from_numpy(special.ndtri(np.clip(points, 1e-6, 1 - 1e-6)))
 
 
 @cache
