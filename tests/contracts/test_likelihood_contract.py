@@ -58,7 +58,7 @@ MAIN: list[Any] = [
     Variational(),
     Ensemble(members=2),
     MCDropout(0.2),
-    SGMCMC(burn_in=2, thinning=1, num_samples=4, prior=priors.Normal()),
+    SGMCMC(burn_in=2, thinning=1, num_samples=4, step_size=0.01, prior=priors.Normal()),
 ]
 # what else treats a learned number
 OTHERS: list[Any] = [Laplace(structure="full", prior_precision=1.0), SWAG(collect_every=1), Rank1(components=2)]

@@ -23,9 +23,9 @@ class FeatureMap(nn.Module):
 
     size: int
 
-    def missing(self, mapped: Tensor) -> Tensor | float:
+    def missing(self, mapped: Tensor) -> Tensor:
         """Return the part of the kernel's variance ``[...]`` that the mapped features do not have."""
-        return 0.0
+        return mapped.new_zeros(mapped.shape[:-1])
 
 
 class RandomFeatures(FeatureMap):

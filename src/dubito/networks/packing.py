@@ -257,7 +257,7 @@ def repacked(model: nn.Module, tensors: Mapping[str, Tensor], first: list[str], 
         if isinstance(layer, _NORMS):
             other = _packed_norm(layer, members, saved.numel())
         elif saved.ndim == layer.weight.ndim + 1:
-            other = PackedLayer(layer, torch.empty_like(saved), name in first)
+            other = PackedLayer(layer, torch.empty_like(saved, device=layer.weight.device), name in first)
         else:
             other = resized(layer, saved.shape)
         network = _put(network, name, other)

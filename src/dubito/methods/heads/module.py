@@ -68,7 +68,7 @@ class GaussianHead(nn.Module):
         variance = turned.square().sum(-1)
         head = self.network.get_submodule(self.layer)
         if isinstance(head, FeatureHead):
-            variance = variance + torch.as_tensor(head.features.missing(tap.seen)).unsqueeze(-1)
+            variance = variance + head.features.missing(tap.seen).unsqueeze(-1)
         return outputs, variance.reshape(outputs.shape)
 
     def means(self) -> Tensor:

@@ -246,19 +246,20 @@ class Transitions:
         return self.target.gradient(position, first, self.problem.num_data / first.num_rows)[1]
 
     def _curvature(self, position: Tensor, steps: int = POWER_STEPS) -> float:
-        """Return the largest curvature at a position, by power iteration with gradient differences."""
+        """Return the largest curvature at a position, by power iteration with gradient differences.
+
+        It is 0 where the potential is flat, and not finite where gradients are not.
+        """
         noise = torch.Generator().manual_seed(0)
         direction = torch.randn(position.shape, generator=noise, dtype=torch.float64).to(position)
-        reach = self._relative_reach() * max(1.0, float(position.norm()))
-        curvature = 0.0
+        # all on the device: the host reads one number at the end
+        reach = self._relative_reach() * position.norm().clamp_min(1.0)
+        smallest = torch.finfo(position.dtype).tiny
         for _ in range(steps):
-            direction = direction / direction.norm()
+            direction = direction / direction.norm().clamp_min(smallest)
             ends = [self._gradient_at(position + sign * reach * direction) for sign in (1, -1)]
             direction = (ends[0] - ends[1]) / (2 * reach)
-            curvature = float(direction.norm())
-            if not 0 < curvature < math.inf:
-                break
-        return curvature
+        return float(direction.norm())
 
     def posterior(self, state: State) -> ParticlePosterior:
         """Return the samples of all chains as a posterior."""
