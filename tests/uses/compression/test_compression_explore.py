@@ -17,7 +17,7 @@ from torch import nn
 
 import dubito
 from dubito import MAP, Laplace, Posterior, Training, compression, rules
-from dubito.uses.compression.explore import TARGETS
+from dubito.uses.compression.exploration import TARGETS
 from dubito.uses.compression.report import num_macs
 
 DATA, HELD_OUT = table(), table(1)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dubito.uses.compression.budget import Budget, Candidate
 from dubito.uses.compression.compress import compress
-from dubito.uses.compression.explore import Exploration, Explored, explore, pick
+from dubito.uses.compression.exploration import Exploration, Explored, explore, pick
 from dubito.uses.compression.finetune import GradualMagnitude
 from dubito.uses.compression.plan import Plan
 from dubito.uses.compression.report import Report

@@ -11,7 +11,7 @@ from dubito.uses.reporting.readings import Readings, Stop
 from dubito.uses.reporting.tables import describe
 
 if TYPE_CHECKING:
-    from dubito.uses.compression.explore import Exploration, Explored
+    from dubito.uses.compression.exploration import Exploration, Explored
 
 Value = Callable[["Explored"], float]
 KINDS = ("before", "units", "weights")
@@ -19,7 +19,7 @@ KINDS = ("before", "units", "weights")
 
 def explore_section(found: Exploration, pick: str) -> Section:
     """Return the section; `pick` says how a candidate is made, with ``{}`` in place of its number."""
-    from dubito.uses.compression.explore import CALIBRATION, ERROR
+    from dubito.uses.compression.exploration import CALIBRATION, ERROR
 
     task = found.evaluation.task
     error, calibration = ERROR[task], CALIBRATION[task]
