@@ -27,6 +27,9 @@ class FeatureMap(nn.Module):
         """Return the part of the kernel's variance ``[...]`` that the mapped features do not have."""
         return mapped.new_zeros(mapped.shape[:-1])
 
+    def prepare(self) -> None:
+        """Compute once what does not depend on inputs; the parameters must not change from then on."""
+
 
 class RandomFeatures(FeatureMap):
     r"""Random Fourier features of the kernel $\exp(-\|z - z'\|^2 / 2\ell^2)$ (Rahimi & Recht 2007).
@@ -76,12 +79,26 @@ class InducingPoints(FeatureMap):
         self.points = nn.Parameter(points.detach().clone())
         self.log_lengthscale = nn.Parameter(torch.tensor(math.log(lengthscale)).to(points))
         self.log_scale = nn.Parameter(torch.zeros((), dtype=points.dtype, device=points.device))
+        self.register_buffer("inverse_root", None, persistent=False)
+        self.inverse_root: Tensor | None
+
+    @torch.no_grad()
+    def prepare(self) -> None:
+        r"""Invert $L$, in float64: predictions need no decomposition then, which ONNX lacks."""
+        points, dtype = self.points.double(), at_least_float32(self.points).dtype
+        root = torch.linalg.cholesky_ex(self.kernel(points, points, JITTER[dtype])).L
+        identity = torch.eye(len(root), dtype=root.dtype, device=root.device)
+        self.inverse_root = torch.linalg.solve_triangular(root, identity, upper=False).to(dtype)
 
     def forward(self, features: Tensor) -> Tensor:
         """Return the whitened kernel values."""
         points, rows = at_least_float32(self.points), at_least_float32(features.reshape(-1, features.shape[-1]))
-        root = torch.linalg.cholesky_ex(self.kernel(points, points, JITTER[points.dtype])).L
-        found = torch.linalg.solve_triangular(root, self.kernel(points, rows), upper=False)
+        values = self.kernel(points, rows)
+        if self.inverse_root is None:
+            root = torch.linalg.cholesky_ex(self.kernel(points, points, JITTER[points.dtype])).L
+            found = torch.linalg.solve_triangular(root, values, upper=False)
+        else:
+            found = self.inverse_root @ values
         return found.mT.reshape(*features.shape[:-1], self.size).to(features.dtype)
 
     def missing(self, mapped: Tensor) -> Tensor:

@@ -89,4 +89,8 @@ class GaussianHead(nn.Module):
 
 def tapped_twin(network: nn.Module, layer: str, roots: Tensor) -> GaussianHead:
     """Return a `GaussianHead` that shares the memory of a network, for prediction."""
-    return GaussianHead(twin(network), layer, roots.detach()).requires_grad_(False).eval()
+    head = GaussianHead(twin(network), layer, roots.detach()).requires_grad_(False).eval()
+    last = head.network.get_submodule(layer)
+    if isinstance(last, FeatureHead):
+        last.features.prepare()
+    return head
