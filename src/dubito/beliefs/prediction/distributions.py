@@ -230,7 +230,7 @@ class DistributionPrediction(RegressionPrediction):
         while steps[-1] < reach:
             steps.append(max(steps[-1] + 1, int(_GROWTH * steps[-1]) if steps[-1] > _EXACT else 0))
         total, before = torch.zeros_like(y), torch.zeros_like(y)
-        for step, last in zip(steps, [-1, *steps], strict=False):
+        for step, last in zip(map(float, steps), [-1.0, *map(float, steps)], strict=False):  # beyond 64 bits as well
             value = (1 - self._cdf(y + step)).square() + self._cdf(y - 1 - step).square()
             total += value if step - last == 1 else (step - last) * (before + value) / 2 + (value - before) / 2
             before = value
