@@ -15,20 +15,25 @@ from torch.utils.data import DataLoader, Dataset, DistributedSampler, IterableDa
 
 import dubito
 from dubito import (
+    DKL,
     MAP,
+    MIMO,
     SGMCMC,
+    SNGP,
     SVGD,
     SWAG,
+    VBLL,
     BatchEnsemble,
     Ensemble,
     Laplace,
     MCDropout,
+    Packed,
     Posterior,
     Rank1,
     Snapshot,
     Training,
     select,
-)  # fmt: skip
+)
 from dubito.core import distributed, params
 from dubito.core.randomness import Stream
 from dubito.fitting.recipe import Recipe
@@ -117,6 +122,7 @@ def shards(folder: Path) -> dict[str, Any]:
             "kron": fit(Laplace(), part()),
             "full": fit(Laplace(structure="full"), uneven()),
             "low rank": fit(Laplace(structure="low-rank", rank=3), uneven()),
+            "ekfac": fit(Laplace(structure="ekfac"), uneven()),
             "subnetwork": fit(Laplace(structure="full", weights=select.subnetwork(9)), part()),
         }  # fmt: skip
         evaluation = dubito.evaluate(found["map"], uneven(), batch_size=4)
@@ -124,7 +130,7 @@ def shards(folder: Path) -> dict[str, Any]:
     results["num_data"] = [posterior.num_data for posterior in found.values()]
     results["scores"] = {key: torch.tensor(value, dtype=torch.float64) for key, value in evaluation.scores.items()}
     results["evidence"] = {
-        name: found[name].log_evidence().reshape(()) for name in ("kron", "full", "low rank", "subnetwork")
+        name: found[name].log_evidence().reshape(()) for name in ("kron", "full", "low rank", "ekfac", "subnetwork")
     }
     results["updated"] = {}
     with told():
@@ -240,7 +246,10 @@ def networks(folder: Path) -> dict[str, Any]:
 
 def recipes(folder: Path) -> dict[str, Any]:
     """Recipes of every kind, on shards and from networks that start differently."""
-    chosen = (SVGD(num_particles=4), SWAG(), Snapshot(cycles=2), MCDropout(0.5), Rank1(components=2), BatchEnsemble(2))
+    chosen = (
+        SVGD(num_particles=4), SWAG(), Snapshot(cycles=2), MCDropout(0.5), Rank1(components=2), BatchEnsemble(2),
+        VBLL(), SNGP(num_features=8), DKL(inducing=4), Packed(members=2), MIMO(members=2), Laplace(structure="sampled"),
+    )  # fmt: skip
     with told():
         found = [fit(recipe, part(), network(3 + distributed.rank())) for recipe in chosen]
     return {repr(each.recipe): [each.digest(), each.num_data] for each in found}

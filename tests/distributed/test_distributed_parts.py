@@ -29,7 +29,7 @@ def test_parts_are_what_one_process_finds_on_the_whole(results: Any, tmp_path: P
     first, second = results("shards")
     alone = parts_cases.shards(tmp_path)
     assert not distributed.is_active()
-    assert first["num_data"] == second["num_data"] == alone["num_data"] == [parts_cases.ROWS] * 9
+    assert first["num_data"] == second["num_data"] == alone["num_data"] == [parts_cases.ROWS] * 10
     for name in set(alone) - {"num_data", "said"}:
         compare(first[name], alone[name], 1e-8)
         compare(second[name], first[name], 0.0)

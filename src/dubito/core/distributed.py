@@ -241,6 +241,18 @@ def tensors_from_first(tensors: Sequence[Tensor]) -> list[Tensor]:
     return found
 
 
+def rows_of_all(rows: Tensor) -> Tensor:
+    """Return the rows of all processes, those of the first one first; their number may differ, and their width not."""
+    if not is_active():
+        return rows
+    counts = [int(text) for text in texts(str(len(rows)))]
+    joined = rows.new_zeros(sum(counts), *rows.shape[1:])
+    start = sum(counts[: rank()])
+    joined[start : start + len(rows)] = rows
+    sum_([joined])
+    return joined
+
+
 # ---------------------------------------------------------------------- exchanges
 
 

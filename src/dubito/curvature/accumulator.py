@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from dubito.core import limits
+from dubito.core import io, limits
 from dubito.curvature import matrices as linalg
 from dubito.curvature.engine import Engine, Tape
 from dubito.curvature.factors import Factor
@@ -36,6 +36,7 @@ class Accumulator(ABC):
     """
 
     passes = 1  # the number of passes over the data
+    additive = True  # whether all sums are sums over examples; otherwise `partial` says which are
 
     def __init__(self, engine: Engine, selection: Selection) -> None:
         self.engine, self.selection = engine, selection
@@ -61,6 +62,10 @@ class Accumulator(ABC):
     @abstractmethod
     def add(self, sums: Sums, tape: Tape, columns: Iterable[Tensor], targets: Tensor | None = None) -> None:
         """Add one batch to `sums`, in place; only the exact Hessian uses the targets."""
+
+    def partial(self, sums: Sums) -> list[Tensor]:
+        """Return the tensors that are sums over the examples of this pass; several processes add theirs up."""
+        return list(io.tensors(sums))
 
     def next_pass(self, sums: Sums) -> None:  # noqa: B027 - most structures see the data once
         """Prepare `sums`, in place, for the next pass over the data, if there is one."""

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from dubito.beliefs.likelihoods import Gaussian, Likelihood
-from dubito.core import batches, io
+from dubito.core import batches
 from dubito.core.batches import Batch, Source
 from dubito.core.errors import NonFiniteError
 from dubito.core.once import warn_once
@@ -19,6 +19,7 @@ from dubito.curvature.evidence import DataFit
 from dubito.curvature.kronecker import is_wide
 from dubito.curvature.linearized import MOST_COLUMNS, MOST_EXACT, SampledWarning
 from dubito.curvature.output_layer import few_columns, is_one_linear
+from dubito.curvature.sampled import SampledAccumulator
 from dubito.curvature.structures import KroneckerAccumulator, Sums, make_accumulator
 from dubito.networks.selection import Selection
 
@@ -86,12 +87,15 @@ class CurvaturePass:
         """Return the sums before the first batch; all processes have the same ones."""
         self.num_data = source.num_data
         sums = self.accumulator.zeros()
-        if isinstance(self.accumulator, KroneckerAccumulator):  # one example shows which factors exist
+        if isinstance(self.accumulator, KroneckerAccumulator | SampledAccumulator):
+            # one example shows which factors exist
             first = source.first()
             one = Batch(batches.take(first.inputs, slice(0, 1)), first.targets[:1], 1)
             self.add(sums, one, torch.Generator().manual_seed(0))
-            for tensor in io.tensors(sums):
+            for tensor in self.accumulator.partial(sums):
                 tensor.zero_()
+            if "parts" in sums:
+                sums["parts"] = 0
         return sums
 
     def no_fit(self) -> Tensor:

@@ -13,8 +13,6 @@ from collections.abc import Iterable
 import torch
 from torch import Tensor
 
-from dubito.core import distributed
-from dubito.core.errors import UnsupportedError
 from dubito.curvature import matrices as linalg
 from dubito.curvature.accumulator import Sums
 from dubito.curvature.engine import Tape
@@ -33,16 +31,11 @@ class EigenAccumulator(KroneckerAccumulator):
     """
 
     passes = 2
+    additive = False
 
     def first_columns(self, sums: Sums, num_data: int) -> Kind | None:
         """Return that many data need one sampled target each to find the eigenbases, as in the paper."""
         return "fisher-mc" if "blocks" not in sums and num_data >= ENOUGH else None
-
-    def zeros(self) -> Sums:
-        """Return no factors, as for ``"kron"``."""
-        if distributed.is_active():
-            raise UnsupportedError("structure='ekfac' is for one process: use structure='kron' with several.")
-        return super().zeros()
 
     def add(self, sums: Sums, tape: Tape, columns: Iterable[Tensor], targets: Tensor | None = None) -> None:
         """Add the factors, or in the second pass the squared gradients in the eigenbases."""
@@ -58,6 +51,12 @@ class EigenAccumulator(KroneckerAccumulator):
                         block = matrix.blocks[places[name]]
                         if isinstance(block, linalg.Block):
                             block.values += squares.reshape(block.values.shape).double()
+
+    def partial(self, sums: Sums) -> list[Tensor]:
+        """Return the factors, or in the second pass the eigenvalues."""
+        if "blocks" not in sums:
+            return super().partial(sums)
+        return [block.values for block in eigen_matrix(sums).blocks if isinstance(block, linalg.Block)]
 
     def next_pass(self, sums: Sums) -> None:
         """Find the eigenbases, whose eigenvalues are to be measured."""

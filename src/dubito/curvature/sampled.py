@@ -16,8 +16,7 @@ from collections.abc import Iterable
 import torch
 from torch import Tensor
 
-from dubito.core import distributed
-from dubito.core.errors import UnsupportedError
+from dubito.core import distributed, io
 from dubito.core.precision import widened
 from dubito.core.randomness import derive_seed, draw_seed
 from dubito.curvature import matrices as linalg
@@ -47,6 +46,8 @@ class SampledAccumulator(Accumulator):
         generator: The source of randomness.
     """
 
+    additive = False
+
     def __init__(
         self, engine: Engine, selection: Selection, mode: str, draws: int, steps: int, generator: torch.Generator
     ) -> None:
@@ -62,8 +63,6 @@ class SampledAccumulator(Accumulator):
 
     def zeros(self) -> Sums:
         """Return no factors, and right-hand sides of zero."""
-        if distributed.is_active():
-            raise UnsupportedError("structure='sampled' is for one process: use structure='kron' with several.")
         return {"factors": self.factors.zeros(), "right": self._blank(), "seed": draw_seed(self.generator), "parts": 0}
 
     def _blank(self) -> Tensor:
@@ -87,7 +86,8 @@ class SampledAccumulator(Accumulator):
 
     def _noise(self, sums: Sums, num_columns: int, outputs: Tensor) -> Tensor:
         """Return standard normal numbers ``[V, B, K]``; a resumed pass draws the same ones."""
-        generator = torch.Generator().manual_seed(derive_seed(sums["seed"], "data", sums["parts"]))
+        own = ("data", distributed.rank()) if distributed.rank() else ("data",)  # other rows have other noise
+        generator = torch.Generator().manual_seed(derive_seed(sums["seed"], *own, sums["parts"]))
         sums["parts"] += 1
         return torch.randn(num_columns, len(outputs), self.draws, generator=generator, dtype=outputs.dtype).to(outputs)
 
@@ -107,6 +107,12 @@ class SampledAccumulator(Accumulator):
         if self._covariance is None:
             self._covariance = self.factors.matrix(sums["factors"]).covariance(sums["prior"], sums["scale"])
         return self._covariance.solve(vectors).to(vectors)
+
+    def partial(self, sums: Sums) -> list[Tensor]:
+        """Return the factors and right-hand sides, then the products; nothing once the samples have converged."""
+        if "draws" not in sums:
+            return [*io.tensors(sums["factors"]), sums["right"]]
+        return [sums["products"]] if "products" in sums else []
 
     def next_pass(self, sums: Sums) -> None:
         """Take one step of block conjugate gradients: exact in the span of all directions so far."""

@@ -153,6 +153,7 @@ class LowRankAccumulator(Accumulator):
     """
 
     passes = 4
+    additive = False
 
     def __init__(self, engine: Engine, selection: Selection, rank: int, generator: torch.Generator) -> None:
         super().__init__(engine, selection)
@@ -176,6 +177,10 @@ class LowRankAccumulator(Accumulator):
             with tape.lend() as memory:
                 factors = tape.pull(some, memory)
                 sums["product"] += curvature_product(factors, selection, directions).mT.double()
+
+    def partial(self, sums: Sums) -> list[Tensor]:
+        """Return the products; the directions are the same in all processes."""
+        return [sums["product"]]
 
     def next_pass(self, sums: Sums) -> None:
         """Orthonormalize the products to get the new directions."""

@@ -94,7 +94,7 @@ class BoundTrainer:
         for batch in self.problem.source.spread(EXAMPLES):
             params.call(network, batch.inputs)
             found.append(tap.seen.flatten(0, -2))
-        return distributed.tensors_from_first([torch.cat(found)[:EXAMPLES]])[0]
+        return distributed.rows_of_all(torch.cat(found))[:EXAMPLES]
 
     def _descent(self) -> GradientDescent:
         own = dict.fromkeys(self._own(), 0.0)

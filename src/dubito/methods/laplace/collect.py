@@ -14,7 +14,7 @@ from dubito.core.params import Buffers, Params
 from dubito.curvature.curvature_pass import CurvaturePass
 from dubito.curvature.reduced_factors import reduce_factors
 from dubito.curvature.sampled import SampledAccumulator
-from dubito.curvature.structures import LowRankAccumulator, Sums
+from dubito.curvature.structures import Sums
 from dubito.fitting.inference import Info, Problem, State
 from dubito.methods.laplace.posterior import LaplacePosterior, Tuning
 from dubito.methods.laplace.tuning import check_prior, tune
@@ -44,8 +44,6 @@ class Collector:
             generator=problem.generator,
         )  # fmt: skip
         self.accumulator = self.curvature.accumulator
-        # a low-rank pass uses the same directions in every process, so its products are summed batch by batch
-        self.additive = not isinstance(self.accumulator, LowRankAccumulator | SampledAccumulator)
 
     def init(self, initial: Params, buffers: Buffers, generator: torch.Generator) -> State:
         """Nothing seen yet."""
@@ -55,13 +53,10 @@ class Collector:
     def update(self, state: State, batch: Batch, generator: torch.Generator) -> tuple[State, Info]:
         """Add one batch; after the last batch of a pass, prepare the next pass."""
         local, sums = distributed.local_generator(generator), state["sums"]
-        if self.additive or not distributed.is_active():
+        if self.accumulator.additive or not distributed.is_active():
             fit = self.curvature.add(sums, batch, local)
         else:
-            own = {"basis": sums["basis"], "product": torch.zeros_like(sums["product"])}
-            fit = self.curvature.add(own, batch, local)
-            distributed.sum_([own["product"], fit])
-            sums["product"] += own["product"]
+            fit = self._add_together(sums, batch, local)
         if state["turn"] == 0:
             state["fit"] += fit
         state["seen"] += batch.size
@@ -71,6 +66,18 @@ class Collector:
             state["seen"], state["turn"] = 0, state["turn"] + 1
         shown = "squared_error" if isinstance(self.problem.likelihood, Gaussian) else "log_likelihood"
         return state, {shown: state["fit"][0] / state["fit"][1].clamp_min(1.0)}
+
+    def _add_together(self, sums: Sums, batch: Batch, generator: torch.Generator) -> torch.Tensor:
+        """Add the rows of all processes, so that the state stays the same in all of them; return the fit."""
+        before = [part.clone() for part in self.accumulator.partial(sums)]
+        for part in self.accumulator.partial(sums):
+            part.zero_()
+        fit = self.curvature.add(sums, batch, generator)
+        parts = self.accumulator.partial(sums)
+        distributed.sum_([*parts, fit])
+        for part, old in zip(parts, before, strict=True):
+            part += old
+        return fit
 
     def end_pass(self, state: State) -> None:
         """Prepare the next pass over the data."""
@@ -87,7 +94,7 @@ class Collector:
     def posterior(self, state: State) -> LaplacePosterior:
         """Return the posterior with its prior precision and noise."""
         self._check_count(state["seen"] if state["turn"] + 1 == self.accumulator.passes else 0)
-        distributed.sum_(list(io.tensors(state)) if self.additive else [])
+        distributed.sum_(list(io.tensors(state)) if self.accumulator.additive else [])
         sums = state["sums"]
         if self.recipe.structure == "kron":
             sums = reduce_factors(sums, self.recipe.factor_rank, self.problem.model)

@@ -116,5 +116,5 @@ class Laplace(Recipe):
         collector = kind(self, problem, problem.selection)
         return Inference(
             collector.init, collector.update, collector.posterior,
-            epochs=collector.accumulator.passes, additive=collector.additive, anytime=False,
+            epochs=collector.accumulator.passes, additive=collector.accumulator.additive, anytime=False,
         )  # fmt: skip
