@@ -70,6 +70,10 @@ class Accumulator(ABC):
     def next_pass(self, sums: Sums) -> None:  # noqa: B027 - most structures see the data once
         """Prepare `sums`, in place, for the next pass over the data, if there is one."""
 
+    def later_form(self, sums: Sums, saved: Sums) -> Sums:
+        """Return what the first sums become in a later pass, in which `saved` was written to a checkpoint."""
+        return sums
+
     @abstractmethod
     def matrix(self, sums: Sums) -> linalg.Matrix:
         """Return the curvature; it may share memory with `sums`."""

@@ -146,6 +146,15 @@ class SampledAccumulator(Accumulator):
         missing = (residual * turned).double().sum()
         return float((missing / total.clamp_min(NEGLIGIBLE * draws.numel())).sqrt())
 
+    def later_form(self, sums: Sums, saved: Sums) -> Sums:
+        """Return blank samples, with what solving for them needs unless they have converged."""
+        found: Sums = {"draws": self._blank(), "error": 1.0}
+        if "directions" not in saved:
+            return found
+        directions = found["draws"][: saved["directions"].shape[0]]
+        blank = {"residual": found["draws"], "directions": directions, "products": directions}
+        return {**sums, **found, **io.clone(blank), "prior": saved["prior"], "scale": saved["scale"]}
+
     @staticmethod
     def finish(sums: Sums) -> None:
         """Keep the draws and the error only."""

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from dubito.beliefs.likelihoods import Likelihood
+from dubito.core import io
 from dubito.core.batches import Batch, Source
 from dubito.core.params import Buffers, Params
 from dubito.fitting.posterior import Posterior
@@ -38,6 +39,7 @@ class Inference(NamedTuple):
     additive: bool = False  # whether the state is a sum over this process's rows; otherwise all processes have the same
     source: Source | None = None  # the data that the loop iterates over instead of the problem's own
     anytime: bool = True  # whether every state gives a posterior; otherwise only the last one does
+    restore: Callable[[State, State], State] = io.copy_into  # copies the state of a checkpoint into the first state
 
 
 class NonFinite(Exception):

@@ -364,7 +364,7 @@ class _Loop:
             found = None if best["state"] is None else io.copy_into(io.clone(self.state), best["state"])
             self.best = Best(float(best["score"]), int(best["epoch"]), found)
             if not self.inference.additive or distributed.rank() == 0:  # an additive state is a sum over all processes
-                self.state = io.copy_into(self.state, saved["state"])
+                self.state = self.inference.restore(self.state, saved["state"])
         self.resumed_from = self.suspected = path
 
     def _check_identity(self, path: str, saved: dict[str, Any]) -> None:

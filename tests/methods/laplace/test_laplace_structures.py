@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import math
+from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -10,7 +12,8 @@ from dubito.likelihoods import Gaussian
 from laplace_cases import CASES, SELECTIONS, STRUCTURES, case, dense, dense_curvature
 from torch import nn
 
-from dubito import MAP, Laplace, select
+from dubito import MAP, Laplace, Training, select
+from dubito.methods.laplace.collect import Collector
 from oracles import Case, curvature, jacobian
 
 pytestmark = pytest.mark.slow
@@ -226,3 +229,27 @@ def test_results_do_not_depend_on_how_data_is_batched() -> None:
         whole, parts = one.predict(problem.inputs), one.predict(problem.inputs, batch_size=5)
         torch.testing.assert_close(parts.log_probs, whole.log_probs)
         torch.testing.assert_close(parts.epistemic, whole.epistemic)
+
+
+@pytest.mark.parametrize(("structure", "batch"), [("low-rank", 10), ("ekfac", 5), ("sampled", 5), ("sampled", 60)])
+def test_a_later_pass_is_resumed(structure: str, batch: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    problem, done = case("categorical"), 0
+
+    def fit(**options: Any) -> str:
+        recipe = Laplace(structure=structure, rank=3, draws=2)
+        generator, training = torch.Generator().manual_seed(1), Training(batch_size=4, **options)
+        return recipe.fit(problem.model, problem.data, training=training, generator=generator).digest()
+
+    def interrupted(self: Collector, *args: Any, own: Any = Collector.update) -> Any:
+        nonlocal done
+        done += 1
+        if done == batch:
+            raise KeyboardInterrupt
+        return own(self, *args)
+
+    expected = fit()
+    monkeypatch.setattr(Collector, "update", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        fit(checkpoint=str(tmp_path / "run"))
+    assert fit(checkpoint=str(tmp_path / "run")) == expected
+    assert done > batch

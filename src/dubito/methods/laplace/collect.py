@@ -83,6 +83,12 @@ class Collector:
         """Prepare the next pass over the data."""
         self.accumulator.next_pass(state["sums"])
 
+    def restore(self, own: State, saved: State) -> State:
+        """Return the state of a checkpoint; in later passes some structures have other sums than at first."""
+        if saved["turn"]:
+            own["sums"] = self.accumulator.later_form(own["sums"], saved["sums"])
+        return io.copy_into(own, saved)
+
     def _check_count(self, seen: int) -> None:
         """Raise an error if the end of a pass over the data is unknown."""
         if self.accumulator.passes > 1 and seen != self.problem.num_data:
@@ -128,6 +134,10 @@ class SampledCollector(Collector):
             "tuning": found.tuning._asdict(), "gain": found.remaining_gain,
         }  # fmt: skip
         self.accumulator.begin(state["sums"], found.prior_precision, found.evidence.scale(found.noise))
+
+    def restore(self, own: State, saved: State) -> State:
+        """Return the state of a checkpoint, with what the first pass has found."""
+        return super().restore({**own, "tuned": saved["tuned"]} if saved["turn"] else own, saved)
 
     def posterior(self, state: State) -> LaplacePosterior:
         """Return the posterior with its samples."""

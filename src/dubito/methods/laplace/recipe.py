@@ -117,4 +117,5 @@ class Laplace(Recipe):
         return Inference(
             collector.init, collector.update, collector.posterior,
             epochs=collector.accumulator.passes, additive=collector.accumulator.additive, anytime=False,
+            restore=collector.restore,
         )  # fmt: skip
