@@ -11,7 +11,7 @@ from torch import Tensor
 from dubito import likelihoods
 from dubito.core.batches import Source
 from dubito.fitting.held_out_scores import DOUBT, best_variance, fewest_epochs, gain_over_constant
-from dubito.fitting.search import Curve
+from dubito.fitting.search import Curve, cautious_total, random_label_scores
 
 
 def curve(looks: dict[int, Tensor]) -> Curve:
@@ -42,6 +42,21 @@ def test_the_fewest_epochs_that_are_not_clearly_worse() -> None:
     assert fewest_epochs([curve({0: best, 5: best - 0.0019, 9: best})], 9) == 5
     assert fewest_epochs([curve({0: best, 5: best - 0.0021, 9: best})], 9) == 9
     assert fewest_epochs([curve({0: best, 5: best})], 5) == 5  # never no training at all
+
+
+def test_a_few_easy_examples_do_not_end_in_certainty() -> None:
+    """Half an example has a random label: with n others of logits ±z, the best z is log(4n + 1) / 2."""
+    sizes = torch.arange(1.0, 30.0, dtype=torch.float64)
+    logits = torch.stack([sizes, -sizes], 1)
+    right, random = logits.log_softmax(1)[:, 0], random_label_scores(likelihoods.Categorical(), logits)
+    folds = [Curve(), Curve()]
+    for epochs in range(len(sizes)):
+        for fold, rows in zip(folds, (12, 15), strict=True):
+            fold.add(epochs, rows * float(right[epochs]), rows, right[epochs].expand(rows), float(random[epochs]))
+    totals = 27 * right + 0.5 * logits.log_softmax(1).mean(1)
+    assert [cautious_total(folds, k) for k in range(29)] == pytest.approx(totals.tolist(), rel=1e-12)
+    assert int(sizes[int(totals.argmax())]) == 2  # p = 27.25 / 27.5, so z = log(109) / 2
+    assert not random_label_scores(likelihoods.Gaussian(noise=1.0), logits).any()
 
 
 def test_the_gain_over_a_constant() -> None:

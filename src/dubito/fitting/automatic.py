@@ -2,10 +2,11 @@
 
 The number of epochs is found on held-out examples. The plain network is trained at a constant learning rate while the
 score of held-out examples is watched, until it has not improved for as many steps as it took to get there (and 300
-more). Of classes, fewer epochs are taken if they lose less than half a standard error, within limits: what few
-examples say of long training is chance, and its price is a network that is sure of everything. Then the recipe is
-fitted to all of the data for that number of epochs, with a learning rate that falls to zero at the end. So the cost of
-a default fit is bounded: at most `MOST_STEPS` steps per held-out part.
+more). What few examples say of long training is chance, and its price is a network that is sure of everything. So of
+classes, half an example with a random label counts along, and fewer epochs are taken if they lose less than half a
+standard error, within limits. Then the recipe is fitted to all of the data for that number of epochs, with a learning
+rate that falls to zero at the end. So the cost of a default fit is bounded: at most `MOST_STEPS` steps per held-out
+part.
 
 Held-out examples are validation data of at least `ENOUGH` rows; else a fifth of the training data if that is as many;
 else five folds of the training data, each in turn. Validation data always count along. The same examples give the noise
@@ -40,7 +41,7 @@ from dubito.fitting.held_out_scores import best_variance, fewest_epochs, gain_ov
 from dubito.fitting.inference import Problem
 from dubito.fitting.joint_search import curves_together
 from dubito.fitting.progress import progress_bar
-from dubito.fitting.search import SearchRun
+from dubito.fitting.search import SearchRun, cautious_total
 from dubito.fitting.training import AUTO, Training
 from dubito.networks.twin import copied
 
@@ -266,7 +267,7 @@ def _search(runs: list[SearchRun], problem: Problem) -> Found:
     num_rows = sum(curve.num_rows for curve in curves)
     outputs = problem.source.first().targets[0].numel() if has_learned_noise(problem.likelihood) else None
     scores = {epochs: _mean_score([curve.at(epochs) for curve in curves], num_rows, outputs) for epochs in looked}
-    best = max(scores, key=scores.__getitem__)
+    best = max(looked, key=scores.__getitem__ if outputs is not None else lambda epochs: cautious_total(curves, epochs))
     best = fewest_epochs(curves, best) if outputs is None else best  # otherwise the noise pays for long training
     noise = None if outputs is None else math.sqrt(best_variance(scores[best], outputs))
     before = max(epochs for epochs in looked if epochs <= 0.8 * looked[-1])

@@ -18,7 +18,7 @@ from dubito.core.batches import Batch, Source
 from dubito.core.params import Params
 from dubito.fitting.gradient_training import GradientDescent
 from dubito.fitting.inference import NonFinite
-from dubito.fitting.search import Curve, SearchRun
+from dubito.fitting.search import Curve, SearchRun, random_label_scores
 from dubito.networks.stacked import stacked, stacking_obstacle
 
 
@@ -114,8 +114,9 @@ class _JointRuns:
         module = self.descent.module.eval()
         for part, (rows, (inputs, targets)) in enumerate(zip(self.held_out, self.all_held_out, strict=True)):
             with self.runs[0].stream("look", epoch).active():
-                scores = self.problem.likelihood.log_prob(params.call(module, inputs), targets)
-            scores = scores.double().reshape(rows.is_real.shape)
+                outputs = params.call(module, inputs)
+            scores = self.problem.likelihood.log_prob(outputs, targets).double().reshape(rows.is_real.shape)
+            random = random_label_scores(self.problem.likelihood, outputs).reshape(rows.is_real.shape)
             for k in going_on:
-                own = scores[k][: int(rows.counts[k])]
-                found[k][part].add(epoch, float(own.sum()), len(own), own)
+                own, other = (values[k][: int(rows.counts[k])] for values in (scores, random))
+                found[k][part].add(epoch, float(own.sum()), len(own), own, float(other.mean()))

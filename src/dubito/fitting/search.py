@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor, nn
 
+from dubito.beliefs.likelihoods import Categorical, Likelihood
 from dubito.core import distributed, params
 from dubito.core.batches import Source
 from dubito.core.randomness import Stream, derive_seed
@@ -21,6 +22,9 @@ PATIENCE = 300
 LOOK_EVERY = 25
 # The scores of this many examples are kept, one by one.
 KEPT_SCORES = 2000
+# How many examples with a random label count along (Jeffreys' half), so that a few easy ones do not end in certainty.
+RANDOM_LABELS = 0.5
+NO_ROWS = torch.zeros(0, dtype=torch.float64)
 
 
 @dataclass
@@ -31,18 +35,21 @@ class Curve:
         epochs: The numbers of finished epochs at which the examples were looked at.
         totals: The summed log-probabilities there.
         scores: The log-probabilities of the first examples of this process there.
+        random: The mean log-probability of a random label there; 0 for a regression.
         num_rows: The number of examples.
     """
 
     epochs: list[int] = field(default_factory=list)
     totals: list[float] = field(default_factory=list)
     scores: list[Tensor] = field(default_factory=list)
+    random: list[float] = field(default_factory=list)
     num_rows: int = 0
 
-    def add(self, epochs: int, total: float, num_rows: int, scores: Tensor) -> None:
+    def add(self, epochs: int, total: float, num_rows: int, scores: Tensor, random: float = 0.0) -> None:
         """Add what was seen after a number of epochs."""
         self.epochs.append(epochs)
         self.totals.append(total if total == total else -float("inf"))
+        self.random.append(random if random == random else -float("inf"))
         self.scores.append(scores[:KEPT_SCORES].cpu())
         self.num_rows = num_rows
 
@@ -58,10 +65,12 @@ class Curve:
         """Return the scores of the first examples after a number of epochs."""
         return self.scores[self.look(epochs)]
 
-    @property
-    def best(self) -> int:
-        """The number of epochs with the best score."""
-        return self.epochs[max(range(len(self.totals)), key=self.totals.__getitem__)]
+
+def cautious_total(curves: Sequence[Curve], epochs: int) -> float:
+    """Return the summed log-probabilities of all examples, and of `RANDOM_LABELS` more with a random label."""
+    num_rows = max(sum(curve.num_rows for curve in curves), 1)
+    random = sum(curve.num_rows * curve.random[curve.look(epochs)] for curve in curves) / num_rows
+    return sum(curve.at(epochs) for curve in curves) + RANDOM_LABELS * random
 
 
 @dataclass
@@ -108,8 +117,7 @@ class SearchRun:
 
     def is_over(self, curves: list[Curve], epoch: int) -> bool:
         """Return whether patience ends after this epoch."""
-        whole = [sum(curve.totals[i] for curve in curves) for i in range(len(curves[0].totals))]
-        best = curves[0].epochs[max(range(len(whole)), key=whole.__getitem__)]
+        best = max(curves[0].epochs, key=lambda looked: cautious_total(curves, looked))
         return (epoch - 2 * best) * (self.problem.source.num_batches or 1) > PATIENCE
 
     def order(self, epoch: int) -> Tensor:
@@ -129,20 +137,29 @@ class SearchRun:
     def _look(self, curves: list[Curve], epoch: int) -> None:
         for curve, source in zip(curves, self.held_out, strict=True):
             with self.stream("look", epoch).active():
-                found = list(scores_of(self.problem, self.problem.model, source))
-            scores = torch.cat(found).cpu() if found else torch.zeros(0, dtype=torch.float64)
-            total = torch.stack([scores.sum(), torch.tensor(len(scores), dtype=torch.float64)])
-            distributed.sum_([total])
-            curve.add(epoch, float(total[0]), int(total[1]), scores)
+                found = [(NO_ROWS, NO_ROWS), *scores_of(self.problem, self.problem.model, source)]
+            scores, random = (torch.cat([part.cpu() for part in parts]) for parts in zip(*found, strict=True))
+            sums = torch.stack([scores.sum(), random.sum(), torch.tensor(len(scores), dtype=torch.float64)])
+            distributed.sum_([sums])
+            total, of_random, num_rows = sums.tolist()
+            curve.add(epoch, total, int(num_rows), scores, of_random / max(num_rows, 1.0))
 
 
 @torch.no_grad()
-def scores_of(problem: Problem, model: nn.Module, source: Source) -> Iterator[Tensor]:
-    """Yield the log-probabilities of the targets, batch by batch."""
+def scores_of(problem: Problem, model: nn.Module, source: Source) -> Iterator[tuple[Tensor, Tensor]]:
+    """Yield the log-probabilities of the targets and of random labels, batch by batch."""
     was_training = model.training
     model.eval()
     for batch in source.replay():
         if batch.num_rows:
             outputs = params.call(model, batch.inputs)
-            yield problem.likelihood.log_prob(outputs, batch.targets, problem.likelihood.hyper()).double()
+            scores = problem.likelihood.log_prob(outputs, batch.targets, problem.likelihood.hyper()).double()
+            yield scores, random_label_scores(problem.likelihood, outputs)
     model.train(was_training)
+
+
+def random_label_scores(likelihood: Likelihood, outputs: Tensor) -> Tensor:
+    """Return the mean log-probability of all labels of each example; zeros if there is not one label per example."""
+    if isinstance(likelihood, Categorical) and outputs.ndim == 2:
+        return outputs.double().log_softmax(1).mean(1)
+    return outputs.new_zeros(len(outputs), dtype=torch.float64)
