@@ -57,6 +57,7 @@ _PUBLIC: dict[str, tuple[str, str | None]] = {
     "decisions": ("dubito.uses.decisions", None),
     "ensembles": ("dubito.methods.ensembles", None),
     "errors": ("dubito.core.errors", None),
+    "kernels": ("dubito.beliefs.kernels", None),
     "likelihoods": ("dubito.beliefs.likelihoods", None),
     "loggers": ("dubito.fitting.loggers", None),
     "mcmc": ("dubito.methods.mcmc", None),
@@ -80,7 +81,7 @@ __all__ = sorted(_PUBLIC.keys() - {"sklearn"})
 
 if TYPE_CHECKING:
     from dubito import data, select, sklearn
-    from dubito.beliefs import likelihoods, objectives, priors
+    from dubito.beliefs import kernels, likelihoods, objectives, priors
     from dubito.beliefs.prediction import Prediction
     from dubito.core import errors
     from dubito.core.grammar import parse

@@ -32,9 +32,11 @@ from dubito.curvature.calls import LayerCall, ModuleCall
 from dubito.curvature.factors import ExplicitFactor, Factor, make_factor
 from dubito.curvature.graph_calls import GraphCall, GraphUse
 from dubito.curvature.roles import Roles, find_roles, without
+from dubito.curvature.subspace_gradients import SubspaceGradients
 from dubito.curvature.workspace import Workspace
 from dubito.networks.layers import class_rule, rule_for
 from dubito.networks.parameter_uses import Node, nodes_below
+from dubito.networks.subspace import SubspaceNetwork
 from dubito.networks.twin import twin
 
 # The examples of one part of a batch: at least FEW, unless memory allows only fewer, and at most MANY, because the
@@ -175,6 +177,9 @@ class Engine:
         self._size_of_one = 1  # numbers per example and column in one product
         self._largest = 1  # numbers per example in the largest activation
         self._find_roles()
+        self.along: SubspaceGradients | None = None
+        if isinstance(self.model, SubspaceNetwork):
+            self.along, self.fallback = SubspaceGradients(self.model, Engine), list(names)
         for layer in self.roles:
             # before the user's hooks, which may replace the layer's output
             layer.register_forward_hook(self._record, with_kwargs=True, prepend=True)
@@ -344,6 +349,9 @@ class Engine:
         with drawing_aside():
             sizes = tryout.measure(self, batches.take(inputs, few))
         self._size_of_one, self._largest, self.num_outputs = sizes
+        if self.along is not None:
+            self.along.engine._try_out(inputs)
+            self._size_of_one += self.along.engine._size_of_one
         self._tried = min(rows, TRIED)
 
     def explicit_gradients(self, inputs: Any, columns: Tensor) -> dict[str, Tensor]:
@@ -352,6 +360,8 @@ class Engine:
         names = [name for name in self.fallback if name not in alone]
         if not names:
             return {}
+        if self.along is not None:
+            return self.along.pull(inputs, columns)
         found = self._per_example(lambda pull: pull(self.model, names, inputs, columns))
         return {name: value.to(columns.dtype) for name, value in found.items()}
 

@@ -26,7 +26,7 @@ from dubito.curvature.workspace import Workspace
 from dubito.networks.selection import Selection
 
 
-class _Product(ABC):
+class _Contraction(ABC):
     """Computes some entries of ``J Σ Jᵀ``, for each form of `J` and `Σ`."""
 
     @abstractmethod
@@ -50,7 +50,7 @@ class _Product(ABC):
         """Return the entries for rows ``[V, B, K]`` of ``J R``, where ``Σ = R diag(variance) Rᵀ``."""
 
 
-class _Variance(_Product):
+class _Variance(_Contraction):
     """The diagonal, ``[V, B]``."""
 
     def weighted(self, factor: Factor, weight: Tensor) -> Tensor:
@@ -79,7 +79,7 @@ class _ClosedVariance(_Variance):
         return super().of_rows(closed(rows, closing=True))
 
 
-class _Gram(_Product):
+class _Gram(_Contraction):
     """The block of each example, ``[B, V, V]``."""
 
     def weighted(self, factor: Factor, weight: Tensor) -> Tensor:
@@ -227,7 +227,7 @@ class FunctionalTerms:
         """The covariance between columns for each example, ``[B, V, V]``."""
         return self._contract(covariance, _Gram())
 
-    def _contract(self, covariance: linalg.Covariance, product: _Product) -> Tensor:
+    def _contract(self, covariance: linalg.Covariance, product: _Contraction) -> Tensor:
         match covariance:
             case linalg.DenseCovariance():
                 if covariance.scales is not None:  # one rotated Jacobian serves many covariances
@@ -260,10 +260,10 @@ class FunctionalTerms:
             self.rows = jacobian(self.factors, self.selection)
         return self.rows
 
-    def _weighted(self, values: dict[str, Tensor], product: _Product) -> Tensor:
+    def _weighted(self, values: dict[str, Tensor], product: _Contraction) -> Tensor:
         return _total(product.weighted(each.factor, each.join(values)) for each in self.groups)
 
-    def _kronecker(self, covariance: linalg.KroneckerCovariance, product: _Product) -> Tensor:
+    def _kronecker(self, covariance: linalg.KroneckerCovariance, product: _Contraction) -> Tensor:
         terms = [product.weighted(each.factor, self._weights(each, covariance)) for each in self.groups]
         for position, columns in self.gathered.items():
             part = covariance.parts[position]
@@ -293,7 +293,7 @@ class FunctionalTerms:
         """Return weights ``[D]`` in the shapes of the parameters, zero for weights that are not random."""
         return self.selection.fill(flat.to(self.dtype))
 
-    def _low_rank(self, covariance: linalg.LowRankCovariance, product: _Product) -> tuple[Tensor, Tensor]:
+    def _low_rank(self, covariance: linalg.LowRankCovariance, product: _Contraction) -> tuple[Tensor, Tensor]:
         """Return the squares under ``Λ⁻¹`` and the Jacobian along ``Λ^{-1/2} V``, cached if all λ are equal."""
         spread, key = covariance.spread, (id(covariance.basis), type(product).__name__)
         if not covariance.is_uniform:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import dataclasses
 import json
 from collections.abc import Iterator
@@ -21,8 +20,8 @@ from dubito.fitting.inference import Inference, Problem, State
 from dubito.fitting.posterior import Posterior, Predictor
 from dubito.fitting.traceable import Traceable
 from dubito.networks.selection import Selection
-from dubito.networks.subspace import Subspace
-from dubito.networks.twin import copied, twin
+from dubito.networks.subspace import Subspace, SubspaceNetwork
+from dubito.networks.twin import copied
 
 if TYPE_CHECKING:
     from dubito.core.batches import Data
@@ -30,53 +29,22 @@ if TYPE_CHECKING:
     from dubito.fitting.training import Training
 
 
-class SubspaceNetwork(nn.Module):
-    """The network with weights ``w(z)``; its only parameter is z ``[1, r]``.
+def build_on_subspace(
+    recipe: Recipe, problem: Problem, subspace: Subspace, inner_recipe: Recipe | None = None
+) -> Inference:
+    """Return the inference of a recipe on the coordinates, whose posterior is over the network's own weights.
 
     Args:
-        model: The network; it is not changed and runs in evaluation mode.
+        recipe: The recipe that the posterior names.
+        problem: Model, data and likelihood.
         subspace: The subspace.
-        coordinates: z ``[r]``; by default 0.
+        inner_recipe: The recipe that is run on the coordinates, if it is another one.
     """
-
-    no_rule_because = "each coordinate of a subspace changes weights of many layers"
-
-    def __init__(self, model: nn.Module, subspace: Subspace, coordinates: Tensor | None = None) -> None:
-        super().__init__()
-        self._hidden: list[Any] = [
-            copied(model).eval().requires_grad_(False),
-            subspace,
-        ]  # in a list, so that they are not submodules
-        start = torch.zeros(subspace.num_weights) if coordinates is None else coordinates
-        self.z = nn.Parameter(start.to(next(model.parameters())).reshape(1, -1).clone())
-
-    def __deepcopy__(self, memo: dict[int, Any]) -> SubspaceNetwork:
-        """Return a copy with its own coordinates; weights and basis, which never change, are shared."""
-        model, subspace = self._hidden
-        memo |= {id(subspace): subspace, id(model): twin(model, memo)}
-        copied = memo[id(self)] = type(self).__new__(type(self))
-        vars(copied).update(copy.deepcopy(vars(self), memo))
-        return copied
-
-    def forward(self, *args: Any, **kwargs: Any) -> Tensor:
-        """Run the network with the weights ``w(z)``."""
-        model, subspace = self._hidden
-        base = {name: value for name, value in model.named_parameters() if name in subspace.weights.indices}
-        inputs: Any = kwargs or (args[0] if len(args) == 1 else args)
-        return params.functional_call(model, subspace.merge(base, self.z.reshape(-1)), inputs)
-
-
-def whole_network(model: nn.Module) -> nn.Module:
-    """Return the network of which `model` is a subspace, at the subspace's centre; any other is returned as it is."""
-    return copied(model._hidden[0]).requires_grad_() if isinstance(model, SubspaceNetwork) else model
-
-
-def build_on_subspace(recipe: Recipe, problem: Problem, subspace: Subspace) -> Inference:
-    """Return the inference of a recipe on the coordinates, whose posterior is over the network's own weights."""
     if recipe.redraws:
         raise InputError("A subspace is centred on the trained weights: use start='model'.")
     network = SubspaceNetwork(problem.model, subspace)
-    inner = recipe.on_subspace().build(dataclasses.replace(problem, model=network, selection=Selection.all_of(network)))
+    on_coordinates = dataclasses.replace(problem, model=network, selection=Selection.all_of(network))
+    inner = (inner_recipe or recipe).on_subspace().build(on_coordinates)
 
     def init(initial: Params, buffers: Params, generator: torch.Generator) -> State:
         return inner.init(params.of(network), params.buffers_of(network), generator)  # not those of `problem.model`

@@ -7,11 +7,13 @@
 - ``NormalJeffreys()``, ``Horseshoe(1e-5)``, ``TruncatedLogUniform()``: sparsity of groups of weights, that is, of units
 - ``LogNormal``, ``HalfCauchy``: for positive scales
 - ``ByName({"head.*": ...})``: a prior for each parameter
+- ``FunctionSpace(kernels.RBF())``: a prior of the network's outputs instead of its weights, for `MAP` and `Laplace`
 """
 
 from dubito.beliefs.priors.base import Prior
 from dubito.beliefs.priors.by_name import ByName
 from dubito.beliefs.priors.cauchy import Cauchy, HalfCauchy
+from dubito.beliefs.priors.function_space import FunctionSpace
 from dubito.beliefs.priors.group import GroupPrior
 from dubito.beliefs.priors.horseshoe import Horseshoe
 from dubito.beliefs.priors.laplace import Laplace
@@ -28,6 +30,7 @@ __all__ = [
     "ARD",
     "ByName",
     "Cauchy",
+    "FunctionSpace",
     "GroupPrior",
     "HalfCauchy",
     "Horseshoe",

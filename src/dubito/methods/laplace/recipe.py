@@ -6,6 +6,9 @@ import dataclasses
 from collections.abc import Mapping
 from typing import Annotated, ClassVar, Literal
 
+from torch import Tensor
+
+from dubito.beliefs.priors import FunctionSpace
 from dubito.core.constraints import Count, FiniteValue, Positive, PositiveValue
 from dubito.core.errors import InputError
 from dubito.core.settings import setting
@@ -13,6 +16,7 @@ from dubito.curvature import output_columns
 from dubito.fitting.inference import Inference, Problem
 from dubito.fitting.output_noise import with_known_numbers
 from dubito.fitting.recipe import Recipe
+from dubito.fitting.subspace_posterior import build_on_subspace
 from dubito.fitting.training import Training
 from dubito.select import all as all_weights
 from dubito.select.rule import SelectionRule
@@ -43,6 +47,9 @@ class Laplace(Recipe):
             per random weight; or what chooses it: ``"validation"`` data, the ``"training"`` data or the ``"evidence"``.
             ``"auto"`` takes validation data where `fit` is given any, else the training data. See
             `dubito.methods.laplace.tuning`.
+        prior: `priors.FunctionSpace`, a prior of the outputs instead of the weights; `prior_precision` then divides its
+            variance: by 1 for ``"auto"``. The posterior is over the directions that change the outputs at the context
+            points, with all their correlations, whatever the structure (`dubito.methods.laplace.function_space`).
         prior_mean: A number, or a tensor with one value per random weight.
         prior_groups: With ``"evidence"``: one precision for ``"all"`` weights, one per ``"layer"`` (each weight and
             each bias), or one per ``"weight"`` (diag only).
@@ -74,6 +81,7 @@ class Laplace(Recipe):
     factor_rank: Count | Literal["auto"] | None = "auto"
     fisher_samples: Count = 1
     prior_scaling: Literal["plain", "S/D"] = "plain"
+    prior: FunctionSpace | None = None
 
     def __post_init__(self) -> None:
         if self.prior_groups != "all" and self.prior_precision not in ("auto", "evidence"):
@@ -86,6 +94,19 @@ class Laplace(Recipe):
             raise InputError("curvature='hessian' needs structure='full', as its negative eigenvalues are removed.")
         if self.curvature == "fisher-mc" and self.structure == "sampled":
             raise InputError("structure='sampled' needs curvature='ggn', which does not change between passes.")
+        if self.prior is not None:
+            self._check_function_space()
+
+    def _check_function_space(self) -> None:
+        """Raise an error for settings that describe a prior of weights."""
+        if isinstance(self.prior_precision, Mapping | Tensor) or isinstance(self.prior_mean, Tensor) or self.prior_mean:
+            raise InputError("priors.FunctionSpace takes no prior_mean, and one number as prior_precision, or none.")
+        if self.prior_groups != "all" or self.prior_scaling != "plain":
+            raise InputError("prior_groups and prior_scaling are for priors of weights, not for priors.FunctionSpace.")
+        if not self.weights.is_set:
+            raise InputError(
+                f"{self.weights!r} chooses directions, and so does priors.FunctionSpace: drop one of them."
+            )
 
     @property
     def needs_trained_model(self) -> bool:
@@ -109,6 +130,8 @@ class Laplace(Recipe):
         """Return the steps that sum curvature over the data."""
         from dubito.methods.laplace.collect import Collector, SampledCollector
 
+        if self.prior is not None:
+            return self._build_on_functions(problem, self.prior)
         if self.prior_precision == "validation" and problem.validation is None:
             raise InputError("prior_precision='validation' needs validation data: pass `validation=` to fit.")
         problem = dataclasses.replace(problem, likelihood=with_known_numbers(problem))
@@ -119,3 +142,12 @@ class Laplace(Recipe):
             epochs=collector.accumulator.passes, additive=collector.accumulator.additive, anytime=False,
             restore=collector.restore,
         )  # fmt: skip
+
+    def _build_on_functions(self, problem: Problem, prior: FunctionSpace) -> Inference:
+        """Return the steps of the recipe on the coordinates of a prior over functions."""
+        from dubito.methods.laplace.function_space import function_coordinates
+
+        subspace, mean = function_coordinates(prior.at_context(problem.source), problem)
+        precision = 1.0 if self.prior_precision == "auto" else self.prior_precision
+        inner = self.replace(prior=None, weights=all_weights(), prior_mean=mean.to("cpu"), prior_precision=precision)
+        return build_on_subspace(self, problem, subspace, inner)

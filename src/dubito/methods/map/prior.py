@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from dubito.beliefs.priors import Prior
+from dubito.beliefs.priors import FunctionSpace, Prior
 from dubito.beliefs.priors.base import require_real, unchecked
 from dubito.core import params
 from dubito.core.batches import Batch
@@ -72,19 +72,23 @@ class PriorDescent(GradientDescent):
         return unchecked(prior, **{name: hyper[f"{LEARNED}{name}"] for name in self.fields})
 
 
-def check_map_prior(prior: Prior | None, prior_precision: float) -> None:
+def check_map_prior(prior: Prior | FunctionSpace | None, prior_precision: float) -> None:
     """Raise an error unless the weights have a most probable value under this prior."""
     if prior is None:
         return
-    require_real(prior)
     if prior_precision:
         raise InputError("Give either prior or prior_precision, not both: they describe the same prior.")
+    if isinstance(prior, FunctionSpace):
+        return
+    require_real(prior)
     if not prior.proper:
         raise InputError(f"{prior!r} is improper: it is infinite at 0, so no weights are most probable.")
 
 
-def prior_moments(prior: Prior, model: nn.Module) -> tuple[Params, Params]:
+def prior_moments(prior: Prior | FunctionSpace, model: nn.Module) -> tuple[Params, Params]:
     """Return the mean and the variance of the prior of each weight; the flat prior of vectors has no variance."""
+    if isinstance(prior, FunctionSpace):
+        raise UnsupportedError("A prior over functions has no mean and variance of each weight: read `recipe.prior`.")
     if any(value.ndim < 2 for value in model.parameters()):
         raise UnsupportedError("Biases have a flat prior, which has no variance: read `recipe.prior` for the matrices.")
     mean: Params = {}

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Literal
 
-from dubito.beliefs.priors import Prior
+from dubito.beliefs.priors import FunctionSpace, Prior
 from dubito.core.constraints import NonNegative, Positive, Start
 from dubito.core.errors import InputError
 from dubito.core.settings import setting
@@ -27,6 +27,7 @@ class MAP(Recipe):
         prior_precision: λ, the precision of a zero-mean normal prior on every weight; 0 is a flat prior.
         prior: A prior from `dubito.priors` for every matrix; biases and other vectors then have a flat one.
             `priors.Mixture` is learned with the weights, and makes them cluster around few values.
+            `priors.FunctionSpace` is a prior of the outputs instead.
         prior_weight: The factor of the log prior; below 1 it weakens the prior.
         temperature: A number by which logits are divided, or ``"validation"`` to maximize the likelihood of
             validation data (Guo et al. 2017, https://arxiv.org/abs/1706.04599). For regression it multiplies the noise.
@@ -40,7 +41,7 @@ class MAP(Recipe):
     temperature: Positive | Literal["validation"] = 1.0
     train: bool = True
     start: Start = "model"
-    prior: Prior | None = None
+    prior: Prior | FunctionSpace | None = None
     prior_weight: Positive = 1.0
 
     def __post_init__(self) -> None:
@@ -95,7 +96,11 @@ class MAP(Recipe):
             from dubito.methods.map.evidence import EvidenceDescent
 
             return EvidenceDescent(problem, self.prior_precision, epochs)
-        if self.prior is not None and epochs:
+        if isinstance(self.prior, FunctionSpace) and epochs:
+            from dubito.methods.map.function_space import FunctionDescent
+
+            return FunctionDescent(problem, self.prior, self.prior_weight, epochs)
+        if isinstance(self.prior, Prior) and epochs:
             return PriorDescent(problem, self.prior, self.prior_weight, epochs)
         decay = problem.training.weight_decay + self.prior_precision / problem.num_data
         return GradientDescent(

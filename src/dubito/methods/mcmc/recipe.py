@@ -20,10 +20,10 @@ from dubito.fitting.inference import Inference, Problem, State
 from dubito.fitting.output_noise import share_noise, with_known_numbers
 from dubito.fitting.posterior import Posterior
 from dubito.fitting.recipe import Recipe
-from dubito.fitting.subspace_posterior import whole_network
 from dubito.methods.mcmc.posterior import ParticlePosterior
 from dubito.methods.mcmc.prior_energy import check_prior
 from dubito.networks.normalization import running_norms
+from dubito.networks.subspace import whole_network
 
 # The standard deviation of the default prior around a network, over the root mean square of its weights.
 DEFAULT_SPREAD = 0.25
