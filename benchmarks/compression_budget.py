@@ -3,7 +3,6 @@
     python benchmarks/compression_budget.py run --networks lenet5 vgg --seeds 3 [--epochs 0 3]   # resumable
     python benchmarks/compression_budget.py table
     python benchmarks/compression_budget.py speed --networks vgg       # onnxruntime, of the networks of seed 0
-    python benchmarks/compression_budget.py doubt --seeds 3            # uncertainty of the small networks, resumable
     python benchmarks/compression_budget.py size                       # removing and rounding share a file size
     python benchmarks/compression_budget.py plot --networks lenet5 vgg # docs/img/budget.png
 
@@ -24,14 +23,17 @@ import statistics
 import tempfile
 import time
 from collections.abc import Callable
+from functools import partial
+from itertools import product
 from pathlib import Path
 from typing import Any
 
 import torch
 from compression_cells import RESULTS, cell, fitted
 from compression_cifar import vgg_like
-from dubito.compression import Budget, compress, explore
+from dubito.compression import Budget, compress
 from dubito.compression import load as load_network
+from dubito.compression import save as save_network
 from export import session
 from torch import Tensor, nn
 from torch.nn import functional as F
@@ -138,36 +140,62 @@ def gradients(model: nn.Module, importance: Any, kind: str, few: Pair) -> None:
         importance._accu_grad, importance._counter = squares, dict.fromkeys(squares, 64)
 
 
+def eliminated(name: str, seed: int, share: float, epochs: int) -> nn.Module:
+    """The network of `compress` under a budget of MACs, from its file where there is one."""
+    train, _ = load(name)
+    model, few = trained(name, seed, train), measured(train)
+    path = RESULTS / f"budget-{name}-{share}-{epochs}-{seed}.network"
+    if not path.is_file():
+        if epochs:
+            small = retrained(eliminated(name, seed, share, 0), train, epochs)
+        else:
+            small = compress(diagonal(model, few), budget=Budget(macs=share), data=few).model
+        save_network(path, small, "dense")
+    return load_network(path, model)
+
+
+def measured(train: Pair) -> Pair:
+    """The images on which all methods measure."""
+    return train[0][:MEASURED], train[1][:MEASURED]
+
+
+def diagonal(model: nn.Module, few: Pair) -> Posterior:
+    """The posterior that ranks units."""
+    return Laplace(structure="diag", prior_precision=10.0).fit(model, few, progress=False)
+
+
+def retrained(small: nn.Module, train: Pair, epochs: int) -> nn.Module:
+    """The network after so many epochs on all training images."""
+    how = Training(epochs=epochs, lr=1e-3, batch_size=100, schedule="linear")
+    return MAP().fit(small, train, training=how, progress=False).model
+
+
 def run(args: argparse.Namespace) -> None:
     """Every method at every share of every network."""
-    for seed in range(args.seeds):
-        for name in args.networks:
-            train, test = load(name)
-            few: Any = tuple(part[:MEASURED] for part in train)
-            model = trained(name, seed, train)
-            cell(f"budget-{name}-dense", seed, lambda model=model, test=test: {"accuracy": accuracy(model, test)})
-            posterior = Laplace(structure="diag", prior_precision=10.0).fit(model, few, progress=False)
-            for epochs in args.epochs:
-                for share in SHARES:
-                    for method in methods(name):
+    for seed, name, epochs in product(range(args.seeds), args.networks, args.epochs):
+        train, test = load(name)
+        few, model = measured(train), trained(name, seed, train)
+        cell(
+            f"budget-{name}-dense", seed, partial(lambda model, test: {"accuracy": accuracy(model, test)}, model, test)
+        )
+        for share, method in product(args.shares, args.methods or methods(name)):
 
-                        def work(
-                            method: str = method, share: float = share, epochs: int = epochs, name: str = name,
-                            model: nn.Module = model, posterior: Posterior = posterior, few: Pair = few,
-                            train: Pair = train, test: Pair = test,
-                        ) -> dict[str, Any]:  # fmt: skip
-                            if method in PEERS:
-                                small = by_torch_pruning(model, method, share, few)
-                            else:
-                                budget = Budget(macs=share)
-                                small = compress(posterior, RULES[method], budget=budget, data=few).model
-                            if epochs:
-                                how = Training(epochs=epochs, lr=1e-3, batch_size=100, schedule="linear")
-                                small = MAP().fit(small, train, training=how, progress=False).model
-                            share_left = num_macs(small, few[0][:1]) / num_macs(model, few[0][:1])
-                            return {"accuracy": accuracy(small, test), "macs": share_left}
+            def work(
+                method: str = method, share: float = share, epochs: int = epochs, name: str = name, seed: int = seed,
+                model: nn.Module = model, few: Pair = few, train: Pair = train, test: Pair = test,
+            ) -> dict[str, Any]:  # fmt: skip
+                if method == "elimination":
+                    small = eliminated(name, seed, share, epochs)
+                else:
+                    small = (
+                        by_torch_pruning(model, method, share, few) if method in PEERS
+                        else compress(diagonal(model, few), RULES[method], budget=Budget(macs=share), data=few).model
+                    )  # fmt: skip
+                    small = retrained(small, train, epochs) if epochs else small
+                share_left = num_macs(small, few[0][:1]) / num_macs(model, few[0][:1])
+                return {"accuracy": accuracy(small, test), "macs": share_left}
 
-                        cell(f"budget-{name}-{method}-{share}-{epochs}".replace(" ", "_"), seed, work)
+            cell(f"budget-{name}-{method}-{share}-{epochs}".replace(" ", "_"), seed, work)
 
 
 def table(args: argparse.Namespace) -> None:
@@ -185,16 +213,12 @@ def table(args: argparse.Namespace) -> None:
 def speed(args: argparse.Namespace) -> None:
     """Print the reduction of MACs and of the time in onnxruntime, by elimination, for seed 0."""
     print("| network | share of MACs | fewer MACs | faster, batch 1 | batch 128 |\n|---|---|---|---|---|")
-    for name in args.networks:
+    for name, share in product(args.networks, args.shares):
         train, _ = load(name)
-        few: Any = tuple(part[:MEASURED] for part in train)
-        model = trained(name, 0, train)
-        posterior = Laplace(structure="diag", prior_precision=10.0).fit(model, few, progress=False)
-        for share in SHARES:
-            small = compress(posterior, budget=Budget(macs=share), data=few).model
-            fewer = num_macs(model, few[0][:1]) / num_macs(small, few[0][:1])
-            times = [faster(model, small, few[0][:count], rounds) for count, rounds in ((1, 200), (128, 15))]
-            print(f"| {name} | {share:.0%} | {fewer:.2f} | {times[0]:.2f} | {times[1]:.2f} |", flush=True)
+        x, model, small = train[0], trained(name, 0, train), eliminated(name, 0, share, 0)
+        fewer = num_macs(model, x[:1]) / num_macs(small, x[:1])
+        times = [faster(model, small, x[:count], rounds) for count, rounds in ((1, 200), (128, 15))]
+        print(f"| {name} | {share:.0%} | {fewer:.2f} | {times[0]:.2f} | {times[1]:.2f} |", flush=True)
 
 
 def faster(model: nn.Module, small: nn.Module, x: Tensor, rounds: int) -> float:
@@ -238,55 +262,22 @@ def size(args: argparse.Namespace) -> None:
             )
 
 
-DOUBTS = ("accuracy", "nll", "ece", "auroc kmnist", "auroc notmnist")
-
-
-def doubt(args: argparse.Namespace) -> None:
-    """Uncertainty of LeNet-300-100 and of what is left of it, each with a Kronecker posterior over its own weights."""
-    for seed in range(args.seeds):
-        cell("doubt", seed, lambda seed=seed: _doubts(seed))
-    cells = [json.loads(path.read_text()) for path in sorted(RESULTS.glob("doubt-[0-9].json"))]
-    print(f"| units removed | MACs left | file, kB | {' | '.join(DOUBTS)} |\n|---|---|---|{'---|' * len(DOUBTS)}")
-    for name in cells[0]:
-        if isinstance(cells[0][name], dict):
-            rows = [found[name] for found in cells]
-            columns = [torch.tensor([row[key] for row in rows]) for key in ("macs", "kB", *DOUBTS)]
-            shown = [f"{c.mean():.3g}" + (f" ± {c.std():.2g}" if len(rows) > 1 else "") for c in columns]
-            print(f"| {name} | {' | '.join(shown)} |")
-
-
-def _doubts(seed: int) -> dict[str, Any]:
-    data = dubito.data.load("mnist", limit=6000, limit_test=2000, validation=1 / 6)
-    others = {name: dubito.data.load(name, limit_test=2000, like=data).test[0] for name in ("kmnist", "notmnist")}
-    torch.manual_seed(seed)
-    how = Training(epochs=10, lr=1e-3, batch_size=100)
-    generator = torch.Generator().manual_seed(seed)
-    model = dubito.models.lenet_300_100()
-    model = MAP().fit(model, data.train, training=how, generator=generator, progress=False).model
-    recipe = Laplace(structure="kron")
-    posterior = recipe.fit(model, data.train, validation=data.validation, progress=False)
-    found = explore(
-        posterior, data=data.test, train=data.train, recipe=recipe, validation=data.validation, ood=others,
-        progress=False,
-    )  # fmt: skip
-    chosen = [each for each in (found.before, *found.candidates) if each.number in (0, 3, 5, 7, 8, 10)]
-    return {
-        f"{each.target:.0%}": {"macs": each.macs, "kB": each.num_bytes / 1000} | {n: each.scores[n] for n in DOUBTS}
-        for each in chosen
-    }
-
-
 def plot(args: argparse.Namespace) -> None:
-    """Draw the accuracy against the share of MACs, without retraining."""
+    """Draw the accuracy against the share of MACs: a row for each number of epochs, a column for each network."""
     from matplotlib.figure import Figure
 
-    figure = Figure(figsize=(4 * len(args.networks), 3.2), layout="constrained")
-    for axes, name in zip(figure.subplots(1, len(args.networks), squeeze=False)[0], args.networks, strict=True):
+    figure = Figure(figsize=(4 * len(args.networks), 3.2 * len(args.epochs)), layout="constrained")
+    places = figure.subplots(len(args.epochs), len(args.networks), squeeze=False).flat
+    for axes, (epochs, name) in zip(places, product(args.epochs, args.networks), strict=True):
+        dense = _values(f"budget-{name}-dense")
         for method in methods(name):
-            cells = [_values(f"budget-{name}-{method}-{share}-0".replace(" ", "_")) for share in SHARES]
+            cells = [_values(f"budget-{name}-{method}-{share}-{epochs}".replace(" ", "_")) for share in SHARES]
             known = [(100 * share, 100 * statistics.fmean(c)) for share, c in zip(SHARES, cells, strict=True) if c]
+            known = [(100.0, 100 * statistics.fmean(dense)), *known] if known and dense else known
             axes.plot(*zip(*known, strict=True), marker="o", markersize=3, label=method) if known else None
-        axes.set(title=name, xlabel="MACs left (%)", ylabel="accuracy (%)")
+        axes.set(title=f"{name}, {epochs} epochs", xlabel="MACs left (%)", ylabel="accuracy (%)", xscale="log")
+        axes.set_xticks([10, 25, 50, 100], ["10", "25", "50", "100"])
+        axes.minorticks_off()
         axes.grid(alpha=0.3)
     figure.axes[0].legend(fontsize=7)
     figure.savefig(Path(__file__).parents[1] / "docs" / "img" / "budget.png", dpi=110)
@@ -309,13 +300,15 @@ def _mean(stem: str) -> str:
 def main() -> None:
     """Read the command line."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("what", choices=["run", "table", "speed", "doubt", "size", "plot"])
+    parser.add_argument("what", choices=["run", "table", "speed", "size", "plot"])
     parser.add_argument("--networks", nargs="*", default=["lenet5"], choices=list(NETWORKS))
     parser.add_argument("--seeds", type=int, default=3)
     parser.add_argument("--epochs", nargs="*", type=int, default=[0])
+    parser.add_argument("--shares", nargs="*", type=float, default=SHARES)
+    parser.add_argument("--methods", nargs="*", help="Only these; all by default.")
     args = parser.parse_args()
     torch.set_num_threads(1)
-    {"run": run, "table": table, "speed": speed, "doubt": doubt, "size": size, "plot": plot}[args.what](args)
+    {"run": run, "table": table, "speed": speed, "size": size, "plot": plot}[args.what](args)
 
 
 if __name__ == "__main__":

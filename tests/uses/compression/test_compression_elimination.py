@@ -114,23 +114,3 @@ def test_a_quarter_of_the_operations_costs_less_than_by_magnitude() -> None:
     )
     assert score(small) >= score(other)
     assert score(small) >= score(trained.model) - 0.05
-
-
-def test_statistics_of_batch_norm_are_taken_anew() -> None:
-    torch.manual_seed(0)
-    inputs, targets = (torch.cat([part, part, part]) for part in table())
-    rows = inputs[:256], targets[:256]
-    model = nn.Sequential(
-        nn.Linear(inputs.shape[1], 12), nn.ReLU(), nn.Linear(12, 10), nn.BatchNorm1d(10), nn.ReLU(),
-        nn.Linear(10, int(targets.max()) + 1),
-    )  # fmt: skip
-    trained = MAP().fit(model, rows, training=Training(epochs=3, lr=0.01), progress=False)
-    posterior = Laplace(prior_precision=1.0).fit(trained.model, rows, progress=False)
-    whole = compress(posterior, rules.PosteriorDamage(0.0, kind="obs", update=True), structure="units", data=rows)
-    torch.testing.assert_close(whole.model[3].running_mean, trained.model[3].running_mean)  # type: ignore[index, union-attr]
-    made = compress(posterior, rules.PosteriorDamage(0.4, kind="obs", update=True), structure="units", data=rows)
-    seen = made.model[:3](rows[0])  # type: ignore[index, operator]
-    norm = made.model[3]  # type: ignore[index]
-    torch.testing.assert_close(norm.running_mean, seen.mean(0), rtol=1e-4, atol=1e-4)  # type: ignore[arg-type]
-    halves = torch.stack([part.var(0) for part in seen.split(128)]).mean(0)
-    torch.testing.assert_close(norm.running_var, halves, rtol=1e-3, atol=1e-4)  # type: ignore[arg-type]

@@ -179,11 +179,12 @@ def _within(
     if budget.error is not None and data is None:
         raise MissingDataError("An error budget is judged on held-out data: give `validation=` or `data=`.")
     posterior = pruner.posterior
-    score = None if data is None else score_of(posterior, data)
+    judged = budget.error is not None or budget.num_bytes is not None  # else shapes are all that matters
+    score = score_of(posterior, data) if judged and data is not None else None
     meter = Meter(budget, pruner.center, pruner.example, score)
 
     def make(rule: Rule) -> Compression:
-        return Compression(posterior, rule, *pruner.at(rule), pruner, data, pruner.example)
+        return Compression(posterior, rule, *pruner.at(rule, rough=not judged), pruner, data, pruner.example)
 
     return search(pruner.rule, meter, make, check_error=not finetuned)
 

@@ -14,12 +14,12 @@ from dubito.core.errors import UnsupportedError
 from dubito.core.params import Params
 from dubito.fitting.posterior import Posterior
 from dubito.networks.adapters import has_adapters, record_ranks_
-from dubito.networks.normalization import recalibrate_on
 from dubito.networks.twin import copied
 from dubito.uses.compression.costs import Cost, LayerCosts, per_cost
 from dubito.uses.compression.elimination import Elimination
 from dubito.uses.compression.features import first_matrix, live_features
 from dubito.uses.compression.plan import Plan, both
+from dubito.uses.compression.reconstruction import reconstruct_
 from dubito.uses.compression.rules import Masks, Rule
 from dubito.uses.compression.shrink import shrink, silenced
 from dubito.uses.compression.units import feature_plan, removable, require_units, unit_plan, unit_relevance
@@ -30,7 +30,7 @@ from dubito.uses.compression.units_of_adapters import adapter_ranks
 from dubito.uses.compression.verify import require_same, varied
 from dubito.uses.compression.weight_statistics import data_precision, prunable, statistics_of
 
-# Rows from which on the statistics of BatchNorm are taken anew.
+# Rows from which on the layers of the small network are fitted to the outputs of the large one.
 FEWEST_ROWS = 256
 
 
@@ -48,7 +48,7 @@ class Pruner:
         example: A batch of inputs, or None.
         allow_empty: Whether a layer may lose all of its weights.
         elimination: Adapts the layers that read removed units, if the rule does so.
-        rows: Batches of inputs on which the statistics of BatchNorm are then taken anew.
+        rows: Batches of inputs on which its layers are then fitted to the outputs of the large network.
     """
 
     posterior: Posterior
@@ -99,8 +99,11 @@ class Pruner:
             require_units(relevance)
         return cls(posterior, center, rule, relevance, groups, columns, example, allow_empty, elimination, rows)
 
-    def at(self, rule: Rule) -> tuple[Plan, nn.Module]:
-        """Return the plan and the network of `rule`, which may differ from ours only in how much it removes."""
+    def at(self, rule: Rule, *, rough: bool = False) -> tuple[Plan, nn.Module]:
+        """Return the plan and the network of `rule`, which may differ from ours only in how much it removes.
+
+        A rough one has the shapes of the network, but its layers are not fitted to the outputs of the large one.
+        """
         kept = {name: mask.cpu() for name, mask in rule.keep(self.relevance).items()}
         model = copied(self.center)
         if not self.groups:
@@ -118,8 +121,9 @@ class Pruner:
         quiet, _ = silenced(Plan(columns).masked(adapted), self.groups, changed, self.example)
         small = record_ranks_(shrink(quiet, self.groups, changed, self.example).eval())
         require_same(quiet, small, self.example)
-        if changed and not has_adapters(small) and sum(map(batches.num_rows, self.rows)) >= FEWEST_ROWS:
-            recalibrate_on(small, (batch for batch in self.rows if batches.num_rows(batch) > 1))
+        enough = sum(map(batches.num_rows, self.rows)) >= FEWEST_ROWS
+        if changed and enough and not rough and not has_adapters(small):
+            reconstruct_(small, self.center, plan.units, self.rows)
         counts: dict[str, dict[str, int]] = {}
         for name, attribute, _ in (each for group in self.groups if group.name in changed for each in group.counts):
             counts.setdefault(name, {})[attribute] = getattr(small.get_submodule(name), attribute)
