@@ -45,6 +45,7 @@ from dubito import (
 from dubito.core import batches, params
 from dubito.curvature import Engine
 
+sys.path.insert(0, str(Path(__file__).parents[1] / "tests"))
 sys.path.insert(0, str(Path(__file__).parents[1] / "tests" / "ecosystem"))
 import tiny_models
 

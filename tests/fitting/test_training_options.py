@@ -75,25 +75,30 @@ def test_a_compiled_network() -> None:
 
 def test_the_numbers_of_every_step_and_epoch() -> None:
     found: list[dict[str, float]] = []
-    training = Training(log=found.append, restore_best=True, **STEPS)
-    fitted(MAP(), training, validation=(X, Y))
+    training = Training(log=found.append, **STEPS)
+    posterior = fitted(MAP(), training, validation=(X, Y))
+    assert posterior.digest() == fitted(MAP(), training.replace(log=None), validation=(X, Y)).digest()
     steps = [each for each in found if "loss" in each]
     assert [(each["epoch"], each["batch"]) for each in steps] == [(e, b) for e in range(3) for b in range(3)]
     assert steps[-1]["loss"] < steps[0]["loss"]
     assert [each["epoch"] for each in found if "validation" in each] == [0, 1, 2]
-    assert training.identity() == Training(restore_best=True, **STEPS).identity()
+    assert training.identity() == Training(**STEPS).identity()
     with pytest.raises(InputError, match="`log` must be a callable"):
         Training(log=3)
 
 
 def test_ready_loggers(monkeypatch: pytest.MonkeyPatch) -> None:
     seen: list[Any] = []
-    monkeypatch.setitem(sys.modules, "mlflow", SimpleNamespace(log_metric=lambda *a, **k: seen.append((*a, k["step"]))))
-    run = SimpleNamespace(log=lambda values, step: seen.append((*values.items(), step)))
+    written = lambda values, step: seen.append((*values.items(), step))  # noqa: E731
+    monkeypatch.setitem(sys.modules, "mlflow", SimpleNamespace(log_metrics=written))
+    monkeypatch.setitem(sys.modules, "wandb", SimpleNamespace(run=None))
+    run = SimpleNamespace(log=written, step=5)
     for log in (loggers.mlflow(), loggers.wandb(run)):
         for batch in range(2):
             log({"epoch": 0, "batch": batch, "loss": 0.5})
-    assert seen == [("loss", 0.5, 1), ("loss", 0.5, 2), (("loss", 0.5), 1), (("loss", 0.5), 2)]
+    assert seen == [(("loss", 0.5), step) for step in (1, 2, 6, 7)]
+    with pytest.raises(InputError, match=r"call wandb.init\(\) first"):
+        loggers.wandb()
     monkeypatch.setitem(sys.modules, "tensorboard", None)
     with pytest.raises(UnsupportedError, match="needs the package tensorboard"):
         loggers.tensorboard()

@@ -213,6 +213,11 @@ class _Loop:
         if log is not None and distributed.rank() == 0:
             log({"epoch": self.epoch, **{name: float(value) for name, value in numbers.items()}})
 
+    @cached_property
+    def _is_logged(self) -> bool:
+        """Whether the first process has a logger; all of them must know it, as they score together."""
+        return distributed.from_first(self.problem.training.log is not None, self.problem.source.device)
+
     def _batches(self) -> Iterator[Batch]:
         source = self.problem.source
         if self.inference.batches == "mini":
@@ -253,7 +258,8 @@ class _Loop:
 
     def _validate(self) -> None:
         source, score = self.problem.validation, self.inference.score
-        if not self.problem.training.needs_validation or score is None or source is None:
+        needed = self.problem.training.needs_validation
+        if score is None or source is None or not (needed or self._is_logged):
             return
         total = torch.zeros(2, dtype=torch.float64, device=source.device)
         for batch in source.replay():
@@ -264,7 +270,7 @@ class _Loop:
         distributed.sum_([total])
         mean = float(total[0] / total[1])
         self._log({"validation": mean})
-        if mean > self.best.score:
+        if needed and mean > self.best.score:
             self.best = Best(mean, self.epoch, io.clone(self.state))
 
     def _out_of_patience(self) -> bool:
