@@ -102,11 +102,13 @@ class TestCall:
     def test_tuples_are_spread_and_mappings_named(self, inputs: Any, value: float) -> None:
         assert params.call(Flexible(), inputs).item() == value
 
-    @pytest.mark.parametrize("wrap", [lambda y: {"logits": y, "loss": None}, lambda y: SimpleNamespace(logits=y)])
+    @pytest.mark.parametrize(
+        "wrap", [lambda y: {"logits": y, "out": None}, lambda y: {"out": y}, lambda y: SimpleNamespace(logits=y)]
+    )
     def test_outputs_with_logits(self, wrap: Any) -> None:
         assert params.call(Flexible(wrap), torch.tensor(3.0)).item() == 6.0
 
-    @pytest.mark.parametrize("wrap", [lambda y: (y, y), lambda y: {"out": y}, lambda y: y.item()])
+    @pytest.mark.parametrize("wrap", [lambda y: (y, y), lambda y: {"aux": y}, lambda y: y.item()])
     def test_anything_else_is_refused(self, wrap: Any) -> None:
         with pytest.raises(InputError, match=r"must return a tensor or have `\.logits`"):
             params.call(Flexible(wrap), torch.tensor(3.0))

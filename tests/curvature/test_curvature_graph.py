@@ -161,6 +161,19 @@ def relative_positions() -> Case:
     return classes(Net(use, table=nn.Embedding(3, 2), out=nn.Linear(2 * WIDTH, 3)), normal(BATCH, 3, WIDTH))
 
 
+def masked() -> Case:
+    """A mask of each example chooses between the scores' biases and a number (T5), places and a learned token."""
+
+    def use(net: Any, x: Tensor) -> Tensor:
+        free, shown = net.free, x[..., 0] > 0
+        scores = torch.einsum("bqc,bkc->bqk", x, x) + torch.where(shown[:, None], free.bias, -30.0)
+        mixed = scores.softmax(-1) @ torch.where(shown[..., None], x, free.token)
+        return net.out(mixed.sum(1) + free.places.masked_fill(~shown[..., None], 0.5).sum(1))
+
+    free = Free(bias=vector(torch.randn, 3, 3), token=vector(torch.randn, WIDTH), places=vector(torch.randn, 3, WIDTH))
+    return classes(Net(use, free=free, out=nn.Linear(WIDTH, 3)), normal(BATCH, 3, WIDTH))
+
+
 def indexed_table() -> Case:
     """The same by indexing a free parameter (Swin)."""
 
@@ -235,6 +248,7 @@ CASES: dict[str, Callable[[], Case]] = {
     "repeated token": repeated_token,
     "logit scale": logit_scale,
     "relative positions": relative_positions,
+    "masked": masked,
     "indexed table": indexed_table,
     "windows": windows,
     "cross attention": cross_attention,

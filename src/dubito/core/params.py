@@ -87,8 +87,8 @@ def load_(model: nn.Module, params: Mapping[str, Tensor], buffers: Mapping[str, 
 def call(model: nn.Module, inputs: Any) -> Tensor:
     """Call `model` on one batch of inputs: a tuple as positional arguments, a mapping as keyword arguments.
 
-    If the output has a `logits` field, as those of Hugging Face models have, that field is returned. Outputs in half
-    precision are returned as float32.
+    If the output has a `logits` field, as those of Hugging Face models have, that field is returned; of a dict with an
+    entry ``"out"``, as torchvision's segmentation models give, that entry. Outputs in half precision become float32.
     """
     if precision.is_casting():
         with precision.in_a_network():
@@ -105,10 +105,13 @@ def _call(model: nn.Module, inputs: Any) -> Any:
 
 
 def logits_of(output: Any) -> Tensor:
-    """Return what a model gave if it is a tensor, else its field `logits`."""
+    """Return what a model gave if it is a tensor, else its field `logits`, or the entry ``"out"`` of a dict."""
     if isinstance(output, Tensor):
         return output
-    logits = output.get("logits") if isinstance(output, Mapping) else getattr(output, "logits", None)
+    if isinstance(output, Mapping):
+        logits = output["logits"] if "logits" in output else output.get("out")
+    else:
+        logits = getattr(output, "logits", None)
     if not isinstance(logits, Tensor):
         raise InputError(f"The model returned a {type(output).__name__}: it must return a tensor or have `.logits`.")
     return logits

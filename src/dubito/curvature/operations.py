@@ -123,6 +123,16 @@ def _expand(node: Node, argument: int, shape: tuple[int, ...]) -> Elementwise:
     return Elementwise(_aligned(node, shape), 1.0)
 
 
+def _where(node: Node, argument: int, shape: tuple[int, ...]) -> Elementwise:
+    kept = node._saved_condition if argument == 0 else ~node._saved_condition
+    return Elementwise(_aligned(node, shape), kept.to(node._input_metadata[0].dtype))
+
+
+def _masked_fill(node: Node, argument: int, shape: tuple[int, ...]) -> Elementwise:
+    filled = node._saved_mask if argument == 1 else ~node._saved_mask
+    return Elementwise(_aligned(node, shape), filled.to(node._input_metadata[0].dtype))
+
+
 def _repeat(node: Node, argument: int, shape: tuple[int, ...]) -> Elementwise | None:
     aligned = _aligned(node, shape)
     plain = all(size == 1 or times == 1 for size, times in zip(aligned, node._saved_repeats, strict=True))
@@ -191,6 +201,8 @@ _READERS: dict[str, Callable[[Node, int, tuple[int, ...]], Operation | None]] = 
     "MulBackward0": _multiply,
     "DivBackward0": _divide,
     "ExpandBackward0": _expand,
+    "WhereBackward0": _where,
+    "MaskedFillBackward0": _masked_fill,
     "RepeatBackward0": _repeat,
     "NativeLayerNormBackward0": _layer_norm,
     "NativeBatchNormBackward0": _batch_norm,
