@@ -137,6 +137,15 @@ def clone(tree: Any, device: torch.device | None = None) -> Any:
     return tree
 
 
+def contiguous(tree: Any) -> Any:
+    """Return a tree whose tensors lie in memory as a file has them: in another order, sums round differently."""
+    if isinstance(tree, Tensor):
+        return tree.contiguous()
+    if isinstance(tree, Mapping):
+        return {key: contiguous(value) for key, value in tree.items()}
+    return [contiguous(value) for value in tree] if isinstance(tree, list | tuple) else tree
+
+
 def tensors(tree: Any) -> Iterator[Tensor]:
     """Yield the tensors of a tree."""
     if isinstance(tree, Tensor):

@@ -64,8 +64,6 @@ class EigenAccumulator(KroneckerAccumulator):
         for block in found.blocks:
             if isinstance(block, linalg.Block):
                 block.values, block.left_values = torch.zeros_like(block.values), None
-                # as a file has them: in another order of memory, predictions would differ by rounding once it is loaded
-                block.left, block.right = (None if q is None else q.contiguous() for q in (block.left, block.right))
         sums.clear()
         sums.update(found.state())
 

@@ -90,7 +90,7 @@ class LaplacePosterior(Posterior):
         super().__init__(model, likelihood, recipe, num_data)
         self.tuning = tuning
         is_here = all(tensor.device == self.device for tensor in io.tensors(sums))  # not if read from a file
-        self.sums = sums if is_here else io.clone(sums, self.device)
+        self.sums = io.contiguous(sums if is_here else io.clone(sums, self.device))
         self.selection, self.fit, self.known_evidence = selection, fit, known_evidence
         one = torch.ones((), dtype=torch.float64)
         self.prior_precision = (one if prior_precision is None else prior_precision.double()).to(self.device)
