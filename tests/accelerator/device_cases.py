@@ -317,11 +317,32 @@ def without_double(device: torch.device) -> Iterator[tuple[str, str, str]]:
                 difference = (getattr(expected, name) - getattr(found, name).cpu()).abs().max()
                 if not float(difference) < 1e-4:
                     yield repr(recipe), name, f"differs from the CPU by {float(difference)}"
+    yield from failed({structure: partial(small_terms, structure, device) for structure in STRUCTURES})
     left_out = {"float64", "the same again"}
     yield from failed({name: use for name, use in other_uses(device).items() if name not in left_out})
     yield from failed(other_networks(device))
     if takes_double(device):
         yield "the user's own code", "", "float64 was not refused outside of Dubito"
+
+
+STRUCTURES = ("diag", "full", "kron", "ekfac", "low-rank")
+
+
+def small_terms(structure: str, device: torch.device) -> None:
+    """Check a sum of one large and many small terms, each of which plain float32 would round away."""
+    x = torch.full((200, 1), 7.0)
+    x[0] = 4e4
+    model = nn.Linear(1, 1, bias=False)
+    recipe = Laplace(structure=structure, prior_precision=1.0, rank=1)
+    loader = torch.utils.data.DataLoader(torch.utils.data.TensorDataset(x, model(x).detach()), batch_size=1)
+    plain, expected = torch.zeros(()), float(x.double().square().sum())
+    for term in x.square().flatten():
+        plain += term
+    assert abs(float(plain) / expected - 1) > 5e-6, "plain float32 is enough here"
+    likelihood: Any = dubito.likelihoods.Gaussian(noise=1.0)
+    found = recipe.fit(model.to(device), loader, likelihood=likelihood, progress=False)
+    total = float(found.precision_diagonal()["weight"]) - 1.0
+    assert abs(total / expected - 1) < 3e-7, f"{total} instead of {expected}"
 
 
 def takes_double(device: torch.device) -> bool:

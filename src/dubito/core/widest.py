@@ -1,8 +1,9 @@
 """Devices without float64, such as Apple's `mps`: the widest float of a device stands for float64 there.
 
 All code asks for float64 where it sums. On a device that has none, `computing_on` makes such requests give float32, and
-runs decompositions and solves of matrices in float64 on the CPU, as float32 is not enough for them. On any other device
-it does nothing. Fits, the methods of posteriors, and public functions (`core/arguments`) run in such a block.
+runs decompositions and solves of matrices in float64 on the CPU, as float32 is not enough for them; the curvature of
+many batches is added by `compensated_sum`. On any other device it does nothing. Fits, the methods of posteriors, and
+public functions (`core/arguments`) run in such a block.
 """
 
 from __future__ import annotations
@@ -57,6 +58,28 @@ def widest(device: torch.device) -> torch.dtype:
 def wide(values: Tensor) -> Tensor:
     """Return values in the widest float of their device."""
     return values.to(widest(values.device))
+
+
+def compensated_sum(total: Tensor, value: Tensor, carry: Tensor) -> tuple[Tensor, Tensor]:
+    """Return a sum and what rounding left out of it, which is added the next time (Kahan 1965, Neumaier 1974).
+
+    However many numbers are added, the sum is about as accurate as its float.
+
+    Args:
+        total: The sum so far.
+        value: What is added.
+        carry: What is missing in `total`, zeros at first.
+
+    >>> total, carry = torch.ones(()), torch.zeros(())
+    >>> for _ in range(1000):
+    ...     total, carry = compensated_sum(total, torch.tensor(1e-8), carry)
+    >>> f"{float(total):.6f}"
+    '1.000010'
+    """
+    added = value + carry
+    found = total + added
+    rest = torch.where(total.abs() >= added.abs(), (total - found) + added, (added - found) + total)
+    return found, rest
 
 
 def computing_on(device: torch.device) -> AbstractContextManager[None]:

@@ -13,6 +13,7 @@ from dubito.core import batches
 from dubito.core.batches import Batch, Source
 from dubito.core.errors import NonFiniteError
 from dubito.core.once import warn_once
+from dubito.core.widest import compensated_sum, has_double
 from dubito.curvature import output_columns, positions
 from dubito.curvature.engine import Engine
 from dubito.curvature.evidence import DataFit
@@ -73,6 +74,7 @@ class CurvaturePass:
     ) -> None:
         self.structure, self.curvature, self.num_samples = structure, curvature, num_samples
         self.num_data = 0  # until the data are known
+        self.carries: list[Tensor] = []  # what rounding left out of the sums of this pass, on a device without float64
         self.expands = mode == "expand"
         self._pass_kind: PassKind | None = None
         # the noise of a Gaussian only scales the curvature
@@ -96,6 +98,7 @@ class CurvaturePass:
                 tensor.zero_()
             if "parts" in sums:
                 sums["parts"] = 0
+        self.carries = []
         return sums
 
     def no_fit(self) -> Tensor:
@@ -110,9 +113,37 @@ class CurvaturePass:
             batch: The batch.
             generator: The source of randomness of sampled targets.
         """
-        fit = self.no_fit()
         if not batch.num_rows:
-            return fit
+            return self.no_fit()
+        if self.is_wide:
+            return self._add(sums, batch, generator)
+        totals = self.accumulator.partial(sums)
+        before = [total.clone() for total in totals]
+        for total in totals:
+            total.zero_()
+        fit = self._add(sums, batch, generator)
+        is_first = len(self.carries) != len(totals)
+        carries = [torch.zeros_like(total) for total in totals] if is_first else self.carries
+        self.carries = []
+        for total, old, carry in zip(totals, before, carries, strict=True):
+            found, left_out = compensated_sum(old, total, carry.to(total))
+            total.copy_(found)
+            self.carries.append(left_out)
+        return fit
+
+    @property
+    def is_wide(self) -> bool:
+        """Whether the device of the sums has float64; otherwise they are compensated."""
+        return has_double(self.accumulator.home)
+
+    def next_pass(self, sums: Sums) -> None:
+        """Prepare `sums`, in place, for the next pass over the data."""
+        self.accumulator.next_pass(sums)
+        self.carries = []
+
+    def _add(self, sums: Sums, batch: Batch, generator: torch.Generator | None) -> Tensor:
+        """Add a batch by plain additions."""
+        fit = self.no_fit()
         how = self._pass_kind = self._pass_kind or self._chosen(batch)
         kind = self.accumulator.first_columns(sums, self.num_data) or how.kind
         num_columns = 1 if how.few else self._num_columns(kind)

@@ -48,11 +48,13 @@ class Collector:
     def init(self, initial: Params, buffers: Buffers, generator: torch.Generator) -> State:
         """Nothing seen yet."""
         sums = self.curvature.zeros(self.problem.source)
-        return {"sums": sums, "fit": self.curvature.no_fit(), "seen": 0, "turn": 0}
+        state = {"sums": sums, "fit": self.curvature.no_fit(), "seen": 0, "turn": 0}
+        return state if self.curvature.is_wide else {**state, "carries": []}
 
     def update(self, state: State, batch: Batch, generator: torch.Generator) -> tuple[State, Info]:
         """Add one batch; after the last batch of a pass, prepare the next pass."""
         local, sums = distributed.local_generator(generator), state["sums"]
+        self.curvature.carries = state.get("carries", [])
         if self.accumulator.additive or not distributed.is_active():
             fit = self.curvature.add(sums, batch, local)
         else:
@@ -64,6 +66,8 @@ class Collector:
             self._check_count(state["seen"])
             self.end_pass(state)
             state["seen"], state["turn"] = 0, state["turn"] + 1
+        if not self.curvature.is_wide:
+            state["carries"] = self.curvature.carries
         shown = "squared_error" if isinstance(self.problem.likelihood, Gaussian) else "log_likelihood"
         return state, {shown: state["fit"][0] / state["fit"][1].clamp_min(1.0)}
 
@@ -81,7 +85,7 @@ class Collector:
 
     def end_pass(self, state: State) -> None:
         """Prepare the next pass over the data."""
-        self.accumulator.next_pass(state["sums"])
+        self.curvature.next_pass(state["sums"])
 
     def restore(self, own: State, saved: State) -> State:
         """Return the state of a checkpoint; in later passes some structures have other sums than at first."""
@@ -100,7 +104,7 @@ class Collector:
     def posterior(self, state: State) -> LaplacePosterior:
         """Return the posterior with its prior precision and noise."""
         self._check_count(state["seen"] if state["turn"] + 1 == self.accumulator.passes else 0)
-        distributed.sum_(list(io.tensors(state)) if self.accumulator.additive else [])
+        distributed.sum_([*io.tensors(state["sums"]), state["fit"]] if self.accumulator.additive else [])
         sums = state["sums"]
         if self.recipe.structure == "kron":
             sums = reduce_factors(sums, self.recipe.factor_rank, self.problem.model)
@@ -125,7 +129,7 @@ class SampledCollector(Collector):
     def end_pass(self, state: State) -> None:
         """Tune the Kronecker posterior after the first pass; solve on after the others."""
         if state["turn"]:
-            self.accumulator.next_pass(state["sums"])
+            self.curvature.next_pass(state["sums"])
             return
         recipe = self.recipe.replace(structure="kron")
         found = tune(self.untuned(state, recipe, state["sums"]["factors"]), recipe, self.problem)
