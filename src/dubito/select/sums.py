@@ -26,7 +26,7 @@ class ScoreSums:
     def __init__(self, weights: Selection) -> None:
         self.weights = weights
         self._total = torch.zeros(2, weights.num_weights, dtype=torch.float64)
-        self._rows: dict[tuple[int, tuple[str, ...]], list[tuple[Tensor, Tensor]]] = {}
+        self._rows: dict[tuple[int, int, tuple[str, ...]], list[tuple[Tensor, Tensor]]] = {}
         self._waiting = 0
 
     @property
@@ -51,13 +51,14 @@ class ScoreSums:
 
     def _wait(self, first: int, names: tuple[str, ...], rows: Tensor, inputs: Tensor) -> None:
         """Add ``Σ_n rows_n inputs_n²ᵀ`` for rows ``[B, k, O]``, as soon as there are enough of them."""
-        self._rows.setdefault((first, names), []).append((rows, inputs.square()))
+        # not all batches have both forms, so k may change
+        self._rows.setdefault((first, rows.shape[1], names), []).append((rows, inputs.square()))
         self._waiting += rows.numel() + inputs.numel()
         if self._waiting > numbers(limits.current().chunk):
             self._multiply()
 
     def _multiply(self) -> None:
-        for (first, names), pairs in self._rows.items():
+        for (first, _, names), pairs in self._rows.items():
             rows, squares = (torch.cat(each) for each in zip(*pairs, strict=True))
             self._add(first, names, (rows.flatten(1).mT @ squares).unflatten(0, rows.shape[1:]))
         self._rows.clear()
