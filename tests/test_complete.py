@@ -138,6 +138,14 @@ def test_every_score_is_measured() -> None:
     assert [name for name in SCORES if f"'{name}'" not in measured and name not in ("seconds", "width")] == []
 
 
+def test_every_score_has_a_test_of_its_value() -> None:
+    """A sum is compared in `test_metrics_accumulator`, which lists them all; any other function has tests by name."""
+    text = "".join(file.read_text() for file in sorted((TESTS / "uses/metrics").glob("test_*.py")))
+    functions = {score.function.__name__ for score in SCORES.values() if score.function is not None}
+    assert len(functions) > 3
+    assert [name for name in sorted(functions) if f"metrics.{name}(" not in text] == []
+
+
 def test_every_corruption_grows_with_its_severity() -> None:
     """`tests/data/test_data_corruptions.py` runs over all kinds; here only that there is no other list."""
     text = (TESTS / "data/test_data_corruptions.py").read_text()

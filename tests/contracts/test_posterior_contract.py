@@ -1,7 +1,7 @@
 """One executable contract for all posteriors: every recipe, every method, classification and regression.
 
-A new recipe joins by one line in `RECIPES`. What a family cannot give (`REFUSED`) must raise `UnsupportedError`, in one
-sentence.
+A new recipe joins by one line in `RECIPES`, and one in `REFUSED` if its family cannot give something: that must raise
+`UnsupportedError`, in one sentence.
 """
 
 from __future__ import annotations
@@ -214,7 +214,7 @@ def assert_same(first: Any, second: Any, **tolerance: Any) -> None:
 def refused(recipe: Recipe) -> set[str]:
     """The methods that a posterior of this recipe cannot answer; all of them it must refuse, and no others."""
     curvature = () if isinstance(recipe, Laplace) else ("precision_diagonal", "conditional_mean")
-    return {*curvature, *REFUSED[type(recipe)].split(), *ALSO_REFUSED.get(recipe, "").split()}
+    return {*curvature, *REFUSED.get(type(recipe), "").split(), *ALSO_REFUSED.get(recipe, "").split()}
 
 
 def answer(posterior: Posterior, method: str, *args: Any, **options: Any) -> Any:

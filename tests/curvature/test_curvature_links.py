@@ -216,6 +216,20 @@ def test_the_table_of_links_and_the_type_of_the_argument_agree() -> None:
                 links.find_link(name, Bernoulli())
 
 
+# The largest error of a class probability where the logits are those of a Dirichlet, for which the bridge was made.
+ERRORS = {"probit": 0.015, "mc": 0.002, "bridge": 0.02, "bridge-norm": 0.06}
+
+
+def test_every_link_is_near_the_mean_over_many_samples() -> None:
+    assert ERRORS.keys() == links.LINKS.keys()  # a new link states its error here
+    mean, covariance = dirichlet_logits(1 + 2 * torch.rand(8, 4, dtype=torch.float64))
+    expected = links.draw(mean, covariance, noise(40_000, seed=1)).softmax(-1).mean(0)
+    for name, link in links.LINKS.items():
+        spread = covariance if link.reads_covariance else covariance.diagonal(dim1=-2, dim2=-1)
+        found = links.predict(Categorical(), mean, spread, noise(40_000), link)
+        assert float((found.probs - expected).abs().max()) < ERRORS[name], name
+
+
 def test_a_link_is_one_object() -> None:
     outputs, variance = normal(4, 3), torch.rand(4, 3, dtype=torch.float64)
     hotter = links.Link(lambda likelihood, mean, spread, outputs: (mean / 2).log_softmax(-1), reads_covariance=False)

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 import dubito
 from dubito import select
 from dubito.networks.selection import Selection
-from dubito.select.weights import count_of, top
+from dubito.select.ranking import count_of
 
 
 class HeadFirst(nn.Module):
@@ -139,7 +139,10 @@ def test_sizes() -> None:
 
 
 def test_ties_go_to_the_earlier_weight(model: nn.Module) -> None:
-    chosen = top(Selection.all_of(model), torch.ones(sum(p.numel() for p in model.parameters())), 3)
+    with torch.no_grad():
+        for value in model.parameters():
+            value.fill_(1.0)
+    chosen = select.largest_magnitude(3).resolve(model)
     assert chosen.names == ["head.weight"]
     assert chosen.positions("head.weight").tolist() == [0, 1, 2]
 

@@ -15,8 +15,8 @@ from dubito.networks.layers import is_norm
 from dubito.networks.selection import Selection
 from dubito.select.names import all as all_weights
 from dubito.select.names import layers
+from dubito.select.ranking import count_of
 from dubito.select.rule import SelectionRule
-from dubito.select.weights import count_of
 
 
 def candidates_of(setting: Any, model: nn.Module, *args: Any, **kwargs: Any) -> Selection:

@@ -20,6 +20,7 @@ from dubito.select.budgets import SelectionBudget
 from dubito.select.directions import direction_columns
 from dubito.select.greedy import JacobianRows, greedy
 from dubito.select.local_gaussian import fit_gaussian
+from dubito.select.ranking import Ranking
 from dubito.select.scores import MOST_COLUMNS, Scores, context_tapes, measure, tapes
 
 if TYPE_CHECKING:
@@ -28,36 +29,6 @@ if TYPE_CHECKING:
 
 class SelectionWarning(UserWarning):
     """Some of the chosen weights cannot change an output."""
-
-
-@dataclass(frozen=True)
-class Ranking:
-    """Candidates in the order in which a rule prefers them.
-
-    Args:
-        candidates: All candidates.
-        order: Flat positions of the chosen ones among the candidates, the best first.
-        together: The number of first positions that have no order among themselves.
-        covered: Whether the ordered weights are all among those without an order.
-    """
-
-    candidates: Selection
-    order: Tensor
-    together: int = 0
-    covered: bool = False
-
-    @property
-    def is_ordered(self) -> bool:
-        """Whether some of the weights have an order, so that fewer can be chosen."""
-        return self.together < len(self.order)
-
-    @property
-    def selection(self) -> Selection:
-        """The chosen weights."""
-        chosen = torch.zeros(self.candidates.num_weights, dtype=torch.bool)
-        chosen[self.order] = True
-        parts = {n: self.candidates.positions(n)[chosen[span]] for n, span in self.candidates.slices.items()}
-        return Selection(self.candidates.shapes, parts)
 
 
 @dataclass(frozen=True)

@@ -11,10 +11,9 @@ from dubito.beliefs.likelihoods import Likelihood
 from dubito.core.batches import Source
 from dubito.core.errors import InputError
 from dubito.networks.selection import Selection
-from dubito.select.choose import Ranking
+from dubito.select.ranking import RankedRule, Ranking
 from dubito.select.rule import Both, Either, Not, SelectionRule
-from dubito.select.subnetwork import largest_variance, subnetwork
-from dubito.select.weights import largest_magnitude, random
+from dubito.select.subnetwork import subnetwork
 
 
 def rank(
@@ -31,9 +30,8 @@ def rank(
     without an order. All other selections have no order.
     """
     how = (source, likelihood, prior_precision, generator)
-    ordered = _as_subnetwork(rule)
-    if ordered is not None:
-        return ordered.rank(model, *how)
+    if isinstance(rule, RankedRule):
+        return rule.rank(model, *how)
     if isinstance(rule, Either):
         return _union(model, rank(rule.first, model, *how), rank(rule.second, model, *how))
     selection = rule.resolve(model, *how)
@@ -55,16 +53,6 @@ def context_of(rule: SelectionRule) -> Any:
     """Return the context inputs of a rule, if exactly one of its parts has any."""
     found = [part.context for part in _parts(rule) if isinstance(part, subnetwork) and part.context is not None]
     return found[0] if len(found) == 1 else None
-
-
-def _as_subnetwork(rule: SelectionRule) -> subnetwork | None:
-    if isinstance(rule, subnetwork):
-        return rule
-    if isinstance(rule, largest_variance):
-        return rule.as_subnetwork()
-    if isinstance(rule, random | largest_magnitude):
-        return subnetwork(rule.size, rule="random" if isinstance(rule, random) else "magnitude")
-    return None
 
 
 def _union(model: nn.Module, first: Ranking, second: Ranking) -> Ranking:
@@ -92,7 +80,7 @@ def _resized(rule: SelectionRule, size: float) -> list[SelectionRule]:
             *(rule.replace(first=part) for part in _resized(rule.first, size)),
             *(rule.replace(second=part) for part in _resized(rule.second, size)),
         ]
-    return [] if _as_subnetwork(rule) is None else [rule.replace(size=size)]
+    return [rule.replace(size=size)] if isinstance(rule, RankedRule) else []
 
 
 def _parts(rule: SelectionRule) -> list[SelectionRule]:

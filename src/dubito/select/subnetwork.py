@@ -26,11 +26,11 @@ from dubito.core.errors import InputError
 from dubito.core.randomness import default_generator
 from dubito.core.settings import setting
 from dubito.fitting.recipe import Recipe
-from dubito.networks.selection import Selection
 from dubito.select.budgets import candidates_of, make_budget
-from dubito.select.choose import Chooser, Ranking
+from dubito.select.choose import Chooser
+from dubito.select.ranking import RankedRule, Ranking
 from dubito.select.rule import SelectionRule
-from dubito.select.weights import Size, largest_magnitude, random
+from dubito.select.weights import largest_magnitude, random
 
 # The rules that use the derivatives of the outputs.
 LOOK_AT_OUTPUTS = ("output-variance", "sampled", "greedy")
@@ -47,7 +47,7 @@ HasMarginals = Annotated[_Marginals, "a posterior"]
 
 
 @setting
-class subnetwork(SelectionRule):
+class subnetwork(RankedRule):
     """The weights that add most to the uncertainty of the outputs.
 
     Args:
@@ -73,7 +73,6 @@ class subnetwork(SelectionRule):
 
     setting_name = "select.subnetwork"
     old_fields: ClassVar[Mapping[str, str]] = {"samples": "num_samples"}
-    size: Size
     rule: Literal["output-variance", "sampled", "greedy", "weight-variance", "magnitude", "random"] = "output-variance"
     context: Any = None
     candidates: str | type[nn.Module] | tuple[str | type[nn.Module], ...] | SelectionRule | None = None
@@ -91,25 +90,6 @@ class subnetwork(SelectionRule):
             raise InputError(f"rule='greedy' is exact and draws no samples: drop num_samples={self.num_samples!r}.")
 
     @distributed.together()
-    def resolve(
-        self,
-        model: nn.Module,
-        data: Data | Source | None = None,
-        likelihood: Likelihood | str | None = None,
-        prior_precision: float = 1.0,
-        generator: torch.Generator | None = None,
-    ) -> Selection:
-        """Choose the weights.
-
-        Args:
-            model: The trained network.
-            data: The training data; ``"magnitude"`` and ``"random"`` need none.
-            likelihood: The likelihood; by default categorical.
-            prior_precision: The prior precision λ.
-            generator: The source of randomness; by default the same call gives the same weights.
-        """
-        return self.rank(model, data, likelihood, prior_precision, generator).selection
-
     def rank(
         self,
         model: nn.Module,
@@ -136,7 +116,7 @@ class subnetwork(SelectionRule):
 
 
 @setting
-class largest_variance(SelectionRule):
+class largest_variance(RankedRule):
     """The weights with the largest posterior variance, which minimize the Wasserstein distance to the full posterior.
 
     This is the rule of Daxberger et al. (2021), https://arxiv.org/abs/2010.14689. On networks with dead units or
@@ -149,13 +129,9 @@ class largest_variance(SelectionRule):
     """
 
     setting_name = "select.largest_variance"
-    size: Size
     of: Recipe | HasMarginals | None = None
 
-    def resolve(self, model: nn.Module, *args: Any, **kwargs: Any) -> Selection:
-        """Select the largest variances among all trainable weights."""
-        return self.as_subnetwork().resolve(model, *args, **kwargs)
-
-    def as_subnetwork(self) -> subnetwork:
-        """Return the same rule as a `select.subnetwork`."""
-        return subnetwork(self.size, rule="weight-variance", variance="diag" if self.of is None else self.of)
+    def rank(self, model: nn.Module, *args: Any, **kwargs: Any) -> Ranking:
+        """Rank the largest variances among all trainable weights."""
+        rule = subnetwork(self.size, rule="weight-variance", variance="diag" if self.of is None else self.of)
+        return rule.rank(model, *args, **kwargs)
