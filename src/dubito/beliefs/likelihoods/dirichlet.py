@@ -14,7 +14,6 @@ from dubito.beliefs.prediction import DistributionPrediction
 from dubito.beliefs.prediction.distributions import gaussian_grid, quasi_random
 from dubito.core.errors import InputError
 from dubito.core.settings import setting
-from dubito.core.tensor_checks import at_least_float32
 
 # How far the sum of a datum's shares may be from 1, the nodes for each of two outputs, and the draws of more outputs.
 _TOLERANCE, _NODES, _DRAWS = 1e-3, (24, 24), 256
@@ -114,16 +113,8 @@ class Dirichlet(DistributionLikelihood):
         found = self.canonical(outputs)
         return self._score(found, self._log_shares(found, generator))
 
-    def predict_gaussian(
-        self,
-        mean: Tensor,
-        variance: Tensor,
-        hyper: Hyper = None,
-        *,
-        covariance: Tensor | None = None,
-    ) -> DistributionPrediction:
+    def _over_gaussian(self, means: Tensor, variances: Tensor, hyper: Hyper) -> DistributionPrediction:
         """Return the mixture over independent Gaussian outputs: nodes for two shares, 256 fixed draws for more."""
-        means, variances = (self.canonical(at_least_float32(part)) for part in (mean, variance))
         if means.shape[1] == 2:
             return DistributionPrediction.of(self, *gaussian_grid(means, variances, _NODES))
         return DistributionPrediction.of(self, quasi_random(means, variances, _DRAWS))

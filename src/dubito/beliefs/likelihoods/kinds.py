@@ -156,11 +156,15 @@ class DistributionLikelihood(RegressionLikelihood, TargetDistribution):
         *,
         covariance: Tensor | None = None,
     ) -> DistributionPrediction:
-        """Return the mixture over Gaussian outputs by Gauss–Hermite quadrature; the outputs are independent.
+        """Return the mixture over Gaussian outputs, which are independent."""
+        means, variances = (self.canonical(at_least_float32(part)) for part in (mean, variance))
+        return self._over_gaussian(means, variances, hyper)
+
+    def _over_gaussian(self, means: Tensor, variances: Tensor, hyper: Hyper) -> DistributionPrediction:
+        """Return the mixture over canonical outputs by Gauss–Hermite quadrature.
 
         Nodes are those of each output of a target, combined in a grid.
         """
-        means, variances = (self.canonical(at_least_float32(part)) for part in (mean, variance))
         outputs, weights = gaussian_grid(means, variances, self.nodes)
         return DistributionPrediction.of(self, self.parameters(outputs, hyper), weights, independent=True)
 

@@ -16,7 +16,6 @@ from dubito.beliefs.prediction.distributions import quasi_random
 from dubito.core.constraints import Count
 from dubito.core.errors import InputError
 from dubito.core.settings import setting
-from dubito.core.tensor_checks import at_least_float32
 
 # Draws of Gaussian outputs, of which there are too many for a grid.
 _DRAWS = 128
@@ -118,16 +117,8 @@ class MixtureDensity(DistributionLikelihood):
         log_shares, _, log_scales = self._parts(self.canonical(outputs))
         return self._score(log_shares, log_scales, *self._drawn(log_shares, generator))
 
-    def predict_gaussian(
-        self,
-        mean: Tensor,
-        variance: Tensor,
-        hyper: Hyper = None,
-        *,
-        covariance: Tensor | None = None,
-    ) -> DistributionPrediction:
+    def _over_gaussian(self, means: Tensor, variances: Tensor, hyper: Hyper) -> DistributionPrediction:
         """Return the equal mixture over 128 fixed quasi-random draws of the outputs, which are independent."""
-        means, variances = (self.canonical(at_least_float32(part)) for part in (mean, variance))
         return DistributionPrediction.of(self, quasi_random(means, variances, _DRAWS), independent=True)
 
     def _parts(self, outputs: Tensor) -> tuple[Tensor, Tensor, Tensor]:

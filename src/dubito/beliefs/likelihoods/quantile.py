@@ -13,7 +13,6 @@ from dubito.beliefs.prediction import DistributionPrediction
 from dubito.beliefs.prediction.distributions import gaussian_nodes
 from dubito.core.constraints import OpenProbability, Positive, check
 from dubito.core.settings import setting
-from dubito.core.tensor_checks import at_least_float32
 
 # Nodes of the Gaussian log-scale; the location is integrated in closed form.
 _NODES = 32
@@ -96,16 +95,8 @@ class Quantile(DistributionLikelihood):
         up, down = (blank(quantiles, generator).exponential_(generator=generator).to(quantiles) for _ in range(2))
         return quantiles + log_scales.exp() * (up / self.level - down / (1 - self.level))
 
-    def predict_gaussian(
-        self,
-        mean: Tensor,
-        variance: Tensor,
-        hyper: Hyper = None,
-        *,
-        covariance: Tensor | None = None,
-    ) -> DistributionPrediction:
+    def _over_gaussian(self, means: Tensor, variances: Tensor, hyper: Hyper) -> DistributionPrediction:
         """Return the mixture over Gaussian outputs: in closed form over the quantiles, by nodes over the log-scales."""
-        means, variances = (self.canonical(at_least_float32(part)) for part in (mean, variance))
         quantiles, log_scales = means.chunk(2, dim=-1)
         own, of_scales = variances.clamp_min(0).chunk(2, dim=-1)
         nodes, weights = gaussian_nodes(log_scales, of_scales, _NODES)
