@@ -240,7 +240,7 @@ class Engine:
     @torch.inference_mode(False)
     def run(self, inputs: Any) -> Tape:
         """Run the model on one batch and record what the products need."""
-        self._try_out(inputs)
+        self.try_out(inputs)
         tape = self.forward(inputs)
         while tape.nodes and tape.graph not in self.graphs:  # these inputs take another path through the network
             tryout.study(self, tape)
@@ -319,7 +319,7 @@ class Engine:
         size = batches.num_rows(inputs)
         if not size:
             return
-        self._try_out(inputs)
+        self.try_out(inputs)
         columns = min(num_columns, self.num_outputs)
         width = next(self.model.parameters()).element_size()
         bytes_of_one = max((2 * self._size_of_one + extra) * columns * width, 1)
@@ -339,7 +339,7 @@ class Engine:
         return max(1, min(most, limits.current().gradients // (2 * self._size_of_one * width)))
 
     @torch.inference_mode(False)
-    def _try_out(self, inputs: Any) -> None:
+    def try_out(self, inputs: Any) -> None:
         """Measure and verify the engine on the first few examples; one alone does not show the batch axis."""
         rows = batches.num_rows(inputs)
         if self._tried > 1 or self._tried == min(rows, 2):

@@ -53,15 +53,15 @@ class Linearized:
         self.engine, self.matrix, self.selection, self.likelihood = engine, matrix, selection, likelihood
 
     def variances(
-        self, inputs: Any, covariances: Sequence[linalg.Covariance], *, centred: bool
+        self, inputs: Any, covariances: Sequence[linalg.Covariance], *, centred: bool, first: Tape | None = None
     ) -> tuple[Tensor, list[Tensor]]:
         """Return outputs in the model's layout and, for each covariance, the variance of every canonical output.
 
-        The Jacobian is contracted once for all of them.
+        The Jacobian is contracted once for all of them. `first` is the first example alone, if it was run already.
         """
         outputs: list[Tensor] = []
         found: list[list[Tensor]] = [[] for _ in range(len(covariances))]
-        first = self._first(inputs)
+        first = first or self.first(inputs)
         direct = is_direct(first)  # all examples share the columns, which are never copied
         closing = centred and not direct and self._closes(first.outputs)
         for tape in self._tapes(inputs, 1 if direct else MOST_COLUMNS):
@@ -174,7 +174,7 @@ class Linearized:
 
     def covariance(self, inputs: Any, covariance: linalg.Covariance) -> tuple[Tensor, Tensor]:
         """Return outputs in the model's layout and the covariance ``[B, *positions, C, C]`` at each position."""
-        first = self._first(inputs).outputs
+        first = self.first(inputs).outputs
         width = self.likelihood.canonical(first).shape[-1]
         if 8 * width**2 > limits.current().kronecker_factor:
             raise InputError(f"The covariance of {width:,} logits does not fit into memory: use link='probit'.")
@@ -197,7 +197,7 @@ class Linearized:
         It is ``[B, O, O]``, or ``[B·O, B·O]`` between all examples if `joint`.
         """
         outputs, found = [], []
-        for tape in [self.engine.run(inputs)] if joint else self._tapes(inputs, self._first(inputs).outputs.numel()):
+        for tape in [self.engine.run(inputs)] if joint else self._tapes(inputs, self.first(inputs).outputs.numel()):
             outputs.append(self.likelihood.canonical(tape.outputs.detach()).flatten(1))
             factors = tape.pull(next(output_columns.identity(self.likelihood, tape.outputs, outputs[-1].shape[1])))
             if joint:
@@ -242,9 +242,8 @@ class Linearized:
     def _terms(self, factors: dict[str, Factor], memory: Workspace | None = None) -> FunctionalTerms:
         return FunctionalTerms(self.matrix, self.selection, factors, memory)
 
-    def is_slow(self, inputs: Any) -> bool:
+    def is_slow(self, first: Tape) -> bool:
         """Return whether exact variances take too many backward passes, and warn of it once."""
-        first = self._first(inputs)
         count = first.outputs[0].numel()
         if count <= MOST_EXACT or is_direct(first):
             return False
@@ -258,7 +257,9 @@ class Linearized:
 
     def outputs_of_one(self, inputs: Any) -> Tensor:
         """Return the outputs of the first example, ``[1, ...]``."""
-        return self._first(inputs).outputs.detach()
+        return self.first(inputs).outputs.detach()
 
-    def _first(self, inputs: Any) -> Tape:
+    def first(self, inputs: Any) -> Tape:
+        """Run the network on the first example alone, which shows the layout of the outputs."""
+        self.engine.try_out(inputs)  # on several examples: after one alone, it would be tried again
         return self.engine.run(batches.take(inputs, slice(0, 1)))

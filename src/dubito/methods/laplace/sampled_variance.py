@@ -84,8 +84,10 @@ def variance_function(
     sampled: list[SampledVariance] = []
 
     def moments(inputs: Any) -> tuple[Tensor, Tensor]:
-        if exact or (exact is None and not posterior.linearized.is_slow(inputs)):
-            outputs, (variance,) = posterior.linearized.variances(inputs, [posterior.covariance], centred=centred)
+        linearized, first = posterior.linearized, None if exact is False else posterior.linearized.first(inputs)
+        if first is not None and (exact or not linearized.is_slow(first)):
+            covariances = [posterior.covariance]
+            outputs, (variance,) = linearized.variances(inputs, covariances, centred=centred, first=first)
             return outputs, variance
         if not sampled:
             sampled.append(SampledVariance(posterior, generator))

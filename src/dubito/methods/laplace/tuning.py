@@ -145,12 +145,13 @@ def _by_scores(posterior: LaplacePosterior, recipe: Laplace, problem: Problem, b
 def _scores(posterior: LaplacePosterior, problem: Problem, by: str) -> GridScores | None:
     """Return the scores of all outputs, or of some positions if there are many; None if one position takes too long."""
     linearized, inputs = posterior.linearized, problem.source.first().inputs
-    one = linearized.outputs_of_one(inputs)
+    first = linearized.first(inputs)
+    one = first.outputs.detach()
     if one.numel() <= MOST_EXACT or not isinstance(posterior.likelihood, Categorical):
         return GridScores(posterior, GRID)
     judged = problem.validation if by == "validation" else problem.source
     assert judged is not None
-    width, slow = posterior.likelihood.canonical(one).shape[-1], linearized.is_slow(inputs)
+    width, slow = posterior.likelihood.canonical(one).shape[-1], linearized.is_slow(first)
     if slow and width > MOST_EXACT:
         return None
     most = max(16, MOST_PULLED // width) if slow else max(200, MOST_SCORED // width)
