@@ -172,7 +172,8 @@ def test_the_settings_of_mixtures_exist() -> None:
 
 def test_the_walks_of_the_architecture_name_files() -> None:
     page = (DOCS / "architecture.md").read_text()
-    walks = page[page.index("## Four walks") : page.index("## One fit loop")]
+    walks = page[page.index("## Five walks") : page.index("## One fit loop")]
+    assert walks.count("\n**") == 5
     for walk in walks.split("\n**")[1:]:
         files = re.findall(r"^\| `([\w/.]+)` \|", walk, flags=re.MULTILINE)
         assert 5 < len(files) <= 10

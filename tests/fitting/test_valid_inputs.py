@@ -184,7 +184,7 @@ def test_a_first_batch_of_one_row_is_joined_to_the_next() -> None:
 def test_rows_are_joined_only_where_the_network_needs_it() -> None:
     x, y = data(9)
     small = nn.Sequential(nn.Unflatten(1, (1, 5)), nn.Conv1d(1, 2, 2), nn.BatchNorm1d(2), nn.Flatten(), nn.Linear(8, 1))
-    for model in (network(mlp), small):  # four positions are enough for the statistics
+    for model in (network(mlp), small):  # four positions are enough for the statistics; a warning is an error here
         dubito.MAP().fit(model, (x, y), likelihood="gaussian", training=SHORT, progress=False)
 
 

@@ -71,7 +71,9 @@ class TestRelevance:
         assert accuracy > 0.95
 
     def test_the_statistics_of_a_group(self, prior: priors.GroupPrior) -> None:
-        for kind in fitted(prior).groups():
+        kinds = fitted(prior).groups()
+        assert kinds
+        for kind in kinds:
             assert len(kind) == len(kind.mean) == len(kind.log_alpha)
             assert not kind.mean.requires_grad
             assert (kind.evidence_gain is None) == (not isinstance(prior, priors.TruncatedLogUniform))

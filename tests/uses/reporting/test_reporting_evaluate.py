@@ -202,6 +202,7 @@ def test_histograms_share_bins_and_lose_nothing() -> None:
     result = evaluate(posterior, (x, y), ood=sets, batch_size=64)
     inside = doubts_of(posterior, x)
     outside = {name: doubts_of(posterior, value) for name, value in sets.items()}
+    assert len(result.curves.histograms) > 1
     for doubt, histogram in result.curves.histograms.items():
         edges = np.asarray(histogram.edges)
         assert edges[0] == 0

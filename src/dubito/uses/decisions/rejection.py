@@ -191,18 +191,29 @@ def _checked_losses(losses: Tensor, num_data: int) -> Tensor:
     return losses.double()
 
 
+def largest_threshold(curve: RiskCoverage, risk: float) -> float | None:
+    """Return the largest threshold at which the mean loss of the answered data is at most `risk`, if there is one."""
+    good = (_last_of_ties(curve) & (curve.risk <= risk)).nonzero()
+    return float(curve.thresholds[good[-1, 0]]) if len(good) else None
+
+
 def estimated_threshold(curve: RiskCoverage, risk: float) -> float:
-    """Return the largest threshold at which the mean loss of the answered data is at most `risk`."""
-    last_of_ties = torch.ones_like(curve.risk, dtype=torch.bool)
-    last_of_ties[:-1] = curve.thresholds[1:] != curve.thresholds[:-1]
-    good = (last_of_ties & (curve.risk <= risk)).nonzero()
-    if len(good) == 0:
-        best = float(curve.risk[last_of_ties].min())
+    """Return the `largest_threshold`, or raise an error if there is none."""
+    found = largest_threshold(curve, risk)
+    if found is None:
+        best = float(curve.risk[_last_of_ties(curve)].min())
         raise InputError(
             f"No threshold reaches a risk of {risk:g} on these {len(curve.risk)} calibration data (the best has "
             f"{best:.4g}): allow a higher risk, choose another score, or improve the posterior."
         )
-    return float(curve.thresholds[good[-1, 0]])
+    return found
+
+
+def _last_of_ties(curve: RiskCoverage) -> Tensor:
+    """Return which data come last among those of equal score: a threshold accepts all of them or none."""
+    last = torch.ones_like(curve.risk, dtype=torch.bool)
+    last[:-1] = curve.thresholds[1:] != curve.thresholds[:-1]
+    return last
 
 
 def _guaranteed_threshold(scores: Tensor, losses: Tensor, risk: float, confidence: float) -> float:

@@ -18,7 +18,7 @@ from dubito.core.randomness import default_generator, draw_seed
 from dubito.fitting.history import History, Numbers, evenly_spaced
 from dubito.fitting.posterior import Posterior
 from dubito.uses import metrics
-from dubito.uses.decisions.rejection import estimated_threshold
+from dubito.uses.decisions.rejection import largest_threshold
 from dubito.uses.fixed_draws import FixedDraws
 from dubito.uses.metrics.scores import UNCERTAINTIES, computed
 from dubito.uses.reporting.collect import BAND_LEVEL, EvaluationPass, RescaledDraws, Scale, Vectors, collect
@@ -173,14 +173,9 @@ def _shift_scores(shifts: Shifts, found: Mapping[str, Shifted]) -> dict[str, Sco
 def _confidence(main: EvaluationPass, done: EvaluationPass) -> ShiftedConfidence:
     """Return how sure a classifier is of shifted data, and from which confidence on it is as right as on the data."""
     unsure, wrong = (done.vectors[name].double() for name in ("max-probability", "loss"))
-    threshold, answered = None, 0.0
-    try:
-        limit = estimated_threshold(metrics.risk_coverage(unsure, wrong), float(main.vectors["loss"].double().mean()))
-        kept = float((unsure <= limit).double().mean())
-        if kept * len(unsure) >= FEWEST:
-            threshold, answered = 1 - limit, kept
-    except InputError:  # not even the surest answers are right often enough
-        pass
+    limit = largest_threshold(metrics.risk_coverage(unsure, wrong), float(main.vectors["loss"].double().mean()))
+    kept = 0.0 if limit is None else float((unsure <= limit).double().mean())
+    threshold, answered = (1 - limit, kept) if limit is not None and kept * len(unsure) >= FEWEST else (None, 0.0)
     return ShiftedConfidence(len(wrong), 1 - float(unsure.mean()), 1 - float(wrong.mean()), threshold, answered)
 
 

@@ -18,7 +18,7 @@ from dubito.beliefs.prediction import ClassPrediction, Prediction, RegressionPre
 from dubito.core.constraints import OpenProbability, Positive, check
 from dubito.core.errors import InputError
 from dubito.uses import metrics
-from dubito.uses.decisions.rejection import estimated_threshold
+from dubito.uses.decisions.rejection import largest_threshold
 from dubito.uses.decisions.scores import score_prediction
 from dubito.uses.fixed_draws import rank_for
 
@@ -76,13 +76,13 @@ class Calibration:
         if risk is None:
             return math.inf
         check("risk", Positive, risk)
-        try:
-            return estimated_threshold(metrics.risk_coverage(self.uncertainty, self.loss), risk)
-        except InputError:
-            best = float(metrics.risk_coverage(self.uncertainty, self.loss).risk.min())
+        curve = metrics.risk_coverage(self.uncertainty, self.loss)
+        found = largest_threshold(curve, risk)
+        if found is None:
             told = f"No answer is certain enough for a risk of {risk:g}: on {self.num_rows} held-out rows the lowest"
-            warnings.warn(f"{told} is {best:.4g}, so every row is to be asked about.", stacklevel=3)
+            warnings.warn(f"{told} is {float(curve.risk.min()):.4g}, so every row is to be asked about.", stacklevel=3)
             return -math.inf
+        return found
 
     def unfamiliar(self, prediction: Prediction) -> Tensor:
         """Return for each row the share of held-out rows that were more familiar ``[B]``."""
