@@ -78,7 +78,7 @@ class GraphCall:
     @property
     def edge(self) -> GradientEdge:
         """Where the gradients of the operation's result arrive."""
-        return GradientEdge(self.node, 0, None)
+        return GradientEdge(self.node, 0)
 
     @property
     def output_size(self) -> int:
@@ -123,7 +123,7 @@ class GraphCall:
         if self.argument[0].name() == LEAF:
             return None
         if self.shape not in self.known.orders:
-            below = self.leaf if self.lookup is None else GradientEdge(self.lookup, 0, None)
+            below = self.leaf if self.lookup is None else GradientEdge(self.lookup, 0)
             self.known.orders[self.shape] = entry_order(*self.argument, below)
         return self.known.orders[self.shape]
 
@@ -171,7 +171,7 @@ class GraphCall:
             inner = GraphGradient(
                 UNRULED, self.node, rows, grads, order=self._matrix_order(None, self.shape), shape=self.shape
             )
-            edge = GradientEdge(*self.argument, None)
+            edge = GradientEdge(*self.argument)
             return ChainedGradient(UNRULED, self.node, None, grads, inner=inner, top=edge, leaf=self.leaf)
         shape = tuple(self.leaf.shape)
         if self.lookup is not None:
@@ -266,7 +266,7 @@ def entry_order(node: Node, number: int, below: Any) -> Order:
         number: Which of its results is the function.
         below: The tensor, or the gradient edge of a result.
     """
-    top, about = GradientEdge(node, number, None), node._input_metadata[number]
+    top, about = GradientEdge(node, number), node._input_metadata[number]
     size = math.prod(about.shape)
 
     def pull(values: Tensor) -> Tensor:
