@@ -16,6 +16,7 @@ import dubito
 from dubito import HMC, MAP, Laplace, Posterior, Training, Variational, likelihoods, priors, select
 from dubito.core.randomness import Stream
 from dubito.fitting.diagnosis import warn_about
+from dubito.fitting.neighbours import likeness_of_neighbours
 
 LONG = Training(epochs=60, lr=0.03, batch_size=20)
 
@@ -88,7 +89,7 @@ def test_labels_that_are_noise() -> None:
     """Held-out or validation examples say so where there are some; else the weights are too many for what they gain."""
     x, labels = classes()[0], torch.randint(3, (120,), generator=torch.Generator().manual_seed(2))
     point = MAP().fit(network(), (x, labels), training=Training(epochs=15, lr=0.01), progress=False)
-    assert point.diagnose().verdict == "yes"  # nothing was held out
+    assert "nothing was held out" in found(point, "no better than a constant")
     point.fit_record = replace(point.fit_record, held_out=120, held_out_gain=0.05, held_out_error=0.03)
     assert "On 120 held-out examples" in found(point, "no better than a constant")
     point.fit_record = replace(point.fit_record, held_out_gain=0.07)
@@ -97,6 +98,40 @@ def test_labels_that_are_noise() -> None:
     assert "could be chance" in found(posterior, "no better than a constant")
     held = Laplace().fit(point.model, (x, labels), validation=classes(100, 5), progress=False)
     assert "It predicts validation examples" in found(held, "no better than a constant")
+
+
+@pytest.mark.parametrize("task", ["classes", "numbers"])
+def test_noise_that_was_learned_by_heart(task: str) -> None:
+    """The curvature of a perfect fit is zero and tells nothing, but labels of neighbours are alike only by chance."""
+    x, labels = torch.randn(60, 4, generator=torch.Generator().manual_seed(0)), torch.arange(60) % 3
+    noise, kind, outputs = (labels, "categorical", 3) if task == "classes" else (torch.randn(60, 1), "gaussian", 1)
+    with Stream(1).active():
+        model = nn.Sequential(nn.Linear(4, 100), nn.Tanh(), nn.Linear(100, outputs))
+    optimizer = torch.optim.Adam(model.parameters(), lr=0.03)
+    for _ in range(300):
+        optimizer.zero_grad()
+        error = model(x) - noise if task == "numbers" else model(x)
+        (error.square().mean() if task == "numbers" else nn.functional.cross_entropy(error, noise)).backward()
+        optimizer.step()
+    posterior = Laplace().fit(model, (x, noise), likelihood=kind, progress=False)
+    assert posterior.fit_record.training.log_score > posterior.fit_record.constant + 0.5
+    found(posterior, "no better than a constant")
+
+
+def test_the_likeness_of_neighbours() -> None:
+    """It is standard normal for noise, large for what can be learned, and copies of rows do not count."""
+    generator = torch.Generator().manual_seed(0)
+    x = torch.randn(100, 3, generator=generator)
+    labels = [torch.randint(3, (100,), generator=generator) for _ in range(40)]
+    by_chance = torch.tensor([likeness_of_neighbours(x, label, classes=True) for label in labels])
+    assert abs(float(by_chance.mean())) < 0.6
+    assert 0.6 < float(by_chance.std()) < 1.4
+    assert likeness_of_neighbours(x, (x[:, 0] > 0).long(), classes=True) > 5
+    assert likeness_of_neighbours(x, x[:, :2], classes=False) > 5
+    twice = likeness_of_neighbours(x.repeat(2, 1), labels[0].repeat(2), classes=True)
+    assert twice == pytest.approx(float(by_chance[0]), abs=0.05)
+    assert likeness_of_neighbours(x[:29], labels[0][:29], classes=True) is None
+    assert likeness_of_neighbours(torch.ones(50, 2), labels[0][:50], classes=True) is None
 
 
 @pytest.mark.parametrize("scale", [1e6, 1e-6])

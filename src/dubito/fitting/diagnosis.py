@@ -27,6 +27,8 @@ MOSTLY_EPISTEMIC = 0.9
 LITTLE = 0.02
 # A network is not trained to an optimum if one more step would gain more than this, in nats per example.
 FAR_FROM_OPTIMUM = 0.2
+# Targets of neighbours are alike if by this many standard deviations more so than by chance.
+ALIKE = 3.0
 # Inputs or targets that are larger, or all smaller than its inverse, should be standardized.
 UNUSUAL = 1e3
 # Findings that a fit also gives as a warning, besides all that make a posterior useless.
@@ -182,7 +184,7 @@ def _about_training(record: FitRecord, least_gain: float, has_spread: bool) -> I
     elif (why := _no_better(record, least_gain, has_spread)) is not None:
         yield Finding(
             "no better than a constant", "care",
-            f"{why}: it is not trained, or the inputs say nothing about the targets.{hint}",
+            f"{why}.{hint}",
         )  # fmt: skip
     if own.accuracy is None or centre.accuracy is None:
         if own.log_score < centre.log_score - 1.0 and own.log_score < record.constant - margin:
@@ -213,24 +215,33 @@ def _about_sizes(record: FitRecord) -> str:
 def _no_better(record: FitRecord, least_gain: float, has_spread: bool) -> str | None:
     """Return in words how it was seen that the network is no better than a constant on new data; None if it was not."""
     own, held, constant = record.training, record.validation, record.constant
-    words = "examples no better than one constant prediction does (log score"
+    words, end = (
+        "examples no better than one constant prediction does (log score",
+        "it is not trained, or the inputs say nothing about the targets",
+    )
     if max(record.centre.log_score, own.log_score) < constant + least_gain:
-        return f"It predicts its own training {words} {own.log_score:.3f} against {constant:.3f})"
+        return f"It predicts its own training {words} {own.log_score:.3f} against {constant:.3f}): {end}"
     if least_gain == -math.inf:
         return None
     if held is not None and held.num_rows >= FEW_VALIDATION:
         worse = held.log_score < constant + least_gain
-        return f"It predicts validation {words} {held.log_score:.3f} against {constant:.3f})" if worse else None
+        return f"It predicts validation {words} {held.log_score:.3f} against {constant:.3f}): {end}" if worse else None
     if (gain := record.held_out_gain) is not None and (error := record.held_out_error) is not None:
         told = f"it gained {gain:.3f} nats, with a standard error of {error:.3f}"
-        words = (
+        said = (
             f"On {record.held_out} held-out examples the network cannot be told from one constant prediction ({told})"
         )
-        return words if gain < max(least_gain, 2 * error) else None
+        return f"{said}: {end}" if gain < max(least_gain, 2 * error) else None
     if has_spread and own.log_score - record.complexity < constant + least_gain:
         return (
             f"What it gains over one constant prediction on its training data ({own.log_score - constant:.3f} nats) "
             f"could be chance: so many uncertain weights gain about {record.complexity:.3f} nats from noise"
+        )
+    if record.likeness is not None and record.likeness < ALIKE:
+        return (
+            "It may have learned noise by heart: nothing was held out to test it, and the targets of neighbouring "
+            f"inputs are no more alike than by chance ({record.likeness:.1f} standard deviations). Give at least "
+            f"{FEW_VALIDATION} validation examples"
         )
     return None
 

@@ -10,12 +10,13 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from dubito.beliefs.likelihoods import Bernoulli, Categorical, Likelihood
+from dubito.beliefs.likelihoods import Bernoulli, Categorical, Gaussian, Likelihood
 from dubito.beliefs.prediction import ClassPrediction
 from dubito.core import batches, distributed, limits, params
 from dubito.core.batches import Source
 from dubito.core.errors import DubitoError
 from dubito.core.limits import numbers
+from dubito.fitting.neighbours import likeness_of_neighbours
 
 if TYPE_CHECKING:
     from dubito.fitting.automatic import Found
@@ -68,6 +69,8 @@ class FitRecord:
         input_size: The root mean square of the inputs over examples, the largest of all features; None if inputs are
             not one tensor of numbers.
         target_size: The same for targets that are numbers.
+        likeness: By how many standard deviations the targets of neighbouring inputs are more alike than by chance; None
+            if held-out or validation examples tell more, or if it cannot be told.
     """
 
     training: ExampleScores
@@ -84,6 +87,7 @@ class FitRecord:
     held_out_error: float | None = None
     input_size: float | None = None
     target_size: float | None = None
+    likeness: float | None = None
 
     @property
     def complexity(self) -> float:
@@ -145,6 +149,7 @@ def measure(
         epochs=epochs,
         input_size=_size(inputs),
         target_size=None if isinstance(likelihood, Categorical | Bernoulli) else _size(targets),
+        likeness=_likeness(likelihood, source) if held_out is None and found is None else None,
     )
     return record if found is None else record.with_held_out(found)
 
@@ -156,6 +161,19 @@ def _rows(source: Source, most: int) -> tuple[Any, Tensor]:
         return batches.concatenate([part.inputs for part in parts]), torch.cat([part.targets for part in parts])
     first = source.first()  # the same in all processes
     return batches.take((first.inputs, first.targets), slice(0, most))
+
+
+def _likeness(likelihood: Likelihood, source: Source) -> float | None:
+    """Return how much more alike the targets of neighbours are than by chance; None for other data than two tensors."""
+    if source.pair is None or distributed.is_active() or not isinstance(likelihood, Categorical | Bernoulli | Gaussian):
+        return None
+    inputs, targets = (batches.as_tensors(part) for part in source.pair)
+    if not (isinstance(inputs, Tensor) and isinstance(targets, Tensor) and inputs.is_floating_point()):
+        return None
+    classes = isinstance(likelihood, Categorical)
+    if inputs.ndim < 2 or targets.ndim > (1 if classes else 2):
+        return None
+    return likeness_of_neighbours(inputs, targets, classes=classes)
 
 
 def _few(posterior: Posterior, inputs: Any, targets: Tensor) -> tuple[Any, Tensor]:
