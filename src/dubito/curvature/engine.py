@@ -350,7 +350,7 @@ class Engine:
             sizes = tryout.measure(self, batches.take(inputs, few))
         self._size_of_one, self._largest, self.num_outputs = sizes
         if self.along is not None:
-            self.along.engine._try_out(inputs)
+            self.along.engine.try_out(inputs)
             self._size_of_one += self.along.engine._size_of_one
         self._tried = min(rows, TRIED)
 
