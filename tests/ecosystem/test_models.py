@@ -12,6 +12,7 @@ from torch import nn
 import dubito
 from dubito import SGMCMC, SWAG, Ensemble, Laplace, MCDropout, Rank1, Training, Variational, select
 from dubito.core.batches import Source
+from dubito.fitting.initialization import reset_parameters
 from ecosystem import tiny_models
 from extras import needs
 
@@ -99,6 +100,38 @@ def test_new_weights_are_drawn_as_the_model_draws_them() -> None:
     adapted = tiny_models.lora(tiny_models.bert())
     member = Ensemble(1).fit(adapted, data, training=still, progress=False).members[0].model
     assert max(float(value.abs().max()) for name, value in member.named_parameters() if "lora_B" in name) < 1e-6
+
+
+RELATIVES: dict[str, dict[str, Any]] = {
+    "LoraConfig": {"use_dora": True},
+    "AdaLoraConfig": {"total_step": 9},
+    "IA3Config": {"feedforward_modules": []},
+    "VeraConfig": {"d_initial": 0.3},
+    "LoHaConfig": {},
+    "OFTConfig": {"oft_block_size": 4},
+}
+
+
+@pytest.mark.parametrize("kind", RELATIVES)
+def test_new_adapters_leave_the_base_as_it_is(kind: str) -> None:
+    import peft
+
+    torch.manual_seed(0)
+    base, data = tiny_models.bert().eval(), tiny_models.sentences()
+    inputs = data[0]
+    expected = base.bert(**inputs).pooler_output.detach()
+    config = getattr(peft, kind)(task_type="SEQ_CLS", target_modules=["query", "value"], **RELATIVES[kind])
+    model: Any = peft.get_peft_model(base, config).eval()
+    start = {name: value.clone() for name, value in model.named_parameters()}
+    for name in ADAPTERS.resolve(model).names:
+        model.get_parameter(name).data.add_(3 * torch.rand_like(model.get_parameter(name)))
+    assert not torch.allclose(model.base_model.model.bert(**inputs).pooler_output, expected, atol=1e-5)
+    reset_parameters(model)
+    torch.testing.assert_close(model.base_model.model.bert(**inputs).pooler_output, expected)
+    if kind in ("IA3Config", "VeraConfig"):  # which draw nothing
+        assert all(torch.equal(start[name], model.get_parameter(name)) for name in ADAPTERS.resolve(model).names)
+    variances = fitted(Variational(weights=ADAPTERS), model, data).marginals()[1]
+    assert all(bool((variances[name] > 0).all()) for name in ADAPTERS.resolve(model).names)
 
 
 ADAPTERS = select.adapters()

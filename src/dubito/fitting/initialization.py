@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 import math
+import re
 import sys
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -53,13 +54,13 @@ def reset_parameters(model: nn.Module, only: set[str] | None = None) -> None:
 
     Each layer's own `reset_parameters` comes first, inner modules before outer ones. Then come the functions with which
     a whole network initializes its parts, `init_weights` and `_init_weights` (Hugging Face, timm), and last those of
-    adapters (`reset_lora_parameters`).
+    adapters (`reset_lora_parameters` and the like).
 
     Args:
         model: A private copy of the user's network.
         only: The parameters that must be redrawn; by default all trainable ones.
     """
-    before = params.of(model)
+    before, magnitudes = params.of(model), _magnitudes(model)
     for value in model.parameters():
         if isinstance(value, Frozen):
             value.data = value.detach().clone()  # which the functions below may overwrite
@@ -74,6 +75,8 @@ def reset_parameters(model: nn.Module, only: set[str] | None = None) -> None:
     for initialize in _whole_initializers(model):
         initialize()
     _reset_adapters(model)
+    for parameter, magnitude in magnitudes:
+        parameter.data.copy_(magnitude)
     now = dict(model.named_parameters())
     missed = [name for name in before if _can_be_marked(now[name]) and bool(now[name].isnan().any())]
     kept = {name: before[name] for name in before if name in missed or not now[name].requires_grad}
@@ -172,13 +175,15 @@ def _initialize_again(model: Any) -> None:
 
 
 def _reset_adapters(model: nn.Module) -> None:
-    """Redraw LoRA adapters as peft does when it adds them."""
+    """Redraw adapters as peft does when it adds them, by the function that their layers have for it."""
     configs: Any = next((m.peft_config for m in model.modules() if hasattr(m, "peft_config")), {})
     for module in model.modules():
-        reset = getattr(module, "reset_lora_parameters", None)
-        if not callable(reset):
+        parts = [getattr(module, part, None) for part in getattr(module, "adapter_layer_names", ())]
+        names = {name: None for part in parts if isinstance(part, nn.Module) for name in part}  # type: ignore[attr-defined]
+        resets = [name for name in dir(module) if re.fullmatch(r"reset_[a-z0-9]+_parameters", name)] if names else []
+        if len(resets) != 1:
             continue
-        names = {**dict(module.lora_A.items()), **dict(module.lora_embedding_A.items())}  # type: ignore[operator, union-attr]
+        reset = getattr(module, resets[0])
         for name in names:
             how = getattr(configs.get(name), "init_lora_weights", True)
             if how is False:  # each matrix as any linear layer, which is done
@@ -188,4 +193,18 @@ def _reset_adapters(model: nn.Module) -> None:
                     f"start='fresh' cannot redraw adapters with init_lora_weights={how!r}, which are computed from the "
                     "original weights: use start='model'."
                 )
-            reset(name, how) if _takes(reset, 2) else reset(name)
+            others = list(inspect.signature(reset).parameters)[1:]  # the first is the adapter
+            reset(name, **{other: getattr(configs.get(name), other, True) for other in others})
+
+
+def _magnitudes(model: nn.Module) -> list[tuple[nn.Parameter, torch.Tensor]]:
+    """Return the magnitudes of DoRA with what they are before training: the norms of the base's weights."""
+    found = []
+    modules: Iterator[Any] = model.modules()
+    for module in modules:
+        vectors = getattr(module, "lora_magnitude_vector", None)
+        for layer in vectors.values() if isinstance(vectors, nn.Module) else ():  # type: ignore[operator]
+            base = module.get_base_layer()
+            nothing = torch.zeros((), dtype=base.weight.dtype, device=base.weight.device)
+            found.append((layer.weight, layer.get_weight_norm(base.weight.detach().clone(), nothing, 1.0)))
+    return found

@@ -20,6 +20,7 @@ from dubito.methods.variational.joint import JointModule
 from dubito.methods.variational.layer import StochasticLayer, make_stochastic
 from dubito.methods.variational.mean_field import MeanField
 from dubito.methods.variational.module import VariationalModule
+from dubito.networks.adapters import adapter_names
 from dubito.networks.checkpointing import switch_off_checkpointing
 from dubito.networks.layers import is_norm, rule_for
 from dubito.networks.selection import Selection
@@ -140,9 +141,13 @@ def _scale_of(name: str, shape: tuple[int, ...], scales: dict[str, Tensor]) -> T
 
 
 def random_weights(network: nn.Module, chosen: Selection, biases: str) -> Selection:
-    """Return the chosen weights that can be random: no constants, and no vectors if biases are deterministic."""
+    """Return the chosen weights that can be random: no constants, and no vectors if biases are deterministic.
+
+    The vectors of adapters (VeRA, the magnitudes of DoRA) are no biases: they are all that such an adapter learns.
+    """
     masks = chosen.masks()
-    points = {name for name, mask in masks.items() if mask.ndim < 2}
+    vectors = {name for name in adapter_names(network) if not name.endswith("bias")}
+    points = {name for name, mask in masks.items() if mask.ndim < 2 and name not in vectors}
     names = {id(value): name for name, value in network.named_parameters()}
     for module in network.modules():
         rule = rule_for(module)
