@@ -93,7 +93,7 @@ def _of_network(name: str, epochs: int) -> dict[str, Any]:
 def _scores(model: nn.Module, few: Pair, held_out: Pair, test: Pair, other: Tensor) -> dict[str, float]:
     posterior = Laplace(weights=select.last_layer()).fit(model, few, progress=False)
     found = dubito.evaluate(posterior, test, ood={"other": other})
-    sets = decisions.ConformalSets(posterior, held_out, coverage=0.9)(test[0])
+    sets = decisions.ConformalSets(posterior, held_out, coverage=0.9).predict(test[0])
     covered = float(sets.gather(1, test[1][:, None]).double().mean())
     return {key: found.scores[key] for key in ("accuracy", "nll", "ece")} | {
         "auroc": found.ood["other"]["entropy"]["auroc"], "coverage": covered,

@@ -66,6 +66,15 @@ def test_a_network_that_is_fast_enough_stays() -> None:
     assert made.candidates[0].seconds is not None
 
 
+@pytest.mark.parametrize("limit", [Budget(macs=0.6, multiple=8), Budget(latency="10 s", macs=0.6)])
+def test_units_stay_in_blocks(limit: Budget) -> None:
+    made = compress(posterior(), budget=limit, data=HELD_OUT)
+    left = [made.model[0].out_features, made.model[2].out_features]  # type: ignore[index]
+    assert left != [40, 20]
+    assert all(each % limit.block == 0 or each < limit.block or each in (40, 20) for each in left), left
+    assert num_macs(made.model, HELD_OUT[0]) <= 0.6 * num_macs(made.dense, HELD_OUT[0])
+
+
 def test_limits_together_and_training_data_for_fine_tuning() -> None:
     with pytest.raises(InputError, match=r"small enough has .*error \+.*training="):
         compress(posterior(), budget=Budget(macs=0.02, error=0.0), data=DATA, validation=HELD_OUT)
@@ -73,7 +82,7 @@ def test_limits_together_and_training_data_for_fine_tuning() -> None:
         posterior(), budget=Budget(macs=0.3, error=0.5), data=DATA, validation=HELD_OUT, training=Training(epochs=2)
     )
     assert num_macs(made.model, HELD_OUT[0]) <= 0.3 * num_macs(made.dense, HELD_OUT[0])
-    with pytest.raises(InputError, match="the smallest that was found has"):
+    with pytest.raises(InputError, match=r"within Budget\(size=10\): the smallest that was found has"):
         compress(posterior(), budget=Budget(size=10), data=HELD_OUT)
 
 
@@ -97,8 +106,8 @@ def test_units_go_by_damage_per_cost() -> None:
         ({"size": "200 parrots"}, "`size` of a budget must be positive"),
         ({"size": 0}, "`size` of a budget must be positive"),
         ({"latency": "-2 ms"}, "`latency` of a budget must be positive"),
-        ({"macs": 0}, "`macs` of a budget must be a number from 0 to 1"),
-        ({"macs": True}, "`macs` of a budget must be a number from 0 to 1"),
+        ({"macs": 0}, "`macs` of a budget must be a number above 0 and up to 1"),
+        ({"macs": True}, "`macs` of a budget must be a number above 0 and up to 1"),
         ({"speedup": 0.5}, "`speedup` of a budget must be a number from 1"),
         ({"speedup": float("nan")}, "`speedup` of a budget must be a number from 1"),
         ({"error": "low"}, "`error` of a budget must be a number from 0 to 1"),

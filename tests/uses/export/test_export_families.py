@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -24,6 +25,7 @@ from export_cases import (
 )
 from torch import nn
 
+import dubito
 from dubito import MAP, Laplace, Posterior, Training, Variational, decisions, select
 from dubito.core.settings import load_all
 from dubito.methods.map.posterior import PointPosterior
@@ -142,6 +144,17 @@ def test_other_likelihoods(name: str, likelihood: str, tmp_path: Path) -> None:
     wanted = expected(posterior, x[:3], [key for key in made.outputs if key not in ("lower", "upper")], num_samples=4)
     for key, value in wanted.items():
         assert torch.allclose(found[key].to(value), value, atol=2e-5), key
+
+
+def test_known_noise_is_an_input_of_the_file(tmp_path: Path) -> None:
+    x, noise = inputs(20, 0), 0.1 + inputs(20, 1)[:, 0].abs()
+    options: Any = {"likelihood": "heteroscedastic", "progress": False}
+    model = dubito.models.KnownNoise(network(2))
+    posterior = MAP(train=False).fit(model, ((x, noise), x[:, :2]), **options)
+    posterior.export(tmp_path / f"net{SUFFIX}", ("mean", "stddev"), example=(x, noise))
+    found = run_file(tmp_path / f"net{SUFFIX}", x[:3], noise[:3])
+    for key, value in expected(posterior, (x[:3], noise[:3]), ("mean", "stddev")).items():
+        assert torch.allclose(found[key], value, atol=2e-5), key
 
 
 def test_images_and_sequences(tmp_path: Path) -> None:

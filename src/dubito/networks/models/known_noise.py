@@ -33,10 +33,10 @@ class KnownNoise(nn.Module):
         """Return means and log-variances ``[B, 2·O]``."""
         means = self.network(x)
         means, noise = (part.unsqueeze(-1) if part.ndim == 1 else part for part in (means, noise))
-        if noise.shape[-1] not in (1, means.shape[-1]) or len(noise) != len(means):
+        if noise.shape[-1] not in (1, means.shape[-1]) or noise.shape[0] != means.shape[0]:
             raise InputError(
                 f"The noise must have one number per datum or per target, {tuple(means.shape)}, got a shape of "
                 f"{tuple(noise.shape)}."
             )
         # a noise of 0 or below becomes NaN or infinite, which the checks of a fit and of a prediction refuse
-        return torch.cat([means, (2 * noise.log()).to(means.dtype).expand_as(means)], dim=-1)
+        return torch.cat([means, (2 * noise.log()).to(means.dtype) + torch.zeros_like(means)], dim=-1)

@@ -117,7 +117,8 @@ def compress(
         rows = (
             measured_rows(posterior, data if finetune is None else finetune, example) if structure != "weights" else ()
         )
-        pruner = Pruner.of(posterior, rule, structure, example, allow_empty, generator, cost, rows)
+        block = 1 if budget is None else budget.block
+        pruner = Pruner.of(posterior, rule, structure, example, allow_empty, generator, cost, rows, block)
         candidates: tuple[Candidate, ...] = ()
         rounding = ROUNDING
         if budget is not None:

@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from dubito.core import batches, params
 from dubito.core.errors import UnsupportedError
@@ -48,6 +48,7 @@ class Pruner:
         example: A batch of inputs, or None.
         allow_empty: Whether a layer may lose all of its weights.
         elimination: Adapts the layers that read removed units, if the rule does so.
+        multiple: Every layer keeps a multiple of so many units, or fewer than these.
         rows: Batches of inputs on which its layers are then fitted to the outputs of the large network.
     """
 
@@ -61,6 +62,7 @@ class Pruner:
     allow_empty: bool
     elimination: Elimination | None = None
     rows: tuple[Any, ...] = ()
+    multiple: int = 1
 
     @classmethod
     def of(
@@ -73,6 +75,7 @@ class Pruner:
         generator: torch.Generator | None,
         cost: Cost | None = None,
         inputs: Iterable[Any] = (),
+        multiple: int = 1,
     ) -> Pruner:
         """Compute the relevances and, for units, the groups; with a cost, relevances are per cost.
 
@@ -97,7 +100,9 @@ class Pruner:
                 relevance = unit_relevance(center, groups, relevance, rule)
                 relevance = relevance if cost is None else per_cost(center, groups, relevance, cost, example)
             require_units(relevance)
-        return cls(posterior, center, rule, relevance, groups, columns, example, allow_empty, elimination, rows)
+        return cls(
+            posterior, center, rule, relevance, groups, columns, example, allow_empty, elimination, rows, multiple
+        )
 
     def at(self, rule: Rule, *, rough: bool = False) -> tuple[Plan, nn.Module]:
         """Return the plan and the network of `rule`, which may differ from ours only in how much it removes.
@@ -105,6 +110,9 @@ class Pruner:
         A rough one has the shapes of the network, but its layers are not fitted to the outputs of the large one.
         """
         kept = {name: mask.cpu() for name, mask in rule.keep(self.relevance).items()}
+        for group in self.groups if self.multiple > 1 else ():
+            if not group.has_blocks:
+                kept[group.name] = in_blocks(kept[group.name], self.relevance[group.name].cpu(), self.multiple)
         model = copied(self.center)
         if not self.groups:
             plan = Plan(kept, {}, None, rule).check(self.allow_empty)
@@ -137,6 +145,21 @@ class Pruner:
             return params.load_(model, self.posterior.conditional_mean(keep))
         except UnsupportedError:
             return model  # independent weights: the others do not move
+
+
+def in_blocks(stays: Tensor, relevance: Tensor, multiple: int) -> Tensor:
+    """Return a mask with the most relevant units besides those that stay, up to a multiple of a number.
+
+    Where fewer stay than that number, these stay alone.
+
+    >>> in_blocks(torch.tensor([True, True, True, False, False]), torch.tensor([3.0, 4.0, 5.0, 1.0, 2.0]), 2).tolist()
+    [True, True, True, False, True]
+    """
+    count = int(stays.sum())
+    if count < multiple:
+        return stays
+    count = min(len(stays), -(-count // multiple) * multiple)
+    return torch.zeros_like(stays).index_fill(0, relevance.topk(count).indices, True)
 
 
 def _groups(model: nn.Module, example: Any, structure: str) -> list[UnitGroup]:

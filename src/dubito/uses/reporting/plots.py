@@ -304,10 +304,15 @@ def scatter(
         labels: A short text beside each point.
         logarithmic: Whether the horizontal axis is logarithmic.
     """
+    from matplotlib.ticker import LogLocator, NullFormatter
+
     with style():
         figure, axes = _panel(xlabel, ylabel)
         if logarithmic:
             axes.set_xscale("log")
+            axes.xaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
+            axes.xaxis.set_major_formatter("{x:g}")
+            axes.xaxis.set_minor_formatter(NullFormatter())
         for (x, y), look, name, label in zip(places, look_of, names, labels, strict=True):
             (mark,) = axes.plot([x], [y], "o", color=look.color, markersize=6.5)
             mark.set_gid(name)
