@@ -15,6 +15,7 @@ from dubito.core import params
 from dubito.core.errors import InputError
 from dubito.core.params import Params
 from dubito.core.settings import Setting
+from dubito.fitting.functions import Functions
 from dubito.fitting.history import History
 from dubito.fitting.inference import Inference, Problem, State
 from dubito.fitting.posterior import Posterior, Predictor
@@ -130,6 +131,10 @@ class SubspacePosterior(Posterior):
     def forms(self, example: Any, num_samples: int, generator: torch.Generator, **options: Any) -> Iterator[Traceable]:
         """Yield the forms of the posterior over the coordinates."""
         yield from self.inner.forms(example, num_samples, generator, **options)
+
+    def functions(self, num_functions: int, *, generator: torch.Generator | None = None) -> Functions:
+        """Draw functions from the posterior over the coordinates: linearized ones, if it predicts so."""
+        return self.inner.functions(num_functions, generator=generator)
 
     def log_evidence(self) -> Tensor:
         """Return the log-evidence, if the method defines one."""

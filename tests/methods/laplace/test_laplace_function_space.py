@@ -62,6 +62,8 @@ def test_a_linear_model_has_the_exact_posterior_and_evidence() -> None:
     phi = model[:2](NEW)  # type: ignore[index]
     predicted = posterior.predict(NEW)
     assert torch.allclose(predicted.mean, phi @ mean, rtol=1e-9)
+    drawn = posterior.functions(4000)(NEW).var(0)
+    assert torch.allclose(drawn, predicted.epistemic, rtol=0.15)  # six standard errors
     assert torch.allclose(predicted.epistemic.flatten(), ((phi @ covariance) * phi).sum(1), rtol=1e-6)
     rows = model[:2](X)  # type: ignore[index]
     marginal = rows @ torch.linalg.solve(precision, rows.mT) + NOISE**2 * torch.eye(len(X), dtype=torch.float64)
