@@ -10,6 +10,7 @@ from torch import Tensor
 
 from dubito import likelihoods
 from dubito.core.batches import Source
+from dubito.core.subsets import fold_numbers
 from dubito.fitting.held_out_scores import DOUBT, best_variance, fewest_epochs, gain_over_constant
 from dubito.fitting.search import Curve, cautious_total, random_label_scores
 
@@ -82,3 +83,15 @@ def test_the_gain_of_a_regression_is_at_the_best_noise() -> None:
     assert found[1] == pytest.approx(0.5 * math.sqrt(2 * 2 / 4000), rel=0.1)
     score = -0.5 * (math.log(2 * math.pi * 0.09) + 1)
     assert best_variance(3 * score, 3) == pytest.approx(0.09)
+
+
+def test_copies_of_a_row_are_held_out_together() -> None:
+    x = torch.randn(60, 3, generator=torch.Generator().manual_seed(0))
+    order = torch.randperm(120, generator=torch.Generator().manual_seed(1))
+    fold = torch.empty(120, dtype=torch.long)
+    fold[order] = fold_numbers((x.repeat(2, 1), torch.zeros(120)), order, 5)
+    assert torch.equal(fold[:60], fold[60:])
+    assert fold.bincount().tolist() == [24] * 5
+    assert torch.equal(fold_numbers((x, torch.zeros(60)), order[order < 60], 5), torch.arange(60) % 5)
+    few = (torch.arange(120)[:, None] % 8, torch.zeros(120))  # discrete inputs: no value would be left to learn from
+    assert torch.equal(fold_numbers(few, order, 5), torch.arange(120) % 5)

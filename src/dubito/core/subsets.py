@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import torch
 from torch import Tensor
 from torch.utils.data import BatchSampler, DataLoader, IterableDataset, RandomSampler, SequentialSampler, Subset
 
@@ -55,6 +56,31 @@ def subset(data: Any, rows: Tensor, *, shuffle: bool | None = None) -> Any:
         num_workers=data.num_workers, collate_fn=data.collate_fn, pin_memory=data.pin_memory,
         worker_init_fn=data.worker_init_fn, generator=data.generator,
     )  # fmt: skip
+
+
+def fold_numbers(data: Any, order: Tensor, folds: int) -> Tensor:
+    """Return the fold of each row of `order`: 0, 1, 2 and so on in turn; copies of the same inputs share one.
+
+    A copy in another fold would not be held out. Where nine of ten rows are copies, as of a few discrete features, they
+    are not kept together: no value of the inputs would be left to learn from.
+
+    >>> import torch
+    >>> x = torch.arange(20.0)[:, None]
+    >>> fold_numbers((x.repeat_interleave(2, 0), torch.zeros(40)), torch.arange(40), 3)[:8].tolist()
+    [0, 0, 1, 1, 2, 2, 0, 0]
+    """
+    positions, pair = torch.arange(len(order)), _as_one_pair(data)
+    inputs = None if pair is None else as_tensors(pair[0])
+    if not isinstance(inputs, Tensor) or inputs.is_complex():
+        return positions % folds
+    flat = inputs.reshape(len(inputs), -1)
+    weights = torch.randn(flat.shape[1], generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    keys = torch.cat([(rows.cpu().double() * weights).sum(1) for rows in flat.split(1024)])
+    groups, same = keys[order].unique(return_inverse=True)
+    if len(groups) < max(5 * folds, len(order) / 10):
+        return positions % folds
+    first = torch.full((len(groups),), len(order)).scatter_reduce(0, same, positions, "amin")[same]
+    return ((first == positions).cumsum(0) - 1)[first] % folds
 
 
 def _is_plain(loader: DataLoader[Any]) -> bool:

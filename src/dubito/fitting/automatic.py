@@ -34,7 +34,7 @@ from dubito.core.batches import Data, Source
 from dubito.core.errors import NotConvergedWarning, TrustWarning
 from dubito.core.operations import OperationCounter
 from dubito.core.randomness import derive_seed
-from dubito.core.subsets import num_examples, subset
+from dubito.core.subsets import fold_numbers, num_examples, subset
 from dubito.fitting.checks import outputs_of
 from dubito.fitting.fit_record import constant_score
 from dubito.fitting.held_out_scores import best_variance, fewest_epochs, gain_over_constant
@@ -218,10 +218,9 @@ def _runs(problem: Problem, data: Data, seed: int) -> list[SearchRun]:
         return []
     order = torch.randperm(size, generator=torch.Generator().manual_seed(derive_seed(seed, "held out")))
     folds = 1 if size >= FOLDS * ENOUGH or affordable < FOLDS * FEWEST_STEPS else FOLDS
-    runs = []
+    runs, fold = [], fold_numbers(data, order, FOLDS)
     for number in range(folds):
-        held_out = order[number::FOLDS]
-        kept = order[torch.arange(size) % FOLDS != number]
+        held_out, kept = order[fold == number], order[fold != number]
         parts = (_part(problem, subset(data, kept)), _part(problem, subset(data, held_out, shuffle=False), False))
         runs.append(_run(problem, parts[0], [parts[1], *also], affordable // folds, derive_seed(seed, number)))
     return runs

@@ -9,7 +9,7 @@ import torch
 from dubito.core.batches import Data, Source
 from dubito.core.errors import InputError
 from dubito.core.randomness import derive_seed
-from dubito.core.subsets import num_examples, subset
+from dubito.core.subsets import fold_numbers, num_examples, subset
 from dubito.fitting.automatic import ENOUGH, FOLDS
 
 # Fewer held-out examples than this cannot tell candidates apart.
@@ -70,11 +70,11 @@ def hold_out(data: Data, validation: Data | None, *, trained: bool, seed: int) -
             f"({why}): pass at least {FEWEST} examples as validation=, or choose a recipe yourself."
         )
     order = torch.randperm(size, generator=torch.Generator().manual_seed(derive_seed(seed, "folds")))
-    folds = 1 if size >= FOLDS * ENOUGH else FOLDS
+    folds, fold = 1 if size >= FOLDS * ENOUGH else FOLDS, fold_numbers(data, order, FOLDS)
     splits = tuple(
         Split(
-            subset(data, order[torch.arange(size) % FOLDS != number].sort().values),
-            validation, subset(data, order[number::FOLDS].sort().values, shuffle=False), f"fold-{number}",
+            subset(data, order[fold != number].sort().values),
+            validation, subset(data, order[fold == number].sort().values, shuffle=False), f"fold-{number}",
         )
         for number in range(folds)
     )  # fmt: skip
