@@ -2,7 +2,8 @@
 
     python tests/contracts/outputs_fixture.py [NUMBER ...]
 
-With numbers of recipes, only the predictions of these are made again. Without any it writes
+With numbers of recipes, only the predictions of these are made (again), on a machine with the same arithmetic; a new
+recipe needs that. Without any it writes
 ``fixtures/outputs.safetensors`` (predictions of every recipe) and ``fixtures/v1/*.safetensors`` (one saved
 posterior per family). `test_outputs_fixture.py` compares: a change of the code that is not meant to change numbers must
 leave them all as they are, to the last bit. Run this again only when numbers are meant to change, and say so.
@@ -15,6 +16,7 @@ import sys
 from pathlib import Path
 
 import torch
+from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 from test_posterior_contract import RECIPES, TASKS, fitted, quantities
 from torch import Tensor, nn
@@ -51,6 +53,11 @@ def outputs(index: int, task: str) -> dict[str, Tensor]:
 
 def renew(numbers: list[int]) -> None:
     """Make the predictions of some recipes again, and leave all others and the files as they are."""
+    with safe_open(FOLDER / "outputs.safetensors", "pt") as stored:
+        if stored.metadata()["probe"] != probe():
+            raise SystemExit(
+                "This machine's arithmetic differs from that of the other outputs: run this where they were made."
+            )
     found = load_file(FOLDER / "outputs.safetensors")
     for index in numbers:
         for task in TASKS:

@@ -35,6 +35,7 @@ def test_the_same_seed_gives_the_same_numbers_as_before(index: int, task: str) -
         if stored.metadata()["probe"] != probe():
             pytest.skip("this machine's arithmetic differs from that of the machine that made the fixture")
         for name, value in outputs(index, task).items():
+            assert name in stored.keys(), f"run python tests/contracts/outputs_fixture.py {index}"  # noqa: SIM118
             assert torch.equal(value, stored.get_tensor(name)), name
 
 
