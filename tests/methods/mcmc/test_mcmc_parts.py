@@ -195,6 +195,10 @@ class TestPriors:
         with pytest.raises(InputError, match=words):
             SGMCMC(prior=prior)
 
+    def test_weights_of_zero_say_nothing_of_their_scale(self) -> None:
+        assert SGMCMC().default_prior(torch.zeros(3)) == priors.Normal()
+        assert SGMCMC().default_prior(torch.full((3,), 2.0)).scale == 0.5
+
     def test_particles_as_a_normal(self) -> None:
         samples = torch.randn(500, 3, generator=torch.Generator().manual_seed(0), dtype=torch.float64) @ torch.tensor(
             [[1.0, 0.5, 0.0], [0.0, 1.0, 0.3], [0.0, 0.0, 0.2]], dtype=torch.float64

@@ -84,7 +84,10 @@ class Sampler(Recipe):
         """Return the prior if none is given; see `prior` in the recipes."""
         if self.starts_fresh or not isinstance(self.start, str):
             return Normal()
-        return Normal("model", max(DEFAULT_SPREAD * float(weights.double().square().mean().sqrt()), 1e-6))
+        size = float(weights.double().square().mean().sqrt())
+        if size == 0:  # new adapters, of whose scale this says nothing
+            return Normal()
+        return Normal("model", max(DEFAULT_SPREAD * size, 1e-6))
 
 
 def _load_start(start: Any, network: nn.Module) -> None:

@@ -46,7 +46,8 @@ class SVGD(Sampler):
         num_particles: n, the number of particles.
         weights: Which weights are random; the others stay at their trained values.
         prior: One of `dubito.priors`, with fixed scales. None is a normal density around the model's weights with a
-            quarter of their root mean square as standard deviation; if the start is fresh, the standard normal.
+            quarter of their root mean square as standard deviation; if the start is
+            fresh or these are all 0, the standard normal.
         temperature: T; below 1 makes the posterior narrower.
         start: ``"model"`` starts around the model's weights, ``"fresh"`` at newly initialized ones,
             ``"head"`` with a new output layer.
