@@ -28,9 +28,9 @@ def without_unit(model: nn.Sequential, unit: int) -> tuple[nn.Sequential, dict[s
 def test_a_shifted_copy_of_a_channel_is_read_from_the_window() -> None:
     torch.manual_seed(0)
     model = nn.Sequential(nn.Conv2d(1, 2, 3, padding=1), nn.Identity(), nn.Conv2d(2, 3, 3, padding=1)).double()
-    first, second = (value.detach() for value in (model[0].weight, model[2].weight))  # type: ignore[union-attr, operator]
+    first, second = (value.detach() for value in (model[0].weight, model[2].weight))  # type: ignore[operator]
     first.zero_()
-    model[0].bias.detach().zero_()  # type: ignore[union-attr, operator]
+    model[0].bias.detach().zero_()  # type: ignore[operator]
     first[0, 0, 1, 1] = first[1, 0, 1, 2] = 1.0
     centre = second[:, 1, 1, 1].clone()
     second[:, 1] = 0.0
@@ -40,7 +40,7 @@ def test_a_shifted_copy_of_a_channel_is_read_from_the_window() -> None:
     reconstruct_(small, model, units, rows)
     x = torch.randn(5, 1, 8, 8).double()
     torch.testing.assert_close(small(x), model(x), rtol=1e-3, atol=1e-3)  # up to the ridge
-    found = small[2].weight.detach()[:, 0, 1, 2]  # type: ignore[union-attr, operator]
+    found = small[2].weight.detach()[:, 0, 1, 2]  # type: ignore[operator]
     torch.testing.assert_close(found, second[:, 0, 1, 2] + centre, rtol=1e-3, atol=1e-3)
 
 
