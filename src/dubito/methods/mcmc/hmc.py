@@ -36,8 +36,8 @@ class HMC(Sampler):
             members of an ensemble.
         weights: Which weights are random; the others stay at their trained values.
         prior: One of `dubito.priors`, with fixed scales. None is a normal density around the model's weights with a
-            quarter of their root mean square as standard deviation; if the start is
-            fresh or these are all 0, the standard normal.
+            quarter of their root mean square as standard deviation; the standard normal if the start is fresh, or if
+            they are all 0, as the coordinates of a subspace are.
         adapt: Whether burn-in adapts step size and masses; otherwise `step_size` and unit masses are used.
         num_samples: The number of samples per chain.
         chains: The number of chains; several processes divide them among themselves.

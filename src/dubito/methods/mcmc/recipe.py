@@ -85,7 +85,7 @@ class Sampler(Recipe):
         if self.starts_fresh or not isinstance(self.start, str):
             return Normal()
         size = float(weights.double().square().mean().sqrt())
-        if size == 0:  # new adapters, of whose scale this says nothing
+        if size == 0:  # new adapters, or the coordinates of a subspace: this says nothing of their scale
             return Normal()
         return Normal("model", max(DEFAULT_SPREAD * size, 1e-6))
 

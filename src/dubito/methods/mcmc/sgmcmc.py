@@ -32,8 +32,8 @@ class SGMCMC(Sampler):
         schedule: ``"constant"``, ``"decay"`` or ``"cyclical"``; see `dubito.mcmc.schedule.Schedule`.
         weights: Which weights are random; the others stay at their trained values.
         prior: One of `dubito.priors`, with fixed scales. None is a normal density around the model's weights with a
-            quarter of their root mean square as standard deviation; if the start is
-            fresh or these are all 0, the standard normal.
+            quarter of their root mean square as standard deviation; the standard normal if the start is fresh, or if
+            they are all 0, as the coordinates of a subspace are.
         chains: The number of chains; several processes divide them among themselves.
         burn_in: The number of first steps, which are dropped.
         thinning: The number of steps between two samples.

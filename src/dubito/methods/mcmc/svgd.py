@@ -46,8 +46,8 @@ class SVGD(Sampler):
         num_particles: n, the number of particles.
         weights: Which weights are random; the others stay at their trained values.
         prior: One of `dubito.priors`, with fixed scales. None is a normal density around the model's weights with a
-            quarter of their root mean square as standard deviation; if the start is
-            fresh or these are all 0, the standard normal.
+            quarter of their root mean square as standard deviation; the standard normal if the start is fresh, or if
+            they are all 0, as the coordinates of a subspace are.
         temperature: T; below 1 makes the posterior narrower.
         start: ``"model"`` starts around the model's weights, ``"fresh"`` at newly initialized ones,
             ``"head"`` with a new output layer.
