@@ -27,7 +27,7 @@ class Prior(Setting, ABC):
     be `resolve`-d first.
     """
 
-    described = "one of dubito.priors"
+    described = "one of dubito.priors for weights"
     positive: ClassVar[bool] = False
     """Whether the prior allows only positive values; such a prior is for scales, not for weights."""
 
