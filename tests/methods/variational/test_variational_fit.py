@@ -94,9 +94,8 @@ class TestLinearRegression:
     def test_the_bound_is_the_evidence_where_the_posterior_is_a_product(self) -> None:
         x, y = hadamard()
         oracle = LinearRegression(x, y, noise=NOISE, prior_precision=PRECISION)
-        posterior: Any = Variational(prior=PRIOR, biases="random", objective=objectives.ELBO(8)).fit(
-            blank_linear(), (x, y), likelihood=LIKELIHOOD, training=LONG
-        )
+        recipe = Variational(prior=PRIOR, biases="random", objective=objectives.ELBO(8), temperature=1.0)
+        posterior: Any = recipe.fit(blank_linear(), (x, y), likelihood=LIKELIHOOD, training=LONG)
         assert_close_to(posterior, oracle.mean, oracle.precision.diagonal())
         error = posterior.record.log_likelihood_error
         assert float(posterior.log_evidence()) == pytest.approx(oracle.log_evidence, abs=0.1 + 5 * error)
@@ -104,7 +103,7 @@ class TestLinearRegression:
     def test_updating_is_learning_from_all(self) -> None:
         """Two halves one after the other, against the closed form of both."""
         both = LinearRegression(*hadamard(), noise=NOISE, prior_precision=PRECISION)
-        recipe = Variational(prior=PRIOR, biases="random", objective=objectives.ELBO(8))
+        recipe = Variational(prior=PRIOR, biases="random", objective=objectives.ELBO(8), temperature=1.0)
         first: Any = recipe.fit(blank_linear(), hadamard(slice(0, 8)), likelihood=LIKELIHOOD, training=LONG)
         second: Any = first.update(hadamard(slice(8, 16)), training=LONG)
         assert_close_to(second, both.mean, both.precision.diagonal(), off=0.2)

@@ -7,7 +7,7 @@ from typing import Literal
 
 from torch import Tensor
 
-from dubito.beliefs.likelihoods import Bernoulli, Categorical, Likelihood
+from dubito.beliefs.likelihoods import Bernoulli, Categorical, Gaussian, HeteroscedasticGaussian, Likelihood
 from dubito.beliefs.objectives import ELBO, Objective, kl_weight
 from dubito.beliefs.priors import ByName, GroupPrior, Normal, Prior
 from dubito.beliefs.priors.base import require_real
@@ -31,7 +31,7 @@ class Variational(Recipe):
       \max_q\; \mathbb E_q[\log p(D \mid w)] - T\,\mathrm{KL}(q \,\|\, p)$$
 
     (Graves 2011; Blundell et al. 2015, https://arxiv.org/abs/1505.05424). The means start at the model's weights, the
-    scales at a small value. At temperature 1 a wide classifier tends to underfit (Wenzel et al. 2020,
+    scales at a small value. At temperature 1 a wide network tends to underfit (Wenzel et al. 2020,
     https://arxiv.org/abs/2002.02405), hence the default.
 
     Args:
@@ -50,7 +50,8 @@ class Variational(Recipe):
             (Fu et al. 2019, https://arxiv.org/abs/1903.10145).
         scale_rate: A factor of the learning rate for the scales; 0.5 is recommended for sparse variational dropout.
         temperature: The weight of the KL divergence; below 1 makes the posterior narrower. ``"auto"`` is 0.1 for
-            classification under a normal prior, where independent weights at 1 underfit, and 1 otherwise.
+            classification under a normal prior and 0.3 for regression by independent weights under one, which at 1
+            underfit; it is 1 otherwise.
         optimizer: ``"gradient"``: the optimizer of the training settings moves means and scales. ``"natural"``: natural
             gradients (see `dubito.variational.natural`), at about the cost of Adam; they always sample weights,
             whatever the estimator.
@@ -115,11 +116,16 @@ class Variational(Recipe):
 
         >>> from dubito import likelihoods
         >>> [Variational().kl_temperature(each) for each in (likelihoods.Categorical(), likelihoods.Gaussian())]
-        [0.1, 1.0]
+        [0.1, 0.3]
         """
         if self.temperature != "auto":
             return self.temperature
-        return 0.1 if isinstance(self.prior, Normal) and isinstance(likelihood, Categorical | Bernoulli) else 1.0
+        if not isinstance(self.prior, Normal):
+            return 1.0
+        if isinstance(likelihood, Categorical | Bernoulli):
+            return 0.1
+        is_regression = isinstance(likelihood, Gaussian | HeteroscedasticGaussian)
+        return 0.3 if is_regression and self.family == "mean-field" else 1.0
 
     def kl_weight(self, progress: float) -> float:
         """Return the weight of the KL divergence after a fraction of all steps, divided by the temperature.
