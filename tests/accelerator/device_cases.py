@@ -20,15 +20,20 @@ import dubito
 from accelerator import stand_in
 from contracts.test_posterior_contract import RECIPES, TASKS, TRAINING, network, problem, quantities, refused
 from dubito import (
+    DKL,
     HMC,
     MAP,
+    MIMO,
     SGMCMC,
+    SNGP,
     SVGD,
     SWAG,
+    VBLL,
     BatchEnsemble,
     Ensemble,
     Laplace,
     MCDropout,
+    Packed,
     Posterior,
     Rank1,
     Snapshot,
@@ -220,10 +225,21 @@ def other_uses(device: torch.device) -> Answers:
         "distill": lambda: dubito.distill(gaussian, student, data, training=TRAINING),
         "report": lambda: report(gaussian, data),
         "compare": lambda: dubito.compare(model, data, {"map": MAP()}, seeds=1, test=data, training=TRAINING),
+        "a chain that diverges": lambda: diverges(model, data),
         "the same again": lambda: same_again(model, data),
         "a logger": lambda: MAP().fit(model, data, training=TRAINING.replace(log=lambda numbers: None)),
         "float64": lambda: Laplace().fit(model.double(), problem("classification", torch.float64)),
     }
+
+
+def diverges(model: nn.Module, data: Any) -> None:
+    """Check that a chain that diverges ends in its own error, though it is noticed late and an epoch is one step."""
+    try:
+        SGMCMC(step_size=1e9, burn_in=60, num_samples=2).fit(model, data, training=Training(batch_size=45))
+    except dubito.errors.NonFiniteError as error:
+        assert "Chain 1 of 1 diverged in step" in str(error), error  # noqa: PT017
+    else:
+        raise AssertionError("nothing was noticed")
 
 
 def same_again(model: nn.Module, data: Any) -> None:
@@ -253,13 +269,17 @@ TRAINED = [
     MAP(), Variational(), Variational(optimizer="natural", biases="random"), Variational(family="low-rank", rank=3),
     Variational(prior=priors.Horseshoe(scale=0.1, groups="outputs"), estimator="weight"), Rank1(components=2),
     BatchEnsemble(), SWAG(rank=2, collect_every=5), Snapshot(cycles=2), MCDropout(learn=True, filterwise=False),
-    SVGD(num_particles=3),
+    MAP(prior=priors.FunctionSpace(num_context=6)), SVGD(num_particles=3), VBLL(), SNGP(num_features=16),
+    DKL(inducing=8), Packed(members=2), MIMO(members=2),
 ]  # fmt: skip
 SAMPLERS = [SGMCMC(kernel, num_samples=3, thinning=2) for kernel in ("sghmc", "sgld", "psgld", "sgnht")]
+TRAJECTORIES = [HMC(kind, chains=1, burn_in=5, num_steps=4, max_depth=4) for kind in ("hmc", "microcanonical", "nuts")]
 LOOKED_AT = [
     Laplace(), Laplace(structure="ekfac"), Laplace(structure="diag"),
     Laplace(weights=select.last_layer(), structure="full"),
     Laplace(structure="low-rank", rank=3), Laplace(weights=select.subnetwork(5), structure="full"),
+    Laplace(structure="sampled", draws=2, steps=3),
+    Laplace(prior=priors.FunctionSpace(num_context=6)),
 ]  # fmt: skip
 
 
@@ -282,7 +302,7 @@ def reads(device: torch.device) -> dict[str, dict[str, float]]:
         count(45)  # what is computed once
         return (count(5) - count(45)) / 8
 
-    found: dict[str, dict[str, float]] = {"step": {}, "short": {}, "transition": {}, "batch": {}}
+    found: dict[str, dict[str, float]] = {"step": {}, "short": {}, "transition": {}, "doubling": {}, "batch": {}}
     for recipe in TRAINED:  # 23 steps per epoch, then 5
         counts = [fitted(recipe, training=Training(epochs=n, lr=1e-3, batch_size=10))[0] for n in (4, 16)]
         found["short"][repr(recipe)] = (counts[1] - counts[0]) / 60
@@ -293,6 +313,11 @@ def reads(device: torch.device) -> dict[str, dict[str, float]]:
     for sampler in SAMPLERS:
         short, long = (fitted(sampler.replace(burn_in=count), training=Training(batch_size=2)) for count in (20, 70))
         found["transition"][repr(sampler)] = (long[0] - short[0]) / 50
+    for chain in TRAJECTORIES:
+        short, long = (fitted(chain.replace(num_samples=count)) for count in (5, 55))
+        doublings = (long[1].statistics["num_steps"][0, 5:] + 1).log2().ceil().mean()
+        where, unit = ("doubling", float(doublings)) if chain.method == "nuts" else ("transition", 1.0)
+        found[where][repr(chain)] = (long[0] - short[0]) / 50 / unit
     found["batch"] |= {repr(recipe): per_batch(fitted(recipe)[1]) for recipe in LOOKED_AT}
     return found
 

@@ -39,6 +39,9 @@ class Inference(NamedTuple):
     additive: bool = False  # whether the state is a sum over this process's rows; otherwise all processes have the same
     source: Source | None = None  # the data that the loop iterates over instead of the problem's own
     anytime: bool = True  # whether every state gives a posterior; otherwise only the last one does
+    checks_itself: bool = (
+        False  # whether `update` notes states that are not finite; the loop reads none on accelerators
+    )
     restore: Callable[[State, State], State] = io.copy_into  # copies the state of a checkpoint into the first state
 
 
@@ -76,11 +79,13 @@ class LossWatch:
         """Whether it is time to read."""
         return self.waiting >= self.every
 
-    def add(self, is_finite: Tensor, step: tuple[int, int]) -> None:
-        """Note whether all is finite in a step, given as epoch and batch."""
+    def add(self, is_finite: Tensor | None, step: tuple[int, int]) -> None:
+        """Note whether all is finite in a step, given as epoch and batch; None counts a step that has no loss."""
+        self.waiting += 1
+        if is_finite is None:
+            return
         bad = torch.where(is_finite, self._none, step[0] * self._epoch + step[1])
         self._first = bad if self._first is None else torch.minimum(self._first, bad)
-        self.waiting += 1
 
     def read(self) -> tuple[int, int] | None:
         """Return epoch and batch of the first step since the last reading that was not finite, or None."""

@@ -127,6 +127,11 @@ class _Loop:
     def interrupts(self) -> Interrupts:
         return Interrupts(catch_sigterm=self.problem.training.checkpoint is not None)
 
+    @property
+    def on_cpu(self) -> bool:
+        """Whether numbers can be read at no cost."""
+        return self.problem.source.device in (None, torch.device("cpu"))
+
     def run(self) -> Posterior:
         problem, inference = self.problem, self.inference
         with self._stream("init"):
@@ -171,7 +176,7 @@ class _Loop:
         if reads or self.epoch + 1 >= self.inference.epochs or self.problem.validation is not None:
             self._check_losses()
             self._validate()
-            if not io.is_finite(self.state):
+            if (self.on_cpu or not self.inference.checks_itself) and not io.is_finite(self.state):
                 raise self._non_finite("The weights became NaN or infinite")
         elif self.good is None:
             self.good = self.start  # the weights of the beginning, until later ones are known to be finite
@@ -188,10 +193,11 @@ class _Loop:
                 with io.explaining_content(self.suspected), self.problem.training.casts(self.problem.source.device):
                     self.state, info = self.inference.update(self.state, batch, self.problem.generator)
                 loss = info.get("loss")
-                if isinstance(loss, Tensor) and loss.device.type != "cpu":
-                    self.losses.add(loss.isfinite(), (self.epoch, self.batch))
-                else:
+                if self.on_cpu:
                     self.good = self.start
+                else:
+                    is_finite = loss.isfinite() if isinstance(loss, Tensor) else None
+                    self.losses.add(is_finite, (self.epoch, self.batch))
                 self.batch += 1
         except NonFinite as error:
             raise self._non_finite(str(error)) from error
@@ -202,7 +208,7 @@ class _Loop:
             self.watched = -1 if stream.has_used_libraries() else self.watched - 1
         bar.update(1)
         self._log({"batch": self.batch - 1, **info})
-        every = 10 if self.problem.source.device in (None, torch.device("cpu")) else LossWatch.every
+        every = 10 if self.on_cpu else LossWatch.every
         if not bar.disable and self.batch % every == 1:
             bar.set_postfix({key: f"{float(value):.4g}" for key, value in info.items()}, refresh=False)
         self._write_if_due()

@@ -11,9 +11,21 @@ from mcmc_cases import banana_potential, classes, funnel_potential, gaussian_pot
 from torch import Tensor
 
 from dubito import HMC, select
+from dubito.methods.mcmc import hamiltonian as hamiltonian_file
+from dubito.methods.mcmc import microcanonical as microcanonical_file
 from dubito.methods.mcmc.adaptation import Masses, StepSize, reasonable_step, settling, windows
 from dubito.methods.mcmc.diagnostics import ess_mean, ess_tail
-from dubito.methods.mcmc.hamiltonian import NoUTurn, Point, at, draw_momentum, hamiltonian, hmc_transition, leapfrog
+from dubito.methods.mcmc.hamiltonian import (
+    NoUTurn,
+    Point,
+    Transition,
+    at,
+    draw_momentum,
+    hamiltonian,
+    hmc_transition,
+    leapfrog,
+)
+from dubito.methods.mcmc.microcanonical import microcanonical_transition
 from dubito.methods.mcmc.target import Potential
 
 ONES = torch.ones(2, dtype=torch.float64)
@@ -139,6 +151,32 @@ def test_kolmogorov_smirnov_notices_a_step_without_correction() -> None:
     ]
     assert found[0] < 1e-6
     assert min(found[1:]) > 0.01
+
+
+def one_transition(potential: Potential, method: str, step: float, seed: int) -> Transition:
+    point, generator = start(potential, 3, seed)
+    mass = torch.tensor([1.0, 0.5, 2.0], dtype=torch.float64)
+    if method == "nuts":
+        return NoUTurn(potential, step, mass, 5, generator).transition(point)
+    move = hmc_transition if method == "hmc" else microcanonical_transition
+    return move(potential, point, step, mass, 6, generator)
+
+
+@pytest.mark.parametrize("method", ["nuts", "hmc", "microcanonical"])
+def test_numbers_that_are_not_read_give_the_same_transitions(method: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As on an accelerator, where both results are computed, and one is picked."""
+    cases = [(step, seed) for step in (0.1, 0.5, 2.0, 200.0) for seed in range(6)]
+    read = [one_transition(funnel_potential, method, *case) for case in cases]
+    for file in (hamiltonian_file, microcanonical_file):
+        monkeypatch.setattr(file, "number", lambda value: value)
+    kept = [one_transition(funnel_potential, method, *case) for case in cases]
+    assert {one.divergent for one in read} == {False, True}
+    assert len({one.num_steps for one in read}) > 1
+    for one, other in zip(read, kept, strict=True):
+        assert all(isinstance(value, Tensor) for value in other[1:4])
+        torch.testing.assert_close(other.point.position, one.point.position, rtol=1e-12, atol=1e-12)
+        for name in ("acceptance", "energy", "divergent", "num_steps"):
+            assert float(getattr(other, name)) == pytest.approx(float(getattr(one, name)), rel=1e-12), name
 
 
 def test_dual_averaging_reaches_its_aim() -> None:

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from dubito.methods.mcmc.hamiltonian import at, draw_momentum, hamiltonian, leapfrog
+from dubito.methods.mcmc.numbers import Number
 from dubito.methods.mcmc.target import Potential
 
 Numbers = dict[str, Tensor]  # the adaptation state of one chain, changed in place
@@ -28,13 +29,14 @@ class StepSize:
     def __init__(self, aim: float) -> None:
         self.aim = aim
 
-    def init(self, step: float) -> Numbers:
-        """Return the state for an initial step size."""
+    def init(self, step: float, device: torch.device | None = None) -> Numbers:
+        """Return the state for an initial step size; what acceptances change is on the device."""
         log = math.log(step)
         values = {"log_step": log, "log_mean": log, "center": math.log(10) + log, "deficit": 0.0, "count": 0.0}
-        return {name: torch.tensor(value, dtype=torch.float64) for name, value in values.items()}
+        places = {name: None if name in ("center", "count") else device for name in values}
+        return {name: torch.full((), value, dtype=torch.float64, device=places[name]) for name, value in values.items()}
 
-    def learn(self, state: Numbers, acceptance: float) -> None:
+    def learn(self, state: Numbers, acceptance: Number) -> None:
         """Update the step size with the acceptance of one transition."""
         state["count"] += 1
         count = float(state["count"])
@@ -56,7 +58,7 @@ class Masses:
     def init(self, position: Tensor) -> Numbers:
         """Nothing seen."""
         return {
-            "seen": position.new_zeros(()),
+            "seen": torch.zeros((), dtype=position.dtype),  # on the CPU, where it is read
             "mean": torch.zeros_like(position),
             "spread": torch.zeros_like(position),
         }
@@ -124,7 +126,7 @@ def reasonable_step(potential: Potential, position: Tensor, inverse_mass: Tensor
 
     def accepted() -> bool:
         rise = hamiltonian(leapfrog(potential, start, step, inverse_mass), inverse_mass) - before
-        return rise < -math.log(0.8)
+        return bool(rise < -math.log(0.8))
 
     direction = 2.0 if accepted() else 0.5
     for _ in range(60):

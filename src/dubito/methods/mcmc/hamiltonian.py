@@ -13,6 +13,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from dubito.methods.mcmc.numbers import Flag, Number, exp_at_most_one, finite_or_infinity, known, log_add, number, pick
 from dubito.methods.mcmc.target import Potential
 
 # A trajectory whose energy rises by more than this is divergent.
@@ -24,7 +25,7 @@ class Point(NamedTuple):
 
     position: Tensor
     momentum: Tensor
-    potential: float
+    potential: Number
     gradient: Tensor
 
 
@@ -40,31 +41,30 @@ class Transition(NamedTuple):
     """
 
     point: Point
-    acceptance: float
-    energy: float
-    divergent: bool
-    num_steps: int
+    acceptance: Number
+    energy: Number
+    divergent: Flag
+    num_steps: Number
 
 
 def at(potential: Potential, position: Tensor) -> Point:
     """Return the point at a position with zero momentum."""
     energy, gradient = potential(position)
-    return Point(position, torch.zeros_like(position), float(energy), gradient)
+    return Point(position, torch.zeros_like(position), number(energy), gradient)
 
 
-def leapfrog(potential: Potential, point: Point, step: float, inverse_mass: Tensor) -> Point:
+def leapfrog(potential: Potential, point: Point, step: Number, inverse_mass: Tensor) -> Point:
     r"""Take one step: half a kick, a drift, half a kick. Negating the momentum reverses it exactly."""
     momentum = point.momentum - 0.5 * step * point.gradient
     position = point.position + step * inverse_mass * momentum
     energy, gradient = potential(position)
-    return Point(position, momentum - 0.5 * step * gradient, float(energy), gradient)
+    return Point(position, momentum - 0.5 * step * gradient, number(energy), gradient)
 
 
-def hamiltonian(point: Point, inverse_mass: Tensor) -> float:
+def hamiltonian(point: Point, inverse_mass: Tensor) -> Number:
     """Return the energy, or infinity if it is NaN."""
-    kinetic = 0.5 * float((point.momentum.square() * inverse_mass).sum(dtype=torch.float64))
-    energy = point.potential + kinetic
-    return energy if math.isfinite(energy) else math.inf
+    kinetic = 0.5 * number((point.momentum.square() * inverse_mass).sum(dtype=torch.float64))
+    return finite_or_infinity(point.potential + kinetic)
 
 
 def draw_momentum(point: Point, inverse_mass: Tensor, generator: torch.Generator) -> Point:
@@ -73,44 +73,63 @@ def draw_momentum(point: Point, inverse_mass: Tensor, generator: torch.Generator
     return point._replace(momentum=noise * inverse_mass.rsqrt())
 
 
-def uniform(generator: torch.Generator) -> float:
+def uniform(generator: torch.Generator) -> Number:
     """Draw a number between 0 and 1."""
-    return float(torch.rand((), generator=generator, dtype=torch.float64, device=generator.device))
+    return number(torch.rand((), generator=generator, dtype=torch.float64, device=generator.device))
+
+
+class Rise:
+    """How far the energy of a trajectory has risen; it stays as it was at the first divergence."""
+
+    def __init__(self) -> None:
+        self.value: Number = 0.0
+        self.steps: Number = 0
+        self.divergent: Flag = False
+
+    def add(self, value: Number) -> bool:
+        """Note the rise after one more step; return whether the trajectory is known to have diverged."""
+        self.steps = self.steps + pick(self.divergent, 0, 1)
+        self.value = pick(self.divergent, self.value, value)
+        self.divergent = self.value > DIVERGENCE
+        return known(self.divergent)
+
+    def end(self, start: Point, last: Point, energy: Number, generator: torch.Generator) -> Transition:
+        """Accept the last point with probability min(1, exp(−ΔH)), or stay at the first."""
+        acceptance = exp_at_most_one(-self.value)
+        accepted = (uniform(generator) < acceptance) & (self.value <= DIVERGENCE)
+        return Transition(pick(accepted, last, start), acceptance, energy, self.divergent, self.steps)
 
 
 def hmc_transition(
-    potential: Potential, start: Point, step: float, inverse_mass: Tensor, num_steps: int, generator: torch.Generator
+    potential: Potential, start: Point, step: Number, inverse_mass: Tensor, num_steps: int, generator: torch.Generator
 ) -> Transition:
     """Follow a trajectory of `num_steps` leapfrog steps, and accept its end with probability min(1, exp(−ΔH)).
 
-    The step size is varied by up to a fifth, so that no orbit is exactly periodic.
+    The step size is varied by up to a fifth, so that no orbit is exactly periodic. On an accelerator, a trajectory that
+    diverges is followed to its end, and then rejected: nothing is read.
     """
     first = draw_momentum(start, inverse_mass, generator)
     before = hamiltonian(first, inverse_mass)
-    size, point, taken = step * (0.8 + 0.4 * uniform(generator)), first, 0
-    rise = 0.0
+    size, point, rise = step * (0.8 + 0.4 * uniform(generator)), first, Rise()
     for _ in range(num_steps):
-        point, taken = leapfrog(potential, point, size, inverse_mass), taken + 1
-        rise = hamiltonian(point, inverse_mass) - before
-        if rise > DIVERGENCE:
+        point = leapfrog(potential, point, size, inverse_mass)
+        if rise.add(hamiltonian(point, inverse_mass) - before):
             break
-    acceptance = math.exp(min(0.0, -rise))
-    accepted = uniform(generator) < acceptance and rise <= DIVERGENCE
-    return Transition(point if accepted else start, acceptance, before, rise > DIVERGENCE, taken)
+    return rise.end(start, point, before, generator)
 
 
 class _Tree(NamedTuple):
     """A segment of a trajectory: its two ends, one point drawn from it, and the sums of the stopping rule."""
 
-    left: Point
-    right: Point
+    inner: Point  # where it begins, in the direction in which it was grown
+    outer: Point
     drawn: Point
-    log_weight: float  # of the whole segment, log Σ exp(H₀ − H)
+    log_weight: Number  # of the whole segment, log Σ exp(H₀ − H)
     momenta: Tensor  # their sum
-    stopped: bool  # it made a U-turn or diverged
-    divergent: bool
-    acceptance: float  # sum over its points
-    points: int
+    stopped: Flag  # it made a U-turn or diverged; then its points and sums are not used
+    divergent: Flag
+    acceptance: Number  # sum over its points
+    points: Number
 
 
 class NoUTurn:
@@ -118,6 +137,7 @@ class NoUTurn:
 
     A trajectory is doubled forwards or backwards in time until its ends approach each other; the next state is
     drawn from it in proportion to exp(−H). (https://arxiv.org/abs/1111.4246, https://arxiv.org/abs/1701.02434)
+    On an accelerator a doubling is always completed, and only then read is whether it is the last: one read each.
 
     Args:
         potential: The potential and its gradient.
@@ -128,69 +148,65 @@ class NoUTurn:
     """
 
     def __init__(
-        self, potential: Potential, step: float, inverse_mass: Tensor, max_depth: int, generator: torch.Generator
+        self, potential: Potential, step: Number, inverse_mass: Tensor, max_depth: int, generator: torch.Generator
     ) -> None:
         self.potential, self.step, self.inverse_mass = potential, step, inverse_mass
         self.max_depth, self.generator = max_depth, generator
-        self.before = 0.0
+        self.before: Number = 0.0
 
     def transition(self, start: Point) -> Transition:
         """Make one transition."""
         first = draw_momentum(start, self.inverse_mass, self.generator)
         self.before = hamiltonian(first, self.inverse_mass)
         tree = _Tree(first, first, first, 0.0, first.momentum, False, False, 0.0, 0)
+        ends = (first, first)  # in the order of time
         for depth in range(self.max_depth):
             forwards = uniform(self.generator) < 0.5
-            new = self._grow(tree.right if forwards else tree.left, depth, 1 if forwards else -1)
-            tree = self._join(tree, new, forwards, biased=True)
-            if tree.stopped:
+            inner, outer = pick(forwards, ends[0], ends[1]), pick(forwards, ends[1], ends[0])
+            new = self._grow(outer, depth, pick(forwards, self.step, -self.step))
+            tree = self._join(tree._replace(inner=inner, outer=outer), new, biased=True)
+            if depth + 1 == self.max_depth or bool(tree.stopped):  # the one read of a doubling
                 break
-        return Transition(tree.drawn, tree.acceptance / max(tree.points, 1), self.before, tree.divergent, tree.points)
+            ends = (pick(forwards, inner, tree.outer), pick(forwards, tree.outer, inner))
+        mean = tree.acceptance / tree.points
+        return Transition(tree.drawn, mean, self.before, tree.divergent, tree.points)
 
-    def _grow(self, edge: Point, depth: int, direction: int) -> _Tree:
-        """Return the segment of 2^depth points after `edge` in one direction of time."""
+    def _grow(self, edge: Point, depth: int, step: Number) -> _Tree:
+        """Return the segment of 2^depth points after `edge`; a negative step goes back in time."""
         if depth == 0:
-            return self._leaf(leapfrog(self.potential, edge, direction * self.step, self.inverse_mass))
-        first = self._grow(edge, depth - 1, direction)
-        if first.stopped:
+            return self._leaf(leapfrog(self.potential, edge, step, self.inverse_mass))
+        first = self._grow(edge, depth - 1, step)
+        if known(first.stopped):
             return first
-        forwards = direction > 0
-        second = self._grow(first.right if forwards else first.left, depth - 1, direction)
-        return self._join(first, second, forwards, biased=False)
+        return self._join(first, self._grow(first.outer, depth - 1, step), biased=False)
 
     def _leaf(self, point: Point) -> _Tree:
         rise = hamiltonian(point, self.inverse_mass) - self.before
-        divergent = not rise <= DIVERGENCE
-        weight = -math.inf if divergent else -rise
-        acceptance = 0.0 if divergent else math.exp(min(0.0, -rise))
-        return _Tree(point, point, point, weight, point.momentum, divergent, divergent, acceptance, 1)
+        rise = pick(rise <= DIVERGENCE, rise, math.inf)
+        divergent = rise > DIVERGENCE
+        return _Tree(point, point, point, -rise, point.momentum, divergent, divergent, exp_at_most_one(-rise), 1)
 
-    def _join(self, old: _Tree, new: _Tree, forwards: bool, *, biased: bool) -> _Tree:
-        """Join two segments; a stopped new segment adds no candidate."""
-        acceptance, points = old.acceptance + new.acceptance, old.points + new.points
-        divergent = old.divergent or new.divergent
-        if new.stopped:
+    def _join(self, old: _Tree, new: _Tree, *, biased: bool) -> _Tree:
+        """Join two segments; a stopped new segment adds no candidate, and nothing is added to a stopped one."""
+        acceptance = old.acceptance + pick(old.stopped, 0.0, new.acceptance)
+        points = old.points + pick(old.stopped, 0, new.points)
+        divergent = old.divergent | pick(old.stopped, False, new.divergent)
+        if known(new.stopped):
             return old._replace(stopped=True, divergent=divergent, acceptance=acceptance, points=points)
-        weight = _log_add(old.log_weight, new.log_weight)
+        weight = log_add(old.log_weight, new.log_weight)
         against = old.log_weight if biased else weight  # biased towards the new half at the top of the tree only
-        chance = math.exp(min(0.0, new.log_weight - against)) if new.log_weight > -math.inf else 0.0
-        drawn = new.drawn if uniform(self.generator) < chance else old.drawn
-        left, right = (old.left, new.right) if forwards else (new.left, old.right)
+        chance = exp_at_most_one(new.log_weight - against)
+        taken = pick(new.stopped, False, uniform(self.generator) < chance)
         momenta = old.momenta + new.momenta
-        first, second = (old, new) if forwards else (new, old)
         turned = (
-            self._turns(left, right, momenta)
+            self._turns(old.inner, new.outer, momenta)
             # a U-turn may lie between two halves that have none
-            or self._turns(left, second.left, first.momenta + second.left.momentum)
-            or self._turns(first.right, right, second.momenta + first.right.momentum)
+            | self._turns(old.inner, new.inner, old.momenta + new.inner.momentum)
+            | self._turns(old.outer, new.outer, new.momenta + old.outer.momentum)
         )
-        return _Tree(left, right, drawn, weight, momenta, turned, divergent, acceptance, points)
+        drawn, stopped = pick(taken, new.drawn, old.drawn), old.stopped | new.stopped | turned
+        return _Tree(old.inner, new.outer, drawn, weight, momenta, stopped, divergent, acceptance, points)
 
-    def _turns(self, left: Point, right: Point, momenta: Tensor) -> bool:
+    def _turns(self, one: Point, other: Point, momenta: Tensor) -> Flag:
         velocity = self.inverse_mass * momenta
-        return float(left.momentum.dot(velocity)) <= 0 or float(right.momentum.dot(velocity)) <= 0
-
-
-def _log_add(a: float, b: float) -> float:
-    high = max(a, b)
-    return high if high == -math.inf else high + math.log(math.exp(a - high) + math.exp(b - high))
+        return (number(one.momentum.dot(velocity)) <= 0) | (number(other.momentum.dot(velocity)) <= 0)

@@ -16,11 +16,12 @@ import math
 import torch
 from torch import Tensor
 
-from dubito.methods.mcmc.hamiltonian import DIVERGENCE, Point, Transition, uniform
+from dubito.methods.mcmc.hamiltonian import Point, Rise, Transition, uniform
+from dubito.methods.mcmc.numbers import Number, exp, finite_or_infinity, log, number
 from dubito.methods.mcmc.target import Potential
 
 
-def turn(direction: Tensor, gradient: Tensor, step: float) -> tuple[Tensor, float]:
+def turn(direction: Tensor, gradient: Tensor, step: Number) -> tuple[Tensor, Number]:
     r"""Return the unit direction after a time at a fixed position, and the change of the kinetic energy.
 
     With $e = -\nabla U / \|\nabla U\|$, $\delta = \epsilon \|\nabla U\| / (d - 1)$ and $c = e^\top u$,
@@ -33,18 +34,20 @@ def turn(direction: Tensor, gradient: Tensor, step: float) -> tuple[Tensor, floa
         gradient: ∇U.
         step: ε.
     """
-    size, length = len(direction) - 1, float(gradient.norm())
-    if length == 0:
+    size, length = len(direction) - 1, number(gradient.norm())
+    if isinstance(length, Tensor):
+        length = length.double().clamp_min(torch.finfo(gradient.dtype).tiny)  # a gradient of 0 turns nothing
+    elif length == 0:
         return direction, 0.0
     ahead, delta = -gradient / length, step * length / size
-    along, shrunk = float(ahead.dot(direction)), math.exp(-delta)  # in terms of exp(-δ), which cannot overflow
+    along, shrunk = number(ahead.dot(direction)), exp(-delta)  # in terms of exp(-δ), which cannot overflow
     turned = ahead * ((1 - shrunk) * (1 + shrunk + along * (1 - shrunk))) + 2 * shrunk * direction
     inside = 1 + along + (1 - along) * shrunk**2
-    return turned / turned.norm(), size * (delta - math.log(2) + math.log(max(inside, 1e-300)))
+    return turned / turned.norm(), size * (delta - math.log(2) + log(inside, 1e-300))
 
 
 def microcanonical_transition(
-    potential: Potential, start: Point, step: float, inverse_mass: Tensor, num_steps: int, generator: torch.Generator
+    potential: Potential, start: Point, step: Number, inverse_mass: Tensor, num_steps: int, generator: torch.Generator
 ) -> Transition:
     """Follow a trajectory of `num_steps` steps from a random direction, and accept its end by its energy error.
 
@@ -53,19 +56,15 @@ def microcanonical_transition(
     """
     scale = inverse_mass.sqrt()
     noise = torch.empty_like(start.position).normal_(generator=generator)
-    direction, point, rise, taken = noise / noise.norm(), start, 0.0, 0
+    direction, point, rise = noise / noise.norm(), start, Rise()
     size = step * (0.8 + 0.4 * uniform(generator)) * math.sqrt(len(direction))
-    kinetic = 0.0
+    kinetic: Number = 0.0
     for _ in range(num_steps):
         direction, first = turn(direction, scale * point.gradient, size / 2)
         position = point.position + size * scale * direction
         energy, gradient = potential(position)
         direction, second = turn(direction, scale * gradient, size / 2)
-        point, taken, kinetic = Point(position, direction, float(energy), gradient), taken + 1, kinetic + first + second
-        rise = point.potential - start.potential + kinetic
-        rise = rise if math.isfinite(rise) else math.inf
-        if rise > DIVERGENCE:
+        point, kinetic = Point(position, direction, number(energy), gradient), kinetic + first + second
+        if rise.add(finite_or_infinity(point.potential - start.potential + kinetic)):
             break
-    acceptance = math.exp(min(0.0, -rise))
-    accepted = uniform(generator) < acceptance and rise <= DIVERGENCE
-    return Transition(point if accepted else start, acceptance, start.potential, rise > DIVERGENCE, taken)
+    return rise.end(start, point, start.potential, generator)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import math
 from typing import TYPE_CHECKING
 
 import torch
@@ -12,11 +11,12 @@ from torch import Tensor
 from dubito.core.batches import Batch
 from dubito.core.errors import InputError, NonFiniteError, UnsupportedError
 from dubito.core.params import Buffers, Params
-from dubito.fitting.inference import Inference, Info, Problem, State
+from dubito.fitting.inference import Inference, Info, LossWatch, Problem, State
 from dubito.methods.mcmc.adaptation import Masses, StepSize, reasonable_step, settling, windows
 from dubito.methods.mcmc.chains import KEPT, Chains, chain_view
 from dubito.methods.mcmc.hamiltonian import NoUTurn, Point, Transition, at, hmc_transition
 from dubito.methods.mcmc.microcanonical import microcanonical_transition
+from dubito.methods.mcmc.numbers import Number, number
 from dubito.methods.mcmc.posterior import ParticlePosterior
 from dubito.methods.mcmc.sampling import Setup
 from dubito.methods.mcmc.schedule import Schedule
@@ -56,12 +56,14 @@ class Trajectories:
             raise InputError("HMC(method='microcanonical') needs at least two random weights: use method='nuts'.")
         self.chains = Chains(recipe.chains, recipe.num_samples, size, recipe.memory, problem.training.checkpoint)
         self.whole: Batch | None = None  # all the data, as one batch for the target
+        self._potential: Potential  # of them
+        self.watches = [LossWatch() for _ in range(recipe.chains)]
 
     def inference(self) -> Inference:
         """Return the steps for the fit loop."""
         return Inference(
             self.init, self.update, self.posterior, epochs=self.schedule.total, batches="full", additive=True,
-            source=self.problem.source,
+            source=self.problem.source, checks_itself=True,
         )  # fmt: skip
 
     def init(self, initial: Params, buffers: Buffers, generator: torch.Generator) -> State:
@@ -69,13 +71,13 @@ class Trajectories:
         recipe, starts = self.recipe, self.setup.starts(self.recipe.chains)
         counts = (recipe.chains, recipe.num_samples)
         step = 1.0 if recipe.step_size == "auto" else float(recipe.step_size)
-        many = {"steps": self.step.init(step), "masses": self.masses.init(starts[0])}
+        many = {"steps": self.step.init(step, starts.device), "masses": self.masses.init(starts[0])}
         state = {
             **self.chains.init(starts, generator),
             "position": starts,
             "inverse_mass": torch.ones_like(starts),
             **{k: {n: torch.stack([v] * recipe.chains) for n, v in values.items()} for k, values in many.items()},
-            **{name: torch.zeros(counts, dtype=torch.float64) for name in STATISTICS},
+            **{name: torch.zeros(counts, dtype=torch.float64, device=starts.device) for name in STATISTICS},
         }
         return self.chains.at_first(state)
 
@@ -85,55 +87,67 @@ class Trajectories:
         if self.whole is None:
             features = batch.inputs if self.setup.head is None else self.setup.head.features(batch.inputs)
             self.whole = batch._replace(inputs=features)
-        potential = self.target.potential(self.whole, self.recipe.temperature)
+            self._potential = self.target.potential(self.whole, self.recipe.temperature)
         info: Info = {}
         for k in self.chains.mine:
             if not int(state["diverged"][k]):
-                info = self._move(state, k, potential)
+                info = self._move(state, k)
         self.chains.remember(state)
         if self.chains.meet():
             self._stop_if_diverged(state)
         return state, info
 
-    def _move(self, state: State, k: int, potential: Potential) -> Info:
-        done, generator = int(state["step"][k]), self.chains.generator(k)
+    def _move(self, state: State, k: int) -> Info:
+        done, generator, potential = int(state["step"][k]), self.chains.generator(k), self._potential
         start = at(potential, state["position"][k].clone())
-        if not math.isfinite(start.potential) or not bool(start.gradient.isfinite().all()):
-            self.chains.stop(state, k, done + 1, by_gradient=math.isfinite(start.potential))
+        if not self._can_start(state, k, start):
             return {}
         own = chain_view({name: state[name] for name in ("steps", "masses", "inverse_mass")}, k)
         if done == 0 and self.recipe.step_size == "auto":
             self.step.restart(own["steps"], reasonable_step(potential, start.position, own["inverse_mass"], generator))
         burning = done < self.recipe.burn_in
-        step = float(own["steps"]["log_step" if burning else "log_mean"].exp())
-        moved = self._transition(potential, start, step, own["inverse_mass"], generator)
+        step = number(own["steps"]["log_step" if burning else "log_mean"].exp())
+        moved = self._transition(start, step, own["inverse_mass"], generator)
         state["position"][k] = moved.point.position
         if burning and self.recipe.adapt:
-            self._learn(done + 1, moved, own, potential, generator)
+            self._learn(done + 1, moved, own, generator)
         state["step"][k] = done + 1
         index = self.schedule.sample_at(done + 1)
         if index is not None:
             self.chains.keep(state, k, index, moved.point.position)
             for name in STATISTICS:
-                state[name][k, index] = float(getattr(moved, name))
+                state[name][k, index] = getattr(moved, name)
         return {"potential": moved.point.potential, "acceptance": moved.acceptance, "step_size": step}
 
-    def _transition(
-        self, potential: Potential, start: Point, step: float, inverse_mass: Tensor, generator: torch.Generator
-    ) -> Transition:
-        recipe = self.recipe
+    def _can_start(self, state: State, k: int, start: Point) -> bool:
+        """Return whether potential and gradient are finite; on an accelerator, whether none is known not to be.
+
+        There they are read once in a while. Until then a chain that cannot start stays where it is.
+        """
+        watch, done = self.watches[k], int(state["step"][k])
+        is_finite = torch.as_tensor(start.potential).isfinite() & start.gradient.isfinite().all()
+        watch.add(is_finite, (0, done))
+        is_due = is_finite.device.type == "cpu" or done == 0 or watch.is_due
+        return not is_due or self._is_sound(state, k)
+
+    def _is_sound(self, state: State, k: int) -> bool:
+        """Read whether a chain could start all its transitions so far; if not, stop it at the first it could not."""
+        bad = self.watches[k].read()
+        if bad is not None:
+            state["step"][k] = bad[1]  # the positions kept since then are no samples
+            energy, _ = self._potential(state["position"][k])
+            self.chains.stop(state, k, bad[1] + 1, by_gradient=bool(energy.isfinite()))
+        return bad is None
+
+    def _transition(self, start: Point, step: Number, inverse_mass: Tensor, generator: torch.Generator) -> Transition:
+        recipe, potential = self.recipe, self._potential
         if recipe.method != "nuts":
             move = hmc_transition if recipe.method == "hmc" else microcanonical_transition
             return move(potential, start, step, inverse_mass, recipe.num_steps, generator)
         return NoUTurn(potential, step, inverse_mass, recipe.max_depth, generator).transition(start)
 
     def _learn(
-        self,
-        done: int,
-        moved: Transition,
-        own: dict[str, dict[str, Tensor]],
-        potential: Potential,
-        generator: torch.Generator,
+        self, done: int, moved: Transition, own: dict[str, dict[str, Tensor]], generator: torch.Generator
     ) -> None:
         """Adapt the step size and, at the end of each window, the masses."""
         self.step.learn(own["steps"], moved.acceptance)
@@ -143,11 +157,14 @@ class Trajectories:
         if done in self.windows:
             inverse_mass = self.masses.inverse_mass(own["masses"])
             own["inverse_mass"].copy_(inverse_mass)  # type: ignore[attr-defined]
-            self.step.restart(own["steps"], reasonable_step(potential, moved.point.position, inverse_mass, generator))
+            step = reasonable_step(self._potential, moved.point.position, inverse_mass, generator)
+            self.step.restart(own["steps"], step)
 
     def posterior(self, state: State) -> ParticlePosterior:
         """Return the samples of all chains as a posterior."""
         self.chains.place(state)
+        for k in self.chains.mine:
+            self._is_sound(state, k)
         self._stop_if_diverged(state)
         return self._collect(state)
 
@@ -171,7 +188,7 @@ class Trajectories:
             samples, statistics = self.chains.whole(state["position"])[:, None], {}
         else:
             samples = self.chains.gather(state, count)
-            statistics = {name: self.chains.whole(state[name])[:, :count] for name in STATISTICS}
-        step = self.chains.whole(state["steps"]["log_mean"]).exp()
+            statistics = {name: self.chains.whole(state[name])[:, :count].cpu().double() for name in STATISTICS}
+        step = self.chains.whole(state["steps"]["log_mean"]).exp().cpu().double()
         settings = {"step_size": step, "inverse_mass": self.chains.whole(state["inverse_mass"])}
         return self.setup.posterior(samples, statistics, settings)

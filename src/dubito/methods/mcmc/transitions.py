@@ -70,8 +70,9 @@ class Transitions:
         """Return the steps for the fit loop."""
         epochs = math.ceil(self.schedule.total / (self.problem.source.num_batches or 1))
         return Inference(
-            self.init, self.update, self.posterior, epochs=epochs, additive=True, source=self.problem.source
-        )
+            self.init, self.update, self.posterior, epochs=epochs, additive=True, source=self.problem.source,
+            checks_itself=True,
+        )  # fmt: skip
 
     def init(self, initial: Params, buffers: Buffers, generator: torch.Generator) -> State:
         """Return the initial state of all chains."""
