@@ -108,16 +108,19 @@ class Factor(ABC):
 
         With `closing` there is one more column: minus the sum of the others, so that all columns sum to zero.
         """
-        if is_tracing():
-            return closed(self.per_sample().flatten(2), closing).square() @ weight.flatten()
-        flat, found = weight.flatten(), self.like.new_empty(self.columns + closing, self.size)
-        for columns, rows, chunk in self.chunks(all_columns=closing):
-            found[slice(None) if closing else columns, rows] = closed(chunk, closing).square() @ flat
-        return found
+        return self.weighted_squares(weight[None], closing=closing)[0]
 
     def weighted_squares(self, weights: Tensor, *, closing: bool = False) -> Tensor:
-        """Return `weighted_square` for several weights ``[G, *shape]``, as ``[G, V, B]``."""
-        return torch.stack([self.weighted_square(weight, closing=closing) for weight in weights])
+        """Return `weighted_square` for several weights ``[G, *shape]``, as ``[G, V, B]``; gradients are formed once."""
+        flat = weights.flatten(1)
+        if is_tracing():
+            return torch.stack([closed(self.per_sample().flatten(2), closing).square() @ weight for weight in flat])
+        found = self.like.new_empty(len(flat), self.columns + closing, self.size)
+        for columns, rows, chunk in self.chunks(all_columns=closing):
+            squares = closed(chunk, closing).square()
+            for values, weight in zip(found, flat, strict=True):
+                values[slice(None) if closing else columns, rows] = squares @ weight
+        return found
 
     def weighted_gram(self, weight: Tensor) -> Tensor:
         r"""Return :math:`\sum_d w_d M_{vnd} M_{und}` as ``[B, V, V]``."""
@@ -167,10 +170,9 @@ class CallsFactor(Factor):
     def per_sample(self, rows: slice = slice(None), columns: slice = slice(None)) -> Tensor:
         """Return the explicit gradients of all calls, added up."""
         if not self.calls:
-            whole = is_tracing()  # the number of examples has no value then
-            count = (
-                (self.columns, self.size) if whole else (len(range(self.columns)[columns]), len(range(self.size)[rows]))
-            )
+            if is_tracing():  # the number of examples has no value then
+                return self.like.new_zeros(self.columns, self.size, *self.shape)
+            count = len(range(self.columns)[columns]), len(range(self.size)[rows])
             return self.like.new_zeros(*count, *self.shape)
         total = self.calls[0].take(rows, columns).per_sample(self.shape)
         for call in self.calls[1:]:
@@ -198,7 +200,14 @@ class CallsFactor(Factor):
         return make_factor(self.shape, self.columns, self.size, self.like, calls)
 
 
-class BiasFactor(CallsFactor):
+class ContractedFactor(CallsFactor):
+    """Gradients whose weighted squares need no explicit gradients; subclasses have their own `weighted_square`."""
+
+    def weighted_squares(self, weights: Tensor, *, closing: bool = False) -> Tensor:
+        return torch.stack([self.weighted_square(weight, closing=closing) for weight in weights])
+
+
+class BiasFactor(ContractedFactor):
     """The gradients of a bias of a layer called once."""
 
     @cached_property
@@ -216,7 +225,7 @@ class BiasFactor(CallsFactor):
         return closed(self.grads, closing).square() @ weight.flatten()
 
 
-class OuterFactor(CallsFactor):
+class OuterFactor(ContractedFactor):
     """Gradients that are one outer product per example, as in an MLP."""
 
     @cached_property
@@ -311,7 +320,7 @@ class ConvolutionFactor(CallsFactor):
         return found.permute(2, 1, 0)
 
 
-class EmbeddingFactor(CallsFactor):
+class EmbeddingFactor(ContractedFactor):
     """The gradients of an embedding called once, as sparse rows: repeats of a token in one example are added up."""
 
     @cached_property
