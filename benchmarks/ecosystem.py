@@ -1,6 +1,6 @@
 """Networks of timm, Hugging Face and peft × recipes: do they work, how long do they take, and how much memory?
 
-    python benchmarks/ecosystem.py [--rounds 5] [--models BERT ...] [--file ecosystem.jsonl]
+    python benchmarks/ecosystem.py [--rounds 5] [--models BERT ...] [--file benchmarks/results/ecosystem.jsonl]
     python benchmarks/ecosystem.py --table
 
 It needs the extra `ecosystem`. The networks are tiny and have random weights (`tests/ecosystem/tiny_models.py`). Each
@@ -50,6 +50,7 @@ sys.path.insert(0, str(Path(__file__).parents[1] / "tests" / "ecosystem"))
 import tiny_models
 
 EXAMPLES, BATCH, EPOCHS = 16, 8, 2
+FILE = Path(__file__).parent / "results" / "ecosystem.jsonl"
 LAST = select.last_layer()
 RECIPES: dict[str, Any] = {
     "MAP": MAP(),
@@ -155,6 +156,18 @@ def alone(work: Any, *args: str) -> dict[str, Any]:
     return json.loads(text) if text else {"error": "the process died"}
 
 
+def warm_up(names: list[str]) -> None:
+    """Import everything that cells use, so that the processes that are forked for them do not import it each."""
+    warnings.simplefilter("ignore")
+    for name in names:
+        make(name)
+    data = torch.randn(8, 2), torch.arange(8) % 2
+    for recipe in RECIPES.values():
+        own = {} if recipe.needs_trained_model else {"training": Training(epochs=EPOCHS, batch_size=2)}
+        network = nn.Sequential(nn.Linear(2, 3), nn.Tanh(), nn.Linear(3, 2))
+        recipe.fit(network, data, progress=False, **own).predict(data[0])
+
+
 def rows_of(file: Path) -> list[dict[str, Any]]:
     return [json.loads(line) for line in file.read_text().splitlines()] if file.exists() else []
 
@@ -187,13 +200,14 @@ def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--models", nargs="*", default=NAMES)
-    parser.add_argument("--file", type=Path, default=Path("ecosystem.jsonl"))
+    parser.add_argument("--file", type=Path, default=FILE)
     parser.add_argument("--table", action="store_true")
     options = parser.parse_args()
     if options.table:
         table(options.file)
         return
     torch.set_num_threads(1)
+    warm_up(options.models)
     for turn in range(options.rounds):
         for name in options.models:
             for recipe in (None, *RECIPES):

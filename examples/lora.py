@@ -6,6 +6,7 @@ extra `ecosystem` and the data sets `mr` and `sms`. Run it as
 
     python examples/lora.py --backbone backbone.safetensors  # one seed; the first run also pretrains
     python examples/lora.py --backbone backbone.safetensors --seeds 3 --picture docs/img/lora.png
+    python examples/lora.py --backbone backbone.safetensors --first 2 --only networks  # one method, one more seed
 """
 
 from __future__ import annotations
@@ -161,14 +162,15 @@ def prune(posterior: Any, train: Pair, test: Pair) -> dict[str, dict[float, floa
     return found
 
 
-def run(seed: int, body: dict[str, Tensor], labelled: Pair, test: Pair, ood: Tensor) -> dict[str, Any]:
-    """Return scores by method and the NLL after pruning, for one draw of the labels."""
+def run(seed: int, body: dict[str, Tensor], labelled: Pair, test: Pair, ood: Tensor, only: str = "") -> dict[str, Any]:
+    """Return scores by method (those with `only` in their names) and the NLL after pruning, for one draw of labels."""
     inputs, targets = labelled
     order = torch.randperm(len(targets), generator=torch.Generator().manual_seed(seed))[: LABELS + HELD_OUT]
     train, held_out = ((inputs[rows], targets[rows]) for rows in order.split([LABELS, HELD_OUT]))
     model = adapted(body, seed)
     scores, pruned = {}, {}
-    for name, fit in posteriors(model, train, held_out, seed).items():
+    chosen = {name: fit for name, fit in posteriors(model, train, held_out, seed).items() if only in name}
+    for name, fit in chosen.items():
         posterior, scores[name] = measured(fit, test, ood)
         print(f"seed {seed}, {name}: " + ", ".join(f"{k} {v:.3f}" for k, v in scores[name].items()), flush=True)
         if name == "Laplace-LoRA":
@@ -207,6 +209,8 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--backbone", type=Path, required=True, help="file of the pretrained body; made if missing")
     parser.add_argument("--seeds", type=int, default=1)
+    parser.add_argument("--first", type=int, default=0, help="the first seed")
+    parser.add_argument("--only", default="", help="part of the names of the methods to run")
     parser.add_argument("--picture", default=None)
     given = parser.parse_args()
     try:
@@ -222,7 +226,8 @@ def main() -> None:
     if not given.backbone.exists():
         save_file(pretrain(labelled[0]), given.backbone)
     body, ood = load_file(given.backbone), shortened(messages.test[0])
-    runs = [run(seed, body, labelled, test, ood) for seed in range(given.seeds)]
+    seeds = range(given.first, given.first + given.seeds)
+    runs = [run(seed, body, labelled, test, ood, given.only) for seed in seeds]
     print(table(runs))
     if given.picture:
         draw(runs, given.picture)
