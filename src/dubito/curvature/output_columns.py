@@ -103,6 +103,8 @@ def _softmax_root(logits: Tensor, observed: Tensor) -> Root:
     """Return C − 1 columns for C classes; zero where there is no target."""
     kept = observed.reshape(len(logits), -1, 1)
     log_probs = torch.where(kept, logits.reshape(*kept.shape[:2], -1), 0.0).log_softmax(dim=-1)
+    if kept.shape[1] == 1:  # all columns share the sums over classes
+        return lambda r, t: (softmax_root(log_probs, r) * kept).transpose(0, 1)
     return lambda r, t: (softmax_root(log_probs[:, t], r) * kept[:, t]).transpose(0, 1)
 
 
