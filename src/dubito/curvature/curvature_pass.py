@@ -92,6 +92,7 @@ class CurvaturePass:
         if isinstance(self.accumulator, KroneckerAccumulator | SampledAccumulator):
             # one example shows which factors exist
             first = source.first()
+            self.engine.try_out(first.inputs)  # on several examples: after one alone, it would be tried again
             one = Batch(batches.take(first.inputs, slice(0, 1)), first.targets[:1], 1)
             self.add(sums, one, torch.Generator().manual_seed(0))
             for tensor in self.accumulator.partial(sums):

@@ -112,10 +112,12 @@ class Collector:
 
     def untuned(self, state: State, recipe: Laplace, sums: Sums) -> LaplacePosterior:
         """Return the posterior of accumulated sums at unit prior precision."""
-        return LaplacePosterior(
+        found = LaplacePosterior(
             light_copy(self.problem.model), self.problem.likelihood, recipe, self.problem.num_data,
             self.selection, sums, self.curvature.data_fit(state["fit"]),
         )  # fmt: skip
+        found.trial = self.curvature.engine.trial
+        return found
 
 
 class SampledCollector(Collector):

@@ -19,7 +19,7 @@ from dubito.core.params import Params
 from dubito.core.randomness import default_generator
 from dubito.curvature import links
 from dubito.curvature import matrices as linalg
-from dubito.curvature.engine import Engine
+from dubito.curvature.engine import Engine, Trial
 from dubito.curvature.evidence import DataFit, Evidence, as_precision, known_noise
 from dubito.curvature.linearized import Linearized
 from dubito.curvature.sampled import TOLERANCE
@@ -72,6 +72,7 @@ class LaplacePosterior(Posterior):
 
     family = "Laplace"
     default_samples = 32
+    trial: Trial | None = None  # of the engine that summed the curvature, if it was summed here
     draws_functions = False  # the linearized prediction draws the outputs of each input separately
 
     def __init__(
@@ -100,7 +101,7 @@ class LaplacePosterior(Posterior):
     @cached_property
     def engine(self) -> Engine:
         """The engine that computes gradients of the outputs."""
-        return Engine(self.model, self.selection.names)
+        return Engine(self.model, self.selection.names, self.trial)
 
     @shared_property
     def matrix(self) -> linalg.Matrix:
@@ -162,7 +163,7 @@ class LaplacePosterior(Posterior):
             self.model, likelihood, self.recipe, self.num_data, self.selection, self.sums, self.fit, prior_precision,
             tuning=tuning or self.tuning,
         )  # fmt: skip
-        for name in ("engine", "matrix"):
+        for name in ("engine", "matrix", "trial"):
             if name in self.__dict__:
                 other.__dict__[name] = self.__dict__[name]
         return other
