@@ -22,8 +22,8 @@ if TYPE_CHECKING:
     from dubito.fitting.automatic import Found
     from dubito.fitting.posterior import Posterior
 
-# The numbers of training examples, of validation examples and of posterior samples that are looked at.
-MOST_ROWS, MOST_VALIDATION, MOST_SAMPLES = 64, 256, 16
+# The numbers of training examples, of unfamiliar inputs, of validation examples and of posterior samples looked at.
+MOST_ROWS, MOST_FAR, MOST_VALIDATION, MOST_SAMPLES = 64, 16, 256, 16
 # How many standard deviations the unfamiliar inputs have, in units of those of the data.
 FAR = 5.0
 
@@ -193,7 +193,8 @@ def _predict_near_and_far(posterior: Posterior, inputs: Any) -> tuple[Any, Any]:
     """
     if isinstance(inputs, Tensor) and inputs.is_floating_point():
         middle, scale = inputs.mean(0), inputs.std(0, correction=0)
-        noise = torch.randn(inputs.shape, generator=torch.Generator().manual_seed(0), dtype=torch.float32).to(inputs)
+        shape = (min(len(inputs), MOST_FAR), *inputs.shape[1:])
+        noise = torch.randn(shape, generator=torch.Generator().manual_seed(0), dtype=torch.float32).to(inputs)
         try:
             both = _predict(posterior, torch.cat([inputs, middle + FAR * scale * noise]))
         except (DubitoError, RuntimeError, ValueError, LookupError):  # the network may not accept noise

@@ -14,6 +14,8 @@ from torch import Tensor
 NEIGHBOURS, PERMUTATIONS, MOST_ROWS, MOST_NUMBERS = 5, 50, 1000, 5_000_000
 # Fewer examples tell nothing.
 FEWEST_ROWS = 30
+# A first look at so many examples, which costs little, is enough if it is far beyond chance.
+FIRST_ROWS, BEYOND_CHANCE = 64, 6.0
 
 
 def likeness_of_neighbours(inputs: Tensor, targets: Tensor, *, classes: bool) -> float | None:
@@ -28,23 +30,37 @@ def likeness_of_neighbours(inputs: Tensor, targets: Tensor, *, classes: bool) ->
     >>> likeness_of_neighbours(line, line, classes=False) > 10
     True
     """
-    rows = min(len(inputs), MOST_ROWS, MOST_NUMBERS // max(inputs[:1].numel(), 1))
-    chosen = torch.linspace(0, len(inputs) - 1, max(rows, 2)).round().long()
-    flat = inputs[chosen.to(inputs.device)].flatten(1).cpu().double()
-    flat = (flat - flat.mean(0)) / flat.std(0).clamp_min(1e-12)
+    rows = max(2, min(len(inputs), MOST_ROWS, MOST_NUMBERS // max(inputs[:1].numel(), 1)))
+    if rows > FIRST_ROWS:
+        found = _likeness(inputs, targets, FIRST_ROWS, classes)
+        if found is not None and found > BEYOND_CHANCE:
+            return found
+    return _likeness(inputs, targets, rows, classes)
+
+
+def _likeness(inputs: Tensor, targets: Tensor, rows: int, classes: bool) -> float | None:
+    """Return the likeness of so many rows, spread over the data."""
+    chosen = torch.linspace(0, len(inputs) - 1, rows).round().long()
+    flat = inputs[chosen.to(inputs.device)].flatten(1).cpu().double()  # a copy, whatever its dtype
+    flat -= flat.mean(0)
+    flat /= flat.square().mean(0).sqrt().clamp_min(1e-12)
     distances = torch.cdist(flat, flat)
     kept = ~(distances <= 1e-6 * distances.mean()).tril(-1).any(1)  # copies of rows say nothing
     rows, values = int(kept.sum()), targets[chosen.to(targets.device)].cpu().reshape(len(chosen), -1)[kept]
     if rows < FEWEST_ROWS:
         return None
-    distances = distances[kept][:, kept].fill_diagonal_(torch.inf)
-    near = distances.topk(NEIGHBOURS, largest=False).indices
-
-    def difference(order: Tensor) -> Tensor:
-        own = values[order]
-        pairs = own[near] - own[:, None]
-        return ((pairs != 0).any(-1) if classes else pairs.double().square().sum(-1)).double().mean()
-
+    near = distances[kept][:, kept].fill_diagonal_(torch.inf).topk(NEIGHBOURS, largest=False).indices
+    differences = _differences(values, classes)
     generator = torch.Generator().manual_seed(0)
-    by_chance = torch.stack([difference(torch.randperm(rows, generator=generator)) for _ in range(PERMUTATIONS)])
-    return float((by_chance.mean() - difference(torch.arange(rows))) / by_chance.std().clamp_min(1e-12))
+    orders = torch.stack([torch.randperm(rows, generator=generator) for _ in range(PERMUTATIONS)])
+    by_chance = differences[orders[:, :, None], orders[:, near]].mean((1, 2))
+    own = differences[torch.arange(rows)[:, None], near].mean()
+    return float((by_chance.mean() - own) / by_chance.std().clamp_min(1e-12))
+
+
+def _differences(values: Tensor, classes: bool) -> Tensor:
+    """Return the squared distance of each two targets; for labels, whether they differ."""
+    if classes:
+        return (values[:, None] != values).any(-1).double()
+    centred = values.double() - values.double().mean(0)
+    return torch.cdist(centred, centred).square()
