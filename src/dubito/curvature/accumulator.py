@@ -36,6 +36,7 @@ class Accumulator(ABC):
     """
 
     passes = 1  # the number of passes over the data
+    num_data = 0  # the number of examples, once it is known
     additive = True  # whether all sums are sums over examples; otherwise `partial` says which are
 
     def __init__(self, engine: Engine, selection: Selection) -> None:
@@ -51,9 +52,18 @@ class Accumulator(ABC):
         """The number of entries per example and column that `add` allocates besides the layers' gradients."""
         return 0
 
-    def first_columns(self, sums: Sums, num_data: int) -> Kind | None:
+    def first_columns(self, sums: Sums) -> Kind | None:
         """Return a cheaper kind of output columns that is enough in this pass over the data; None if there is none."""
         return None
+
+    def every(self, sums: Sums) -> int:
+        """Return that in this pass every n-th row of a batch is enough."""
+        return 1
+
+    @property
+    def fit_pass(self) -> int:
+        """The number of the first pass that sees all rows."""
+        return 0
 
     @abstractmethod
     def zeros(self) -> Sums:

@@ -73,7 +73,6 @@ class CurvaturePass:
         generator: torch.Generator | None = None,
     ) -> None:
         self.structure, self.curvature, self.num_samples = structure, curvature, num_samples
-        self.num_data = 0  # until the data are known
         self.carries: list[Tensor] = []  # what rounding left out of the sums of this pass, on a device without float64
         self.expands = mode == "expand"
         self._pass_kind: PassKind | None = None
@@ -87,7 +86,7 @@ class CurvaturePass:
 
     def zeros(self, source: Source) -> Sums:
         """Return the sums before the first batch; all processes have the same ones."""
-        self.num_data = source.num_data
+        self.accumulator.num_data = source.num_data
         sums = self.accumulator.zeros()
         if isinstance(self.accumulator, KroneckerAccumulator | SampledAccumulator):
             # one example shows which factors exist
@@ -146,7 +145,10 @@ class CurvaturePass:
         """Add a batch by plain additions."""
         fit = self.no_fit()
         how = self._pass_kind = self._pass_kind or self._chosen(batch)
-        kind = self.accumulator.first_columns(sums, self.num_data) or how.kind
+        kind = self.accumulator.first_columns(sums) or how.kind
+        if (every := self.accumulator.every(sums)) > 1:
+            some = slice(None, None, every)
+            batch = Batch(batches.take(batch.inputs, some), batch.targets[some], batch.size)
         num_columns = 1 if how.few else self._num_columns(kind)
         for rows, tape in self.engine.chunks(batch.inputs, num_columns, self.accumulator.extra):
             targets, likelihood = batch.targets[rows], self.likelihood

@@ -3,7 +3,16 @@ r"""Kronecker eigenbases with eigenvalues that are measured in them (George et a
 A Kronecker block is :math:`Q\,\mathrm{diag}(e)\,Q^\top` with :math:`Q = Q_G \otimes Q_A` and the products of the
 factors' eigenvalues as `e`. Here a second pass over the data measures :math:`e_d = (Q^\top H Q)_{dd}` instead, the
 best diagonal in this basis: the block is never farther from the exact one, in the Frobenius norm. With many data the
-basis comes from one sampled target per example, which makes the first pass cheap; it is then nearly the same.
+basis comes from one sampled target for each of some examples, and from some positions of shared weights, which makes
+the first pass cheap; it is then nearly the same, and the eigenvalues are exact in it.
+
+In any basis, by the concavity of `log` and of `h / (h + λ)` (Schur 1923; `H` is the exact block, `h` its diagonal),
+
+$$\sum_d \log(h_d + \lambda) \ge \log\det(H + \lambda), \qquad
+  \sum_d \frac{h_d}{h_d + \lambda} \ge \mathrm{tr}\, H (H + \lambda)^{-1}:$$
+
+the evidence is never above that of the full matrix, and the variances of the outputs at the training inputs, weighted
+by the output Hessians, never sum to less. Neither holds for the products of the factors' eigenvalues.
 """
 
 from __future__ import annotations
@@ -19,23 +28,51 @@ from dubito.curvature.engine import Tape
 from dubito.curvature.functional import FunctionalTerms
 from dubito.curvature.kronecker import KroneckerAccumulator
 from dubito.curvature.output_columns import Kind
+from dubito.networks.layers.rows import DenseRows, GroupedRows
 
-# The number of examples from which on the eigenbases come from sampled targets.
-ENOUGH = 2000
+# The number of examples from which on the eigenbases come from sampled targets; about so many of them are used.
+ENOUGH = 1000
+# The number of positions of shared weights that are enough then.
+POSITIONS = 16
 
 
 class EigenAccumulator(KroneckerAccumulator):
     """Kronecker factors in the first pass, eigenvalues in their eigenbases in the second.
 
-    A partly selected parameter keeps its block of ``"kron"``.
+    A partly selected parameter keeps its block of ``"kron"``. The diagonals of normalization layers are measured, too.
     """
 
     passes = 2
     additive = False
 
-    def first_columns(self, sums: Sums, num_data: int) -> Kind | None:
+    def _is_cheap(self, sums: Sums) -> bool:
+        """Return whether this pass only has to find eigenbases, of many data."""
+        whole = all(map(self.selection.is_whole, self.selection.names))
+        return "blocks" not in sums and whole and self.num_data >= ENOUGH
+
+    def first_columns(self, sums: Sums) -> Kind | None:
         """Return that many data need one sampled target each to find the eigenbases, as in the paper."""
-        return "fisher-mc" if "blocks" not in sums and num_data >= ENOUGH else None
+        return "fisher-mc" if self._is_cheap(sums) else None
+
+    def every(self, sums: Sums) -> int:
+        """Return the distance of the rows that are used: all for the eigenvalues, some for the eigenbases."""
+        if not self._is_cheap(sums):
+            return 1
+        widest = max((max(shape) for shape in self.selection.shapes.values() if len(shape) == 2), default=0)
+        return max(self.num_data // max(ENOUGH, widest), 1)
+
+    @property
+    def fit_pass(self) -> int:
+        """The second pass, if the first does not see all rows."""
+        return int(self.every({}) > 1)
+
+    def input_rows(self, inputs: DenseRows | GroupedRows) -> DenseRows | GroupedRows:
+        """Return the rows at some positions, the same for all examples."""
+        count = inputs.a.shape[1]
+        if count <= POSITIONS or not self._is_cheap({}):
+            return inputs
+        chosen = torch.randperm(count, generator=torch.Generator().manual_seed(count))[:POSITIONS]
+        return type(inputs)(inputs.a[:, chosen.to(inputs.a.device)])
 
     def add(self, sums: Sums, tape: Tape, columns: Iterable[Tensor], targets: Tensor | None = None) -> None:
         """Add the factors, or in the second pass the squared gradients in the eigenbases."""
@@ -49,21 +86,27 @@ class EigenAccumulator(KroneckerAccumulator):
                 for each in FunctionalTerms(matrix, self.selection, tape.pull(some, memory), memory).groups:
                     for name, squares in each.split(each.factor.square_sum()).items():
                         block = matrix.blocks[places[name]]
-                        if isinstance(block, linalg.Block):
-                            block.values += squares.reshape(block.values.shape).double()
+                        assert not isinstance(block, linalg.Dense)
+                        block.values += squares.reshape(block.values.shape).double()
 
     def partial(self, sums: Sums) -> list[Tensor]:
         """Return the factors, or in the second pass the eigenvalues."""
         if "blocks" not in sums:
             return super().partial(sums)
-        return [block.values for block in eigen_matrix(sums).blocks if isinstance(block, linalg.Block)]
+        return [block.values for block in self._measured(eigen_matrix(sums))]
+
+    def _measured(self, matrix: linalg.Kronecker) -> list[linalg.Block | linalg.Diagonal]:
+        """Return the blocks whose values the second pass measures: those of whole parameters."""
+        named = zip(self.selection.names, matrix.blocks, strict=True)
+        return [block for name, block in named if not isinstance(block, linalg.Dense) and self.selection.is_whole(name)]
 
     def next_pass(self, sums: Sums) -> None:
         """Find the eigenbases, whose eigenvalues are to be measured."""
         found = super().matrix(sums)
-        for block in found.blocks:
+        for block in self._measured(found):
+            block.values = torch.zeros_like(block.values)
             if isinstance(block, linalg.Block):
-                block.values, block.left_values = torch.zeros_like(block.values), None
+                block.left_values = None
         sums.clear()
         sums.update(found.state())
 

@@ -110,8 +110,13 @@ class KroneckerAccumulator(Accumulator):
             count = grads.shape[1] * grads.shape[2]
         _accumulate(sums, "left", _grouped_gram(grads, isinstance(inputs, GroupedRows)))
         if first:
-            _accumulate(sums, "right", _input_factor(inputs))
+            used = inputs if isinstance(inputs, IndexRows) else self.input_rows(inputs)
+            _accumulate(sums, "right", _input_factor(used))
             _accumulate(sums, "count", torch.tensor(float(count), device=self.home))
+
+    def input_rows(self, inputs: DenseRows | GroupedRows) -> DenseRows | GroupedRows:
+        """Return the rows of a layer's inputs that are summed up."""
+        return inputs
 
     def matrix(self, sums: Sums) -> linalg.Kronecker:
         """Return one block per parameter."""

@@ -59,7 +59,7 @@ class Collector:
             fit = self.curvature.add(sums, batch, local)
         else:
             fit = self._add_together(sums, batch, local)
-        if state["turn"] == 0:
+        if state["turn"] <= self.accumulator.fit_pass:
             state["fit"] += fit
         state["seen"] += batch.size
         if state["seen"] >= self.problem.num_data and state["turn"] + 1 < self.accumulator.passes:
@@ -86,6 +86,8 @@ class Collector:
     def end_pass(self, state: State) -> None:
         """Prepare the next pass over the data."""
         self.curvature.next_pass(state["sums"])
+        if state["turn"] < self.accumulator.fit_pass:
+            state["fit"].zero_()
 
     def restore(self, own: State, saved: State) -> State:
         """Return the state of a checkpoint; in later passes some structures have other sums than at first."""
