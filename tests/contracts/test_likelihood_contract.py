@@ -13,14 +13,18 @@ from torch import Tensor, nn
 
 import dubito
 from dubito import (
+    HMC,
     MAP,
     SGMCMC,
+    SVGD,
     SWAG,
+    BatchEnsemble,
     Ensemble,
     Laplace,
     MCDropout,
     Posterior,
     Rank1,
+    Snapshot,
     Training,
     Variational,
     likelihoods,
@@ -45,6 +49,7 @@ CASES: dict[str, tuple[likelihoods.Likelihood, Any, Tensor, int]] = {
     "gaussian": (likelihoods.Gaussian(), X, NUMBERS, 2),
     "heteroscedastic": (likelihoods.HeteroscedasticGaussian(), X, NUMBERS, 4),
     "known-noise": (likelihoods.HeteroscedasticGaussian(), (X, 0.1 + COUNTS), NUMBERS, 2),
+    "learned-noise": (likelihoods.HeteroscedasticGaussian(), X, NUMBERS, 2),
     "multivariate": (likelihoods.MultivariateGaussian((0.2, 0.3)), X, NUMBERS, 2),
     "student-t": (likelihoods.StudentT("learn"), X, NUMBERS, 4),
     "quantile": (likelihoods.Quantile(0.8), X, NUMBERS, 4),
@@ -64,6 +69,11 @@ MAIN: list[Any] = [
 OTHERS: list[Any] = [Laplace(structure="full", prior_precision=1.0), SWAG(collect_every=1), Rank1(components=2)]
 LEARNED = ("gaussian", "student-t", "negative-binomial")
 FITS = [(name, recipe) for name in CASES for recipe in (*MAIN, *(OTHERS if name in LEARNED else ()))]
+# fitted and asked; what is saved does not depend on the likelihood
+OTHER_KINDS: list[Any] = [
+    HMC("hmc", num_samples=2, burn_in=2, chains=1, num_steps=2, step_size=0.01, prior=priors.Normal()),
+    SVGD(num_particles=2), BatchEnsemble(members=2), Snapshot(cycles=2),
+]  # fmt: skip
 
 
 def network(name: str) -> nn.Module:
@@ -71,6 +81,8 @@ def network(name: str) -> nn.Module:
     with torch.random.fork_rng():
         torch.manual_seed(1)
         plain = nn.Sequential(nn.Linear(3, 5), nn.Tanh(), nn.Linear(5, outputs))
+    if name == "learned-noise":
+        return models.LearnedNoise(plain, outputs)
     return models.KnownNoise(plain) if name == "known-noise" else plain
 
 
@@ -107,6 +119,17 @@ def test_a_posterior_is_asked_scored_and_loaded(name: str, recipe: Any, tmp_path
     assert torch.equal(again.predict(inputs).log_prob(targets), prediction.log_prob(targets))
 
 
+@pytest.mark.parametrize("name", CASES)
+@pytest.mark.parametrize("recipe", OTHER_KINDS, ids=lambda recipe: type(recipe).__name__)
+def test_other_recipes_take_it(name: str, recipe: Any) -> None:
+    _, inputs, targets, _ = CASES[name]
+    posterior = fitted(name, recipe)
+    prediction: Any = posterior.predict(inputs)
+    total = prediction.entropy if hasattr(prediction, "probs") else prediction.stddev.square()
+    torch.testing.assert_close(total, prediction.aleatoric + prediction.epistemic, rtol=1e-4, atol=1e-6)
+    assert bool(prediction.log_prob(targets).isfinite().all())
+
+
 def test_a_learned_dispersion_and_learned_tails_are_found() -> None:
     """The best number by scipy's density, at the network that was trained."""
     generator = torch.Generator().manual_seed(3)
@@ -128,6 +151,21 @@ def test_a_learned_dispersion_and_learned_tails_are_found() -> None:
         point.model, (x, counts), likelihood=likelihoods.NegativeBinomial(), progress=False
     )
     assert laplace.likelihood.dispersion == pytest.approx(found, rel=1e-4)  # type: ignore[attr-defined]
+
+
+def test_a_learned_noise_per_output_is_that_of_the_residuals() -> None:
+    """At the optimum each noise is the root mean square of its output's residuals."""
+    generator = torch.Generator().manual_seed(4)
+    x = torch.randn(300, 1, generator=generator)
+    y = torch.cat([x, -x], 1) + torch.tensor([0.1, 0.6]) * torch.randn(300, 2, generator=generator)
+    point = MAP().fit(
+        models.LearnedNoise(nn.Linear(1, 2), 2), (x, y), likelihood="heteroscedastic", progress=False,
+        training=Training(epochs=300, lr=0.1, batch_size=300, schedule="cosine"),
+    )  # fmt: skip
+    found: Any = point.predict(x)
+    torch.testing.assert_close(found.aleatoric[0], (y - found.mean).square().mean(0), rtol=0.03, atol=0.0)
+    with pytest.raises(InputError, match="has 3 noises, but the network gives outputs of shape"):
+        models.LearnedNoise(nn.Linear(1, 2), 3)(x)
 
 
 def test_members_with_different_numbers_are_mixed() -> None:
@@ -195,6 +233,40 @@ def test_a_table_is_fitted_predicted_and_loaded(likelihood: str, tmp_path: Path)
     run.save(tmp_path / "run")
     again = dubito.runs.load(tmp_path / "run").predict(table).columns
     assert all(list(again[name]) == list(values) for name, values in columns.items())
+
+
+NOISY = {name: 3 * TABLE[name] for name in ("a", "b", "number")} | {"sigma": torch.linspace(0.3, 1.2, 48).tolist()}
+
+
+@pytest.mark.filterwarnings("ignore:The predictions for held-out rows are worse")  # two epochs are few
+def test_the_noise_column_of_a_table_is_the_aleatoric_variance_also_beyond_its_range(tmp_path: Path) -> None:
+    run = dubito.runs.fit(NOISY, "number", noise_column="sigma", recipe=Laplace(), training=QUICK, progress=False)
+    wide = {**NOISY, "sigma": [9.0, *NOISY["sigma"][1:]]}
+    columns = run.predict(wide).columns
+    np.testing.assert_allclose(columns["aleatoric"], np.square(wide["sigma"]), rtol=1e-4)
+    run.save(tmp_path / "run")
+    again = dubito.runs.load(tmp_path / "run").predict(wide).columns
+    assert all(list(again[name]) == list(values) for name, values in columns.items())
+    with pytest.raises(InputError, match="must be positive, but row 0 holds -1"):
+        run.predict({**NOISY, "sigma": [-1.0, *NOISY["sigma"][1:]]})
+
+
+@pytest.mark.parametrize(
+    ("column", "likelihood", "words"),
+    [
+        ([0.0] + [1.0] * 47, None, "must be positive, but a row holds"),
+        ([None] + [1.0, 2.0, 3.0] * 16, None, "has missing values"),
+        ([2.0] * 48, None, "same in all rows is a likelihood"),
+        (["x", "y"] * 24, None, "must hold positive numbers"),
+        (NOISY["sigma"], "student-t", "the noise of a Gaussian likelihood"),
+    ],
+)
+def test_a_wrong_noise_column_is_one_sentence(column: list[Any], likelihood: str | None, words: str) -> None:
+    with pytest.raises(InputError, match=words):
+        dubito.runs.fit(
+            {**NOISY, "sigma": column[:48]}, "number", noise_column="sigma", recipe=MAP(), likelihood=likelihood,
+            training=QUICK, progress=False,
+        )  # fmt: skip
 
 
 @pytest.mark.parametrize(

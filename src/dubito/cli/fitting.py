@@ -27,6 +27,7 @@ from dubito.uses import runs
 from dubito.uses.reporting import report as write_report
 from dubito.uses.runs.folder import REPORT, check_folder
 from dubito.uses.runs.networks import NetworkSource
+from dubito.uses.runs.noise_column import with_noise_column
 from dubito.uses.runs.prediction import column_names
 from dubito.uses.runs.run import TableEvaluation, TableRun
 from dubito.uses.runs.stream import check_output, predict_file
@@ -42,6 +43,7 @@ def fit_run(
     network: str,
     weights: Path | None,
     likelihood: str | None,
+    noise_column: str | None,
     risk: float | None,
     coverage: float,
     held_out: float | None,
@@ -58,6 +60,8 @@ def fit_run(
     check("coverage", OpenProbability, coverage)
     check("risk", Positive | None, risk)
     options = replace(options, target=options.target or default_target(table))
+    if noise_column is not None:
+        options = replace(options, keep=(*(options.keep or ()), noise_column))  # many numbers look like an id
     rows = data.read_table(table, **options.text())
     dataset = read_table(
         table, options, rows=rows, test=share_held_out(len(rows)) if held_out is None else held_out,
@@ -65,6 +69,8 @@ def fit_run(
     )  # fmt: skip
     check_names(dataset)
     chosen = likelihood_for(likelihood, dataset)
+    if noise_column is not None:
+        with_noise_column(dataset, noise_column)
     NetworkSource.of(network, dataset, chosen)
     sizes = {part: f"{len(pair[1]):,}" for part, pair in dataset.parts.items()}
     note(f"training on {sizes['train']} rows; {sizes['validation']} choose settings, {sizes['test']} are held out")
@@ -73,8 +79,8 @@ def fit_run(
         "held_out": held_out, "command": command_line(),
     }  # fmt: skip
     run = runs.fit_dataset(
-        dataset, recipe=recipe, network=network, weights=weights, likelihood=chosen, training=training,
-        coverage=coverage, risk=risk, seed=seed, checkpoint=out.with_name(f"{out.name}.checkpoint"),
+        dataset, recipe=recipe, network=network, weights=weights, likelihood=chosen, noise_column=noise_column,
+        training=training, coverage=coverage, risk=risk, seed=seed, checkpoint=out.with_name(f"{out.name}.checkpoint"),
         progress=not QUIET.get(), settings=remembered,
     )  # fmt: skip
     run.save(out, overwrite=overwrite)

@@ -43,6 +43,10 @@ def fit(
             help="Noise model, such as poisson or student-t.  [default: chosen from the target]",
         ),
     ] = None,
+    noise_column: Annotated[
+        str | None,
+        typer.Option("--noise-column", metavar="COLUMN", help="The known standard deviation of each row's target."),
+    ] = None,
     risk: args.Risk = None,
     coverage: args.Coverage = 0.9,
     held_out: Annotated[
@@ -82,9 +86,9 @@ def fit(
     columns = args.TableOptions(target, task, sep, encoding, decimal, ignore, keep, categorical, date)
     with interruptible("the same command goes on from the last checkpoint, if there is one yet"):
         fit_run(
-            table, columns, out, method=method, network=model, weights=weights, likelihood=likelihood, risk=risk,
-            coverage=coverage, held_out=held_out, training=how, limit=limit, seed=seed, scale=scale,
-            overwrite=overwrite, as_json=json,
+            table, columns, out, method=method, network=model, weights=weights, likelihood=likelihood,
+            noise_column=noise_column, risk=risk, coverage=coverage, held_out=held_out, training=how, limit=limit,
+            seed=seed, scale=scale, overwrite=overwrite, as_json=json,
         )  # fmt: skip
 
 

@@ -10,6 +10,7 @@ from typing import Any, ClassVar
 import numpy as np
 from numpy.typing import NDArray
 
+from dubito.core.errors import InputError
 from dubito.data.cells import Cells, Flags, Floats, check_size
 from dubito.data.dates import ISO_DATE, as_text
 from dubito.data.describe import ColumnDescription
@@ -23,7 +24,8 @@ OTHER_LEVELS = "other levels"
 class NumberColumn:
     """Numbers and booleans (as 0 and 1), standardised; missing ones get the median (of booleans: the mode).
 
-    `low` and `high` are the ends of the training rows.
+    `low` and `high` are the ends of the training rows. `noise` says that these are the known standard deviations of the
+    targets, which must be positive in every row, and have no usual range.
     """
 
     name: str
@@ -34,6 +36,7 @@ class NumberColumn:
     boolean: bool = False
     low: float | None = None
     high: float | None = None
+    noise: bool = False
 
     @property
     def feature_names(self) -> tuple[str, ...]:
@@ -42,7 +45,8 @@ class NumberColumn:
 
     def ranges(self) -> list[tuple[float, float]]:
         """Return the ends of each feature in the training rows."""
-        return [_encoded_range(self.low, self.high, self.loc, self.scale), *[(0.0, 1.0)] * self.indicator]
+        ends = (None, None) if self.noise else (self.low, self.high)
+        return [_encoded_range(*ends, self.loc, self.scale), *[(0.0, 1.0)] * self.indicator]
 
     def widened(self, cells: Cells) -> NumberColumn:
         """Return the column with the range of these cells and of the training rows together."""
@@ -56,6 +60,9 @@ class NumberColumn:
     def encode(self, cells: Cells, tally: Tally | None = None) -> Floats:
         """Encode values `[N]` as features `[N, features]`; a tally counts odd cells."""
         found = cells.numbers(words=self.boolean)
+        if self.noise and not (found > 0).all():
+            row, value = cells.first(~(found > 0))
+            raise InputError(f"The noise column {self.name!r} must be positive, but row {row!r} holds {value}.")
         values = check_size(cells.without_strays(found, self.holds, strict=tally is None), self.name)
         if tally is not None:
             tally.count_numbers(cells, values, self.low, self.high, self.indicator)

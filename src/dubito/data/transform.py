@@ -188,7 +188,7 @@ class TableTransform:
     @cached_property
     def _numbers(self) -> tuple[list[NumberColumn], tuple[str, ...], NDArray[np.int64], Floats]:
         """The columns of numbers, their names, their features, and their ends, mean and scale ``[4, columns]``."""
-        found = [column for column in self.columns if isinstance(column, NumberColumn)]
+        found = [column for column in self.columns if isinstance(column, NumberColumn) and not column.noise]
         names = tuple(column.name for column in found)
         features = np.array([self.spans()[name].start for name in names], dtype=np.int64)
         learnt = [(column.low, column.high, column.loc, column.scale) for column in found]

@@ -8,9 +8,10 @@ from __future__ import annotations
 from dubito.networks.models.build import build, names
 from dubito.networks.models.convolutional import lenet5, resnet18, resnet20
 from dubito.networks.models.dense import lenet_300_100, mlp
-from dubito.networks.models.known_noise import KnownNoise
+from dubito.networks.models.known_noise import KnownNoise, LearnedNoise
 from dubito.networks.models.sequence import lstm, transformer
 
 __all__ = [
-    "KnownNoise", "build", "lenet5", "lenet_300_100", "lstm", "mlp", "names", "resnet18", "resnet20", "transformer",
+    "KnownNoise", "LearnedNoise", "build", "lenet5", "lenet_300_100", "lstm", "mlp", "names", "resnet18", "resnet20",
+    "transformer",
 ]  # fmt: skip

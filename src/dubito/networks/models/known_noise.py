@@ -1,4 +1,4 @@
-"""`KnownNoise`: a regression network whose data come with the noise of each target."""
+"""Regression networks with the noise of each target: known for each datum, or one learned number per output."""
 
 from __future__ import annotations
 
@@ -40,3 +40,64 @@ class KnownNoise(nn.Module):
             )
         # a noise of 0 or below becomes NaN or infinite, which the checks of a fit and of a prediction refuse
         return torch.cat([means, (2 * noise.log()).to(means.dtype) + torch.zeros_like(means)], dim=-1)
+
+
+class NoiseColumn(nn.Module):
+    """A `KnownNoise` network of table rows, one of whose features is the noise.
+
+    Args:
+        network: The network of the means, which gets all other features.
+        place: The feature that is the noise.
+        loc: What the noise was centred on.
+        scale: What a unit of the feature is, in units of the target as the network predicts it; `loc` has its unit.
+
+    >>> NoiseColumn(nn.Linear(2, 1), 1, 0.0, 2.0)(torch.ones(4, 3))[:, 1].exp().sqrt().tolist()
+    [2.0, 2.0, 2.0, 2.0]
+    """
+
+    def __init__(self, network: nn.Module, place: int, loc: float, scale: float) -> None:
+        super().__init__()
+        self.known = KnownNoise(network)
+        self.place, self.loc, self.scale = place, loc, scale
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Return means and log-variances ``[B, 2·O]``."""
+        others = torch.cat([x[:, : self.place], x[:, self.place + 1 :]], dim=1)
+        found: Tensor = self.known(others, x[:, self.place] * self.scale + self.loc)
+        return found
+
+
+class LearnedNoise(nn.Module):
+    r"""A regression network with one learned noise per output, $y_o \sim \mathcal N(f_o(x), e^{s_o})$.
+
+    The outputs are means and then log-variances $s$, as `dubito.likelihoods.HeteroscedasticGaussian` takes them. The
+    log-variances are weights: they are trained with the others, and have a posterior.
+
+    Args:
+        network: The network of the means, outputs ``[B]`` or ``[B, O]``.
+        num_outputs: O.
+
+    >>> LearnedNoise(nn.Linear(3, 2), 2)(torch.ones(5, 3)).shape
+    torch.Size([5, 4])
+    """
+
+    def __init__(self, network: nn.Module, num_outputs: int) -> None:
+        super().__init__()
+        if num_outputs < 1:
+            raise InputError(f"`num_outputs` must be at least 1, got {num_outputs}.")
+        self.network, self.log_variance = network, nn.Parameter(torch.zeros(num_outputs))
+
+    def reset_parameters(self) -> None:
+        """Start at a noise of 1."""
+        nn.init.zeros_(self.log_variance)
+
+    def forward(self, *inputs: Any) -> Tensor:
+        """Return means and log-variances ``[B, 2·O]``."""
+        means = self.network(*inputs)
+        means = means.unsqueeze(-1) if means.ndim == 1 else means
+        if means.ndim != 2 or means.shape[1] != len(self.log_variance):
+            raise InputError(
+                f"LearnedNoise has {len(self.log_variance)} noises, but the network gives outputs of shape "
+                f"{tuple(means.shape)}: it must be [B, {len(self.log_variance)}]."
+            )
+        return torch.cat([means, self.log_variance.to(means.dtype) + torch.zeros_like(means)], dim=-1)

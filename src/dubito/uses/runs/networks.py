@@ -17,6 +17,7 @@ from dubito.beliefs.likelihoods import Likelihood
 from dubito.core.errors import DubitoError, FileFormatError, InputError, MissingDataError, UnsupportedError
 from dubito.data import DataSet, Vocabulary
 from dubito.networks.models import build
+from dubito.networks.models.known_noise import NoiseColumn
 
 # What stands for a network that was given as a module, which a folder cannot build again.
 IN_MEMORY = "a network in memory"
@@ -34,6 +35,7 @@ class NetworkSource:
         vocabulary: The number of tokens, where inputs are tokens.
         path: The absolute path of the file with the function.
         sha256: The digest of that file.
+        noise: The feature that is the known noise, its centre and its unit; see `NoiseColumn`. None if there is none.
     """
 
     text: str
@@ -42,16 +44,25 @@ class NetworkSource:
     vocabulary: int | None = None
     path: str = ""
     sha256: str = ""
+    noise: tuple[int, float, float] | None = None
 
     @classmethod
-    def of(cls, text: str, dataset: DataSet, likelihood: Likelihood) -> NetworkSource:
+    def of(
+        cls, text: str, dataset: DataSet, likelihood: Likelihood, noise: tuple[int, float, float] | None = None
+    ) -> NetworkSource:
         """Return the source of a network that fits a data set and a likelihood."""
         outputs = likelihood.outputs_for(dataset.num_outputs)
         vocabulary = len(dataset.encoder) if isinstance(dataset.encoder, Vocabulary) else None
-        return cls(text, dataset.input_shape, outputs, vocabulary).moved(text)
+        return cls(text, dataset.input_shape, outputs, vocabulary, noise=noise).moved(text)
 
     def build(self) -> nn.Module:
         """Return the network with new weights; the caller seeds the global generators."""
+        if self.noise is None:
+            return self._build()
+        inner = replace(self, input_shape=(self.input_shape[0] - 1,), outputs=self.outputs // 2, noise=None)
+        return NoiseColumn(inner._build(), *self.noise)
+
+    def _build(self) -> nn.Module:
         if self.text == IN_MEMORY:
             raise InputError("The network of this run was given as a module: give it again as model=.")
         if not self.path:
@@ -99,7 +110,9 @@ class NetworkSource:
     @classmethod
     def from_json(cls, value: dict[str, Any]) -> NetworkSource:
         """Undo `to_json`."""
-        return cls(**{**value, "input_shape": tuple(value["input_shape"])})
+        noise = value.get("noise")
+        read = {"input_shape": tuple(value["input_shape"]), "noise": None if noise is None else tuple(noise)}
+        return cls(**{**value, **read})
 
 
 def load_weights(network: nn.Module, path: str | Path) -> None:

@@ -26,6 +26,7 @@ from dubito.fitting.checks import outputs_of
 from dubito.fitting.recipe import Recipe
 from dubito.uses.runs.default import default_recipe, fit_posterior
 from dubito.uses.runs.networks import IN_MEMORY, NetworkSource, load_weights
+from dubito.uses.runs.noise_column import noise_likelihood, with_noise_column
 from dubito.uses.runs.run import TableRun, Texts, calibrated
 
 # The share of the rows that calibrates decisions; more of a small table, for intervals need nine rows at least.
@@ -44,6 +45,7 @@ def fit(
     network: str = "mlp",
     weights: str | os.PathLike[str] | None = None,
     likelihood: str | Likelihood | None = None,
+    noise_column: str | None = None,
     training: Mapping[str, Any] | None = None,
     coverage: float = 0.9,
     risk: float | None = None,
@@ -66,6 +68,8 @@ def fit(
             called with the numbers of inputs and outputs.
         weights: A safetensors file with the weights of the network, which is then not trained.
         likelihood: The likelihood, or its name; by default chosen from the target.
+        noise_column: The column with the known standard deviation of each row's target, in the target's unit. Rows to
+            predict need it, too: it is the noise of the measurement that is predicted.
         training: Training settings in place of the recipe's own, such as ``{"epochs": 50}``.
         coverage: The probability with which an interval holds the truth.
         risk: The largest risk of an answer: an error rate, or for numbers a mean absolute error in original units.
@@ -77,13 +81,15 @@ def fit(
         columns: What the columns are, and how a text file is written; see `dubito.data.load_table`.
     """
     rows = with_target(as_table(table, **{name: columns.pop(name, None) for name in _TEXT}), target)
+    if noise_column is not None:
+        columns["keep"] = (*columns.get("keep", ()), noise_column)  # many different numbers look like an id
     dataset = load_table(
         rows, target, test=share_held_out(len(rows)) if held_out is None else held_out, validation=validation,
         generator=torch.Generator().manual_seed(seed), **columns,
     )  # fmt: skip
     return fit_dataset(
-        dataset, recipe=recipe, network=network, weights=weights, likelihood=likelihood, training=training,
-        coverage=coverage, risk=risk, seed=seed, progress=progress,
+        dataset, recipe=recipe, network=network, weights=weights, likelihood=likelihood, noise_column=noise_column,
+        training=training, coverage=coverage, risk=risk, seed=seed, progress=progress,
     )  # fmt: skip
 
 
@@ -97,6 +103,7 @@ def fit_dataset(
     network: str | nn.Module = "mlp",
     weights: str | os.PathLike[str] | None = None,
     likelihood: str | Likelihood | None = None,
+    noise_column: str | None = None,
     training: Mapping[str, Any] | None = None,
     coverage: float = 0.9,
     risk: float | None = None,
@@ -113,6 +120,7 @@ def fit_dataset(
         network: See `fit`.
         weights: See `fit`.
         likelihood: See `fit`.
+        noise_column: See `fit`.
         training: See `fit`.
         coverage: See `fit`.
         risk: See `fit`.
@@ -126,8 +134,15 @@ def fit_dataset(
     if isinstance(chosen, RegressionLikelihood) and not chosen.standardizes:
         dataset = unscaled(dataset, chosen)
         encoder = dataset.encoder
+    noise = None
+    if noise_column is not None:
+        chosen = noise_likelihood(chosen)
+        dataset, noise = with_noise_column(dataset, noise_column)
+        encoder = dataset.encoder
+        if not isinstance(network, str):
+            raise InputError("With a noise column the network is built for the other columns: give it by name.")
     named = network if isinstance(network, str) else IN_MEMORY
-    source = NetworkSource.of(named, dataset, chosen)
+    source = NetworkSource.of(named, dataset, chosen, noise)
     assert isinstance(encoder, TableTransform)
     made = new_network(source, seed) if isinstance(network, str) else network
     if weights is not None:
@@ -142,7 +157,8 @@ def fit_dataset(
     remembered = {
         "dubito": dubito.__version__, "name": repr(recipe), "recipe": repr(recipe), "likelihood": repr(chosen),
         "training": dict(training or {}), "seed": seed, "coverage": coverage, "risk": risk, "rows": rows,
-        "weights": None if weights is None else os.fspath(weights), "table": dataset.name, **(settings or {}),
+        "weights": None if weights is None else os.fspath(weights), "table": dataset.name, "noise_column": noise_column,
+        **(settings or {}),
     }  # fmt: skip
     if posterior.explanation is not None:
         remembered["chosen"] = posterior.explanation.words
