@@ -231,7 +231,7 @@ class FunctionalTerms:
         match covariance:
             case linalg.DenseCovariance():
                 if covariance.scales is not None:  # one rotated Jacobian serves many covariances
-                    return product.of_rows(self._rotated_jacobian(covariance) * covariance.scales.to(self.dtype))
+                    return product.of_rows(self._in_basis(covariance, self._jacobian()))
                 if self.layer is not None:
                     return product.of_layer(self.layer, covariance)
                 return product.under(covariance, self._jacobian())
@@ -246,14 +246,15 @@ class FunctionalTerms:
                 return product.of_rows(self._along(covariance.root))
         raise UnsupportedError(f"No functional covariance is known for {type(covariance).__name__}.")
 
-    def _rotated_jacobian(self, covariance: linalg.DenseCovariance) -> Tensor:
-        """Return the Jacobian in the basis that several covariances share; it is computed once."""
-        basis = covariance.basis
-        assert isinstance(basis, Tensor)  # scales have one
+    def _in_basis(self, covariance: linalg.DenseCovariance, rows: Tensor) -> Tensor:
+        """Return rows of `J` times the root of a covariance; they are rotated once for all that share its basis."""
+        basis, scales = covariance.basis, covariance.scales
+        assert isinstance(basis, Tensor)
+        assert scales is not None
         key = (id(basis), "rows")
         if key not in self.shared:
-            self.shared[key] = basis, self._jacobian() @ basis.to(self.dtype)
-        return self.shared[key][1]
+            self.shared[key] = basis, rows @ basis.to(self.dtype)
+        return self.shared[key][1] * scales.to(self.dtype)
 
     def _jacobian(self) -> Tensor:
         if self.rows is None:
@@ -268,7 +269,9 @@ class FunctionalTerms:
         for position, columns in self.gathered.items():
             part = covariance.parts[position]
             if isinstance(part, linalg.DenseCovariance):
-                terms.append(product.of_rows(columns @ part.root.to(self.dtype)))
+                shares = part.scales is not None
+                rows = self._in_basis(part, columns) if shares else columns @ part.root.to(self.dtype)
+                terms.append(product.of_rows(rows))
             else:
                 assert isinstance(part, linalg.DiagonalCovariance)
                 terms.append(product.of_rows(columns * part.values.sqrt().to(self.dtype)))

@@ -137,20 +137,27 @@ class Kronecker(Matrix):
 
     def covariance(self, prior: Tensor, scale: Tensor) -> KroneckerCovariance:
         """Block by block."""
-        parts: list[tuple[Block, Tensor] | Covariance] = []
-        for block, span in zip(self.blocks, self.slices, strict=True):
-            part = _of_block(prior, span, block)
-            if isinstance(block, Block):
-                parts.append((block, 1 / check_positive(scale * block.values + part)))
-            else:
-                parts.append(block.covariance(part, scale))
+        parts = [
+            _covariance_of(block, _of_block(prior, span, block), scale)
+            for block, span in zip(self.blocks, self.slices, strict=True)
+        ]
         return KroneckerCovariance(parts, self.slices)
 
     def covariances(self, priors: Tensor, scale: Tensor) -> Sequence[Covariance]:
-        """Return covariances that are computed when they are asked for, unless a block needs a decomposition."""
-        if any(isinstance(block, Dense) for block in self.blocks):
-            return super().covariances(priors, scale)
-        return Covariances(self, priors, scale)
+        """Return covariances that are computed when they are asked for; those of a dense block share its eigenbasis."""
+        shared = {
+            k: block.covariances(priors, scale) for k, block in enumerate(self.blocks) if isinstance(block, Dense)
+        }
+        if not shared:
+            return Covariances(self, priors, scale)
+        found = []
+        for which, prior in enumerate(priors):
+            parts = [
+                shared[k][which] if k in shared else _covariance_of(block, prior, scale)
+                for k, block in enumerate(self.blocks)
+            ]
+            found.append(KroneckerCovariance(parts, self.slices))
+        return found
 
     def state(self) -> dict[str, Any]:
         """The blocks' tensors."""
@@ -208,6 +215,13 @@ class KroneckerCovariance(Covariance):
                 scaled = noise[..., span].reshape(*noise.shape[:-1], *values.shape) * values.sqrt()
                 parts.append(block.from_matrix(block.rotate_back(scaled)))
         return torch.cat(parts, dim=-1)
+
+
+def _covariance_of(block: Block | Dense | Diagonal, prior: Tensor, scale: Tensor) -> tuple[Block, Tensor] | Covariance:
+    """Return the covariance of one block; that of a Kronecker block by its eigenvalues."""
+    if isinstance(block, Block):
+        return block, 1 / check_positive(scale * block.values + prior)
+    return block.covariance(prior, scale)
 
 
 def _block_from(state: dict[str, Any]) -> Block | Dense | Diagonal:
