@@ -123,16 +123,17 @@ def test_data_that_fail(recipe: Recipe) -> None:
 
 
 def test_an_interrupt_while_generators_are_exchanged(monkeypatch: pytest.MonkeyPatch) -> None:
-    exchange, count = randomness.Stream._exchange, [0]
+    count = [0]
 
-    def interrupted(stream: Any, given: list[Any]) -> list[Any]:
-        found = exchange(stream, given)
+    def interrupted(change: Callable[..., None], *given: Any) -> None:
+        change(*given)
         count[0] -= 1
         if count[0] == 0:
             raise KeyboardInterrupt
-        return found
 
-    monkeypatch.setattr(randomness.Stream, "_exchange", interrupted)
+    for name in ("_seed_generators", "_write"):
+        change = getattr(randomness.Stream, name)
+        monkeypatch.setattr(randomness.Stream, name, lambda *given, change=change: interrupted(change, *given))
     for number in range(1, 12):
         count[0] = number
         assert check_kept(lambda: MAP().fit(network(), DATA, **options(MAP())), (KeyboardInterrupt,))

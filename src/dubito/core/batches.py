@@ -293,6 +293,9 @@ class Source:
             raw = self._next(iterator)
         while raw is not _END:
             yield raw
+            if self.pair is not None:  # whose order is known by now
+                raw = self._next(iterator)
+                continue
             with stream.active():
                 raw = self._next(iterator)
 
@@ -324,7 +327,7 @@ class Source:
             yield Batch(take(batch.inputs, rows), take(batch.targets, rows), int(size))
 
     def _batch(self, raw: Any, shard: bool) -> Batch:
-        inputs, targets = as_tensors(split(raw))
+        inputs, targets = as_tensors(split(raw)) if self.pair is None else raw  # a pair has been checked
         size = num_rows(inputs)
         if shard:
             mine = distributed.rows(size)

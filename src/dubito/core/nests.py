@@ -46,6 +46,8 @@ def as_tensors(tree: Any) -> Any:
 
 def num_rows(tree: Any) -> int:
     """Return the common length of the first axis of every tensor in a nest."""
+    if isinstance(tree, Tensor) and tree.ndim:
+        return tree.shape[0]
     tensors = list(leaves(tree))
     if not tensors:
         raise InputError("A batch holds no tensor: inputs must be tensors, arrays, or tuples and dicts of them.")

@@ -19,7 +19,7 @@ from dubito.core.locks import ProcessLock
 DEFAULT_SEED = 0
 
 # The functions that get and set the state of one global generator.
-_Access = tuple[Callable[[], Any], Callable[[Any], None]]
+_Access = tuple[Callable[[], Any], Callable[[Any], Any]]
 _LIBRARIES: list[_Access] = [(random.getstate, random.setstate), (np.random.get_state, np.random.set_state)]
 
 
@@ -99,15 +99,15 @@ def drawing_from(generator: Callable[[], torch.Generator], rest: Stream | None =
 def drawing_aside() -> Iterator[None]:
     """Restore the generators of `drawing_from` after the block, so that a trial does not change later draws."""
     generator, rest = own_generator(), _own.rest
-    state, position = None if generator is None else generator.get_state(), None if rest is None else rest._position()
+    state, position = None if generator is None else generator.get_state(), None if rest is None else rest._states
     try:
         with restoring_generators() if _users.has_libraries else nullcontext():
             yield
     finally:
         if generator is not None and state is not None:
             generator.set_state(state)
-        if rest is not None and position is not None:
-            rest._states, rest._is_seeded = position
+        if rest is not None:
+            rest._states = position
 
 
 class Stream:
@@ -125,15 +125,13 @@ class Stream:
 
     def __init__(self, seed: int, device: torch.device | None = None, *, libraries: bool = False) -> None:
         self._seed, self._has_libraries = seed, libraries
-        self._access = _access(device, libraries)
-        self._states: list[Any] = [torch.Generator().manual_seed(seed).get_state()]
-        if device is not None and device.type != "cpu":
-            self._states.append(torch.Generator(device).manual_seed(seed).get_state())
-        self._is_seeded = not libraries  # their states are made in place, because numpy is slow to write one
+        self._device = device if device is not None and device.type != "cpu" else None
+        self._access = _access(self._device, libraries)
+        self._states: list[Any] | None = None  # until it has been active: generators are faster to seed than to set
 
     def has_used_libraries(self) -> bool:
         """Return whether the generators of `random` or `numpy` have been used inside `active`."""
-        if not self._has_libraries or not self._is_seeded:
+        if not self._has_libraries or self._states is None:
             return False
         own, theirs = self._states[-2:]
         start = random.Random(self._seed).getstate()
@@ -144,36 +142,38 @@ class Stream:
     def active(self) -> Iterator[None]:
         """Let the global generators continue this stream inside the block."""
         with _exchanging:
-            before, outside = (_users.state, _users.has_libraries), self._enter()
+            outside = [read() for read, _ in self._access]
+            before = _users.state, _users.has_libraries
             _users.state = outside[0] if before[0] is None else before[0]
             _users.has_libraries = before[1] or self._has_libraries
             try:
+                if self._states is None:
+                    self._seed_generators()
+                else:
+                    self._write(self._states)
                 yield
             finally:
-                self._states, self._is_seeded = self._exchange(outside), True
+                self._states = [read() for read, _ in self._access]
+                self._write(outside)
                 _users.state, _users.has_libraries = before
 
-    def _enter(self) -> list[Any]:
-        """Give the global generators the states of this stream; return those they had."""
-        outside = self._exchange(self._states)
-        if not self._is_seeded:
+    def _seed_generators(self) -> None:
+        """Give the global generators the states of the beginning of this stream."""
+        torch.default_generator.manual_seed(self._seed)
+        if self._device is not None:
+            self._access[1][1](torch.Generator(self._device).manual_seed(self._seed).get_state())
+        if self._has_libraries:
             random.seed(self._seed)
             np.random.seed(self._seed % 2**32)  # noqa: NPY002 (users' datasets draw from this one)
-        return outside
 
-    def _exchange(self, states: list[Any]) -> list[Any]:
-        before = [read() for read, _ in self._access]
-        for (_, write), state in zip(self._access, states, strict=False):
+    def _write(self, states: list[Any]) -> None:
+        for (_, write), state in zip(self._access, states, strict=True):
             write(state)
-        return before
-
-    def _position(self) -> tuple[list[Any], bool]:
-        return self._states, self._is_seeded
 
 
 def _access(device: torch.device | None, libraries: bool) -> list[_Access]:
     """Return the functions that get and set the states of the global generators that a stream includes."""
-    found: list[_Access] = [(torch.get_rng_state, torch.set_rng_state)]
+    found: list[_Access] = [(torch.default_generator.get_state, torch.default_generator.set_state)]
     if device is not None and device.type != "cpu":
         module: Any = torch.get_device_module(device)  # torch.cuda, say
         which = () if device.type == "mps" else (device,)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 import warnings
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import closing, contextmanager
+from contextlib import closing, nullcontext
 from dataclasses import asdict, dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
@@ -134,7 +134,7 @@ class _Loop:
 
     def run(self) -> Posterior:
         problem, inference = self.problem, self.inference
-        with self._stream("init"):
+        with self._stream("init").active():
             weights, buffers = params.of(problem.model), params.buffers_of(problem.model)
             self.state = inference.init(weights, buffers, problem.generator)
         self.first_states = problem.source.generator_states()
@@ -153,7 +153,7 @@ class _Loop:
 
     def _posterior(self, state: State) -> Posterior:
         """Return the posterior of a state, which may draw random numbers."""
-        with self._stream("posterior"), io.explaining_content(self.resumed_from):
+        with self._stream("posterior").active(), io.explaining_content(self.resumed_from):
             return self.inference.posterior(state)
 
     def _drive(self, bar: Any) -> None:
@@ -188,9 +188,11 @@ class _Loop:
     def _one_update(self, batch: Batch, bar: Any) -> None:
         if self.epoch == 0 and self.problem.source.in_memory is None:
             check_batch(self.problem.model, self.problem.likelihood, batch, self.template)
+        stream, training = self._stream("update", self.epoch, self.batch, distributed.rank()), self.problem.training
+        explaining = nullcontext() if self.suspected is None else io.explaining_content(self.suspected)
         try:
-            with self.interrupts.held(), self._stream("update", self.epoch, self.batch, distributed.rank()) as stream:
-                with io.explaining_content(self.suspected), self.problem.training.casts(self.problem.source.device):
+            with self.interrupts.held(), stream.active():
+                with explaining, training.casts(self.problem.source.device):
                     self.state, info = self.inference.update(self.state, batch, self.problem.generator)
                 loss = info.get("loss")
                 if self.on_cpu:
@@ -206,12 +208,18 @@ class _Loop:
             self._check_losses()
         if self.watched > 0:
             self.watched = -1 if stream.has_used_libraries() else self.watched - 1
-        bar.update(1)
-        self._log({"batch": self.batch - 1, **info})
-        every = 10 if self.on_cpu else LossWatch.every
-        if not bar.disable and self.batch % every == 1:
-            bar.set_postfix({key: f"{float(value):.4g}" for key, value in info.items()}, refresh=False)
+        self._show(bar, info)
         self._write_if_due()
+
+    def _show(self, bar: Any, info: Mapping[str, Any]) -> None:
+        """Give the numbers of a step to the progress bar and to the user's logger."""
+        if self.problem.training.log is not None:
+            self._log({"batch": self.batch - 1, **info})
+        if not bar.disable:
+            bar.update(1)
+            every = 10 if self.on_cpu else LossWatch.every
+            if self.batch % every == 1:
+                bar.set_postfix({key: f"{float(value):.4g}" for key, value in info.items()}, refresh=False)
 
     def _log(self, numbers: Mapping[str, Any]) -> None:
         """Give the numbers of a step or an epoch to the user's logger."""
@@ -244,14 +252,10 @@ class _Loop:
         self.loader_digest = LoaderDigest()
         return self.loader_digest.add
 
-    @contextmanager
-    def _stream(self, *place: int | str) -> Iterator[Stream]:
-        """Let the user's code draw from the random stream of one place in the run."""
-        seed = derive_seed(self.seed, *place)
+    def _stream(self, *place: int | str) -> Stream:
+        """Return the random stream that the user's code draws from at one place in the run."""
         has_libraries = self.watched != 0 or place[0] != "update"  # they are slow to exchange
-        stream = Stream(seed, self.problem.source.device, libraries=has_libraries)
-        with stream.active():
-            yield stream
+        return Stream(derive_seed(self.seed, *place), self.problem.source.device, libraries=has_libraries)
 
     def _remember_start(self) -> None:
         """Store the generator states of the loader and the inference state at the start of an epoch."""
@@ -270,7 +274,7 @@ class _Loop:
         total = torch.zeros(2, dtype=torch.float64, device=source.device)
         for batch in source.replay():
             if batch.num_rows:
-                with self._stream("validation", self.epoch):
+                with self._stream("validation", self.epoch).active():
                     log_prob = score(self.state, batch).double()
                 total += torch.stack([log_prob.sum(), log_prob.new_tensor(len(log_prob))])
         distributed.sum_([total])
