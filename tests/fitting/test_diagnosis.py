@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import warnings
 from dataclasses import replace
 from pathlib import Path
@@ -16,7 +17,9 @@ import dubito
 from dubito import HMC, MAP, Laplace, Posterior, Training, Variational, likelihoods, priors, select
 from dubito.core.randomness import Stream
 from dubito.fitting.diagnosis import warn_about
+from dubito.fitting.held_out_scores import gain_of_heavy_tails
 from dubito.fitting.neighbours import likeness_of_neighbours
+from dubito.fitting.search import Curve
 
 LONG = Training(epochs=60, lr=0.03, batch_size=20)
 
@@ -132,6 +135,31 @@ def test_the_likeness_of_neighbours() -> None:
     assert twice == pytest.approx(float(by_chance[0]), abs=0.05)
     assert likeness_of_neighbours(x[:29], labels[0][:29], classes=True) is None
     assert likeness_of_neighbours(torch.ones(50, 2), labels[0][:50], classes=True) is None
+
+
+@pytest.mark.parametrize(("errors", "gain"), [("normal", 0.0), ("t3", 0.195), ("Cauchy", None)])
+def test_errors_with_heavy_tails(errors: str, gain: float | None) -> None:
+    """The gain of a Student-t distribution is the difference of the two entropies."""
+    generator = torch.Generator().manual_seed(0)
+    normal = torch.randn(4, 20_000, dtype=torch.float64, generator=generator)
+    wide = {"normal": 1.0, "t3": (normal[1:] ** 2).mean(0).rsqrt(), "Cauchy": 1 / normal[1].abs()}[errors]
+    curve = Curve()
+    curve.add(1, 0.0, 20_000, -0.5 * (normal[0] * wide).square() - 0.5 * math.log(2 * math.pi), 0.0)
+    found_gain = gain_of_heavy_tails([curve], 1)
+    assert found_gain is not None
+    if gain is None:
+        assert found_gain > 1
+    else:
+        assert found_gain == pytest.approx(gain, abs=0.05)
+
+
+def test_a_regression_with_heavy_tails_is_not_trusted() -> None:
+    x, y = numbers()
+    search = Training(batch_size=60)  # few steps
+    y[::15] += 20.0
+    posterior = MAP().fit(network(1), (x, y), likelihood="gaussian", training=search, progress=False)
+    assert "likelihood='student-t'" in found(posterior, "errors not normal")
+    assert posterior.diagnose().verdict == "with care"
 
 
 @pytest.mark.parametrize("scale", [1e6, 1e-6])

@@ -37,7 +37,7 @@ from dubito.core.randomness import derive_seed
 from dubito.core.subsets import fold_numbers, num_examples, subset
 from dubito.fitting.checks import outputs_of
 from dubito.fitting.fit_record import constant_score
-from dubito.fitting.held_out_scores import best_variance, fewest_epochs, gain_over_constant
+from dubito.fitting.held_out_scores import best_variance, fewest_epochs, gain_of_heavy_tails, gain_over_constant
 from dubito.fitting.inference import Problem
 from dubito.fitting.joint_search import curves_together
 from dubito.fitting.progress import progress_bar
@@ -78,6 +78,8 @@ class Found:
         start: The score before training.
         gain: By how much the score exceeds that of the best constant prediction; None if it was not measured.
         gain_error: The standard error of this difference over held-out examples.
+        tail_gain: By how many nats per example a Student-t distribution fits the errors better than a normal one; None
+            if it was not measured.
     """
 
     epochs: int
@@ -89,6 +91,7 @@ class Found:
     start: float = -math.inf
     gain: float | None = None
     gain_error: float | None = None
+    tail_gain: float | None = None
 
 
 class ResolvedTraining(NamedTuple):
@@ -259,8 +262,8 @@ def _search(runs: list[SearchRun], problem: Problem) -> Found:
     states = problem.source.generator_states()
     longest = sum(run.problem.training.epochs * (run.problem.source.num_batches or 1) for run in runs)
     with progress_bar(longest, problem.progress, "finding the number of epochs") as bar:
-        found = curves_together(runs, bar.update) or [run.curves(bar.update) for run in runs]
-    curves = [curve for of_run in found for curve in of_run]
+        by_run = curves_together(runs, bar.update) or [run.curves(bar.update) for run in runs]
+    curves = [curve for of_run in by_run for curve in of_run]
     problem.source.set_generator_states(states)
     looked = sorted({epochs for curve in curves for epochs in curve.epochs})
     num_rows = sum(curve.num_rows for curve in curves)
@@ -273,7 +276,8 @@ def _search(runs: list[SearchRun], problem: Problem) -> Found:
     gained = scores[best] - scores[before] if best == looked[-1] else 0.0
     sources = [source for run in runs for source in run.held_out]
     gain = gain_over_constant(curves, sources, best, problem.likelihood, at_unit_noise=outputs is not None)
-    return Found(best, scores[best], noise, num_rows, len(runs), gained, scores[0], *(gain or ()))
+    found = Found(best, scores[best], noise, num_rows, len(runs), gained, scores[0], *(gain or ()))
+    return dataclasses.replace(found, tail_gain=gain_of_heavy_tails(curves, best) if outputs == 1 else None)
 
 
 def _mean_score(totals: list[float], num_rows: int, outputs: int | None) -> float:

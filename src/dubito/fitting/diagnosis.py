@@ -29,6 +29,8 @@ LITTLE = 0.02
 FAR_FROM_OPTIMUM = 0.2
 # Targets of neighbours are alike if by this many standard deviations more so than by chance.
 ALIKE = 3.0
+# Errors of a regression are not normal if a Student-t distribution gains this many nats (with 3 degrees: 0.195).
+HEAVY_TAILS = 0.15
 # Inputs or targets that are larger, or all smaller than its inverse, should be standardized.
 UNUSUAL = 1e3
 # Findings that a fit also gives as a warning, besides all that make a posterior useless.
@@ -273,6 +275,13 @@ def _about_confidence(record: FitRecord) -> Iterator[Finding]:
             yield underconfident(spread, "about 1 is expected")
         elif scores.squared_z > 3:
             yield overconfident(spread, "about 1 is expected")
+    if record.tail_gain is not None and record.tail_gain > HEAVY_TAILS:
+        yield Finding(
+            "errors not normal", "care",
+            f"On held-out examples a few errors are far larger than most (a Student-t distribution would gain "
+            f"{record.tail_gain:.2f} nats per example), so intervals are too wide for most inputs and too narrow for "
+            "some. Look for wrong targets, or use likelihood='student-t' or 'heteroscedastic', which need two outputs.",
+        )  # fmt: skip
 
 
 def underconfident(fact: str, claim: str) -> Finding:

@@ -69,6 +69,8 @@ class FitRecord:
         input_size: The root mean square of the inputs over examples, the largest of all features; None if inputs are
             not one tensor of numbers.
         target_size: The same for targets that are numbers.
+        tail_gain: By how many nats per held-out example a Student-t distribution fits the errors of a regression better
+            than a normal one.
         likeness: By how many standard deviations the targets of neighbouring inputs are more alike than by chance; None
             if held-out or validation examples tell more, or if it cannot be told.
     """
@@ -88,6 +90,7 @@ class FitRecord:
     input_size: float | None = None
     target_size: float | None = None
     likeness: float | None = None
+    tail_gain: float | None = None
 
     @property
     def complexity(self) -> float:
@@ -104,7 +107,11 @@ class FitRecord:
     def with_held_out(self, found: Found) -> FitRecord:
         """Return the record with what a search saw of held-out examples."""
         return dataclasses.replace(
-            self, held_out=found.num_rows, held_out_gain=found.gain, held_out_error=found.gain_error
+            self,
+            held_out=found.num_rows,
+            held_out_gain=found.gain,
+            held_out_error=found.gain_error,
+            tail_gain=found.tail_gain,
         )
 
     def to_dict(self) -> dict[str, Any]:
