@@ -111,6 +111,15 @@ def test_a_whole_layer_is_refused() -> None:
     assert not empty.model[0].weight.any()
 
 
+def test_a_parameter_that_is_zero_already_may_go() -> None:
+    """Such as the mask token of DINOv2, or a table of biases that was never trained."""
+    model, _ = build("mlp")
+    model.register_parameter("token", nn.Parameter(torch.zeros(1, 1, 4)))
+    made = compress(point(model), rules.Magnitude(0.3))
+    assert not made.plan.keep["token"].any()
+    assert made.plan.sparsity == pytest.approx(0.3, abs=0.02)
+
+
 def test_nothing_to_remove() -> None:
     one = point(nn.Sequential(nn.Linear(4, 2)))
     with pytest.raises(UnsupportedError, match="No layer of this network can lose units"):

@@ -104,9 +104,12 @@ class Plan:
             raise InputError("This model has no masks: prune a layer with torch.nn.utils.prune first.")
         return cls(keep)
 
-    def check(self, allow_empty: bool = False) -> Plan:
-        """Return the plan, or raise if a layer would keep nothing."""
+    def check(self, allow_empty: bool = False, model: nn.Module | None = None) -> Plan:
+        """Return the plan, or raise if a layer would keep nothing; weights of `model` that are all 0 already may go."""
         empty = [name for name, mask in {**self.units, **self.keep}.items() if not bool(mask.any())]
+        if model is not None:  # an unused mask token, or a table of biases that was never trained
+            own = dict(model.named_parameters())
+            empty = [name for name in empty if bool(own[name].any())]
         if empty and not allow_empty:
             what = "unit" if empty[0] in self.units else "weight"
             raise InputError(

@@ -115,7 +115,7 @@ class Pruner:
                 kept[group.name] = in_blocks(kept[group.name], self.relevance[group.name].cpu(), self.multiple)
         model = copied(self.center)
         if not self.groups:
-            plan = Plan(kept, {}, None, rule).check(self.allow_empty)
+            plan = Plan(kept, {}, None, rule).check(self.allow_empty, model)
             masked = plan.masked(self._adapted(model, kept))
             return replace(plan, inputs=live_features(masked, self.example)), masked
         plan = unit_plan(model, self.groups, kept, rule, prunable(model)).check()
