@@ -17,13 +17,17 @@ from torch import Tensor
 from dubito.beliefs.likelihoods import Categorical, Likelihood
 from dubito.beliefs.likelihoods.kinds import ClassLikelihood
 from dubito.beliefs.prediction import ClassPrediction, Prediction
+from dubito.beliefs.prediction.uncertainty import split_rows
 from dubito.core import limits
 from dubito.core.constraints import check
 from dubito.core.errors import InputError
 from dubito.core.limits import numbers
+from dubito.core.tensor_checks import at_least_float32
 from dubito.core.tracing import is_tracing
 
 LinkName = Literal["probit", "mc", "bridge", "bridge-norm"]
+# A graph draws logits by a matrix of at most so many numbers.
+_FLAT = 2**16
 
 
 @dataclass
@@ -152,7 +156,9 @@ def predict(likelihood: Likelihood, outputs: Tensor, spread: Tensor, noise: Nois
     if not is_classification(likelihood):
         return likelihood.predict_gaussian(outputs, likelihood.restore(spread, outputs))
     if is_tracing():
-        return _predict_classes(likelihood, outputs, spread, noise, link)
+        rows = isinstance(likelihood, Categorical) and outputs.ndim == 2 and link is PROBIT
+        few = noise.num_samples * outputs.shape[-1] ** 2 <= _FLAT
+        return (_predict_rows if rows and few else _predict_classes)(likelihood, outputs, spread, noise, link)
     numbers_of_one = max(noise.num_samples * outputs[0].numel(), 1)
     if outputs.ndim > 2 and not link.reads_covariance and numbers_of_one > numbers(limits.current().outputs):
         return _predict_positions(likelihood, outputs, spread, noise, link)
@@ -185,6 +191,21 @@ def _predict_classes(
     log_probs = link.log_probs and link.log_probs(likelihood, mean, spread, outputs)
     keep = samples[:, 0].numel() <= numbers(limits.current().kept_logits)
     return likelihood.predict_samples(samples, log_probs=log_probs, keep_samples=keep)  # type: ignore[return-value]
+
+
+def _predict_rows(
+    likelihood: Likelihood, outputs: Tensor, variance: Tensor, noise: Noise, link: Link
+) -> ClassPrediction:
+    """Predict with all samples of an example in one row ``[B, S·C]``, which one product draws; for a graph."""
+    draws = noise.like(outputs)[:, 0]
+    copies = torch.eye(draws.shape[1], dtype=draws.dtype, device=draws.device).repeat(1, len(draws))
+    spread = torch.diag_embed(draws).permute(1, 0, 2).flatten(1)  # [C, S·C]
+    logits = at_least_float32(torch.addmm(outputs @ copies, variance.sqrt(), spread))
+    assert link.log_probs is not None
+    log_probs = link.log_probs(likelihood, outputs, variance, outputs)
+    _, aleatoric, epistemic = split_rows(logits, len(draws))
+    samples = logits.unflatten(1, draws.shape).transpose(0, 1).log_softmax(-1)  # dropped from a graph without a use
+    return ClassPrediction(log_probs, aleatoric, epistemic, samples)
 
 
 def draw(mean: Tensor, covariance: Tensor, noise: Noise) -> Tensor:

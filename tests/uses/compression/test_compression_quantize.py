@@ -104,9 +104,39 @@ def test_a_file_of_8_bits_gives_nearly_the_same_outputs(tmp_path: Path) -> None:
     assert difference == pytest.approx(small.difference, abs=1e-3)
 
 
+def test_a_file_of_few_bits_holds_the_rounded_network(tmp_path: Path) -> None:
+    """Convolutions, matrices and their transposes, an odd number of weights; 4 and 8 bits in one file."""
+    runtime = needs("onnxruntime")
+    onnx = needs("onnx")
+    model = nn.Sequential(
+        nn.Conv2d(1, 7, 3), nn.ReLU(), nn.Flatten(), nn.Linear(7 * 36, 61), nn.ReLU(), nn.Linear(61, 3)
+    )
+    data = torch.randn(30, 1, 8, 8), torch.arange(30) % 3
+    made = compress(Laplace(structure="diag").fit(model, data, progress=False), rules.Magnitude(0.0), data=data)
+    plain = made.export(tmp_path / "plain.onnx")
+    for bits, most in ((4, 0.2), (8, 0.32), ("posterior", 0.32)):
+        few = made.quantized(None if bits == "posterior" else bits)
+        small = made.export(tmp_path / "small.onnx", bits=bits)
+        assert small.num_bytes < most * plain.num_bytes
+        graph = onnx.load(small.path).graph
+        kinds = [each.data_type for each in graph.initializer]
+        assert kinds.count(onnx.TensorProto.INT4) == [*few.bits.values()].count(4)
+        assert kinds.count(onnx.TensorProto.INT8) == [*few.bits.values()].count(8)
+        session = runtime.InferenceSession(str(small.path), providers=["CPUExecutionProvider"])
+        (found,) = session.run(None, {small.inputs[0]: data[0].numpy()})
+        torch.testing.assert_close(torch.from_numpy(found), few.model(data[0]).detach(), rtol=1e-4, atol=1e-5)
+        expected = made.model(data[0]).detach()
+        difference = float((torch.from_numpy(found) - expected).abs().max() / expected.abs().max().clamp_min(1.0))
+        assert difference == pytest.approx(small.difference, abs=1e-5)
+
+
 def test_bad_bits_are_one_sentence() -> None:
     made = compress(posterior(), rules.Magnitude(0.0))
     with pytest.raises(InputError, match=r"`bits`.*got 1"):
         made.quantized(1)
     with pytest.raises(InputError, match=r"\.onnx files only"):
         made.export("net.pt2", example=DATA[0][:4], int8=True)
+    with pytest.raises(InputError, match=r"`bits`.*got 5"):
+        made.export("net.onnx", example=DATA[0][:4], bits=5)
+    with pytest.raises(InputError, match="not both"):
+        made.export("net.onnx", example=DATA[0][:4], bits=4, int8=True)

@@ -11,6 +11,8 @@ from scipy.special import rel_entr
 from scipy.stats import entropy
 
 from dubito import metrics
+from dubito.beliefs.prediction.uncertainty import split_entropy, split_rows
+from dubito.core.tracing import recording
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
@@ -54,3 +56,15 @@ def test_impossible_classes_and_rounding_above_one() -> None:
 def test_samples_that_agree_leave_no_doubt_in_single_precision_either() -> None:
     one = (6 * torch.randn(1, 1000, 10, generator=torch.Generator().manual_seed(0))).log_softmax(-1)
     assert metrics.entropy_decomposition(one.expand(32, -1, -1)).epistemic.max() < 1e-12
+
+
+@pytest.mark.parametrize("scale", [1.0, 500.0])
+def test_graphs_split_the_entropy_as_usual(scale: float) -> None:
+    """Both ways of a graph, samples on an axis and in a row; with logits whose probabilities are 0 in float32."""
+    logits = scale * torch.randn(5, 4, 3, generator=torch.Generator().manual_seed(0))
+    expected = metrics.entropy_decomposition(logits.double().log_softmax(-1))
+    with recording():
+        found = split_entropy(logits.log_softmax(-1)), split_rows(logits.transpose(0, 1).flatten(1), 5)
+    for parts in found:
+        for part, wanted in zip(parts, expected, strict=True):
+            torch.testing.assert_close(part.double(), wanted, rtol=1e-5, atol=1e-6)

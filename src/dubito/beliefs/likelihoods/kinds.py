@@ -20,7 +20,10 @@ from dubito.core.tensor_checks import at_least_float32
 
 def over_samples(function: Callable[[Tensor], Tensor], outputs: Tensor) -> Tensor:
     """Apply a function of outputs ``[B, ...]`` to those of S samples, ``[S, B, ...]``."""
-    return function(outputs.contiguous().flatten(0, 1)).unflatten(0, outputs.shape[:2])
+    outputs = outputs.contiguous()
+    flat = outputs.flatten(0, 1)
+    found = function(flat)
+    return outputs if found is flat else found.unflatten(0, outputs.shape[:2])
 
 
 @setting

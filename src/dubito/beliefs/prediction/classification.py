@@ -12,7 +12,7 @@ from torch import Tensor
 
 from dubito.beliefs.prediction.base import Prediction, frame
 from dubito.beliefs.prediction.top import TopPrediction
-from dubito.beliefs.prediction.uncertainty import split_entropy
+from dubito.beliefs.prediction.uncertainty import LOWEST_LOG, negative_sum, split_entropy
 from dubito.core.arrays import to_tensor
 from dubito.core.errors import InputError, UnsupportedError
 from dubito.core.tensor_checks import at_least_float32
@@ -71,8 +71,8 @@ class ClassPrediction(Prediction):
         """Predict from one network's logits ``[B, *positions, C]``: softmax, no epistemic part."""
         if is_tracing():  # without a sample axis, which takes steps to add and remove
             log_probs = _log_softmax(at_least_float32(logits))
-            aleatoric = -(log_probs.exp() * log_probs.clamp_min(-1e4)).sum(-1)
-            return cls(log_probs, aleatoric, torch.zeros_like(aleatoric))
+            aleatoric = negative_sum(log_probs.exp() * log_probs.clamp_min(LOWEST_LOG))
+            return cls(log_probs, aleatoric, aleatoric * 0)
         return cls.from_logit_samples(logits.unsqueeze(0), keep_samples=False)
 
     @classmethod

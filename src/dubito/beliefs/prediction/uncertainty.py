@@ -13,6 +13,9 @@ from dubito.core.tensor_checks import check_confidence, widen
 from dubito.core.tracing import is_tracing
 from dubito.core.widest import widest
 
+# In a graph, logarithms of probabilities are at least this, so that a probability of 0 adds nothing to an entropy.
+LOWEST_LOG = -1e4
+
 
 class EntropyDecomposition(NamedTuple):
     """Entropies in nats, float64, one per input; `total == aleatoric + epistemic` to the last bit.
@@ -82,10 +85,34 @@ def split_entropy(samples: Tensor) -> EntropyDecomposition:
 def _split_in_one_piece(samples: Tensor) -> EntropyDecomposition:
     """Split the entropy with few operations and in the precision of the samples, for a graph."""
     probs = samples.exp()
-    aleatoric = (probs * samples.clamp_min(-1e4)).sum((0, -1)) / -samples.shape[0]  # a logarithm of 0 adds nothing
+    aleatoric = (probs * samples.clamp_min(LOWEST_LOG)).sum((0, -1)) * (-1 / samples.shape[0])
     if samples.shape[0] == 1:
-        return EntropyDecomposition(aleatoric, aleatoric, torch.zeros_like(aleatoric))
+        return EntropyDecomposition(aleatoric, aleatoric, aleatoric * 0)
     mean_probs = probs.mean(0)
-    total = (mean_probs * mean_probs.clamp_min(torch.finfo(samples.dtype).tiny).log()).sum(-1)
-    epistemic = (-total - aleatoric).clamp_min(0)
+    epistemic = (_entropy(mean_probs.clamp_min(torch.finfo(samples.dtype).tiny)) - aleatoric).relu()
     return EntropyDecomposition(aleatoric + epistemic, aleatoric, epistemic)
+
+
+def split_rows(logits: Tensor, num_samples: int) -> EntropyDecomposition:
+    """Split the entropy of finite logits ``[B, S·C]``, all samples of an example in one row, for a graph.
+
+    The mean over samples is a product with a constant matrix, which runtimes compute faster than sums over short axes.
+    """
+    classes = logits.shape[1] // num_samples
+    logs = logits.unflatten(1, (num_samples, classes)).log_softmax(-1).flatten(1)
+    probs = logs.exp()
+    aleatoric = (probs * logs).sum(1) * (-1 / num_samples)
+    average = torch.eye(classes, dtype=logits.dtype, device=logits.device).repeat(num_samples, 1) / num_samples
+    tiny = torch.full((classes,), torch.finfo(logits.dtype).tiny, dtype=logits.dtype, device=logits.device)
+    epistemic = (_entropy(torch.addmm(tiny, probs, average)) - aleatoric).relu()  # tiny: a logarithm of 0 adds nothing
+    return EntropyDecomposition(aleatoric + epistemic, aleatoric, epistemic)
+
+
+def negative_sum(values: Tensor) -> Tensor:
+    """Return minus the sum over the last axis of numbers that are at most 0, as one operation; for a graph."""
+    return torch.linalg.vector_norm(values, ord=1, dim=-1)
+
+
+def _entropy(probs: Tensor) -> Tensor:
+    """Return the entropy of positive probabilities, for a graph."""
+    return negative_sum(probs * probs.log())

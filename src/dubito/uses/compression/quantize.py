@@ -96,12 +96,14 @@ class Quantized:
         bits: The bits of a weight, by parameter; others stay as they were.
         nats: What rounding costs in expectation, in nats per example.
         num_bytes: The bytes of all weights in these bits, with a scale of 2 bytes each; other parameters take 4 bytes.
+        steps: The scales, by parameter: one number, or one for each channel in a shape that broadcasts.
     """
 
     model: nn.Module
     bits: dict[str, int]
     nats: float
     num_bytes: int
+    steps: dict[str, Tensor]
 
 
 def quantized(
@@ -156,12 +158,15 @@ def quantized(
             break
         chosen[max(gains, key=lambda name: gains[name])] += 1
     found, num_bytes = copied(model), sum(4 * value.numel() for value in model.parameters())
+    all_steps: dict[str, Tensor] = {}
     for name, place in chosen.items():
-        step = (largest(name) / (2 ** (levels[place] - 1) - 1)).clamp_min(torch.finfo(weights[name].dtype).tiny)
+        all_steps[name] = step = (largest(name) / (2 ** (levels[place] - 1) - 1)).clamp_min(
+            torch.finfo(weights[name].dtype).tiny
+        )
         found.get_parameter(name).data = (weights[name] / step).round() * step
         num_bytes += math.ceil(levels[place] * weights[name].numel() / 8) + 2 * step.numel() - 4 * weights[name].numel()
     nats = sum(costs[name][place] for name, place in chosen.items()) / max(num_data, 1)
-    return Quantized(found, {name: levels[place] for name, place in chosen.items()}, nats, num_bytes)
+    return Quantized(found, {name: levels[place] for name, place in chosen.items()}, nats, num_bytes, all_steps)
 
 
 def int8(model: nn.Module) -> nn.Module:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import torch
 from torch import nn
@@ -26,7 +26,7 @@ from dubito.uses.compression.report import Report, make_report
 from dubito.uses.compression.rules import Masks, Rule
 from dubito.uses.compression.search import Sweep, score_of, sweep
 from dubito.uses.compression.weight_statistics import precision_diagonal
-from dubito.uses.export import Exported, export_int8, export_network
+from dubito.uses.export import Exported, export_few_bits, export_int8, export_network
 
 if TYPE_CHECKING:
     from dubito.uses.compression.budget import Candidate
@@ -184,18 +184,34 @@ class Compression:
         )  # fmt: skip
 
     @checked_arguments
-    def export(self, path: str | os.PathLike[str], *, example: Any = None, int8: bool = False) -> Exported:
+    def export(
+        self,
+        path: str | os.PathLike[str],
+        *,
+        example: Any = None,
+        int8: bool = False,
+        bits: Literal["posterior", 4, 8] | None = None,
+    ) -> Exported:
         """Write the network for other programs: ``.onnx`` (checked in onnxruntime) or ``.pt2`` (`torch.export`).
+
+        With fewer bits the result says how far the outputs are from the network's; more than a tenth is refused.
 
         Args:
             path: The file.
             example: A batch of inputs; by default from the data given to `compress`.
-            int8: Whether an ``.onnx`` file holds its weights in 8 bits and onnxruntime multiplies in 8 bits. The result
-                says how far its outputs are from the network's; more than a tenth is refused.
+            int8: Whether an ``.onnx`` file holds its weights in 8 bits and onnxruntime multiplies in 8 bits.
+            bits: The bits in which an ``.onnx`` file holds its weight matrices, which are made floating-point numbers
+                again when it runs; ``"posterior"``: 4 or 8 for each matrix, as `quantized` chooses. This makes the file
+                small, not fast.
         """
         example = self._example if example is None else example
         if example is None:
             raise InputError("An export needs one batch of inputs: give `example=` here, or `data=` to compress.")
+        if bits is not None:
+            if int8:
+                raise InputError(f"Give int8=True or bits={bits!r}, not both.")
+            few = self.quantized(None if bits == "posterior" else bits)
+            return export_few_bits(self.model, few.model, few.bits, few.steps, path, example)
         return export_int8(self.model, path, example) if int8 else export_network(self.model, path, example)
 
     def int8(self) -> nn.Module:

@@ -13,10 +13,13 @@ from torch.export import ExportedProgram
 
 from dubito.core.settings import digest
 from dubito.core.tracing import export_any_batch, recording
+from dubito.uses.export.simplify import simplify
 
 _HALF = (torch.float16, torch.bfloat16)
 # Results of operations on constants are stored up to this many numbers even if that takes more memory.
 _SMALL = 1024
+# Operations that make constants from nothing.
+_CREATE = (torch.ops.aten.full.default, torch.ops.aten.eye.default, torch.ops.aten.ones.default)
 
 
 def record(module: nn.Module, inputs: tuple[Tensor, ...], dtype: torch.dtype | None = None) -> ExportedProgram:
@@ -56,6 +59,7 @@ def _tidied(program: ExportedProgram, dtype: torch.dtype | None) -> fx.GraphModu
         elif "assert" not in str(node.target):
             arguments = fx.node.map_arg((node.args, node.kwargs), lambda each: place[each])
             place[node] = made.operation(node.target, *_with_type(arguments, dtype))
+            place[node].meta.setdefault("val", node.meta.get("val"))
     return made.finished()
 
 
@@ -82,7 +86,7 @@ class _Graph:
         if key not in self.known:
             inputs: list[fx.Node] = []
             fx.node.map_arg((args, kwargs), inputs.append)
-            known = bool(inputs) and self.values.keys() >= {*inputs}
+            known = self.values.keys() >= {*inputs} if inputs else target in _CREATE
             result = target(*self._valued(args), **self._valued(kwargs)) if known else None
             if isinstance(result, Tensor) and result.numel() <= max(_SMALL, sum(map(self._size, inputs))):
                 self.known[key] = self.constant(result)
@@ -101,28 +105,13 @@ class _Graph:
 
     def finished(self) -> fx.GraphModule:
         """Return the module of the graph, with the constants that are used."""
-        _simplify(self.graph)
+        simplify(self.graph, self.values)
         self.graph.eliminate_dead_code()
         root = nn.Module()
         for node in self.graph.nodes:
             if node.op == "get_attr":
                 root.register_buffer(node.target, self.values[node])
         return fx.GraphModule(root, self.graph)
-
-
-def _simplify(graph: fx.Graph) -> None:
-    """Undo a logarithm whose exponential is all that is wanted."""
-    graph.eliminate_dead_code()
-    aten = torch.ops.aten
-    for node in list(graph.nodes):
-        inner = node.args[0] if node.target == aten.exp.default else None
-        if not isinstance(inner, fx.Node):
-            continue
-        if inner.target == aten.log.default:
-            node.replace_all_uses_with(inner.args[0])
-        elif inner.target == aten.log_softmax.int and len(inner.users) == 1:
-            with graph.inserting_before(node):
-                node.replace_all_uses_with(graph.call_function(aten.softmax.int, inner.args, inner.kwargs))
 
 
 def _key(value: Any) -> Any:

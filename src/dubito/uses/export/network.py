@@ -2,11 +2,7 @@
 
 from __future__ import annotations
 
-import logging
 import os
-import tempfile
-import warnings
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -14,7 +10,7 @@ from torch import Tensor, nn
 
 from dubito.core import params
 from dubito.core.atomic import check_writable, write_atomic
-from dubito.core.errors import FileFormatError, InputError
+from dubito.core.errors import FileFormatError
 from dubito.networks.twin import copied
 from dubito.uses.export import check
 from dubito.uses.export.exporting import Exported
@@ -25,8 +21,6 @@ from dubito.uses.export.outputs import Output
 
 # The largest difference that rounding explains in float32, where nothing but the network is computed.
 TOLERANCE = 1e-5
-# The largest difference that rounding to 8 bits may cause, relative to the largest output.
-INT8_TOLERANCE = 0.1
 
 
 def export_network(model: nn.Module, path: str | os.PathLike[str], example: Any) -> Exported:
@@ -55,50 +49,6 @@ def export_network(model: nn.Module, path: str | os.PathLike[str], example: Any)
         )
     write_atomic(target, content)
     return Exported(target, len(content), inputs.names, ("output",), "one network", (), errors)
-
-
-def export_int8(model: nn.Module, path: str | os.PathLike[str], example: Any) -> Exported:
-    """Write a network to an ``.onnx`` file whose weights have 8 bits, run the file, and compare.
-
-    Activations are rounded to 8 bits in every call, by their range there (dynamic quantization).
-    """
-    target, file_format = find_format(path)
-    if target.suffix != ".onnx":
-        raise InputError(f"Weights in 8 bits are written to .onnx files only, got '{path}'.")
-    check_writable(target)
-    with tempfile.TemporaryDirectory() as folder:
-        plain, small = Path(folder) / "plain.onnx", Path(folder) / "small.onnx"
-        made = export_network(model, plain, example)  # says what is missing
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # it asks for a pass over the graph that is not needed
-            import onnx
-            from onnxruntime.quantization import QuantType, quantize_dynamic
-
-            graph = onnx.load(plain)
-            del graph.graph.value_info[:]  # shapes before weights were transposed, at which it would stumble
-            onnx.save(graph, plain)
-            logger, level = logging.getLogger(), logging.getLogger().level
-            logger.setLevel(logging.ERROR)  # the same as a message of the root logger
-            try:
-                quantize_dynamic(plain, small, per_channel=True, weight_type=QuantType.QInt8)
-            finally:
-                logger.setLevel(level)
-        content = small.read_bytes()
-    private = copied(model).eval()
-    like = next(private.parameters())
-    inputs = as_inputs(example, private, like.device, like.dtype)
-    with torch.no_grad():
-        expected = params.call(private, inputs.rebuilt(inputs.tensors))
-        found = file_format.load(content)(inputs.tensors)
-    errors = check.differences([Output("output", lambda _: expected)], found, [expected], INT8_TOLERANCE)
-    if not errors["output"] <= INT8_TOLERANCE:
-        raise FileFormatError(
-            f"With weights in 8 bits the outputs differ by {errors['output']:.2g} from the network's, so it was not "
-            "written: use the plain file."
-        )
-    write_atomic(target, content)
-    rounded = ("weights and activations are rounded to 8 bits",)
-    return Exported(target, len(content), made.inputs, ("output",), "one network", rounded, errors)
 
 
 class _Network(nn.Module):

@@ -1,0 +1,122 @@
+"""Make a recorded graph cheaper: equal numbers up to rounding, with fewer operations.
+
+A runtime spends about a microsecond on every operation, whatever it computes, so for one input the number of operations
+is what an output costs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor, fx
+
+aten = torch.ops.aten
+# Weights of at most so many numbers are stored a second time if that saves operations.
+_SMALL_WEIGHTS = 2**14
+# Factors below this are not divided by.
+_SMALLEST_FACTOR = 1e-3
+
+
+def simplify(graph: fx.Graph, values: dict[fx.Node, Any]) -> None:
+    """Replace operations by fewer or cheaper ones.
+
+    Args:
+        graph: The graph.
+        values: Its constants, to which new ones are added.
+    """
+    for rule in (_exponential_of_logarithm, _stack, _scaled_product, _positive_factors):
+        graph.eliminate_dead_code()
+        for node in list(graph.nodes):
+            if node.op == "call_function":
+                with graph.inserting_before(node):
+                    found = rule(graph, node, _Constants(graph, values))
+                if found is not None:
+                    found.meta.setdefault("val", node.meta.get("val"))
+                    node.replace_all_uses_with(found)
+
+
+class _Constants:
+    """The constants of a graph."""
+
+    def __init__(self, graph: fx.Graph, values: dict[fx.Node, Any]) -> None:
+        self.graph, self.values = graph, values
+
+    def get(self, node: Any) -> Tensor | None:
+        """Return the value of a number or a constant; None for other nodes."""
+        if isinstance(node, int | float) and not isinstance(node, bool):
+            return torch.tensor(node)
+        found = self.values.get(node) if isinstance(node, fx.Node) else None
+        return found if isinstance(found, Tensor) and found.is_floating_point() else None
+
+    def add(self, value: Tensor) -> fx.Node:
+        """Return the node of a new constant, before all others."""
+        with self.graph.inserting_before(next(iter(self.graph.nodes))):
+            node = self.graph.get_attr(f"constant_{len(self.values)}")
+        self.values[node] = value.contiguous()
+        return node
+
+
+Rule = Callable[[fx.Graph, fx.Node, _Constants], fx.Node | None]
+
+
+def _exponential_of_logarithm(graph: fx.Graph, node: fx.Node, constants: _Constants) -> fx.Node | None:
+    """Undo a logarithm whose exponential is all that is wanted."""
+    inner = node.args[0] if node.target == aten.exp.default else None
+    if not isinstance(inner, fx.Node):
+        return None
+    if inner.target == aten.log.default:
+        assert isinstance(inner.args[0], fx.Node)
+        return inner.args[0]
+    if inner.target == aten.log_softmax.int and len(inner.users) == 1:
+        return graph.call_function(aten.softmax.int, inner.args, inner.kwargs)
+    return None
+
+
+def _stack(graph: fx.Graph, node: fx.Node, constants: _Constants) -> fx.Node | None:
+    """Stack outputs of several networks by one copy and a view, not by a new axis for each."""
+    if node.target != aten.stack.default or (node.args[1:] and node.args[1] != 0):
+        return None
+    parts: Any = node.args[0]
+    first = parts[0].meta.get("val")
+    shape = () if first is None else first.shape
+    if len(shape) < 2 or not all(isinstance(size, int) for size in shape[1:]):
+        return None
+    joined = graph.call_function(aten.cat.default, (list(parts),))
+    return graph.call_function(aten.reshape.default, (joined, [len(parts), -1, *shape[1:]]))
+
+
+def _scaled_product(graph: fx.Graph, node: fx.Node, constants: _Constants) -> fx.Node | None:
+    """Scale and shift the constants of ``k (c + x W) + d`` instead of the result, where k and d are numbers."""
+    scaled = node.args[0] if node.target == aten.add.Tensor and not node.kwargs else None
+    if not isinstance(scaled, fx.Node) or scaled.target != aten.mul.Tensor or len(scaled.users) > 1:
+        return None
+    product, factor, shift = scaled.args[0], constants.get(scaled.args[1]), constants.get(node.args[1])
+    if not isinstance(product, fx.Node) or product.target != aten.addmm.default or product.kwargs:
+        return None
+    offset, weight = constants.get(product.args[0]), constants.get(product.args[2])
+    if factor is None or shift is None or offset is None or weight is None or factor.ndim or shift.ndim:
+        return None
+    if len(product.users) > 1 and weight.numel() > _SMALL_WEIGHTS:
+        return None
+    parts = (constants.add(factor * offset + shift), product.args[1], constants.add(factor * weight))
+    return graph.call_function(aten.addmm.default, parts)
+
+
+def _positive_factors(graph: fx.Graph, node: fx.Node, constants: _Constants) -> fx.Node | None:
+    """Compute ``s relu(b + r y)`` as ``(r s) relu(b / r + y)`` for positive r: one pass less over the activations."""
+    found = constants.get(node.args[1]) if node.target == aten.mul.Tensor else None
+    active = node.args[0]
+    if found is None or not isinstance(active, fx.Node) or active.target != aten.relu.default or len(active.users) > 1:
+        return None
+    inner = active.args[0]
+    if not isinstance(inner, fx.Node) or inner.target != aten.addcmul.default or inner.kwargs or len(inner.users) > 1:
+        return None
+    bias, given, factor = constants.get(inner.args[0]), inner.args[1], constants.get(inner.args[2])
+    if bias is None or factor is None or not bool((factor > _SMALLEST_FACTOR).all()):
+        return None
+    shifted = graph.call_function(aten.add.Tensor, (given, constants.add(bias / factor)))
+    return graph.call_function(
+        aten.mul.Tensor, (graph.call_function(aten.relu.default, (shifted,)), constants.add(factor * found))
+    )
