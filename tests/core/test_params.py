@@ -176,3 +176,14 @@ class TestAlgebra:
             params.add(self.a, {"x": self.a["x"], "z": self.a["y"]})
         with pytest.raises(InputError, match=r"'y' has shape \(1, 1\) in one set and \(2,\) in another"):
             params.dot(self.a, {"x": self.a["x"], "y": self.a["x"]})
+
+
+def test_a_module_with_several_names_gets_its_own_weights_back() -> None:
+    one = nn.Linear(2, 2)
+    model = nn.Sequential(one, nn.Tanh(), one, nn.Sequential(one))
+    own, x = one.weight, torch.ones(1, 2)
+    before = model(x)
+    other = {name: torch.zeros_like(value) for name, value in model.named_parameters()}
+    assert not params.functional_call(model, other, x).any()
+    assert one.weight is own
+    assert torch.equal(model(x), before)

@@ -136,7 +136,8 @@ def swapped(model: nn.Module, params: Mapping[str, Tensor]) -> Iterator[nn.Modul
     given = {name: value.to(own[name]) if name in own else value for name, value in params.items()}
     with (
         torch.autograd.graph.disable_saved_tensors_hooks(CHECKPOINTED) if again else nullcontext(),
-        stateless._reparametrize_module(model, given, tie_weights=True),
+        # restored in reverse: a module that is registered under several names is replaced once for each
+        stateless._reparametrize_module(model, given, tie_weights=True, stack_weights=True),
     ):
         yield model
 
