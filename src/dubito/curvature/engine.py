@@ -133,20 +133,6 @@ class Tape:
         return self.engine.vector_jacobian(self.outputs, edges, columns) if found is None else found
 
 
-@dataclass(frozen=True)
-class Trial:
-    """What an engine has found out on a few examples about a network whose parameters all follow their layer rules."""
-
-    tried: int
-    num_outputs: int
-    size_of_one: int
-    largest: int
-    overwrites: bool | None
-    copy_inputs: bool
-    walks: bool
-    batched: bool
-
-
 class Engine:
     """The engine for gradients of a network's outputs with respect to some of its parameters.
 
@@ -166,7 +152,7 @@ class Engine:
     """
 
     @torch.inference_mode(False)
-    def __init__(self, model: nn.Module, names: list[str], known: Trial | None = None) -> None:
+    def __init__(self, model: nn.Module, names: list[str], known: tryout.Trial | None = None) -> None:
         self.model = twin(model).eval()
         parameters = dict(self.model.named_parameters())
         self.names = list(names)
@@ -199,20 +185,12 @@ class Engine:
             # before the user's hooks, which may replace the layer's output
             layer.register_forward_hook(self._record, with_kwargs=True, prepend=True)
         if known is not None:
-            self._tried, self.num_outputs = known.tried, known.num_outputs
-            self._size_of_one, self._largest = known.size_of_one, known.largest
-            self._overwrites, self._copy_inputs = known.overwrites, known.copy_inputs
-            self.walks, self.batched = known.walks, known.batched
+            vars(self).update(vars(known))
 
     @property
-    def trial(self) -> Trial | None:
+    def trial(self) -> tryout.Trial | None:
         """What was found out, for other engines; None before several examples were seen, or without rules for all."""
-        if self._tried < 2 or self.unruled or self.along is not None:
-            return None
-        return Trial(
-            self._tried, self.num_outputs, self._size_of_one, self._largest,
-            self._overwrites, self._copy_inputs, self.walks, self.batched,
-        )  # fmt: skip
+        return None if self._tried < 2 or self.unruled or self.along is not None else tryout.trial_of(self)
 
     def _find_roles(self) -> None:
         """Decide for each parameter whether every module that holds it has a rule for it."""

@@ -54,6 +54,11 @@ class DataFit:
         mean = torch.tensor((self.squared_error or 0.0) / max(self.num_residuals, 1), dtype=torch.float64)
         return mean.clamp_min(1e-12).sqrt()
 
+    def scale(self, noise: Tensor, temperature: float) -> Tensor:
+        """Return the factor of the curvature: ``1/(σ² T)`` for a Gaussian, else ``1/T``."""
+        is_gaussian = self.squared_error is not None
+        return (1 / noise.square() if is_gaussian else torch.ones((), dtype=torch.float64)) / temperature
+
     def at(self, noise: Tensor) -> Tensor:
         """Return the log-likelihood of the data at this noise."""
         if self.squared_error is None:
@@ -86,8 +91,7 @@ class Evidence:
 
     def scale(self, noise: Tensor) -> Tensor:
         """Return the factor of the curvature: ``1/(σ² T)`` for a Gaussian, else ``1/T``."""
-        gaussian = self.fit.squared_error is not None
-        return (1 / noise.square() if gaussian else torch.ones((), dtype=torch.float64)) / self.temperature
+        return self.fit.scale(noise, self.temperature)
 
     def log(self, prior: Tensor, noise: Tensor) -> Tensor:
         """Return the log evidence; differentiable in both arguments."""

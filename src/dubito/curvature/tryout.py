@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+from dataclasses import dataclass, fields, replace
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -17,6 +17,25 @@ from dubito.networks.watching import watch
 
 if TYPE_CHECKING:
     from dubito.curvature.engine import Engine, Tape
+
+
+@dataclass(frozen=True)
+class Trial:
+    """The attributes of an engine that were found out on a few examples, for a network whose layers all have rules."""
+
+    num_outputs: int
+    walks: bool
+    batched: bool
+    _tried: int
+    _size_of_one: int
+    _largest: int
+    _overwrites: bool | None
+    _copy_inputs: bool
+
+
+def trial_of(engine: Engine) -> Trial:
+    """Return what an engine has found out."""
+    return Trial(**{each.name: getattr(engine, each.name) for each in fields(Trial)})
 
 
 def measure(engine: Engine, inputs: Any) -> tuple[int, int, int]:

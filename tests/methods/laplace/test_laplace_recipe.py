@@ -21,7 +21,7 @@ from dubito.core.batches import Source
 from dubito.curvature.engine import Tape
 from dubito.curvature.leave_one_out import LeaveOneOut
 from dubito.methods.laplace import tuning
-from dubito.methods.laplace.posterior import Tuning
+from dubito.methods.laplace.findings import Tuning
 from dubito.networks.selection import Selection
 from oracles import Case
 

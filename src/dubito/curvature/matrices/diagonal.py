@@ -36,7 +36,7 @@ class Diagonal(Matrix):
 
     def covariance(self, prior: Tensor, scale: Tensor) -> DiagonalCovariance:
         """``1 / (s h + λ)``."""
-        return DiagonalCovariance(1 / check_positive(scale * self.values + prior))
+        return DiagonalCovariance(check_positive(scale * self.values + prior).reciprocal())
 
     def covariances(self, priors: Tensor, scale: Tensor) -> Sequence[Covariance]:
         """Return covariances that are computed when they are asked for."""

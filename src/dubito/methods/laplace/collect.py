@@ -16,7 +16,8 @@ from dubito.curvature.reduced_factors import reduce_factors
 from dubito.curvature.sampled import SampledAccumulator
 from dubito.curvature.structures import Sums
 from dubito.fitting.inference import Info, Problem, State
-from dubito.methods.laplace.posterior import LaplacePosterior, Tuning
+from dubito.methods.laplace.findings import Tuning
+from dubito.methods.laplace.posterior import LaplacePosterior
 from dubito.methods.laplace.tuning import check_prior, tune
 from dubito.networks.selection import Selection
 from dubito.networks.twin import light_copy
@@ -141,7 +142,7 @@ class SampledCollector(Collector):
             "prior_precision": found.prior_precision, "noise": float(found.noise),
             "tuning": found.tuning._asdict(), "gain": found.remaining_gain,
         }  # fmt: skip
-        self.accumulator.begin(state["sums"], found.prior_precision, found.evidence.scale(found.noise))
+        self.accumulator.begin(state["sums"], found.prior_precision, found.scale)
 
     def restore(self, own: State, saved: State) -> State:
         """Return the state of a checkpoint, with what the first pass has found."""

@@ -45,7 +45,7 @@ class GridScores:
         self.num_rows = torch.zeros(1, dtype=torch.float64)
 
     def _scale(self) -> Tensor:
-        return self.posterior.evidence.scale(self.posterior.noise)
+        return self.posterior.scale
 
     def _moments(self, batch: Batch) -> tuple[Tensor, list[Tensor]]:
         self.num_rows += batch.size

@@ -87,7 +87,7 @@ def _curvature_at(
 
 def _gauss_newton(posterior: LaplacePosterior, data: Data, generator: torch.Generator | None) -> Params:
     """Minimize the penalized loss from the old mean, with the curvature at the old mean."""
-    selection, scale = posterior.selection, posterior.evidence.scale(posterior.noise)
+    selection, scale = posterior.selection, posterior.scale
     source = Source(data, batch_size=256, device=posterior.device, dtype=posterior.dtype)
     new = _curvature_at(posterior, posterior.model, data, generator, progress=False)
     metric = _sum_matrices(posterior, new).covariance(posterior.prior_precision, scale)
@@ -212,7 +212,7 @@ def _sum_matrices(old: LaplacePosterior, new: LaplacePosterior) -> linalg.Matrix
 
 def _chained_evidence(old: LaplacePosterior, merged: LaplacePosterior, new: LaplacePosterior) -> float:
     r"""Return $\log p(D) + \log p(D' \mid D)$, each by the Laplace approximation; exact for linear models."""
-    scale = old.evidence.scale(old.noise)
+    scale = old.scale
     moved = (merged.selection.ravel(merged.mean()) - old.selection.ravel(old.mean())).double()
     log_det = merged.matrix.log_det(old.prior_precision, scale) - old.matrix.log_det(old.prior_precision, scale)
     explained = new.fit.at(old.noise) / old.recipe.temperature

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Mapping
 from functools import cached_property
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Self
+from typing import TYPE_CHECKING, Any, Literal, Self
 
 import torch
 from torch import Tensor, nn
@@ -19,11 +19,11 @@ from dubito.core.params import Params
 from dubito.core.randomness import default_generator
 from dubito.curvature import links
 from dubito.curvature import matrices as linalg
-from dubito.curvature.engine import Engine, Trial
+from dubito.curvature.engine import Engine
 from dubito.curvature.evidence import DataFit, Evidence, as_precision, known_noise
 from dubito.curvature.linearized import Linearized
-from dubito.curvature.sampled import TOLERANCE
 from dubito.curvature.structures import matrix_from_sums
+from dubito.curvature.tryout import Trial
 from dubito.fitting.diagnosis import Finding
 from dubito.fitting.functions import Functions, network_functions
 from dubito.fitting.monte_carlo import weight_predictor
@@ -31,6 +31,7 @@ from dubito.fitting.posterior import Posterior, Predictor
 from dubito.fitting.traceable import Traceable
 from dubito.fitting.working_copies import shared_property
 from dubito.methods.laplace.conditional_mean import conditional_mean
+from dubito.methods.laplace.findings import Tuning, findings
 from dubito.methods.laplace.forms import linearized_forms
 from dubito.methods.laplace.sampled_variance import variance_function
 from dubito.networks.selection import Selection
@@ -38,20 +39,6 @@ from dubito.networks.selection import Selection
 if TYPE_CHECKING:
     from dubito.core.batches import Data
     from dubito.fitting.training import Training
-
-
-class Tuning(NamedTuple):
-    """How the prior precision was chosen.
-
-    Attributes:
-        by: ``"given"``, ``"evidence"``, ``"validation"``, ``"training"``, or ``"weights"`` if nothing was scored.
-        at_edge: Whether it is at the end of the range that was searched.
-        num_rows: The number of examples that decided.
-    """
-
-    by: str = "given"
-    at_edge: bool = False
-    num_rows: int = 0
 
 
 class LaplacePosterior(Posterior):
@@ -122,15 +109,14 @@ class LaplacePosterior(Posterior):
 
     def precision_matmul(self, vectors: Tensor) -> Tensor:
         """Return ``P v`` for the posterior's precision P."""
-        return self.matrix.precision_matmul(vectors, self.prior_precision, self.evidence.scale(self.noise))
+        return self.matrix.precision_matmul(vectors, self.prior_precision, self.scale)
 
     def precision_diagonal(self) -> Params:
         """Return the diagonal of the posterior's precision by parameter, zero for weights that are not random.
 
         Its inverse is the variance of a weight given all others; `marginals` returns the variances when none is known.
         """
-        scale = self.evidence.scale(self.noise)
-        diagonal = scale * self.matrix.diagonal().double() + self.prior_precision
+        diagonal = self.scale * self.matrix.diagonal().double() + self.prior_precision
         zeros = {name: torch.zeros_like(value, dtype=torch.float64) for name, value in self.mean().items()}
         return self.selection.merge(zeros, diagonal)
 
@@ -143,6 +129,11 @@ class LaplacePosterior(Posterior):
         """The noise of a Gaussian likelihood; 1 for others."""
         return known_noise(self.likelihood)
 
+    @property
+    def scale(self) -> Tensor:
+        """The factor of the curvature in the precision, ``1/(σ² T)`` or ``1/T``."""
+        return self.fit.scale(self.noise, self.recipe.temperature)
+
     @shared_property
     def evidence(self) -> Evidence:
         """The evidence as a function of prior precision and noise."""
@@ -153,7 +144,7 @@ class LaplacePosterior(Posterior):
     @shared_property
     def covariance(self) -> linalg.Covariance:
         """The covariance of the random weights."""
-        return self.matrix.covariance(self.prior_precision, self.evidence.scale(self.noise))
+        return self.matrix.covariance(self.prior_precision, self.scale)
 
     def with_settings(
         self, prior_precision: Tensor, likelihood: Likelihood, tuning: Tuning | None = None
@@ -213,7 +204,7 @@ class LaplacePosterior(Posterior):
         """
         center, size = self.selection.ravel(self.mean()), self.selection.num_weights
         moved = (self.selection.ravel(weights).to(center) - center).double()
-        log_det = self.matrix.log_det(self.prior_precision, self.evidence.scale(self.noise))
+        log_det = self.matrix.log_det(self.prior_precision, self.scale)
         distance = (moved * self.precision_matmul(moved)).sum(-1)
         return 0.5 * (log_det - distance - size * math.log(2 * math.pi))
 
@@ -350,21 +341,8 @@ class LaplacePosterior(Posterior):
     # ------------------------------------------------------------------ learning on, saving
 
     def own_findings(self) -> Iterator[Finding]:
-        """Yield what is wrong with the prior precision."""
-        if self.tuning.at_edge:
-            yield Finding(
-                "prior at an edge", "care",
-                f"The prior precision, {float(self.prior_precision.mean()):.1e}, is at the edge of the range that was "
-                "searched, so the data do not determine it: give a number, or more validation data.",
-            )  # fmt: skip
-
-        error = self.sums.get("error", 0.0)
-        if error > TOLERANCE:
-            yield Finding(
-                "samples not converged", "care",
-                f"The solver of structure='sampled' stopped at an error of {error:.0%} of the outputs' standard "
-                "deviations: raise `steps`, `draws` or prior_precision.",
-            )  # fmt: skip
+        """Yield what is wrong with the prior precision or the samples."""
+        yield from findings(self.tuning, self.prior_precision, self.sums.get("error", 0.0))
 
     def update(
         self,

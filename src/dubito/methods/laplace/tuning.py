@@ -34,8 +34,9 @@ from dubito.curvature.leave_one_out import LEFT_OUT_WEIGHT, MOST_ROWS, LeaveOneO
 from dubito.curvature.linearized import MOST_EXACT
 from dubito.curvature.optimality import newton_gain
 from dubito.fitting.inference import Problem
+from dubito.methods.laplace.findings import Tuning
 from dubito.methods.laplace.grid_scores import FreeNoiseScores, GridScores, PositionScores
-from dubito.methods.laplace.posterior import LaplacePosterior, Tuning
+from dubito.methods.laplace.posterior import LaplacePosterior
 from dubito.networks.selection import Selection
 
 if TYPE_CHECKING:
