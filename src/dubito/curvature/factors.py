@@ -112,7 +112,7 @@ class Factor(ABC):
 
     def weighted_squares(self, weights: Tensor, *, closing: bool = False) -> Tensor:
         """Return `weighted_square` for several weights ``[G, *shape]``, as ``[G, V, B]``; gradients are formed once."""
-        flat = weights.flatten(1)
+        flat = weights.reshape(len(weights), -1)
         if is_tracing():
             return torch.stack([closed(self.per_sample().flatten(2), closing).square() @ weight for weight in flat])
         found = self.like.new_empty(len(flat), self.columns + closing, self.size)
