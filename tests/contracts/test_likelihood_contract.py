@@ -166,6 +166,13 @@ def test_a_learned_noise_per_output_is_that_of_the_residuals() -> None:
     torch.testing.assert_close(found.aleatoric[0], (y - found.mean).square().mean(0), rtol=0.03, atol=0.0)
     with pytest.raises(InputError, match="has 3 noises, but the network gives outputs of shape"):
         models.LearnedNoise(nn.Linear(1, 2), 3)(x)
+    with pytest.raises(InputError, match="`num_outputs` must be a whole number"):
+        models.LearnedNoise(nn.Linear(1, 2), "two")  # type: ignore[arg-type]
+    with pytest.raises(InputError, match="LearnedNoise learns them"):
+        likelihoods.MultivariateGaussian("learn")  # type: ignore[arg-type]
+    known = (models.KnownNoise(nn.Linear(1, 1)), ((x, torch.zeros(300)), y[:, :1]))
+    with pytest.raises(InputError, match="log-variance of -inf: a noise must be positive"):
+        MAP().fit(*known, likelihood="heteroscedastic", progress=False)
 
 
 def test_members_with_different_numbers_are_mixed() -> None:

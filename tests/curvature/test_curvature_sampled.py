@@ -13,6 +13,7 @@ from torch import Tensor, nn
 
 import dubito
 from dubito import Laplace, Training, select
+from dubito.core import limits
 from dubito.curvature import sampled
 from oracles import fixed_normal
 
@@ -151,3 +152,17 @@ def test_what_has_not_converged_says_so() -> None:
     assert "samples not converged" in [finding.name for finding in posterior.own_findings()]
     with pytest.raises(InputError, match="does not change between passes"):
         Laplace(structure="sampled", curvature="fisher-mc")
+
+
+def test_gradients_that_are_kept_give_the_same_samples() -> None:
+    """Explicit gradients of layers at many positions are formed once if they fit into memory, else once per product."""
+    torch.manual_seed(0)
+    layers = [nn.Conv2d(2, 4, 3, padding=1), nn.Tanh(), nn.ConvTranspose2d(4, 3, 2), nn.BatchNorm2d(3), nn.Tanh()]
+    model = nn.Sequential(*layers, nn.Conv2d(3, 4, 3, stride=2), nn.Flatten(), nn.Linear(16, 3)).double().eval()
+    data, found = (fixed_normal(9, 2, 4, 4), torch.arange(9) % 3), []
+    for size in (0, 2**28):
+        with limits.using(kept_gradients=size):
+            recipe = Laplace(structure="sampled", draws=6, prior_precision=1.0)
+            found.append(recipe.fit(model, data, progress=False, generator=torch.Generator().manual_seed(1)))
+    few, many = (posterior.sums["draws"] for posterior in found)
+    assert torch.allclose(few, many, rtol=1e-9, atol=1e-12)

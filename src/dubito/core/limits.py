@@ -27,6 +27,7 @@ class Limits:
         cached_gradients: The same, where they should fit the processor's cache; larger parts are no faster.
         activation: The largest activation of one forward pass of the curvature engine.
         cached_products: Explicit gradients of convolutions, which should fit the processor's cache.
+        kept_gradients: Explicit per-example gradients that are used twice; further ones are formed again.
         chunk: Explicit per-example gradients, output Hessians, sampled logits and other short-lived arrays.
         full_matrix: A float64 matrix over pairs of weights; a structure that needs a larger one is refused.
         kept_rows: Rows of Jacobians that the greedy selection keeps; further ones are computed again on each pass.
@@ -50,6 +51,7 @@ class Limits:
     cached_gradients: int = 8 * MIB
     activation: int = 12 * MIB
     cached_products: int = 4 * MIB
+    kept_gradients: int = 256 * MIB
     chunk: int = 16 * MIB
     full_matrix: int = 8 * 20_000**2
     kept_rows: int = 512 * MIB

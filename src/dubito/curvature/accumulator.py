@@ -13,7 +13,7 @@ from torch import Tensor
 from dubito.core import io, limits
 from dubito.curvature import matrices as linalg
 from dubito.curvature.engine import Engine, Tape
-from dubito.curvature.factors import Factor
+from dubito.curvature.factors import Factor, keep_gradients
 from dubito.curvature.output_columns import Kind
 from dubito.networks.selection import Selection
 
@@ -91,11 +91,13 @@ class Accumulator(ABC):
 
 def curvature_product(factors: dict[str, Factor], selection: Selection, directions: dict[str, Tensor]) -> Tensor:
     """Return ``Jᵀ J u`` as ``[K, D]`` for directions ``[K, *shape]`` of every parameter."""
+    keep_gradients(factors.values())
     along = torch.stack([factors[name].dot(directions[name]) for name in selection.names]).sum(0)
     return back_along(factors, selection, along)
 
 
 def back_along(factors: dict[str, Factor], selection: Selection, weights: Tensor) -> Tensor:
     """Return ``Jᵀ r`` as ``[K, D]`` for weights ``[V, B, K]`` of all columns and examples."""
+    keep_gradients(factors.values())
     back = {name: factors[name].backward_dot(weights) for name in selection.names}
     return selection.ravel({name: value.reshape(-1, *selection.shapes[name]) for name, value in back.items()})

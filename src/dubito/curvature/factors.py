@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, Protocol
@@ -161,6 +161,7 @@ class CallsFactor(Factor):
     """Gradients through any number of calls of layers, including none."""
 
     calls: Sequence[CallGradient]
+    keeps = False  # whether explicit gradients are formed once, for several products with directions
 
     @property
     def is_embedding(self) -> bool:
@@ -187,6 +188,22 @@ class CallsFactor(Factor):
         for call in self.calls[1:]:
             total = total + call.summed(self.shape)
         return total
+
+    @cached_property
+    def _kept(self) -> Tensor:
+        """The explicit gradients, ``[B·V, size]``."""
+        return self.per_sample().transpose(0, 1).reshape(self.size * self.columns, -1)
+
+    def dot(self, directions: Tensor) -> Tensor:
+        if not self.keeps:
+            return super().dot(directions)
+        flat = directions.reshape(len(directions), -1)
+        return (self._kept @ flat.mT).unflatten(0, (self.size, self.columns)).transpose(0, 1)
+
+    def backward_dot(self, weights: Tensor) -> Tensor:
+        if not self.keeps:
+            return super().backward_dot(weights)
+        return weights.transpose(0, 1).flatten(0, 1).mT @ self._kept
 
     def rotated(self, left: Tensor | None, right: Tensor | None, workspace: Workspace | None = None) -> CallsFactor:
         """Return the factor of ``leftᵀ M right``: rows and gradients in other bases.
@@ -282,6 +299,14 @@ class ConvolutionFactor(CallsFactor):
         """Yield explicit gradients in the order of the matrix; see `explicit_products`."""
         return explicit_products(self.calls[0].grads_as_rows(), self.inputs, self.calls[0].later)
 
+    @cached_property
+    def _kept(self) -> Tensor:
+        """The explicit gradients, by one product per example for all columns."""
+        call, grads = self.calls[0], self.calls[0].grads_as_rows().permute(1, 0, 3, 2)
+        left = grads.reshape(self.size, -1, grads.shape[3])
+        product = torch.bmm(left, self.inputs).unflatten(1, grads.shape[1:3])
+        return call.rule.from_matrix(call.layer, product).reshape(self.size * self.columns, -1)
+
     def square_sum(self) -> Tensor:
         total = self.like.new_zeros(math.prod(self.shape))
         for _, entries, grads in self.products():
@@ -374,6 +399,15 @@ class EmbeddingFactor(ContractedFactor):
         example, token, grads = self._rows
         each = torch.einsum("vku,vkd->ukd", weights[:, example], grads)
         return self.like.new_zeros(weights.shape[-1], *self.shape).index_add(1, token, each).flatten(1)
+
+
+def keep_gradients(factors: Iterable[Factor]) -> None:
+    """Let layers at many positions form their explicit gradients once, as far as memory allows."""
+    left = numbers(limits.current().kept_gradients)
+    for factor in factors:
+        size = factor.size * factor.columns * math.prod(factor.shape)
+        if isinstance(factor, CallsFactor) and size <= left and not is_tracing():
+            factor.keeps, left = True, left - size
 
 
 def make_factor(

@@ -125,7 +125,7 @@ def _built(model: nn.Module, example: Any, members: int, alpha: float, roles: di
             slot = _Slot(made, name)
             slot.register_forward_pre_hook(builder(name, layer))
             network = _put(network, name, slot)
-    rows = batches.take(example, slice(0, 2))
+    rows = batches.take(example, [0, min(1, batches.num_rows(example) - 1)])  # one row alone is taken twice
     try:
         with torch.no_grad():
             outputs = params.call(network, rows)

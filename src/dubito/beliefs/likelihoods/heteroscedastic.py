@@ -11,6 +11,7 @@ from dubito.beliefs.likelihoods.base import Hyper, blank, diagonal_root, rows
 from dubito.beliefs.likelihoods.kinds import RegressionLikelihood
 from dubito.beliefs.prediction import RegressionPrediction
 from dubito.core.constraints import Positive, check
+from dubito.core.errors import InputError
 from dubito.core.settings import setting
 from dubito.core.tensor_checks import at_least_float32
 
@@ -31,6 +32,17 @@ class HeteroscedasticGaussian(RegressionLikelihood):
     setting_name = "likelihoods.HeteroscedasticGaussian"
     outputs_per_target = 2
     layout = "a mean and a log-variance"
+
+    def check(self, outputs: Tensor, targets: Tensor) -> None:
+        """Raise an error also where a mean is finite and its log-variance is not."""
+        super().check(outputs, targets)
+        means, log_variances = self._split(outputs)
+        wrong = means.isfinite() & ~log_variances.isfinite()
+        if bool(wrong.any()):
+            raise InputError(
+                f"The network gives a log-variance of {float(log_variances[wrong][0])}: a noise must be positive and "
+                "finite, also one that is known (models.KnownNoise)."
+            )
 
     def log_prob(self, outputs: Tensor, targets: Tensor, hyper: Hyper = None) -> Tensor:
         """Return the log-density of the targets ``[B]``, summed over outputs."""

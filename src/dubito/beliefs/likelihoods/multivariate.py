@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from typing import Any
+from typing import Annotated, Any
 
 import numpy as np
 import torch
@@ -32,7 +32,7 @@ class MultivariateGaussian(RegressionLikelihood):
     """
 
     setting_name = "likelihoods.MultivariateGaussian"
-    covariance: tuple[Any, ...]
+    covariance: Annotated[tuple[Any, ...], "O positive variances or an O×O matrix (models.LearnedNoise learns them)"]
 
     def __post_init__(self) -> None:
         try:

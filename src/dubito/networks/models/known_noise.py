@@ -7,6 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from dubito.core.constraints import Count, check
 from dubito.core.errors import InputError
 
 
@@ -83,8 +84,7 @@ class LearnedNoise(nn.Module):
 
     def __init__(self, network: nn.Module, num_outputs: int) -> None:
         super().__init__()
-        if num_outputs < 1:
-            raise InputError(f"`num_outputs` must be at least 1, got {num_outputs}.")
+        check("num_outputs", Count, num_outputs)
         self.network, self.log_variance = network, nn.Parameter(torch.zeros(num_outputs))
 
     def reset_parameters(self) -> None:
