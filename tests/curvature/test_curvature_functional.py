@@ -12,7 +12,7 @@ from curvature.curvature_cases import CASES, Case, accumulate, build, dense, eng
 from dubito.core import limits
 from dubito.curvature import Engine, output_columns
 from dubito.curvature import matrices as linalg
-from dubito.curvature.factors import Factor
+from dubito.curvature.factor import Factor
 from dubito.curvature.functional import FunctionalTerms, joint_covariance
 from dubito.curvature.matrices.kronecker import kronecker_block
 from dubito.networks.selection import Selection

@@ -1,7 +1,7 @@
 """Curvature: one batched vector-Jacobian product, then contractions."""
 
 from dubito.curvature.engine import Engine, FallbackWarning, Tape
-from dubito.curvature.factors import Factor
+from dubito.curvature.factor import Factor
 from dubito.curvature.structures import (
     Accumulator,
     DiagonalAccumulator,

@@ -13,7 +13,8 @@ from torch import Tensor
 from dubito.core import io, limits
 from dubito.curvature import matrices as linalg
 from dubito.curvature.engine import Engine, Tape
-from dubito.curvature.factors import Factor, keep_gradients
+from dubito.curvature.factor import Factor
+from dubito.curvature.factors import keep_gradients
 from dubito.curvature.output_columns import Kind
 from dubito.networks.selection import Selection
 

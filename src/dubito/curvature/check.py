@@ -10,7 +10,8 @@ import torch
 from torch import Tensor
 
 from dubito.core import batches, params
-from dubito.curvature.factors import CallsFactor, ExplicitFactor, Factor
+from dubito.curvature.factor import ExplicitFactor, Factor
+from dubito.curvature.factors import CallsFactor
 from dubito.networks.layers.rows import IndexRows
 from dubito.networks.parameter_uses import nodes_below
 

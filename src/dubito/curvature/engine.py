@@ -29,7 +29,8 @@ from dubito.core.randomness import drawing_aside
 from dubito.curvature import backward, per_example, tryout
 from dubito.curvature.call_gradients import CallGradient
 from dubito.curvature.calls import LayerCall, ModuleCall
-from dubito.curvature.factors import ExplicitFactor, Factor, make_factor
+from dubito.curvature.factor import ExplicitFactor, Factor
+from dubito.curvature.factors import make_factor
 from dubito.curvature.graph_calls import GraphCall, GraphUse
 from dubito.curvature.roles import Roles, find_roles, without
 from dubito.curvature.subspace_gradients import SubspaceGradients

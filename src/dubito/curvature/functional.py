@@ -17,7 +17,8 @@ from dubito.core import limits
 from dubito.core.errors import UnsupportedError
 from dubito.core.limits import numbers, slices
 from dubito.curvature import matrices as linalg
-from dubito.curvature.factors import CallsFactor, ExplicitFactor, Factor, OuterFactor
+from dubito.curvature.factor import ExplicitFactor, Factor
+from dubito.curvature.factors import CallsFactor, OuterFactor
 from dubito.curvature.layer_factors import LayerFactor, layer_factors, paired_names, with_ones
 from dubito.curvature.one_layer import OneLayer, one_layer
 from dubito.curvature.products import closed

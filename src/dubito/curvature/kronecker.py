@@ -17,7 +17,8 @@ from dubito.curvature import matrices as linalg
 from dubito.curvature.accumulator import Accumulator, Sums, most_full
 from dubito.curvature.call_gradients import CallGradient
 from dubito.curvature.engine import Engine, Tape
-from dubito.curvature.factors import CallsFactor, Factor
+from dubito.curvature.factor import Factor
+from dubito.curvature.factors import CallsFactor
 from dubito.curvature.matrices.kronecker import kronecker_block
 from dubito.curvature.products import gram
 from dubito.curvature.reduced_factors import whole_factors

@@ -11,7 +11,8 @@ import torch
 from torch import Tensor
 
 from dubito.curvature.call_gradients import RotatedGradient
-from dubito.curvature.factors import BiasFactor, CallsFactor, ConvolutionFactor, Factor, OuterFactor, make_factor
+from dubito.curvature.factor import Factor
+from dubito.curvature.factors import BiasFactor, CallsFactor, ConvolutionFactor, OuterFactor, make_factor
 from dubito.networks.layers.rows import DenseRows
 from dubito.networks.selection import Selection
 

@@ -20,7 +20,7 @@ from dubito.core.once import warn_once
 from dubito.curvature import matrices as linalg
 from dubito.curvature import output_columns, positions
 from dubito.curvature.engine import Engine, Tape
-from dubito.curvature.factors import Factor
+from dubito.curvature.factor import Factor
 from dubito.curvature.functional import FunctionalTerms, joint_covariance
 from dubito.curvature.output_layer import is_direct
 from dubito.curvature.structures import jacobian_width

@@ -8,7 +8,8 @@ import torch
 from torch import Tensor
 
 from dubito.curvature import matrices as linalg
-from dubito.curvature.factors import Factor, OuterFactor
+from dubito.curvature.factor import Factor
+from dubito.curvature.factors import OuterFactor
 from dubito.curvature.layer_factors import layer_factors
 from dubito.curvature.products import gram
 from dubito.networks.selection import Selection

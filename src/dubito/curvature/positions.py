@@ -20,7 +20,8 @@ from dubito.core.tracing import is_tracing
 from dubito.curvature.call_gradients import RotatedGradient
 from dubito.curvature.calls import LayerCall
 from dubito.curvature.engine import Tape
-from dubito.curvature.factors import Factor, make_factor
+from dubito.curvature.factor import Factor
+from dubito.curvature.factors import make_factor
 from dubito.curvature.output_layer import is_direct
 from dubito.curvature.workspace import Workspace
 from dubito.networks.layers.rows import DenseRows, rows_as

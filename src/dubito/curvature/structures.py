@@ -14,7 +14,7 @@ from dubito.core.randomness import default_generator
 from dubito.curvature import matrices as linalg
 from dubito.curvature.accumulator import Accumulator, Sums, curvature_product, most_full
 from dubito.curvature.engine import Engine, Tape
-from dubito.curvature.factors import Factor
+from dubito.curvature.factor import Factor
 from dubito.curvature.kronecker import KroneckerAccumulator, kronecker_matrix
 from dubito.curvature.layer_factors import layer_factors
 from dubito.curvature.one_layer import one_layer
