@@ -119,5 +119,28 @@ def record_with_gradients(function: Callable[..., Any], example: tuple[Tensor, .
             sizes = [DimDynamic.DYNAMIC, *[DimDynamic.STATIC] * (value.ndim - 1)]
             context: Any = StatelessSymbolicContext(dynamic_sizes=sizes)
             fake.append(mode.from_tensor(value, source=ConstantSource(f"input_{number}"), symbolic_context=context))
+        table = {torch.ops.aten.avg_pool2d_backward.default: _pull_through_mean}
         with mode:
-            return make_fx(function, tracing_mode="real", _allow_non_fake_inputs=True)(*fake)
+            return make_fx(function, table, tracing_mode="real", _allow_non_fake_inputs=True)(*fake)
+
+
+def _pull_through_mean(
+    grad: Tensor,
+    inputs: Tensor,
+    kernel: list[int],
+    stride: list[int],
+    padding: list[int],
+    ceil_mode: bool,
+    count_include_pad: bool,
+    divisor: int | None,
+) -> Tensor:
+    """Return the gradient of `avg_pool2d` as a transposed convolution, which file formats know."""
+    if ceil_mode or inputs.ndim != 4 or (any(padding) and not count_include_pad):
+        return NotImplemented
+    kernel, padding = ([*each] * 2 if len(each) == 1 else [*each] for each in (kernel, padding))
+    stride = kernel if not stride else [*stride] * 2 if len(stride) == 1 else [*stride]
+    channels, share = inputs.shape[1], 1 / (divisor or kernel[0] * kernel[1])
+    weight = torch.full((channels, 1, *kernel), share, dtype=grad.dtype, device=grad.device)
+    reached = [(grad.shape[k + 2] - 1) * stride[k] - 2 * padding[k] + kernel[k] for k in range(2)]
+    missing = [inputs.shape[k + 2] - reached[k] for k in range(2)]  # rows at the end that no mean has
+    return torch.nn.functional.conv_transpose2d(grad, weight, None, stride, padding, missing, channels)

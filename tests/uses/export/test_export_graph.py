@@ -8,6 +8,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from dubito.core.tracing import record_with_gradients
 from dubito.uses.export.graph import record
 
 aten = torch.ops.aten
@@ -71,3 +72,19 @@ def test_fewer_operations_give_the_same_numbers(
     for rows in (1, 7):
         x = torch.rand(rows, 4, generator=torch.Generator().manual_seed(rows))
         torch.testing.assert_close(program.module()(x)[0], function(x), rtol=1e-6, atol=1e-6)
+
+
+@pytest.mark.parametrize(
+    "pool",
+    [nn.AvgPool2d(2), nn.AvgPool2d(3, 2), nn.AvgPool2d((2, 3), 2, (1, 0)), nn.AvgPool2d(2, divisor_override=3)],
+)
+def test_gradients_of_means_are_convolutions(pool: nn.Module) -> None:
+    def gradient(x: Tensor) -> Tensor:
+        with torch.enable_grad():
+            x = x.detach().requires_grad_()
+            return torch.autograd.grad((pool(x) ** 2).sum(), x)[0]
+
+    x = torch.randn(5, 2, 8, 7, generator=torch.Generator().manual_seed(0))
+    graph = record_with_gradients(gradient, (x,))
+    assert aten.avg_pool2d_backward.default not in {node.target for node in graph.graph.nodes}
+    torch.testing.assert_close(graph(x[:3]), gradient(x[:3]))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import io as streams
 import json
 import os
+import re
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -179,6 +180,10 @@ def _explained(what: str) -> Iterator[None]:
     try:
         yield
     except Exception as error:
+        missing = re.search(r"No ONNX function found for <OpOverload\(op='([\w.]+)'", str(error))
         lines = [line.strip() for line in str(error).splitlines() if line.strip()]
         why = lines[-1].rstrip(".") if lines else type(error).__name__
+        if missing is not None:
+            gradient = " or export weight samples with method='weights'" if missing[1].endswith("_backward") else ""
+            why = f"it has no operation like {missing[1]}, so write a .pt2 file{gradient}"
         raise UnsupportedError(f"{what}: {why}.") from error
