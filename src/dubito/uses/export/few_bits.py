@@ -113,12 +113,8 @@ def _int8(plain: Path, small: Path) -> None:
     """Convert a file by onnxruntime's dynamic quantization."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # it asks for a pass over the graph that is not needed
-        import onnx
         from onnxruntime.quantization import QuantType, quantize_dynamic
 
-        graph = onnx.load(plain)
-        del graph.graph.value_info[:]  # shapes before weights were transposed, at which it would stumble
-        onnx.save(graph, plain)
         logger, level = logging.getLogger(), logging.getLogger().level
         logger.setLevel(logging.ERROR)  # the same as a message of the root logger
         try:

@@ -83,6 +83,7 @@ class Onnx(Format):
             raise UnsupportedError(f"This network needs operators beyond the ONNX standard: {', '.join(foreign)}.")
         for node in model.graph.node:  # which hold the lines of code that they come from
             node.ClearField("metadata_props")
+        del model.graph.value_info[:]  # shapes that runtimes infer again: a third of the file of a small network
         _name_ends(model, {f"{_PLACE}{name}": name for name in (*inputs, *outputs)})
         if model.ByteSize() >= 2**31 - 2**20:
             raise UnsupportedError("One ONNX file holds at most 2 GB: use fewer samples, or a .pt2 file.")
