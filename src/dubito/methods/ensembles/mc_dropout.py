@@ -95,7 +95,7 @@ class MCDropout(Recipe):
         if not names:
             raise InputError(
                 "There is nothing to drop: the network has no dropout layer"
-                + (" that drops anything." if at_own else ", and no layer whose inputs are not the data.")
+                + (" that drops anything." if at_own else ", and no plain layer whose inputs are not the data.")
             )
         if isinstance(self.rate, Mapping):
             wrong = [name for name in self.rate if name not in names]
