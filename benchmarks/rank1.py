@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import math
 import statistics
 from collections.abc import Callable
 from dataclasses import replace
@@ -22,12 +23,28 @@ from typing import Any, NamedTuple
 
 import torch
 from common import channels_last, cpu_seconds
+from dubito.decisions import Detector
 from dubito.ensembles import SWAG, Ensemble, MCDropout, Snapshot
 from quality import RESULTS, Task, mean_text, outside
 from torch import nn
 
 import dubito
-from dubito import DKL, MAP, MIMO, SNGP, VBLL, BatchEnsemble, Packed, Posterior, Rank1, Training, models, priors
+from dubito import (
+    DKL,
+    MAP,
+    MIMO,
+    SNGP,
+    VBLL,
+    BatchEnsemble,
+    Laplace,
+    Packed,
+    Posterior,
+    Rank1,
+    Training,
+    metrics,
+    models,
+    priors,
+)
 
 KINDS = ("noise", "blur", "rotation")
 TRAINING = Training(epochs=15, lr=2e-3, batch_size=64, weight_decay=1e-4)
@@ -42,6 +59,7 @@ TASKS = {
 }  # fmt: skip
 CHOOSING = 99  # the seed of the fits that choose
 SHORTER = {"cifar10": 4}  # epochs of the fits that choose, where the table would take too long otherwise
+DETECTORS = ("feature-density", "mahalanobis", "nearest-neighbours", "lanczos")
 FEWER = {"cifar10": 16}  # draws of a prediction that has 32 of them by default, for the same reason
 
 
@@ -82,6 +100,12 @@ def cauchy(prior: float) -> Any:
     return mixture(Rank1, family="cauchy", prior=priors.Cauchy(1.0, prior), spread=0.5, initial_scale=prior / 3)
 
 
+class Detect(NamedTuple):
+    """A detector over the features of the trained network; its predictions are those of the network."""
+
+    score: Any
+
+
 METHODS: dict[str, Method] = {
     "MAP": Method({"": MAP()}),
     "MAP, temperature": Method({"": MAP(train=False, temperature="validation")}),
@@ -107,6 +131,12 @@ METHODS: dict[str, Method] = {
     "Packed of 4": Method({f"alpha {alpha}": Packed(members=4, alpha=alpha) for alpha in (1.0, 2.0)}),
     "MIMO of 3": Method({f"repetition {share}": MIMO(members=3, repetition=share) for share in (0.0, 0.5)}),
     "rank-1 Cauchy": Method({f"prior scale {scale}": cauchy(scale) for scale in (0.003, 0.01, 0.1)}),
+    "Laplace, kron": Method({"": Laplace()}),
+    "Laplace, EKFAC": Method({"": Laplace(structure="ekfac")}),
+    "Laplace, 16 samples": Method({"": Laplace(structure="sampled", draws=16)}),
+    "multi-Laplace of 4": Method({"": Ensemble(members=4, recipe=Laplace())}, copies=4.0),
+    "multi-SWAG of 4": Method({"": Ensemble(members=4, recipe=SWAG(rank=20))}, copies=88.0, draws=True),
+    **{f"MAP, {score}": Method({"": Detect(score)}) for score in DETECTORS},
 }  # fmt: skip
 
 
@@ -139,9 +169,26 @@ def make(task: Task, seed: int) -> nn.Module:
     return task.model()
 
 
+def detected(posterior: Posterior, score: Any, data: Any, ood: Any) -> dict[str, Any]:
+    """Measure how well the distance of features (or gradients) from those of training data detects other data."""
+    kept: list[Any] = []
+    seconds = cpu_seconds(
+        lambda: kept.append(Detector(posterior, data.validation[0], score=score, training=data.train))
+    )
+    own = kept[0].scores(data.test[0])
+    found: dict[str, Any] = {}
+    for name, inputs in ood.items():
+        scores = torch.cat([own, kept[0].scores(inputs)])
+        found[f"OOD {name}"] = float(metrics.auroc(scores, torch.arange(len(scores)) >= len(own)))
+    size = sum(p.numel() for p in posterior.model.parameters())
+    return {**found, "parameters": size, "training": seconds, "passes": math.nan, "setting": ""}
+
+
 def fitted(task: Task, recipe: Any, seed: int, data: Any, model: nn.Module) -> Posterior:
     """Fit one recipe."""
-    options: dict[str, Any] = {"training": task.training, "validation": data.validation, "progress": False}
+    options: dict[str, Any] = {"validation": data.validation, "progress": False}
+    if not recipe.needs_trained_model or isinstance(recipe, MAP):
+        options["training"] = task.training
     posterior: Posterior = recipe.fit(model, data.train, generator=torch.Generator().manual_seed(seed), **options)
     return posterior
 
@@ -172,8 +219,10 @@ def one_cell(task_name: str, name: str, seed: int, data: Any, ood: Any) -> dict[
     recipe, model = METHODS[name].candidates[setting], make(task, seed)
     point = RESULTS / "rank1" / f"chosen-{task_name}-{seed}.safetensors"
     point.parent.mkdir(parents=True, exist_ok=True)
-    if getattr(recipe, "train", True) is False:
+    if isinstance(recipe, Detect) or recipe.needs_trained_model or getattr(recipe, "train", True) is False:
         model = dubito.load(point, model).model  # the network of the MAP cell, which comes first
+    if isinstance(recipe, Detect):
+        return detected(dubito.load(point, make(task, seed)), recipe.score, data, ood)
     kept: list[Posterior] = []
     training = cpu_seconds(lambda: kept.append(fitted(task, recipe, seed, data, model)))
     posterior = kept[0]
@@ -205,6 +254,19 @@ def passes_of(posterior: Posterior, model: nn.Module, inputs: Any, draws: int | 
     return least(lambda: posterior.predict(inputs, num_samples=draws)) / least(lambda: model(inputs).softmax(-1))
 
 
+def collect() -> None:
+    """Write all cells into one file, which is kept with the source."""
+    names = {slug(name): name for name in METHODS}
+    lines = []
+    for path in sorted((RESULTS / "rank1").glob("chosen-*-*-*.json")):
+        task, rest = path.stem.removeprefix("chosen-").split("-", 1)
+        method, seed = rest.rsplit("-", 1)
+        if method in names:
+            about = {"task": task, "method": names[method], "seed": int(seed)}
+            lines.append(json.dumps({**about, **json.loads(path.read_text())}))
+    (RESULTS / "rank1.jsonl").write_text("".join(line + "\n" for line in lines))
+
+
 def table(task_name: str, seeds: int) -> str:
     """Return a Markdown table: mean ± standard deviation over the seeds that are there, costs in units of MAP."""
     lines: list[str] = []
@@ -216,11 +278,11 @@ def table(task_name: str, seeds: int) -> str:
     for name, found in cells.items():
         if not found:
             continue
-        scores = [key for key in found[0] if key not in ("parameters", "training", "passes", "setting")]
         if not lines:
+            scores = [key for key in found[0] if key not in ("parameters", "training", "passes", "setting")]
             titles = [*scores, "parameters (MAP = 1)", "training CPU (MAP = 1)", "prediction (passes)", "seeds"]
             lines += [f"| method | {' | '.join(titles)} |", f"|---|{'---|' * len(titles)}"]
-        texts = [mean_text([row[key] for row in found]) for key in scores]
+        texts = [mean_text([row[key] for row in found]) if key in found[0] else "" for key in scores]
         texts.append(f"{found[0]['parameters'] / base[0]['parameters']:.3g}")
         unit = statistics.median(row["training"] for row in base)
         texts.append(f"{statistics.median(row['training'] for row in found) / unit:.2g}")
@@ -242,6 +304,7 @@ def main() -> None:
     for name in options.tasks:
         if not options.table:
             run(name, options.seeds, options.methods)
+        collect()
         print(f"\n{name}\n\n{table(name, options.seeds)}")
 
 

@@ -64,7 +64,7 @@ class VBLL(HeadRecipe):
     """
 
     setting_name = "VBLL"
-    prior_scale: Positive = 3.0
+    prior_scale: Positive = 10.0
 
     def feature_map(self, features: Tensor) -> None:
         """Keep the last layer."""
