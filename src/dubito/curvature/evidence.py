@@ -186,6 +186,7 @@ def _climb(
     device = evidence.deviation.device
     log_prior = prior.log().to(device, copy=True).expand(len(sizes) if sizes else ()).clone().requires_grad_()
     log_noise = noise.log().to(device, copy=True).requires_grad_(tune_noise)
+    start = [value.detach().clone() for value in (log_prior, log_noise)]
 
     def settings() -> tuple[Tensor, Tensor]:
         values = log_prior.clamp(LOW, HIGH).exp()
@@ -203,6 +204,8 @@ def _climb(
     )  # fmt: skip
     with torch.enable_grad():
         optimizer.step(closure)
+    if not all(bool(value.isfinite().all()) for value in (log_prior, log_noise)):  # an exact fit has no best noise
+        log_prior.data, log_noise.data = start
     best_prior, best_noise = settings()
     return best_prior.detach(), best_noise.detach()
 

@@ -97,7 +97,8 @@ def test_variance_is_the_sum_of_squared_derivatives(family: str, data: st.DataOb
             None,
             False,
         )  # the padding row has no gradient, but a variance if it is given one
-    jacobian = jacrev(lambda p: functional_call(seen, p, x))(tensors(seen))
+    # one output at a time: not every layer of torch has batching rules
+    jacobian = jacrev(lambda p: functional_call(seen, p, x), chunk_size=1)(tensors(seen))
     y_dims = next(iter(jacobian.values())).ndim - variances["weight"].ndim
     expected = sum((j.square() * variances[n]).flatten(y_dims).sum(-1) for n, j in jacobian.items())
     actual = require_rule(layer).apply_variance(layer, x, variances["weight"], variances.get("bias"))
@@ -215,7 +216,7 @@ def test_kept_inputs_are_as_if_the_others_were_zero(family: str, data: st.DataOb
     index = channels_to_keep(data, rule, layer, rule.num_inputs(layer))
     small = rule.keep_inputs(layer, index)
     assert require_rule(small).num_inputs(small) == len(index)
-    if family == "embedding":
+    if not x.is_floating_point():  # inputs are numbers of rows, which are renumbered
         new = torch.randint(len(index), x.shape)
         assert torch.equal(small(new), layer(index[new]))
         padding = index.tolist().index(layer.padding_idx) if layer.padding_idx in index.tolist() else None
