@@ -153,6 +153,17 @@ def test_errors_with_heavy_tails(errors: str, gain: float | None) -> None:
         assert found_gain == pytest.approx(gain, abs=0.05)
 
 
+def test_outputs_of_different_size() -> None:
+    """One noise level for both is far too large for the first."""
+    x, y = numbers()
+    noise = torch.randn(len(x), 1, generator=torch.Generator().manual_seed(2))
+    both = torch.cat([y, 100 * (x[:, 1:2] + 0.3 * noise)], 1)
+    short = Training(epochs=30, lr=0.03)
+    for targets, is_found in ((both, True), (both / both.std(0), False)):
+        posterior = MAP().fit(network(2), (x, targets), likelihood="gaussian", training=short, progress=False)
+        assert ("outputs of different size" in [each.name for each in posterior.diagnose().findings]) == is_found
+
+
 def test_a_regression_with_heavy_tails_is_not_trusted() -> None:
     x, y = numbers()
     search = Training(batch_size=60)  # few steps

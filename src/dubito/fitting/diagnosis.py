@@ -29,6 +29,8 @@ LITTLE = 0.02
 FAR_FROM_OPTIMUM = 0.2
 # Targets of neighbours are alike if by this many standard deviations more so than by chance.
 ALIKE = 3.0
+# The noise of outputs differs too much for one noise level if their residuals differ by this factor.
+UNEVEN = 4.0
 # Errors of a regression are not normal if a Student-t distribution gains this many nats (with 3 degrees: 0.195).
 HEAVY_TAILS = 0.15
 # Inputs or targets that are larger, or all smaller than its inverse, should be standardized.
@@ -275,6 +277,13 @@ def _about_confidence(record: FitRecord) -> Iterator[Finding]:
             yield underconfident(spread, "about 1 is expected")
         elif scores.squared_z > 3:
             yield overconfident(spread, "about 1 is expected")
+    if scores.uneven is not None and scores.uneven > UNEVEN:
+        yield Finding(
+            "outputs of different size", "care",
+            f"The residuals of {where} data are {scores.uneven:.0f} times as large for one output as for another, "
+            "compared with their predicted standard deviations. Standardize each target to variance 1, or use "
+            "likelihood='heteroscedastic', which needs two outputs per target.",
+        )  # fmt: skip
     if record.tail_gain is not None and record.tail_gain > HEAVY_TAILS:
         yield Finding(
             "errors not normal", "care",

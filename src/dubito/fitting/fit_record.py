@@ -39,6 +39,8 @@ class ExampleScores:
         confidence: The mean probability of the predicted label; None for a regression.
         squared_z: The mean squared residual in units of the predictive standard deviation, 1 if it is calibrated; None
             for classes.
+        uneven: By what factor these residuals (root mean square) differ between the outputs of a regression; None if
+            there is one output.
     """
 
     num_rows: int
@@ -46,6 +48,7 @@ class ExampleScores:
     accuracy: float | None = None
     confidence: float | None = None
     squared_z: float | None = None
+    uneven: float | None = None
 
 
 @dataclass(frozen=True)
@@ -222,7 +225,9 @@ def _scores(likelihood: Likelihood, prediction: Any, targets: Tensor) -> Example
             right, sure = right[counted], sure[counted]
         return ExampleScores(len(prediction), log_score, float(right.mean()), float(sure.mean()))
     z = (prediction.mean - targets.reshape(prediction.mean.shape)) / prediction.stddev
-    return ExampleScores(len(prediction), log_score, squared_z=float(z.double().square().mean()))
+    squares = z.double().square().reshape(len(z), -1).mean(0)
+    uneven = float((squares.max() / squares.min().clamp_min(1e-12)).sqrt()) if len(squares) > 1 else None
+    return ExampleScores(len(prediction), log_score, squared_z=float(squares.mean()), uneven=uneven)
 
 
 def _size(values: Any) -> float | None:

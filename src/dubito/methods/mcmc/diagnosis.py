@@ -154,7 +154,7 @@ def _findings(found: ChainDiagnosis, explores: bool) -> Iterator[Finding]:
         yield Finding(
             "chains did not mix", "no" if wrong else "care",
             f"{'Do not use these samples: ' if wrong else 'The chains mix slowly: '}{who} about the predictions (R-hat "
-            f"{mixing.rhat:.2f}, above {POOR_RHAT}). Take more samples or a larger thinning, use a longer burn-in, or "
+            f"{mixing.rhat:.3f}, above {POOR_RHAT}). Take more samples or a larger thinning, use a longer burn-in, or "
             "select fewer weights.",
         )  # fmt: skip
     elif min(mixing.ess_bulk, mixing.ess_tail) < FEW:
