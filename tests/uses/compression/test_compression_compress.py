@@ -326,6 +326,16 @@ def test_a_posterior_on_the_weights_that_are_left(recipe: Any) -> None:
     assert posterior.predict(HELD_OUT[0]).probs.shape == (120, 3)
 
 
+def test_a_second_compression_goes_on_from_the_first() -> None:
+    """Removed weights are not random any more; they stay removed, also under fine-tuning, and count as removed."""
+    first = compress(fit("diag"), rules.PosteriorDamage(0.5))
+    left = first.posterior(Laplace(structure="diag", prior_precision=1.0), table())
+    again = compress(left, rules.PosteriorDamage(0.7), finetune=table(), training=Training(epochs=2))
+    assert again.plan.sparsity == pytest.approx(0.7, abs=0.01)
+    for before, after in zip(first.model.parameters(), again.model.parameters(), strict=True):
+        assert bool((after[before == 0] == 0).all()) or before.ndim < 2
+
+
 def test_a_posterior_on_a_smaller_network() -> None:
     made = compress(fit("diag"), rules.SignalToNoise(target=0.5, scope="layer"), structure="units", data=HELD_OUT)
     posterior = made.posterior(Laplace(structure="kron"), table())

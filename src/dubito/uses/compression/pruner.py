@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from typing import Any
@@ -82,7 +83,11 @@ class Pruner:
         Activations are measured on `inputs`.
         """
         relevance = rule.relevance(statistics_of(posterior, rule), generator=generator)
-        center = params.load_(copied(posterior.model).eval(), posterior.marginals()[0])
+        mean, variance = posterior.marginals()
+        center = params.load_(copied(posterior.model).eval(), mean)
+        if structure == "weights":  # those that were removed before stay so, and count as removed
+            gone = {name: (mean[name] == 0) & (variance[name] == 0) for name in relevance}
+            relevance = {name: value.masked_fill(gone[name], -math.inf) for name, value in relevance.items()}
         groups: list[UnitGroup] = []
         columns: Params = {}
         elimination, rows = None, ()
