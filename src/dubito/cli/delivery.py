@@ -15,6 +15,7 @@ from dubito.core.errors import DubitoError
 from dubito.uses.comparison import Comparison, Failure, Run
 from dubito.uses.reporting.page import write_page
 from dubito.uses.reporting.parts import Section
+from dubito.uses.reporting.verdict import equal_to_the_first
 
 
 def deliver(experiment: Experiment, out: Path, as_json: bool) -> None:
@@ -69,12 +70,24 @@ def deliver_all(
     elif comparison.runs:
         print_columns(list(comparison.evaluations), comparison.columns())
     if comparison.runs:
+        _tell_equal(comparison, ranked)
         note(f"the report is in {out}")
     if interrupted:
         raise typer.Exit(INTERRUPTED)
     _tell_untrusted(comparison)
     if comparison.failures:
         raise typer.Exit(FAILURE if comparison.runs else exit_code(comparison.failures[0].error))
+
+
+def _tell_equal(comparison: Comparison, ranked: bool) -> None:
+    """Name the methods that cannot be told from the best one by these data."""
+    methods = comparison.evaluations
+    equal = equal_to_the_first(methods) if ranked else []
+    if equal:
+        note(
+            f"the order by NLL is partly chance: on these {next(iter(methods.values()))[0].count:,} targets, "
+            f"{len(equal)} methods cannot be told from {next(iter(methods))} (two standard errors): {', '.join(equal)}"
+        )
 
 
 def _tell_untrusted(comparison: Comparison) -> None:

@@ -61,6 +61,10 @@ def test_classification_equals_the_metrics_at_once(form: str) -> None:
     assert result.task == "classification"
     assert result.count == 101
     assert_close(result.scores, class_scores(posterior.predict(x).log_probs, y))
+    losses = -posterior.predict(x).log_probs.double().gather(1, y[:, None])[:, 0]
+    parts = torch.stack([losses[start::50].mean() for start in range(50)])
+    if form != "loader":  # which shuffles
+        assert result.curves.nll_parts == pytest.approx(parts.tolist(), abs=1e-6)
 
 
 def test_memory_is_bounded_by_the_batch() -> None:
@@ -92,6 +96,9 @@ def test_regression_equals_the_metrics_at_once(num_samples: int, num_outputs: in
     assert result.task == "regression"
     assert result.count == 101 * num_outputs
     assert_close(result.scores, {name: float(value) for name, value in values.items()})
+    sizes = [len(range(start, 101, 50)) for start in range(50)]
+    total = sum(size * part for size, part in zip(sizes, result.curves.nll_parts, strict=True))
+    assert total / 101 == pytest.approx(result.scores["nll"], abs=1e-9)
 
 
 def test_targets_of_one_output_may_lack_its_axis() -> None:

@@ -385,6 +385,20 @@ def test_the_verdict_says_what_the_numbers_mean(classes: Evaluation, numbers: Ev
         for name, values in {"a": (1, 2), "b": (1.1, 2.1), "c": (8, 9)}.items()
     }
     assert next(verdict(seeds)).endswith("a; within the spread over seeds b did as well.")
+    once = {name: [with_parts(classes, parts)] for name, parts in PARTS.items()}
+    assert next(verdict(once)).endswith("a; within two standard errors on 101 targets b and c did as well.")
+
+
+# Mean losses of 50 parts of the data: b differs from a by chance, c is better in some and worse in others, d is worse.
+PARTS = {
+    "a": [0.1 * (k % 3) for k in range(50)], "b": [0.1 * (k % 3) + 0.01 * (-1) ** k + 0.001 for k in range(50)],
+    "c": [0.1 * (-k % 3) for k in range(50)], "d": [0.1 * (k % 3) + 0.01 * (-1) ** k + 0.004 for k in range(50)],
+}  # fmt: skip
+
+
+def with_parts(evaluation: Evaluation, parts: list[float]) -> Evaluation:
+    found = better(evaluation, nll=sum(parts) / len(parts))
+    return dataclasses.replace(found, curves=dataclasses.replace(found.curves, nll_parts=tuple(parts)))
 
 
 def test_the_page_in_a_browser(classes: Evaluation, plain: Evaluation, tmp_path: Path) -> None:

@@ -25,7 +25,9 @@ Vectors = dict[str, Tensor]
 BAND_LEVEL = 0.95
 
 # All vectors that a pass can return: a process without rows must take part in gathering them too.
-_VECTORS = ("max-probability", "entropy", "stddev", "epistemic", "loss", "pit", "x", "low", "high", "answer", "truth")
+_VECTORS = (
+    "max-probability", "entropy", "stddev", "epistemic", "nll", "loss", "pit", "x", "low", "high", "answer", "truth",
+)  # fmt: skip
 
 
 @dataclasses.dataclass(frozen=True)
@@ -60,7 +62,7 @@ class EvaluationPass:
 
     Attributes:
         metrics: The accumulated scores; None if targets were not scored.
-        vectors: One number per scored datum: those of `UNCERTAINTIES`, ``loss`` (0/1 or squared error) and for
+        vectors: One number per scored datum: those of `UNCERTAINTIES`, ``nll``, ``loss`` (0/1 or squared error) and for
             regression ``pit`` (one per output); ``answer`` and ``truth``, the class numbers or values, where each
             example has one target; and ``x, low, high`` where the input is a single number.
         seconds: The time spent in predicting.
@@ -185,7 +187,8 @@ def _scored_classes(
     sums.update(log_probs, labels[kept])
     uncertainties = {name: value[kept.flatten()] for name, value in _uncertainties(prediction).items()}
     found = log_probs.exp().argmax(dim=-1)
-    vectors = {**uncertainties, "loss": found != labels[kept]}
+    nll = -log_probs.gather(-1, labels[kept].long().unsqueeze(-1)).squeeze(-1)
+    vectors = {**uncertainties, "nll": nll, "loss": found != labels[kept]}
     return vectors | {"answer": found, "truth": labels[kept]} if kept.ndim == 1 and bool(kept.all()) else vectors
 
 
@@ -195,6 +198,7 @@ def _scored_numbers(
     sums.update_prediction(prediction, truth)
     vectors = {
         **_uncertainties(prediction),
+        "nll": -prediction.to(torch.float64).log_prob_each(truth).mean(dim=-1),
         "loss": (prediction.mean - truth).square().mean(dim=-1),
         "pit": prediction.to(torch.float64).pit(truth).flatten(),
     }

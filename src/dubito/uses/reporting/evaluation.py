@@ -179,6 +179,8 @@ class Curves:
         groups: What was claimed and what came true in parts of the data, by kind of group.
         shifted: The confidence on shifted data by kind and severity, of a classifier.
         examples: The least certain data, and those that are wrong and certain of it.
+        nll_parts: The mean NLL of each of at most 50 interleaved parts of the data (every 50th datum), from which the
+            standard error of the difference between two methods follows.
     """
 
     risk_coverage: RiskCoverageCurve
@@ -190,6 +192,7 @@ class Curves:
     groups: dict[str, GroupScores] = field(default_factory=dict)
     shifted: dict[str, ShiftedConfidence] = field(default_factory=dict)
     examples: tuple[Example, ...] = ()
+    nll_parts: Numbers = ()
 
 
 @dataclass(frozen=True)

@@ -42,6 +42,7 @@ from dubito.uses.reporting.trust import trust_in
 
 _MAX_POINTS = 200  # of a curve
 _NUM_BINS = 40  # of a histogram
+_NUM_PARTS = 50  # of the data, from which the standard error of a difference between methods is known
 FEWEST = 20  # answers that must be left for a threshold to be worth telling
 
 Shifts = Mapping[str, Data | Mapping[float, Data]]
@@ -219,7 +220,14 @@ def _curves(main: EvaluationPass, outside: Mapping[str, EvaluationPass]) -> Curv
         quantiles=quantiles,
         band=_band(main.vectors) if "x" in main.vectors else None,
         histograms=histograms,
+        nll_parts=_part_means(main.vectors["nll"].double()),
     )
+
+
+def _part_means(values: Tensor) -> Numbers:
+    """Return the means of interleaved parts of the data; the same parts for every method."""
+    count = min(_NUM_PARTS, len(values))
+    return _numbers(torch.stack([values[start::count].mean() for start in range(count)]))
 
 
 def _histogram(name: str, main: EvaluationPass, outside: Mapping[str, EvaluationPass]) -> Histogram:

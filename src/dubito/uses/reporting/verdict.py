@@ -27,8 +27,10 @@ def verdict(methods: Mapping[str, Sequence[Evaluation]]) -> Iterator[str]:
     """Yield sentences about the first of several methods, the best one; each has one evaluation per seed."""
     (name, runs), *others = methods.items()
     if others:
-        equal = [in_words(other) for other, found in others if _is_equal(runs, found)]
-        rest = f"; within the spread over seeds {' and '.join(equal[:3])} did as well" if equal else ""
+        equal = equal_to_the_first(methods)
+        equal = equal if len(equal) < 5 else [*equal[:3], f"{len(equal) - 3} others"]
+        noise = "the spread over seeds" if len(runs) > 1 else f"two standard errors on {runs[0].count:,} targets"
+        rest = f"; within {noise} {_listed(equal)} did as well" if equal else ""
         yield f"Best by the likelihood of the targets (NLL): {in_words(name)}{rest}."
     worst = max((run.trust.verdict for run in runs if run.trust is not None), key=list(_LEADS).index, default=None)
     if worst is not None:
@@ -40,13 +42,34 @@ def verdict(methods: Mapping[str, Sequence[Evaluation]]) -> Iterator[str]:
     yield from _unfamiliar(runs)
 
 
+def equal_to_the_first(methods: Mapping[str, Sequence[Evaluation]]) -> list[str]:
+    """Return the names of the other methods whose NLL cannot be told from that of the first, in words."""
+    (_, runs), *others = methods.items()
+    return [in_words(other) for other, found in others if _is_equal(runs, found)]
+
+
 def _is_equal(best: Sequence[Evaluation], other: Sequence[Evaluation]) -> bool:
-    """Return whether the NLL of two methods differs by less than one standard deviation over seeds."""
+    """Return whether the NLL of two methods differs by less than one standard deviation over seeds.
+
+    With one seed, by less than two standard errors of the difference over the data.
+    """
     first, second = ([run.scores["nll"] for run in runs] for runs in (best, other))
-    if min(len(first), len(second)) < 2 or not all(map(math.isfinite, (*first, *second))):
+    if not all(map(math.isfinite, (*first, *second))):
+        return False
+    if len(first) == len(second) == 1:
+        return _differs_by_chance(best[0].curves.nll_parts, other[0].curves.nll_parts)
+    if min(len(first), len(second)) < 2:
         return False
     spread = math.sqrt((statistics.variance(first) + statistics.variance(second)) / 2)
     return statistics.fmean(second) - statistics.fmean(first) < spread
+
+
+def _differs_by_chance(first: Sequence[float], second: Sequence[float]) -> bool:
+    """Return whether the mean difference of parts is below two standard errors; False if there are too few parts."""
+    if len(first) != len(second) or len(first) < FEWEST:
+        return False
+    differences = [after - before for before, after in zip(first, second, strict=True)]
+    return statistics.fmean(differences) < 2 * statistics.stdev(differences) / math.sqrt(len(differences))
 
 
 def _sure_answers(runs: Sequence[Evaluation]) -> Iterator[str]:
