@@ -31,7 +31,7 @@ from dubito.fitting.initialization import redraw
 from dubito.fitting.interrupts import Interrupts, Terminated
 from dubito.fitting.posterior import Posterior
 from dubito.fitting.problems import make_problem
-from dubito.fitting.progress import progress_bar
+from dubito.fitting.progress import batch_bar
 from dubito.fitting.run_identity import LoaderDigest
 from dubito.fitting.search_file import resolve_or_recall
 from dubito.fitting.training import Training
@@ -141,7 +141,8 @@ class _Loop:
         self._resume()
         self._remember_start()
         self.last_write = time.monotonic()
-        bar = _bar(problem, inference, self.epoch, self.batch)
+        per_epoch = 1 if inference.batches == "full" else problem.source.num_batches
+        bar = batch_bar(per_epoch, inference.epochs, (self.epoch, self.batch), problem.progress)
         with self.interrupts, closing(bar):
             self._drive(bar)
         if self.best.state is not None:
@@ -395,10 +396,3 @@ class _Loop:
             why = run_identity.refusal(path, "other batches from the loader")
         if not distributed.from_first(why is None, source.device):
             raise FileFormatError(why or run_identity.refusal(path, "see the error of the first process"))
-
-
-def _bar(problem: Problem, inference: Inference, epoch: int, batch: int) -> Any:
-    per_epoch = 1 if inference.batches == "full" else problem.source.num_batches
-    total = None if per_epoch is None else per_epoch * inference.epochs
-    done = 0 if per_epoch is None else per_epoch * epoch + batch
-    return progress_bar(total, problem.progress, done=done, unit="batch")

@@ -17,3 +17,9 @@ def progress_bar(
     return tqdm(
         total=total, initial=done, disable=quiet, leave=False, unit=unit, dynamic_ncols=True, desc=description
     )  # fmt: skip
+
+
+def batch_bar(per_epoch: int | None, epochs: int, done: tuple[int, int], shown: bool) -> Any:
+    """Return the bar of a fit: batches per epoch if known, epochs, and the finished epochs and batches of the next."""
+    total = None if per_epoch is None else per_epoch * epochs
+    return progress_bar(total, shown, done=0 if per_epoch is None else per_epoch * done[0] + done[1], unit="batch")
