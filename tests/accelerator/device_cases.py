@@ -345,7 +345,7 @@ def without_double(device: torch.device) -> Iterator[tuple[str, str, str]]:
     yield from failed({structure: partial(small_terms, structure, device) for structure in STRUCTURES})
     left_out = {"float64", "the same again"}
     yield from failed({name: use for name, use in other_uses(device).items() if name not in left_out})
-    yield from failed(other_networks(device))
+    yield from failed(dict(list(other_networks(device).items())[::3]))  # each recipe once, on one of the networks
     if takes_double(device):
         yield "the user's own code", "", "float64 was not refused outside of Dubito"
 

@@ -43,50 +43,54 @@ def demo(
     deliver_all([demo_experiment(seed, story.epochs, fast)], out, json, first=story.sections, ranked=True)
 
 
+_Method = Annotated[
+    list[str] | None,
+    typer.Option(metavar="METHOD", help="A method; repeat for several.  [default: all methods above]"),
+]
+_Likelihood = Annotated[
+    str | None,
+    typer.Option(
+        metavar="NAME",
+        help="Noise model: categorical for classes, gaussian for numbers.  [default: chosen from the target]",
+    ),
+]
+_Seeds = Annotated[
+    int, typer.Option(metavar="N", min=1, max=100_000, help="Number of repetitions with new initial weights.")
+]
+_Training = Annotated[
+    str | None,
+    typer.Option(
+        metavar="SETTINGS", help='All training settings in one: "training(optimizer=sgd, lr=0.1, epochs=50)".'
+    ),
+]
+_Split = Annotated[int, typer.Option(metavar="N", min=0, max=2**63 - 1, help="The number of the train/test split.")]
+_Gap = Annotated[
+    bool, typer.Option("--gap", help="UCI sets: test on the middle third of the feature with number --split.")
+]
+_LimitTest = Annotated[int | None, typer.Option(metavar="N", help="Use at most N test rows of each data set.")]
+_Ood = Annotated[
+    list[str] | None,
+    typer.Option(metavar="NAME", help="Unfamiliar data; the report shows how well it is flagged. Repeat for several."),
+]
+
+
 def compare(
     data: Annotated[str, typer.Option("--data", metavar="NAME|TABLE", help="The name of a data set, or a table.")],
     target: args.Target = None,
     model: Annotated[str, typer.Option(metavar="NETWORK", help="The network; see the list above.")] = "mlp",
-    method: Annotated[
-        list[str] | None,
-        typer.Option(metavar="METHOD", help="A method; repeat for several.  [default: all methods above]"),
-    ] = None,
-    likelihood: Annotated[
-        str | None,
-        typer.Option(
-            metavar="NAME",
-            help="Noise model: categorical for classes, gaussian for numbers.  [default: chosen from the target]",
-        ),
-    ] = None,
-    seeds: Annotated[
-        int, typer.Option(metavar="N", min=1, max=100_000, help="Number of repetitions with new initial weights.")
-    ] = 3,
+    method: _Method = None,
+    likelihood: _Likelihood = None,
+    seeds: _Seeds = 3,
     epochs: Annotated[int | None, typer.Option(metavar="N", help="Passes over the training data; see above.")] = None,
     lr: args.Rate = None,
     batch_size: args.BatchSize = None,
-    training: Annotated[
-        str | None,
-        typer.Option(
-            metavar="SETTINGS", help='All training settings in one: "training(optimizer=sgd, lr=0.1, epochs=50)".'
-        ),
-    ] = None,
-    split: Annotated[
-        int, typer.Option(metavar="N", min=0, max=2**63 - 1, help="The number of the train/test split.")
-    ] = 0,
-    gap: Annotated[
-        bool, typer.Option("--gap", help="UCI sets: test on the middle third of the feature with number --split.")
-    ] = False,
+    training: _Training = None,
+    split: _Split = 0,
+    gap: _Gap = False,
     limit: args.Limit = None,
-    limit_test: Annotated[
-        int | None, typer.Option(metavar="N", help="Use at most N test rows of each data set.")
-    ] = None,
+    limit_test: _LimitTest = None,
     shifts: Annotated[bool, typer.Option("--shifts", help="Images: also test on corrupted images.")] = False,
-    ood: Annotated[
-        list[str] | None,
-        typer.Option(
-            metavar="NAME", help="Unfamiliar data; the report shows how well it is flagged. Repeat for several."
-        ),
-    ] = None,
+    ood: _Ood = None,
     task: args.Task = None,
     sep: args.Sep = None,
     encoding: args.Encoding = None,

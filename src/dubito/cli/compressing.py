@@ -10,37 +10,49 @@ import typer
 from dubito.cli import arguments as args
 from dubito.cli.failures import interruptible
 
+_Data = Annotated[
+    str | None, typer.Option("--data", metavar="NAME|TABLE", help="A data set by name, or a table; see above.")
+]
+_AtMost = Annotated[
+    str | None,
+    typer.Option("--at-most", metavar="SHARE", help="With RUN: what it may cost.  [default: 0.5%]"),
+]
+_Explore = Annotated[
+    bool, typer.Option("--explore", help="With RUN: measure twenty smaller networks, and draw them in a page.")
+]
+_Pick = Annotated[int | None, typer.Option(metavar="N", min=1, max=20, help="With RUN: make candidate N of --explore.")]
+_Out = Annotated[Path | None, typer.Option("--out", "-o", metavar="RUN", help="With RUN: the folder to write.")]
+_Method = Annotated[
+    str | None, typer.Option(metavar="METHOD", help="The method that finds the posterior.  [default: see above]")
+]
+_Rule = Annotated[
+    str | None, typer.Option(metavar="RULE", help="Which weights to remove.  [default: chosen from the posterior]")
+]
+_Structure = Annotated[
+    str | None,
+    typer.Option(metavar="WHAT", help="Remove 'weights' or 'units'.  [default: units of a RUN, else weights]"),
+]
+_Save = Annotated[
+    Path | None,
+    typer.Option(metavar="FILE", help="Save it to one file; of a table, `dubito predict` reads it."),
+]
+_OutPage = Annotated[
+    Path | None, typer.Option("--report", metavar="FILE", help="With --data or --explore: the page to write.")
+]
+
 
 def compress(
     run: Annotated[Path | None, typer.Argument(metavar="[RUN]", help="A folder that `dubito fit` wrote.")] = None,
-    data: Annotated[
-        str | None, typer.Option("--data", metavar="NAME|TABLE", help="A data set by name, or a table; see above.")
-    ] = None,
+    data: _Data = None,
     target: args.Target = None,
-    at_most: Annotated[
-        str | None,
-        typer.Option("--at-most", metavar="SHARE", help="With RUN: what it may cost.  [default: 0.5%]"),
-    ] = None,
-    explore: Annotated[
-        bool, typer.Option("--explore", help="With RUN: measure twenty smaller networks, and draw them in a page.")
-    ] = False,
-    pick: Annotated[
-        int | None, typer.Option(metavar="N", min=1, max=20, help="With RUN: make candidate N of --explore.")
-    ] = None,
-    out: Annotated[
-        Path | None, typer.Option("--out", "-o", metavar="RUN", help="With RUN: the folder to write.")
-    ] = None,
+    at_most: _AtMost = None,
+    explore: _Explore = False,
+    pick: _Pick = None,
+    out: _Out = None,
     model: Annotated[str | None, typer.Option(metavar="NETWORK", help="The network.  [default: mlp]")] = None,
-    method: Annotated[
-        str | None, typer.Option(metavar="METHOD", help="The method that finds the posterior.  [default: see above]")
-    ] = None,
-    rule: Annotated[
-        str | None, typer.Option(metavar="RULE", help="Which weights to remove.  [default: chosen from the posterior]")
-    ] = None,
-    structure: Annotated[
-        str | None,
-        typer.Option(metavar="WHAT", help="Remove 'weights' or 'units'.  [default: units of a RUN, else weights]"),
-    ] = None,
+    method: _Method = None,
+    rule: _Rule = None,
+    structure: _Structure = None,
     finetune: Annotated[int, typer.Option(metavar="N", min=0, help="Epochs of fine-tuning after the removal.")] = 0,
     epochs: args.Epochs = None,
     lr: args.Rate = None,
@@ -55,13 +67,8 @@ def compress(
     keep: args.Keep = None,
     categorical: args.Categorical = None,
     date: args.Date = None,
-    save: Annotated[
-        Path | None,
-        typer.Option(metavar="FILE", help="Save it to one file; of a table, `dubito predict` reads it."),
-    ] = None,
-    out_page: Annotated[
-        Path | None, typer.Option("--report", metavar="FILE", help="With --data or --explore: the page to write.")
-    ] = None,
+    save: _Save = None,
+    out_page: _OutPage = None,
     export: Annotated[Path | None, typer.Option(metavar="FILE", help="Export it to an .onnx or .pt2 file.")] = None,
     overwrite: args.Overwrite = False,
     config: args.Config = None,

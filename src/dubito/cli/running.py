@@ -10,49 +10,65 @@ import typer
 from dubito.cli import arguments as args
 from dubito.cli.failures import interruptible
 
+_Table = Annotated[
+    str,
+    typer.Argument(
+        metavar="TABLE",
+        help="The table, a folder or .npz file of pictures, a data set by name; - for standard input.",
+    ),
+]
+_Target = Annotated[
+    str | None,
+    typer.Option("--target", metavar="COLUMN", help="The column to predict.  [default for pictures: label]"),
+]
+_Method = Annotated[
+    str | None,
+    typer.Option("--method", metavar="METHOD", help="The method.  [default: auto(), the best on held-out rows]"),
+]
+_Model = Annotated[
+    str, typer.Option("--model", metavar="NETWORK", help="A network by name, or a function: net.py:build.")
+]
+_Weights = Annotated[
+    Path | None,
+    typer.Option("--weights", metavar="FILE", help="Weights of the network (safetensors); it is not trained."),
+]
+_Likelihood = Annotated[
+    str | None,
+    typer.Option(
+        "--likelihood",
+        metavar="NAME",
+        help="Noise model, such as poisson or student-t.  [default: chosen from the target]",
+    ),
+]
+_NoiseColumn = Annotated[
+    str | None,
+    typer.Option("--noise-column", metavar="COLUMN", help="The known standard deviation of each row's target."),
+]
+_HeldOut = Annotated[
+    float | None,
+    typer.Option("--held-out", metavar="SHARE", help="The share of rows that is not trained on.  [default: 0.2]"),
+]
+_Scale = Annotated[
+    bool | None,
+    typer.Option(
+        "--scale/--no-scale",
+        help="Standardise numbers before the network sees them.  [default: --scale, but not for pictures]",
+    ),
+]
+
 
 def fit(
-    table: Annotated[
-        str,
-        typer.Argument(
-            metavar="TABLE",
-            help="The table, a folder or .npz file of pictures, a data set by name; - for standard input.",
-        ),
-    ],
+    table: _Table,
     out: Annotated[Path, typer.Option("--out", "-o", metavar="RUN", help="The folder to write.")],
-    target: Annotated[
-        str | None,
-        typer.Option("--target", metavar="COLUMN", help="The column to predict.  [default for pictures: label]"),
-    ] = None,
-    method: Annotated[
-        str | None,
-        typer.Option("--method", metavar="METHOD", help="The method.  [default: auto(), the best on held-out rows]"),
-    ] = None,
-    model: Annotated[
-        str, typer.Option("--model", metavar="NETWORK", help="A network by name, or a function: net.py:build.")
-    ] = "mlp",
-    weights: Annotated[
-        Path | None,
-        typer.Option("--weights", metavar="FILE", help="Weights of the network (safetensors); it is not trained."),
-    ] = None,
-    likelihood: Annotated[
-        str | None,
-        typer.Option(
-            "--likelihood",
-            metavar="NAME",
-            help="Noise model, such as poisson or student-t.  [default: chosen from the target]",
-        ),
-    ] = None,
-    noise_column: Annotated[
-        str | None,
-        typer.Option("--noise-column", metavar="COLUMN", help="The known standard deviation of each row's target."),
-    ] = None,
+    target: _Target = None,
+    method: _Method = None,
+    model: _Model = "mlp",
+    weights: _Weights = None,
+    likelihood: _Likelihood = None,
+    noise_column: _NoiseColumn = None,
     risk: args.Risk = None,
     coverage: args.Coverage = 0.9,
-    held_out: Annotated[
-        float | None,
-        typer.Option("--held-out", metavar="SHARE", help="The share of rows that is not trained on.  [default: 0.2]"),
-    ] = None,
+    held_out: _HeldOut = None,
     epochs: args.Epochs = None,
     lr: args.Rate = None,
     batch_size: args.BatchSize = None,
@@ -67,13 +83,7 @@ def fit(
     keep: args.Keep = None,
     categorical: args.Categorical = None,
     date: args.Date = None,
-    scale: Annotated[
-        bool | None,
-        typer.Option(
-            "--scale/--no-scale",
-            help="Standardise numbers before the network sees them.  [default: --scale, but not for pictures]",
-        ),
-    ] = None,
+    scale: _Scale = None,
     overwrite: args.Overwrite = False,
     config: args.Config = None,
     json: args.Json = False,
