@@ -79,11 +79,16 @@ class LossWatch:
         """Whether it is time to read."""
         return self.waiting >= self.every
 
-    def add(self, is_finite: Tensor | None, step: tuple[int, int]) -> None:
-        """Note whether all is finite in a step, given as epoch and batch; None counts a step that has no loss."""
+    def note(self, loss: Tensor | float | None, step: tuple[int, int]) -> None:
+        """Note the loss of a step, given as epoch and batch; a step without one is only counted."""
+        if isinstance(loss, Tensor):
+            self.add(loss.isfinite(), step)
+        else:
+            self.waiting += 1
+
+    def add(self, is_finite: Tensor, step: tuple[int, int]) -> None:
+        """Note whether all is finite in a step, given as epoch and batch."""
         self.waiting += 1
-        if is_finite is None:
-            return
         bad = torch.where(is_finite, self._none, step[0] * self._epoch + step[1])
         self._first = bad if self._first is None else torch.minimum(self._first, bad)
 

@@ -128,8 +128,7 @@ class _Loop:
         return Interrupts(catch_sigterm=self.problem.training.checkpoint is not None)
 
     @property
-    def on_cpu(self) -> bool:
-        """Whether numbers can be read at no cost."""
+    def on_cpu(self) -> bool:  # where numbers are read at no cost
         return self.problem.source.device in (None, torch.device("cpu"))
 
     def run(self) -> Posterior:
@@ -195,12 +194,10 @@ class _Loop:
             with self.interrupts.held(), stream.active():
                 with explaining, training.casts(self.problem.source.device):
                     self.state, info = self.inference.update(self.state, batch, self.problem.generator)
-                loss = info.get("loss")
                 if self.on_cpu:
                     self.good = self.start
                 else:
-                    is_finite = loss.isfinite() if isinstance(loss, Tensor) else None
-                    self.losses.add(is_finite, (self.epoch, self.batch))
+                    self.losses.note(info.get("loss"), (self.epoch, self.batch))
                 self.batch += 1
         except NonFinite as error:
             raise self._non_finite(str(error)) from error
@@ -218,8 +215,7 @@ class _Loop:
             self._log({"batch": self.batch - 1, **info})
         if not bar.disable:
             bar.update(1)
-            every = 10 if self.on_cpu else LossWatch.every
-            if self.batch % every == 1:
+            if self.batch % (10 if self.on_cpu else LossWatch.every) == 1:
                 bar.set_postfix({key: f"{float(value):.4g}" for key, value in info.items()}, refresh=False)
 
     def _log(self, numbers: Mapping[str, Any]) -> None:
