@@ -42,8 +42,8 @@ def test_low_rank_sends_its_directions_with_each_batch_of_four_passes(counts: An
     assert counts["a batch of low rank"] == 4 * (FLAG + 8 * (WEIGHTS * DIRECTIONS + 2))
 
 
-def test_an_evaluation_sends_six_numbers_for_each_row(counts: Any) -> None:
-    assert counts["100 rows"] == 100 * 6 * 8
+def test_an_evaluation_sends_seven_numbers_for_each_row(counts: Any) -> None:
+    assert counts["100 rows"] == 100 * 7 * 8
 
 
 def test_a_member_of_an_ensemble_is_sent_as_its_file(counts: Any) -> None:

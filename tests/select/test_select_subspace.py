@@ -102,7 +102,7 @@ RECIPES = {
     ),
     "svgd": SVGD(20, weights=RULE, prior=priors.Normal(0.0, 2.0)),
     "laplace": Laplace(structure="full", weights=RULE, prior_precision=0.25),
-    "variational": Variational(weights=RULE, prior=priors.Normal(0.0, 2.0), estimator="weight"),
+    "variational": Variational(weights=RULE, prior=priors.Normal(0.0, 2.0), estimator="weight", temperature=1.0),
 }
 TRAINING = {
     "sghmc": Training(batch_size=60),

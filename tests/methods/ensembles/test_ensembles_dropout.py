@@ -71,7 +71,7 @@ class TestPlaces:
     @pytest.mark.parametrize(
         ("model", "recipe", "sentence"),
         [
-            (nn.Linear(4, 3).double(), MCDropout(), "nothing to drop: .* no layer whose inputs are not the data"),
+            (nn.Linear(4, 3).double(), MCDropout(), "nothing to drop: .* no plain layer whose inputs are not the data"),
             (dense(), MCDropout(where="dropout"), "nothing to drop: the network has no dropout layer that drops"),
             (normalized(1.0), MCDropout(), "has rate 1 and drops everything"),
         ],
