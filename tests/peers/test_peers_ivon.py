@@ -51,9 +51,9 @@ def test_the_same_posterior() -> None:
     likelihood = likelihoods.Gaussian(NOISE)
 
     layer = nn.Linear(4, 1, bias=False, dtype=torch.float64)
-    found = Variational(prior=priors.Normal(), optimizer="natural", initial_scale=0.05).fit(
-        layer, (x, y), likelihood=likelihood, training=Training(epochs=1500, batch_size=NUM_DATA)
-    )
+    recipe = Variational(prior=priors.Normal(), optimizer="natural", initial_scale=0.05, temperature=1.0)
+    training = Training(epochs=1500, batch_size=NUM_DATA)
+    found = recipe.fit(layer, (x, y), likelihood=likelihood, training=training)
 
     torch.manual_seed(0)
     settings = {"lr": 0.02, "ess": NUM_DATA, "weight_decay": 1 / NUM_DATA, "hess_init": 400 / NUM_DATA, "beta2": 0.995}
