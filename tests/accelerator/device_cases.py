@@ -55,9 +55,11 @@ ONCE = TRAINING.replace(epochs=1)
 
 
 def fit(recipe: Recipe, task: str, device: torch.device) -> tuple[Posterior, nn.Module]:
-    """Fit a tiny network on a device to data on the CPU, as most users have it; chains are short."""
+    """Fit a tiny network on a device to data on the CPU, as most users have it; chains are short, particles few."""
     if isinstance(recipe, (SGMCMC, HMC)):
         recipe = recipe.replace(burn_in=4, num_samples=6)
+    elif isinstance(recipe, SVGD):
+        recipe = recipe.replace(num_particles=3)
     likelihood: Any = "categorical" if task == "classification" else "gaussian"
     data, validation = problem(task, torch.float32), problem(task, torch.float32, 1)
     trained = recipe.needs_trained_model
@@ -304,8 +306,8 @@ def reads(device: torch.device) -> dict[str, dict[str, float]]:
 
     found: dict[str, dict[str, float]] = {"step": {}, "short": {}, "transition": {}, "doubling": {}, "batch": {}}
     for recipe in TRAINED:  # 23 steps per epoch, then 5
-        counts = [fitted(recipe, training=Training(epochs=n, lr=1e-3, batch_size=10))[0] for n in (4, 16)]
-        found["short"][repr(recipe)] = (counts[1] - counts[0]) / 60
+        counts = [fitted(recipe, training=Training(epochs=n, lr=1e-3, batch_size=10))[0] for n in (4, 12)]
+        found["short"][repr(recipe)] = (counts[1] - counts[0]) / 40
         epochs = (2, 3) if isinstance(recipe, (SWAG, Snapshot)) else (1, 2)
         short, long = (fitted(recipe, training=Training(epochs=n, lr=1e-3, batch_size=2)) for n in epochs)
         found["step"][repr(recipe)] = (long[0] - short[0]) / 23
@@ -355,15 +357,15 @@ STRUCTURES = ("diag", "full", "kron", "ekfac", "low-rank")
 
 def small_terms(structure: str, device: torch.device) -> None:
     """Check a sum of one large and many small terms, each of which plain float32 would round away."""
-    x = torch.full((200, 1), 7.0)
-    x[0] = 4e4
+    x = torch.full((64, 1), 7.9)
+    x[0] = 2**15.01  # its square is just above 2³⁰, where float32 has steps of 128
     model = nn.Linear(1, 1, bias=False)
     recipe = Laplace(structure=structure, prior_precision=1.0, rank=1)
     loader = torch.utils.data.DataLoader(torch.utils.data.TensorDataset(x, model(x).detach()), batch_size=1)
     plain, expected = torch.zeros(()), float(x.double().square().sum())
     for term in x.square().flatten():
         plain += term
-    assert abs(float(plain) / expected - 1) > 5e-6, "plain float32 is enough here"
+    assert abs(float(plain) / expected - 1) > 3e-6, "plain float32 is enough here"
     likelihood: Any = dubito.likelihoods.Gaussian(noise=1.0)
     found = recipe.fit(model.to(device), loader, likelihood=likelihood, progress=False)
     total = float(found.precision_diagonal()["weight"]) - 1.0

@@ -31,7 +31,7 @@ def build(folder: Path) -> Path | None:
         if not library.exists():
             home, part = Path(torch.__file__).parent, library.with_suffix(".part")
             includes = [f"-I{home / 'include'}", f"-I{home / 'include/torch/csrc/api/include'}"]
-            flags = ["-O0", "-w", "-std=c++20", "-shared", "-fPIC", f"-D_GLIBCXX_USE_CXX11_ABI={int(_new_abi())}"]
+            flags = ["-O1", "-w", "-std=c++20", "-shared", "-fPIC", f"-D_GLIBCXX_USE_CXX11_ABI={int(_new_abi())}"]
             libraries = [f"-L{home / 'lib'}", "-ltorch_cpu", "-lc10"]
             command = [compiler, *flags, *includes, str(SOURCE), "-o", str(part), *libraries]
             subprocess.run(command, check=True, capture_output=True)
