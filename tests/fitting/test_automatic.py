@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import copy
 import math
 import warnings
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -16,7 +18,7 @@ from torch.utils.data import DataLoader, TensorDataset, WeightedRandomSampler
 
 from dubito import MAP, Ensemble, Training, Variational
 from dubito.core.randomness import Stream
-from dubito.fitting import automatic, joint_search, search_file
+from dubito.fitting import automatic, joint_search, search, search_file
 from dubito.fitting.automatic import chosen_batch_size, with_sizes
 
 
@@ -35,6 +37,22 @@ def quick(monkeypatch: pytest.MonkeyPatch) -> None:
     """Short searches."""
     monkeypatch.setattr(automatic, "MOST_STEPS", 200)
     monkeypatch.setattr(automatic, "FEWEST_STEPS", 1)
+
+
+class _Scripted:
+    """Runs whose held-out scores are given, by the number of looks; an epoch is as many steps as lie between two."""
+
+    def __init__(self, totals: list[list[float]]) -> None:
+        self.totals = totals
+        length = SimpleNamespace(training=SimpleNamespace(epochs=100), source=SimpleNamespace(num_batches=25))
+        self.runs: list[Any] = [SimpleNamespace(problem=length, held_out=[None], division=0, share=1.0) for _ in totals]
+
+    def train(self, epoch: int, tick: Any) -> None:
+        tick(25)
+
+    def look(self, curves: list[list[search.Curve]], epoch: int) -> None:
+        for (curve,), totals in zip(curves, self.totals, strict=True):
+            curve.add(epoch, totals[epoch], 10, torch.full((10,), totals[epoch] / 10))
 
 
 class TestSizes:
@@ -85,11 +103,13 @@ class TestSearch:
         x, y = classes(63)  # folds of 50 and 51 rows
         seen: list[Any] = []
 
-        def both(runs: Any, tick: Any) -> Any:
-            seen.extend([joint_search.curves_together(runs, tick), [run.curves(tick) for run in runs]])
+        def both(together: Any, tick: Any) -> Any:
+            apart = search.SeparateRuns(copy.deepcopy(together.runs))
+            assert isinstance(together, joint_search.JointRuns)
+            seen.extend(search.watch(runs, tick) for runs in (together, apart))
             return seen[0]
 
-        monkeypatch.setattr(automatic, "curves_together", both)
+        monkeypatch.setattr(automatic, "watch", both)
         model, data = (network(), (x, y)) if task == "classes" else (network(outputs=1), (x, x[:, :1].sin()))
         kind = "categorical" if task == "classes" else "gaussian"
         validation = data[0][:12], data[1][:12]
@@ -99,6 +119,28 @@ class TestSearch:
                 assert together.epochs == alone.epochs
                 assert together.num_rows == alone.num_rows
                 assert together.totals == pytest.approx(alone.totals, rel=1e-9)
+
+    def test_patience_is_that_of_the_sum(self) -> None:
+        """A run that long training makes worse counts against long training, as long as any run gains."""
+        worse = [-10.0, *(-3.0 - 2 * epochs for epochs in range(1, 61))]
+        better = [-10.0 + min(epochs, 40) for epochs in range(61)]
+        curves = search.watch(_Scripted([worse, better]), lambda steps: None)
+        totals = [sum(of_all) for of_all in zip(worse, better, strict=True)]
+        assert max(range(61), key=totals.__getitem__) == 1
+        last = 2 + search.PATIENCE // search.LOOK_EVERY + 1  # twice the best, and 300 steps more
+        assert [one.epochs[-1] for (one,) in curves] == [last, last]
+        assert [one.totals for (one,) in curves] == [worse[: last + 1], better[: last + 1]]
+
+    def test_the_median_of_the_divisions_is_taken(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        rows: list[float] = []
+
+        def scripted(curves: list[search.Curve], *, few: bool) -> int:
+            rows.append(sum(curve.num_rows for curve in curves))
+            return [8, 40, 16][len(rows) - 1]
+
+        monkeypatch.setattr(automatic, "best_epochs", scripted)
+        assert self.epochs() == math.ceil(16 * 4 / 3)
+        assert rows == pytest.approx([60 / 3] * 3)  # each example counts once in all
 
     def test_where_nothing_can_be_held_out(self) -> None:
         x, y = classes()

@@ -1,7 +1,7 @@
 """Fill in the training settings that are ``"auto"``: batch size, learning rate and number of epochs.
 
 The number of epochs is found on held-out examples. The plain network is trained at a constant learning rate while the
-score of held-out examples is watched, until it has not improved for as many steps as it took to get there (and 300
+score of held-out examples is watched, until it has not improved for as many steps as it took to get there (and 1,000
 more). What few examples say of long training is chance, and its price is a network that is sure of everything. So of
 classes, half an example with a random label counts along, and fewer epochs are taken if they lose less than half a
 standard error, within limits. Then the recipe is fitted to all of the data for that number of epochs, with a learning
@@ -9,7 +9,9 @@ rate that falls to zero at the end. So the cost of a default fit is bounded: at 
 part.
 
 Held-out examples are validation data of at least `ENOUGH` rows; else a fifth of the training data if that is as many;
-else five folds of the training data, each in turn. Validation data always count along. The same examples give the noise
+else five folds of the training data, each in turn. Which examples lie in one fold is chance: less than `ENOUGH` are
+divided `DIVISIONS` times where that costs little, and the median of the numbers of epochs is taken. Validation data
+always count along. The same examples give the noise
 of a regression, which training data, to which the network was fitted, would make too small.
 
 Nothing is searched where it would cost too much (`MOST_FLOPS`), where 20 epochs are 3,000 steps anyway, and where
@@ -37,11 +39,11 @@ from dubito.core.randomness import derive_seed
 from dubito.core.subsets import fold_numbers, num_examples, subset
 from dubito.fitting.checks import outputs_of
 from dubito.fitting.fit_record import constant_score
-from dubito.fitting.held_out_scores import best_variance, fewest_epochs, gain_of_heavy_tails, gain_over_constant
+from dubito.fitting.held_out_scores import best_epochs, best_variance, gain_of_heavy_tails, gain_over_constant
 from dubito.fitting.inference import Problem
-from dubito.fitting.joint_search import curves_together
+from dubito.fitting.joint_search import can_join, joined
 from dubito.fitting.progress import progress_bar
-from dubito.fitting.search import SearchRun, cautious_total
+from dubito.fitting.search import SearchRun, SeparateRuns, by_division, watch
 from dubito.fitting.training import AUTO, Training
 from dubito.networks.twin import copied
 
@@ -53,6 +55,8 @@ SMALL, SMALL_RATE, RATE = 100_000, 3e-3, 1e-3
 # Validation data of this many rows decide alone; a held-out part should have as many.
 ENOUGH = 500
 FOLDS = 5
+# Less than `ENOUGH` examples are divided into folds this many times, if that costs little.
+DIVISIONS = 3
 # Fewer examples than this are not divided.
 FEW = 10
 # The most steps of one search run, the fewest that tell anything, and the most floating-point operations of all runs.
@@ -219,13 +223,24 @@ def _runs(problem: Problem, data: Data, seed: int) -> list[SearchRun]:
         return [_run(problem, source, also, affordable, seed)]
     if size is None or size < FEW:
         return []
-    order = torch.randperm(size, generator=torch.Generator().manual_seed(derive_seed(seed, "held out")))
     folds = 1 if size >= FOLDS * ENOUGH or affordable < FOLDS * FEWEST_STEPS else FOLDS
+    runs = _fold_runs(problem, data, also, affordable // folds, seed, folds)
+    if size >= ENOUGH or not can_join(runs):
+        return runs
+    for number in range(1, DIVISIONS):  # which few examples lie in one fold is chance, and more runs cost little
+        own = _fold_runs(problem, data, also, affordable // folds, derive_seed(seed, "division", number), folds)
+        runs += [dataclasses.replace(run, division=number) for run in own]
+    return [dataclasses.replace(run, share=1 / DIVISIONS) for run in runs]
+
+
+def _fold_runs(problem: Problem, data: Data, also: list[Source], steps: int, seed: int, folds: int) -> list[SearchRun]:
+    """Return a run for each of the first folds of one division of the data."""
+    order = torch.randperm(num_examples(data) or 0, generator=torch.Generator().manual_seed(derive_seed(seed, "held out")))
     runs, fold = [], fold_numbers(data, order, FOLDS)
     for number in range(folds):
         held_out, kept = order[fold == number], order[fold != number]
         parts = (_part(problem, subset(data, kept)), _part(problem, subset(data, held_out, shuffle=False), False))
-        runs.append(_run(problem, parts[0], [parts[1], *also], affordable // folds, derive_seed(seed, number)))
+        runs.append(_run(problem, parts[0], [parts[1], *also], steps, derive_seed(seed, number)))
     return runs
 
 
@@ -262,15 +277,16 @@ def _search(runs: list[SearchRun], problem: Problem) -> Found:
     states = problem.source.generator_states()
     longest = sum(run.problem.training.epochs * (run.problem.source.num_batches or 1) for run in runs)
     with progress_bar(longest, problem.progress, "finding the number of epochs") as bar:
-        by_run = curves_together(runs, bar.update) or [run.curves(bar.update) for run in runs]
+        by_run = watch(joined(runs) or SeparateRuns(runs), bar.update)
     curves = [curve for of_run in by_run for curve in of_run]
     problem.source.set_generator_states(states)
-    looked = sorted({epochs for curve in curves for epochs in curve.epochs})
-    num_rows = sum(curve.num_rows for curve in curves)
+    looked = curves[0].epochs
+    num_rows = round(sum(curve.num_rows for curve in curves))
     outputs = problem.source.first().targets[0].numel() if has_learned_noise(problem.likelihood) else None
     scores = {epochs: _mean_score([curve.at(epochs) for curve in curves], num_rows, outputs) for epochs in looked}
-    best = max(looked, key=scores.__getitem__ if outputs is not None else lambda epochs: cautious_total(curves, epochs))
-    best = fewest_epochs(curves, best) if outputs is None else best  # otherwise the noise pays for long training
+    # otherwise the noise pays for long training
+    choices = [best_epochs(of_one, few=outputs is None) for of_one in by_division(runs, by_run)]
+    best = sorted(choices)[(len(choices) - 1) // 2]
     noise = None if outputs is None else math.sqrt(best_variance(scores[best], outputs))
     before = max(epochs for epochs in looked if epochs <= 0.8 * looked[-1])
     gained = scores[best] - scores[before] if best == looked[-1] else 0.0

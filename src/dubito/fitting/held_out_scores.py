@@ -11,13 +11,19 @@ from torch import Tensor
 from dubito.beliefs.likelihoods import Categorical, Likelihood
 from dubito.core import distributed
 from dubito.core.batches import Source
-from dubito.fitting.search import KEPT_SCORES, Curve
+from dubito.fitting.search import KEPT_SCORES, Curve, cautious_total
 
 # Fewer epochs are preferred if they lose less than this many standard errors of the paired difference, within these
 # limits in nats: more can matter however uncertain it is, less never does.
 DOUBT, NEGLIGIBLE, LARGE = 0.5, 0.002, 0.02
 # The degrees of freedom of the Student-t distributions that are tried on the errors of a regression.
 DEGREES = (1.0, 2.0, 3.0, 5.0)
+
+
+def best_epochs(curves: Sequence[Curve], *, few: bool) -> int:
+    """Return the number of epochs with the best score; if `few`, the fewest that are not clearly worse."""
+    best = max(curves[0].epochs, key=lambda epochs: cautious_total(curves, epochs))
+    return fewest_epochs(curves, best) if few else best
 
 
 def fewest_epochs(curves: Sequence[Curve], best: int) -> int:

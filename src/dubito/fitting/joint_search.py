@@ -17,27 +17,23 @@ from dubito.core import batches, distributed, params
 from dubito.core.batches import Batch, Source
 from dubito.core.params import Params
 from dubito.fitting.gradient_training import GradientDescent
-from dubito.fitting.inference import NonFinite
-from dubito.fitting.search import Curve, SearchRun, random_label_scores
+from dubito.fitting.search import Curve, Runs, SearchRun, random_label_scores
 from dubito.networks.stacked import stacked, stacking_obstacle
 
 
-def curves_together(runs: list[SearchRun], tick: Callable[[int], None]) -> list[list[Curve]] | None:
-    """Return the curves of each run, as `SearchRun.curves` does; None if they must be made one by one."""
-    if len(runs) < 2 or not _can_join(runs):
-        return None
-    try:
-        return _JointRuns(runs).curves(tick)
-    except NonFinite:  # of one run; alone, the others are not affected
-        return None
+def joined(runs: list[SearchRun]) -> Runs | None:
+    """Return the runs as one stacked network; None if they must be trained one by one."""
+    return JointRuns(runs) if can_join(runs) else None
 
 
-def _can_join(runs: list[SearchRun]) -> bool:
+def can_join(runs: list[SearchRun]) -> bool:
+    """Return whether the runs can be trained as one stacked network."""
     first = runs[0].problem
     training, sources = first.training, [run.problem.source for run in runs]
     held_out = [source for run in runs for source in run.held_out]
     return (
-        not distributed.is_active()
+        len(runs) > 1
+        and not distributed.is_active()
         and training.clip is None
         and training.accumulate == 1
         and training.compile is False
@@ -64,13 +60,16 @@ class _FoldRows:
         return inputs, targets
 
 
-class _JointRuns:
+class JointRuns:
+    """Runs that are trained as one stacked network."""
+
     def __init__(self, runs: list[SearchRun]) -> None:
         self.runs, self.problem = runs, runs[0].problem
         self.data = _FoldRows([run.problem.source for run in runs])
         self.held_out = [_FoldRows(list(parts)) for parts in zip(*(run.held_out for run in runs), strict=True)]
         self.all_held_out = [part.take(torch.arange(part.width).where(part.is_real, 0)) for part in self.held_out]
         self.descent = GradientDescent(self.problem, stacked([run.problem.model for run in runs]), self._loss)
+        self.state = self.descent.init({}, {}, self.problem.generator)
         size = self.problem.training.batch_size
         # each row counts one over the size of its batch, which is smaller at the end of an epoch
         parts = self.data.is_real.split(size, dim=1)
@@ -78,25 +77,27 @@ class _JointRuns:
         self.weights = [(part.double() / part.sum(1, keepdim=True)).flatten().to(like) for part in parts]
         self.now = self.weights[0]  # those of the batch that `_loss` is called with
 
-    def curves(self, tick: Callable[[int], None]) -> list[list[Curve]]:
-        """Train until the patience of the last run ends."""
-        state = self.descent.init({}, {}, self.problem.generator)
-        found = [[Curve() for _ in run.held_out] for run in self.runs]
-        going_on = list(range(len(self.runs)))
-        self._look(found, going_on, 0)
-        for epoch in range(1, self.problem.training.epochs + 1):
-            orders, size = self._orders(epoch), self.problem.training.batch_size
-            with self.runs[0].stream("update", epoch).active():
-                for rows, weights in zip(orders.split(size, dim=1), self.weights, strict=True):
-                    self.now, (inputs, targets) = weights, self.data.take(rows)
-                    self.descent.update(state, Batch(inputs, targets, rows.shape[1]), self.problem.generator)
-                    tick(len(self.runs))
-            if self.runs[0].looks_after(epoch):
-                self._look(found, going_on, epoch)
-                going_on = [k for k in going_on if not self.runs[k].is_over(found[k], epoch)]
-                if not going_on:
-                    break
-        return found
+    def train(self, epoch: int, tick: Callable[[int], None]) -> None:
+        """Train each run for one epoch."""
+        orders, size = self._orders(epoch), self.problem.training.batch_size
+        with self.runs[0].stream("update", epoch).active():
+            for rows, weights in zip(orders.split(size, dim=1), self.weights, strict=True):
+                self.now, (inputs, targets) = weights, self.data.take(rows)
+                self.descent.update(self.state, Batch(inputs, targets, rows.shape[1]), self.problem.generator)
+                tick(len(self.runs))
+
+    @torch.no_grad()
+    def look(self, curves: list[list[Curve]], epoch: int) -> None:
+        """Add the scores of the held-out examples of each run to its curves."""
+        module = self.descent.module.eval()
+        for part, (rows, (inputs, targets)) in enumerate(zip(self.held_out, self.all_held_out, strict=True)):
+            with self.runs[0].stream("look", epoch).active():
+                outputs = params.call(module, inputs)
+            scores = self.problem.likelihood.log_prob(outputs, targets).double().reshape(rows.is_real.shape)
+            random = random_label_scores(self.problem.likelihood, outputs).reshape(rows.is_real.shape)
+            for k, of_run in enumerate(curves):
+                own, other = (values[k][: int(rows.counts[k])] for values in (scores, random))
+                of_run[part].add(epoch, float(own.sum()), len(own), own, float(other.mean()))
 
     def _orders(self, epoch: int) -> Tensor:
         """Return the rows of each run in the order of this epoch, ``[K, N]``."""
@@ -108,15 +109,3 @@ class _JointRuns:
     def _loss(self, module: nn.Module, batch: Batch, hyper: Params, generator: torch.Generator) -> Tensor:
         outputs = params.call(module, batch.inputs)
         return -(self.problem.likelihood.log_prob(outputs, batch.targets) * self.now).sum()
-
-    @torch.no_grad()
-    def _look(self, found: list[list[Curve]], going_on: list[int], epoch: int) -> None:
-        module = self.descent.module.eval()
-        for part, (rows, (inputs, targets)) in enumerate(zip(self.held_out, self.all_held_out, strict=True)):
-            with self.runs[0].stream("look", epoch).active():
-                outputs = params.call(module, inputs)
-            scores = self.problem.likelihood.log_prob(outputs, targets).double().reshape(rows.is_real.shape)
-            random = random_label_scores(self.problem.likelihood, outputs).reshape(rows.is_real.shape)
-            for k in going_on:
-                own, other = (values[k][: int(rows.counts[k])] for values in (scores, random))
-                found[k][part].add(epoch, float(own.sum()), len(own), own, float(other.mean()))
