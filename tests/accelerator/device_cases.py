@@ -304,7 +304,7 @@ def reads(device: torch.device) -> dict[str, dict[str, float]]:
         count(45)  # what is computed once
         return (count(5) - count(45)) / 8
 
-    found: dict[str, dict[str, float]] = {"step": {}, "short": {}, "transition": {}, "doubling": {}, "batch": {}}
+    found: dict[str, dict[str, float]] = {"step": {}, "short": {}, "transition": {}, "batch": {}}
     for recipe in TRAINED:  # 23 steps per epoch, then 5
         counts = [fitted(recipe, training=Training(epochs=n, lr=1e-3, batch_size=10))[0] for n in (4, 12)]
         found["short"][repr(recipe)] = (counts[1] - counts[0]) / 40
@@ -317,9 +317,7 @@ def reads(device: torch.device) -> dict[str, dict[str, float]]:
         found["transition"][repr(sampler)] = (long[0] - short[0]) / 50
     for chain in TRAJECTORIES:
         short, long = (fitted(chain.replace(num_samples=count)) for count in (5, 55))
-        doublings = (long[1].statistics["num_steps"][0, 5:] + 1).log2().ceil().mean()
-        where, unit = ("doubling", float(doublings)) if chain.method == "nuts" else ("transition", 1.0)
-        found[where][repr(chain)] = (long[0] - short[0]) / 50 / unit
+        found["transition"][repr(chain)] = (long[0] - short[0]) / 50
     found["batch"] |= {repr(recipe): per_batch(fitted(recipe)[1]) for recipe in LOOKED_AT}
     return found
 

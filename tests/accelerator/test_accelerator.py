@@ -52,5 +52,4 @@ def test_reads_by_the_host(library: Path) -> None:
     assert all(count <= 0.1 for count in found["step"].values()), found["step"]  # two per epoch, here of 23 steps
     assert all(count <= 0.1 for count in found["short"].values()), found["short"]
     assert all(count <= 0.1 for count in found["transition"].values()), found["transition"]  # one per 50, and per epoch
-    assert all(count <= 1 for count in found["doubling"].values()), found["doubling"]
     assert all(count <= 3 for count in found["batch"].values()), found["batch"]

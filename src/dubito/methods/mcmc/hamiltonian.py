@@ -38,6 +38,7 @@ class Transition(NamedTuple):
         energy: The Hamiltonian before the transition.
         divergent: Whether the energy rose by too much.
         num_steps: The number of leapfrog steps.
+        stopped: Whether the trajectory has ended; if not, it reached its largest number of doublings.
     """
 
     point: Point
@@ -45,6 +46,7 @@ class Transition(NamedTuple):
     energy: Number
     divergent: Flag
     num_steps: Number
+    stopped: Flag = True
 
 
 def at(potential: Potential, position: Tensor) -> Point:
@@ -137,7 +139,8 @@ class NoUTurn:
 
     A trajectory is doubled forwards or backwards in time until its ends approach each other; the next state is
     drawn from it in proportion to exp(−H). (https://arxiv.org/abs/1111.4246, https://arxiv.org/abs/1701.02434)
-    On an accelerator a doubling is always completed, and only then read is whether it is the last: one read each.
+    On an accelerator nothing is read: all `max_depth` doublings are computed, and those after the last change nothing
+    (see `dubito.methods.mcmc.blocks`).
 
     Args:
         potential: The potential and its gradient.
@@ -165,11 +168,11 @@ class NoUTurn:
             inner, outer = pick(forwards, ends[0], ends[1]), pick(forwards, ends[1], ends[0])
             new = self._grow(outer, depth, pick(forwards, self.step, -self.step))
             tree = self._join(tree._replace(inner=inner, outer=outer), new, biased=True)
-            if depth + 1 == self.max_depth or bool(tree.stopped):  # the one read of a doubling
+            if known(tree.stopped):
                 break
             ends = (pick(forwards, inner, tree.outer), pick(forwards, tree.outer, inner))
         mean = tree.acceptance / tree.points
-        return Transition(tree.drawn, mean, self.before, tree.divergent, tree.points)
+        return Transition(tree.drawn, mean, self.before, tree.divergent, tree.points, tree.stopped)
 
     def _grow(self, edge: Point, depth: int, step: Number) -> _Tree:
         """Return the segment of 2^depth points after `edge`; a negative step goes back in time."""
@@ -196,7 +199,7 @@ class NoUTurn:
         weight = log_add(old.log_weight, new.log_weight)
         against = old.log_weight if biased else weight  # biased towards the new half at the top of the tree only
         chance = exp_at_most_one(new.log_weight - against)
-        taken = pick(new.stopped, False, uniform(self.generator) < chance)
+        taken = pick(old.stopped | new.stopped, False, uniform(self.generator) < chance)
         momenta = old.momenta + new.momenta
         turned = (
             self._turns(old.inner, new.outer, momenta)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import dataclasses
 from typing import TYPE_CHECKING
 
@@ -13,6 +14,7 @@ from dubito.core.errors import InputError, NonFiniteError, UnsupportedError
 from dubito.core.params import Buffers, Params
 from dubito.fitting.inference import Inference, Info, LossWatch, Problem, State
 from dubito.methods.mcmc.adaptation import Masses, StepSize, reasonable_step, settling, windows
+from dubito.methods.mcmc.blocks import Blocks, make_blocks
 from dubito.methods.mcmc.chains import KEPT, Chains, chain_view
 from dubito.methods.mcmc.hamiltonian import NoUTurn, Point, Transition, at, hmc_transition
 from dubito.methods.mcmc.microcanonical import microcanonical_transition
@@ -58,6 +60,8 @@ class Trajectories:
         self.whole: Batch | None = None  # all the data, as one batch for the target
         self._potential: Potential  # of them
         self.watches = [LossWatch() for _ in range(recipe.chains)]
+        self._at_start = list(map(copy.copy, self.watches))  # the watches at the start of each chain's block
+        self.blocks = make_blocks(recipe.max_depth, self.setup.start.device) if recipe.method == "nuts" else None
 
     def inference(self) -> Inference:
         """Return the steps for the fit loop."""
@@ -79,7 +83,7 @@ class Trajectories:
             **{k: {n: torch.stack([v] * recipe.chains) for n, v in values.items()} for k, values in many.items()},
             **{name: torch.zeros(counts, dtype=torch.float64, device=starts.device) for name in STATISTICS},
         }
-        return self.chains.at_first(state)
+        return self.chains.at_first(state if self.blocks is None else self.blocks.init(state))
 
     def update(self, state: State, batch: Batch, generator: torch.Generator) -> tuple[State, Info]:
         """Make one transition of every chain of this process."""
@@ -92,10 +96,28 @@ class Trajectories:
         for k in self.chains.mine:
             if not int(state["diverged"][k]):
                 info = self._move(state, k)
+                info = info if self.blocks is None else self._end_block(self.blocks, state, k, info)
         self.chains.remember(state)
         if self.chains.meet():
             self._stop_if_diverged(state)
         return state, info
+
+    def _end_block(self, blocks: Blocks, state: State, k: int, info: Info) -> Info:
+        """At the end of a block, repeat it with more doublings until all its trajectories have ended."""
+        done = int(state["step"][k])
+        if not blocks.is_full(state, k) and done < self.schedule.total:
+            return info
+        while not blocks.ended(state, k):
+            self._go_back(blocks, state, k)
+            while int(state["step"][k]) < done and not int(state["diverged"][k]):
+                info = self._move(state, k)
+        blocks.begin(state, k, self.chains.generator(k))
+        self._at_start[k] = copy.copy(self.watches[k])
+        return info
+
+    def _go_back(self, blocks: Blocks, state: State, k: int) -> None:
+        blocks.go_back(state, k, self.chains.generator(k))
+        self.watches[k] = copy.copy(self._at_start[k])
 
     def _move(self, state: State, k: int) -> Info:
         done, generator, potential = int(state["step"][k]), self.chains.generator(k), self._potential
@@ -107,7 +129,10 @@ class Trajectories:
             self.step.restart(own["steps"], reasonable_step(potential, start.position, own["inverse_mass"], generator))
         burning = done < self.recipe.burn_in
         step = number(own["steps"]["log_step" if burning else "log_mean"].exp())
-        moved = self._transition(start, step, own["inverse_mass"], generator)
+        depth = self.recipe.max_depth if self.blocks is None else self.blocks.depth(state, k)
+        moved = self._transition(start, step, own["inverse_mass"], depth, generator)
+        if self.blocks is not None:
+            self.blocks.note(state, k, moved, generator)
         state["position"][k] = moved.point.position
         if burning and self.recipe.adapt:
             self._learn(done + 1, moved, own, generator)
@@ -122,12 +147,13 @@ class Trajectories:
     def _can_start(self, state: State, k: int, start: Point) -> bool:
         """Return whether potential and gradient are finite; on an accelerator, whether none is known not to be.
 
-        There they are read once in a while. Until then a chain that cannot start stays where it is.
+        There they are read once in a while, at the start of a block. A chain that cannot start stays where it is.
         """
         watch, done = self.watches[k], int(state["step"][k])
         is_finite = torch.as_tensor(start.potential).isfinite() & start.gradient.isfinite().all()
         watch.add(is_finite, (0, done))
-        is_due = is_finite.device.type == "cpu" or done == 0 or watch.is_due
+        is_first = self.blocks is None or self.blocks.done(state, k) == 0
+        is_due = is_finite.device.type == "cpu" or done == 0 or (watch.is_due and is_first)
         return not is_due or self._is_sound(state, k)
 
     def _is_sound(self, state: State, k: int) -> bool:
@@ -139,12 +165,14 @@ class Trajectories:
             self.chains.stop(state, k, bad[1] + 1, by_gradient=bool(energy.isfinite()))
         return bad is None
 
-    def _transition(self, start: Point, step: Number, inverse_mass: Tensor, generator: torch.Generator) -> Transition:
+    def _transition(
+        self, start: Point, step: Number, inverse_mass: Tensor, depth: int, generator: torch.Generator
+    ) -> Transition:
         recipe, potential = self.recipe, self._potential
         if recipe.method != "nuts":
             move = hmc_transition if recipe.method == "hmc" else microcanonical_transition
             return move(potential, start, step, inverse_mass, recipe.num_steps, generator)
-        return NoUTurn(potential, step, inverse_mass, recipe.max_depth, generator).transition(start)
+        return NoUTurn(potential, step, inverse_mass, depth, generator).transition(start)
 
     def _learn(
         self, done: int, moved: Transition, own: dict[str, dict[str, Tensor]], generator: torch.Generator
@@ -164,6 +192,8 @@ class Trajectories:
         """Return the samples of all chains as a posterior."""
         self.chains.place(state)
         for k in self.chains.mine:
+            if self.blocks is not None and not self.blocks.ended(state, k):
+                self._go_back(self.blocks, state, k)  # the samples of this block are not exact
             self._is_sound(state, k)
         self._stop_if_diverged(state)
         return self._collect(state)
