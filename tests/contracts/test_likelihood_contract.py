@@ -111,7 +111,8 @@ def test_a_posterior_is_asked_scored_and_loaded(name: str, recipe: Any, tmp_path
     torch.testing.assert_close(total, prediction.aleatoric + prediction.epistemic, rtol=1e-4, atol=1e-6)
     assert float(prediction.epistemic.min()) >= -1e-6
     assert bool(prediction.log_prob(targets).isfinite().all())
-    scores = dubito.evaluate(posterior, (inputs, targets)).scores
+    few = tuple(part[:5] for part in inputs) if isinstance(inputs, tuple) else inputs[:5]
+    scores = dubito.evaluate(posterior, (few, targets[:5])).scores
     assert all(np.isfinite(value) for value in scores.values()), scores
     posterior.save(tmp_path / "saved")
     again = dubito.load(tmp_path / "saved", network(name))

@@ -45,8 +45,10 @@ RECIPES: dict[str, Callable[[], Any]] = {
     "variational": Variational,
     "natural": lambda: Variational(optimizer="natural"),
     "swag": SWAG,
-    "sgmcmc": lambda: SGMCMC("sghmc", num_samples=4, burn_in=4, chains=2),
-    "sgmcmc of the last layer": lambda: SGMCMC("sgld", num_samples=4, burn_in=4, weights=select.last_layer()),
+    "sgmcmc": lambda: SGMCMC("sghmc", num_samples=4, burn_in=4, thinning=2, chains=2),
+    "sgmcmc of the last layer": lambda: SGMCMC(
+        "sgld", num_samples=4, burn_in=4, thinning=2, weights=select.last_layer()
+    ),
     "hmc": lambda: HMC(num_samples=2, burn_in=2, chains=1, num_steps=2, method="hmc"),
     "rank1": lambda: Rank1(components=2),
     "batch ensemble": BatchEnsemble,
