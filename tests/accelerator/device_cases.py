@@ -206,7 +206,9 @@ def other_uses(device: torch.device) -> Answers:
     return {
         **{repr(rule): partial(rule.resolve, model, data, dubito.likelihoods.Categorical()) for rule in chosen},
         **{f"report {rule!r}": partial(rule.report, model, data) for rule in chosen},
-        "trajectory": lambda: SGMCMC(weights=select.subspace(3, epochs=4), burn_in=3, num_samples=3).fit(model, data),
+        "trajectory": lambda: SGMCMC(weights=select.subspace(3, epochs=4), burn_in=3, thinning=1, num_samples=3).fit(
+            model, data
+        ),
         "MAP by evidence": lambda: MAP().fit(
             model, data, training=TRAINING.replace(evidence_every=1, evidence_burn_in=1)
         ),

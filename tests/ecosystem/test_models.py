@@ -27,7 +27,7 @@ RECIPES: dict[str, Any] = {
     "Rank1": Rank1(components=2),
     "Ensemble": Ensemble(2),
     "MCDropout": MCDropout(),
-    "SGMCMC": SGMCMC("sghmc", weights=select.last_layer(), num_samples=2, burn_in=2),
+    "SGMCMC": SGMCMC("sghmc", weights=select.last_layer(), num_samples=2, burn_in=2, thinning=2),
 }
 
 
@@ -142,7 +142,7 @@ ADAPTERS = select.adapters()
     [
         Laplace(weights=ADAPTERS),
         Variational(weights=ADAPTERS, optimizer="natural"),
-        SGMCMC("sghmc", weights=ADAPTERS, num_samples=2, burn_in=2),
+        SGMCMC("sghmc", weights=ADAPTERS, num_samples=2, burn_in=2, thinning=2),
         SWAG(weights=ADAPTERS, collect_every=1, burn_in=0),
         Rank1(components=2, weights=ADAPTERS),
         Ensemble(2),

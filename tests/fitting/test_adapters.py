@@ -53,7 +53,7 @@ RECIPES: list[Any] = [
     Laplace(weights=CHOSEN, structure="full"),
     Variational(weights=CHOSEN),
     Variational(weights=CHOSEN, optimizer="natural"),
-    SGMCMC("sghmc", weights=CHOSEN, num_samples=3, burn_in=3),
+    SGMCMC("sghmc", weights=CHOSEN, num_samples=3, burn_in=3, thinning=2),
     SWAG(weights=CHOSEN),
     Ensemble(2),
     Snapshot(),

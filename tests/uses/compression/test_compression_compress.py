@@ -80,7 +80,7 @@ def test_a_posterior_without_marginals() -> None:
 def test_samplers_around_one_mode() -> None:
     """What is pruned is the mean of the draws, not the network that a sampler happened to end at."""
     training = Training(epochs=4, lr=1e-2, batch_size=60)
-    for recipe in (dubito.SWAG(), dubito.SGMCMC("sghmc")):
+    for recipe in (dubito.SWAG(), dubito.SGMCMC("sghmc", burn_in=50, thinning=5, num_samples=20)):
         posterior = recipe.fit(fit("point").model, table(), training=training, progress=False)
         made = compress(posterior, rules.SignalToNoise(target=0.3))
         mean, _ = posterior.marginals()
