@@ -15,8 +15,15 @@ PEERS := laplace-torch curvlinops-for-pytorch asdfghjkl asdl backpack-for-pytorc
 ECOSYSTEM := transformers peft timm torchvision lightning datasets accelerate huggingface-hub tokenizers regex \
 	lightning-utilities multiprocess dill xxhash psutil httpx2 httpcore2 truststore anyio sniffio h11 idna
 # Tests of what the extras and the peers add; laplace-torch and the like are installed without their dependencies.
-WITH_EXTRAS := tests/ecosystem tests/peers tests/uses/export tests/uses/serving tests/methods/mcmc/test_mcmc_parts.py \
-	$(addprefix tests/uses/compression/test_compression_,compress.py shrink.py storage.py trials.py)
+# `tests/test_complete.py` checks that each test that needs one of them is here.
+WITH_EXTRAS := tests/ecosystem tests/peers tests/uses/export tests/uses/serving \
+	tests/methods/mcmc/test_mcmc_parts.py::TestDiagnostics::test_against_arviz \
+	tests/uses/compression/test_compression_compress.py::test_onnx_is_checked_in_onnxruntime \
+	tests/uses/compression/test_compression_quantize.py::test_a_file_of_8_bits_gives_nearly_the_same_outputs \
+	tests/uses/compression/test_compression_quantize.py::test_a_file_of_few_bits_holds_the_rounded_network \
+	tests/uses/compression/test_compression_storage.py::test_a_file_loads_into_the_original_architecture \
+	tests/uses/compression/test_compression_storage.py::test_int8 \
+	tests/uses/compression/test_compression_shrink.py tests/uses/compression/test_compression_trials.py
 
 .PHONY: docs fuzz demo test test-fast test-extras test-torch lint format clean
 

@@ -5,7 +5,9 @@ CONTRIBUTING.md names, for every common change, the one place to write and the t
 
 from __future__ import annotations
 
+import ast
 import importlib.util
+import re
 import sys
 from pathlib import Path
 from typing import Any
@@ -151,3 +153,32 @@ def test_every_corruption_grows_with_its_severity() -> None:
     text = (TESTS / "data/test_data_corruptions.py").read_text()
     assert text.count('parametrize("kind", KINDS)') >= 3
     assert len(data.corruptions.KINDS) >= 5
+
+
+def calls(function: ast.AST) -> set[str]:
+    """Return the packages that a test asks for by `needs`, and the helpers that may ask for one."""
+    found = [each for each in ast.walk(function) if isinstance(each, ast.Call) and isinstance(each.func, ast.Name)]
+    names = {
+        str(each.args[0].value) for each in found if each.func.id == "needs" and isinstance(each.args[0], ast.Constant)
+    }
+    return names | {"torch_pruning" for each in found if each.func.id == "needs_graph"}
+
+
+def test_every_test_that_needs_an_extra_is_run_with_it() -> None:
+    """`make test` skips them, so what `make test-extras` does not list is never run."""
+    listed = re.search(r"^WITH_EXTRAS := ((?:.*\\\n)*.*)", (TESTS.parent / "Makefile").read_text(), re.MULTILINE)
+    assert listed
+    given = set(re.findall(r"tests/\S+", listed[1]))
+    always = {"pandas", "pyarrow.parquet", "openpyxl"}  # of the extra `dev`
+    needed = set()
+    for file in sorted(TESTS.rglob("test_*.py")):
+        path, text = file.relative_to(TESTS.parent).as_posix(), file.read_text()
+        for outer in ast.parse(text).body if "needs" in text else ():
+            tests = outer.body if isinstance(outer, ast.ClassDef) else [outer]
+            prefix = f"{path}::{outer.name}" if isinstance(outer, ast.ClassDef) else path
+            needed |= {
+                f"{prefix}::{each.name}" for each in tests if isinstance(each, ast.FunctionDef) and calls(each) - always
+            }
+    assert len(needed) > 10
+    homes = tuple(f"{each}{end}" for each in given for end in ("/", "::"))
+    assert {test for test in needed if test not in given and not test.startswith(homes)} == set()
