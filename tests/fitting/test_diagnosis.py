@@ -14,8 +14,9 @@ from dubito.errors import NotConvergedWarning, TrustWarning
 from torch import Tensor, nn
 
 import dubito
-from dubito import HMC, MAP, Laplace, Posterior, Training, Variational, likelihoods, priors, select
+from dubito import HMC, MAP, Laplace, MCDropout, Posterior, Training, Variational, likelihoods, priors, select
 from dubito.core.randomness import Stream
+from dubito.fitting import automatic
 from dubito.fitting.diagnosis import warn_about
 from dubito.fitting.held_out_scores import gain_of_heavy_tails
 from dubito.fitting.neighbours import likeness_of_neighbours
@@ -52,6 +53,26 @@ def found(posterior: Posterior, name: str) -> str:
     matching = [finding for finding in posterior.diagnose().findings if finding.name == name]
     assert len(matching) == 1, str(posterior.diagnose())
     return matching[0]
+
+
+def test_validation_data_that_differ(trained: nn.Module) -> None:
+    x, y = classes(80, seed=1)
+    posterior = Laplace().fit(
+        trained, classes(), validation=(x + torch.tensor([0.0, 0.0, 2.0, 0.0]), y), progress=False
+    )
+    assert "the mean of one feature by 1.8" in found(posterior, "validation data differ")
+    alike = Laplace().fit(trained, classes(), validation=(x, y), progress=False)
+    assert alike.diagnose().trustworthy, str(alike.diagnose())
+
+
+def test_worse_than_the_plain_network(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(automatic, "MOST_STEPS", 800)
+    x, _ = numbers()
+    model, data = network(1), (x, 0.3 * x[:, :1])  # without noise
+    posterior = MCDropout(rate=0.8).fit(model, data, likelihood="gaussian", progress=False)
+    assert "a plain network had" in found(posterior, "worse than the plain network")
+    plain = MAP().fit(model, data, likelihood="gaussian", progress=False)
+    assert "worse than the plain network" not in [each.name for each in plain.diagnose().findings]
 
 
 def test_a_good_posterior_is_trusted(trained: nn.Module) -> None:

@@ -235,7 +235,9 @@ def _runs(problem: Problem, data: Data, seed: int) -> list[SearchRun]:
 
 def _fold_runs(problem: Problem, data: Data, also: list[Source], steps: int, seed: int, folds: int) -> list[SearchRun]:
     """Return a run for each of the first folds of one division of the data."""
-    order = torch.randperm(num_examples(data) or 0, generator=torch.Generator().manual_seed(derive_seed(seed, "held out")))
+    order = torch.randperm(
+        num_examples(data) or 0, generator=torch.Generator().manual_seed(derive_seed(seed, "held out"))
+    )
     runs, fold = [], fold_numbers(data, order, FOLDS)
     for number in range(folds):
         held_out, kept = order[fold == number], order[fold != number]

@@ -35,6 +35,10 @@ UNEVEN = 4.0
 HEAVY_TAILS = 0.15
 # Inputs or targets that are larger, or all smaller than its inverse, should be standardized.
 UNUSUAL = 1e3
+# A posterior is worse than the plain network if by this many nats, and by two standard errors of both scores.
+WORSE = 0.1
+# Validation data differ from training data if the mean of a feature does by this many standard deviations.
+SHIFTED = 0.7
 # Findings that a fit also gives as a warning, besides all that make a posterior useless.
 NOT_CONVERGED = ("worse than a constant", "not at an optimum")
 NOT_MEASURED, FEW_VALIDATION_DATA = "not measured", "few validation data"
@@ -139,14 +143,26 @@ def general_findings(posterior: Posterior) -> Iterator[Finding]:
         return
     yield from _about_the_network(record, _least_gain(posterior.likelihood, record), posterior.has_spread)
     yield from posterior.own_findings()
+    yield from _about_the_plain_network(record)
     yield from _about_confidence(record)
     if posterior.has_spread:
         yield from _about_the_spread(record)
+    yield from _about_validation(record, posterior.num_data)
+
+
+def _about_validation(record: FitRecord, num_data: int) -> Iterator[Finding]:
     held = record.validation
-    if held is None and record.training.accuracy is not None and posterior.num_data < FEW_VALIDATION:
+    if record.shift is not None and record.shift > SHIFTED:
+        yield Finding(
+            "validation data differ", "care",
+            f"The inputs of the validation data differ from those of the training data (the mean of one feature by "
+            f"{record.shift:.1f} standard deviations), so what was chosen or measured on them may not hold for data "
+            "like the training data. Divide all data at random, unless the difference is meant.",
+        )  # fmt: skip
+    if held is None and record.training.accuracy is not None and num_data < FEW_VALIDATION:
         yield Finding(
             "few data", "care",
-            f"There are only {posterior.num_data} training examples and no validation data, too few to tell whether "
+            f"There are only {num_data} training examples and no validation data, too few to tell whether "
             "probabilities are right.",
         )  # fmt: skip
     if held is not None and held.num_rows < FEW_VALIDATION:
@@ -255,6 +271,21 @@ def _least_gain(likelihood: Likelihood, record: FitRecord) -> float:
     if isinstance(likelihood, Categorical | Bernoulli):
         return LITTLE * abs(record.constant)
     return LITTLE if isinstance(likelihood, Gaussian) else -math.inf  # elsewhere the constant is approximate
+
+
+def _about_the_plain_network(record: FitRecord) -> Iterator[Finding]:
+    """Compare with the held-out examples of the search, which trained a plain network."""
+    plain, held = record.held_out_score, record.validation
+    scores = held if held is not None and held.num_rows >= FEW_VALIDATION else record.training
+    if plain is None or record.held_out_error is None or scores.error is None:
+        return
+    if plain - scores.log_score > WORSE + 2 * math.hypot(record.held_out_error, scores.error):
+        where = "validation" if scores is held else "its own training"
+        yield Finding(
+            "worse than the plain network", "care",
+            f"It predicts {where} examples with a log score of {scores.log_score:.3f}; a plain network had {plain:.3f} "
+            f"on {record.held_out} held-out examples. Use MAP(), Laplace() or Auto(), or train longer.",
+        )  # fmt: skip
 
 
 def _about_confidence(record: FitRecord) -> Iterator[Finding]:

@@ -26,6 +26,8 @@ if TYPE_CHECKING:
 MOST_ROWS, MOST_FAR, MOST_VALIDATION, MOST_SAMPLES = 64, 16, 256, 16
 # How many standard deviations the unfamiliar inputs have, in units of those of the data.
 FAR = 5.0
+# Means of a feature differ by more than chance if by this many standard errors; there may be thousands of features.
+NOT_CHANCE = 6.0
 
 
 @dataclass(frozen=True)
@@ -41,6 +43,7 @@ class ExampleScores:
             for classes.
         uneven: By what factor these residuals (root mean square) differ between the outputs of a regression; None if
             there is one output.
+        error: The standard error of the log score.
     """
 
     num_rows: int
@@ -49,6 +52,7 @@ class ExampleScores:
     confidence: float | None = None
     squared_z: float | None = None
     uneven: float | None = None
+    error: float | None = None
 
 
 @dataclass(frozen=True)
@@ -69,6 +73,9 @@ class FitRecord:
         held_out: The number of held-out examples on which it was chosen; None if it was not.
         held_out_gain: By how many nats per held-out example the plain network beat the best constant prediction.
         held_out_error: The standard error of that gain.
+        held_out_score: The mean log score of the plain network on these examples.
+        shift: By how many standard deviations the mean of a feature differs between training and validation data, if
+            that is not by chance; the largest of all features. None if it was not measured, or is chance.
         input_size: The root mean square of the inputs over examples, the largest of all features; None if inputs are
             not one tensor of numbers.
         target_size: The same for targets that are numbers.
@@ -90,6 +97,8 @@ class FitRecord:
     held_out: int | None = None
     held_out_gain: float | None = None
     held_out_error: float | None = None
+    held_out_score: float | None = None
+    shift: float | None = None
     input_size: float | None = None
     target_size: float | None = None
     likeness: float | None = None
@@ -114,6 +123,7 @@ class FitRecord:
             held_out=found.num_rows,
             held_out_gain=found.gain,
             held_out_error=found.gain_error,
+            held_out_score=None if found.gain is None else found.score,
             tail_gain=found.tail_gain,
         )
 
@@ -142,10 +152,12 @@ def measure(
     inputs, targets = _few(posterior, *_rows(source, MOST_ROWS))
     near, far = _predict_near_and_far(posterior, inputs)
     centre = likelihood.predict(params.call(posterior.model, inputs))
-    held_out = None
+    held_out = shift = None
     if validation is not None:
         rows = _few(posterior, *_rows(validation, MOST_VALIDATION))
         held_out = _scores(likelihood, _predict(posterior, rows[0]), rows[1])
+        if source.pair is not None and validation.pair is not None and not distributed.is_active():
+            shift = shift_between(inputs, rows[0])
     totals = torch.cat([_total(part).double() for part in (near, far) if part is not None])
     record = FitRecord(
         training=_scores(likelihood, near, targets),
@@ -157,6 +169,7 @@ def measure(
         spread=float(totals.std(correction=0) / totals.mean().clamp_min(1e-30)),
         remaining_gain=posterior.remaining_gain,
         epochs=epochs,
+        shift=shift,
         input_size=_size(inputs),
         target_size=None if isinstance(likelihood, Categorical | Bernoulli) else _size(targets),
         likeness=_likeness(likelihood, source) if held_out is None and found is None else None,
@@ -217,17 +230,40 @@ def _scores(likelihood: Likelihood, prediction: Any, targets: Tensor) -> Example
     ignored = getattr(likelihood, "ignore_index", None)
     options = {} if ignored is None else {"ignore_index": ignored}
     counted, targets = likelihood.observed(targets), likelihood.aligned(targets)
-    log_score = float(prediction.log_prob(targets, **options).double().mean())
+    logs = prediction.log_prob(targets, **options).double()
+    log_score, error = float(logs.mean()), float(logs.std() / math.sqrt(len(logs))) if len(logs) > 1 else None
     if isinstance(prediction, ClassPrediction):
         labels = targets.reshape(prediction.mode.shape)
         right, sure = (prediction.mode == labels).double(), prediction.confidence.double()
         if counted is not None:
             right, sure = right[counted], sure[counted]
-        return ExampleScores(len(prediction), log_score, float(right.mean()), float(sure.mean()))
+        return ExampleScores(len(prediction), log_score, float(right.mean()), float(sure.mean()), error=error)
     z = (prediction.mean - targets.reshape(prediction.mean.shape)) / prediction.stddev
     squares = z.double().square().reshape(len(z), -1).mean(0)
     uneven = float((squares.max() / squares.min().clamp_min(1e-12)).sqrt()) if len(squares) > 1 else None
-    return ExampleScores(len(prediction), log_score, squared_z=float(squares.mean()), uneven=uneven)
+    return ExampleScores(len(prediction), log_score, squared_z=float(squares.mean()), uneven=uneven, error=error)
+
+
+def shift_between(first: Any, second: Any) -> float | None:
+    """Return by how many standard deviations the means of a feature differ, the largest that is not chance; else None.
+
+    >>> x = torch.linspace(-1, 1, 100)[:, None]
+    >>> shift_between(x, x.flip(0)) is None, round(shift_between(x, x + 1), 2)
+    (True, 1.71)
+    """
+    if not (
+        isinstance(first, Tensor) and first.is_floating_point() and first.ndim > 1 and min(len(first), len(second))
+    ):
+        return None
+    one, other = (part.double().reshape(len(part), -1) for part in (first, second))
+    gaps = (one.mean(0) - other.mean(0)).abs()
+    variances = [part.var(0, correction=0) for part in (one, other)]
+    errors = (variances[0] / len(one) + variances[1] / len(other)).sqrt()
+    # a feature without variance that differs at all differs by the limit
+    sizes = (gaps / ((variances[0] + variances[1]) / 2).sqrt().clamp_min(1e-12)).clamp_max(1e3)
+    sizes = sizes.where(gaps > NOT_CHANCE * errors, 0.0)
+    largest = float(sizes.max()) if sizes.numel() else 0.0
+    return largest if largest > 0 else None
 
 
 def _size(values: Any) -> float | None:
