@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 
 import pytest
@@ -144,6 +145,20 @@ def test_many_outputs_are_sampled_and_said_so(monkeypatch: pytest.MonkeyPatch) -
     _, estimated = SampledVariance(posterior, torch.Generator())(inputs, True)
     assert float((estimated / variance - 1).abs().max()) < 0.2  # 1 / √2000 is 0.02
     assert float((sampled.probs - exact.probs).abs().max()) < 0.05
+
+
+@pytest.mark.filterwarnings("ignore::dubito.curvature.linearized.SampledWarning")
+def test_many_weights_and_outputs_are_tuned_on_a_coarse_grid(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It finds about the same prior precision as the fine grid."""
+    data = problem("pixels")
+    for module in ("curvature.linearized", "methods.laplace.tuning"):
+        monkeypatch.setattr(f"dubito.{module}.MOST_EXACT", 10)
+    fine = Laplace(curvature="ggn").fit(data[0], data[1:], progress=False)
+    with limits.using(kept_weights=4):
+        coarse = Laplace(curvature="ggn").fit(data[0], data[1:], progress=False)
+    found = [float(posterior.prior_precision) for posterior in (fine, coarse)]
+    assert found[0] != found[1]
+    assert abs(math.log(found[1] / found[0])) < math.log(10) / 4
 
 
 @pytest.mark.parametrize("tuned", [False, True], ids=["given", "tuned"])

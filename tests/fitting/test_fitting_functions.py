@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
@@ -9,6 +10,7 @@ import pytest
 import torch
 from dubito.errors import InputError
 from torch import Tensor, nn
+from torch.nn.attention import SDPBackend, sdpa_kernel
 
 import dubito
 from dubito import MAP, SGMCMC, SWAG, Ensemble, Laplace, MCDropout, Rank1, Training, Variational, likelihoods, select
@@ -25,18 +27,38 @@ def _network(norm: bool = False) -> nn.Sequential:
     return nn.Sequential(nn.Linear(2, 4), *middle, nn.Tanh(), nn.Linear(4, 1)).double()
 
 
+class _Attends(nn.Module):
+    """Attention and a hard sigmoid: torch differentiates its usual implementations of both only once."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.last, self.gate = nn.Linear(1, 4), nn.Linear(4, 1), nn.Hardsigmoid(inplace=True)
+
+    def forward(self, x: Tensor) -> Tensor:
+        parts = self.first(x[:, None, :, None])  # two tokens of one head
+        mixed = nn.functional.scaled_dot_product_attention(parts, parts, parts)
+        return self.last(self.gate(mixed + 0.1).mean((1, 2)))
+
+
+def _attends() -> nn.Module:
+    torch.manual_seed(0)
+    return _Attends().double()
+
+
 def _seeded() -> torch.Generator:
     return torch.Generator().manual_seed(3)
 
 
-def test_laplace_functions_are_the_linearized_network() -> None:
+@pytest.mark.parametrize("make", [_network, _attends])
+def test_laplace_functions_are_the_linearized_network(make: Callable[[], nn.Module]) -> None:
     """f_s(x) = f(x) + J(x)(w_s − ŵ), by brute force; the moments of many are those of `functional`."""
-    model = _network()
+    model = make()
     posterior = Laplace(structure="full", prior_precision=1.0).fit(model, (X, Y), **OPTIONS)
     drawn = posterior.functions(3, generator=_seeded())
     samples = posterior.sample(3, generator=_seeded())
     weights = {name: value.detach() for name, value in model.named_parameters()}
-    rows = torch.func.jacrev(lambda w: torch.func.functional_call(model, w, X[:5]))(weights)
+    with sdpa_kernel(SDPBackend.MATH):
+        rows = torch.func.jacrev(lambda w: torch.func.functional_call(model, w, X[:5]))(weights)
     expected = torch.stack(
         [
             model(X[:5]) + sum((rows[n].flatten(2) @ (samples[n][s] - weights[n]).flatten()) for n in weights)

@@ -17,6 +17,7 @@ from dubito.core import batches, limits, params
 from dubito.core.errors import InputError
 from dubito.core.limits import numbers, slices
 from dubito.core.once import warn_once
+from dubito.core.twice import differentiable_twice
 from dubito.curvature import matrices as linalg
 from dubito.curvature import output_columns, positions
 from dubito.curvature.engine import Engine, Tape
@@ -224,7 +225,8 @@ class Linearized:
     def _jacobian(self, example: Any) -> tuple[Tensor, Tensor]:
         """Return the outputs of a batch of one, and their Jacobian ``[1, *positions, C, D]``."""
         weights = self.engine.parameters
-        output = params.call(self.engine.model, example)
+        with differentiable_twice():
+            output = params.call(self.engine.model, example)
         canonical = self.likelihood.canonical(output)
         rows = []
         for entry in canonical.flatten():

@@ -11,6 +11,7 @@ from dubito.beliefs.likelihoods import Likelihood
 from dubito.core import batches, params
 from dubito.core.errors import InputError, UnsupportedError
 from dubito.core.randomness import default_generator
+from dubito.core.twice import differentiable_twice
 from dubito.curvature import matrices as linalg
 from dubito.curvature.accumulator import Accumulator, Sums, curvature_product, most_full
 from dubito.curvature.engine import Engine, Tape
@@ -115,14 +116,11 @@ class HessianAccumulator(FullAccumulator):
 
     def add(self, sums: Sums, tape: Tape, columns: Iterable[Tensor], targets: Tensor | None = None) -> None:
         """Add the Hessian of the batch."""
-        from torch.nn.attention import SDPBackend, sdpa_kernel
-
         assert targets is not None
         model, selection = self.engine.model, self.selection
         base = {name: value.detach() for name, value in model.named_parameters()}
         center = selection.ravel(base).requires_grad_()
-        # only the plain implementation of attention can be differentiated twice
-        with torch.enable_grad(), sdpa_kernel(SDPBackend.MATH):
+        with torch.enable_grad(), differentiable_twice():
             inputs = batches.map_leaves(torch.clone, tape.inputs)
             outputs = params.functional_call(model, selection.merge(base, center), inputs)
             loss = -self.likelihood.log_prob(outputs, targets).sum()

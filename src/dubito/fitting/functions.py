@@ -15,7 +15,9 @@ import torch
 from torch import Tensor, nn
 
 from dubito.core import batches, params
+from dubito.core.errors import UnsupportedError
 from dubito.core.params import Params
+from dubito.core.twice import differentiable_twice
 from dubito.networks.twin import twin
 
 Function = Callable[[Any], Tensor]
@@ -78,7 +80,8 @@ def network_functions(model: nn.Module, draws: Sequence[Params], *, center: Para
 
         def expanded(x: Any) -> Tensor:
             with lock, torch.enable_grad():
-                outputs = call(base, x)
+                with differentiable_twice():
+                    outputs = call(base, x)
                 change = jacobian_product(outputs, list(base.values()))(moved)
             found = outputs + change
             return found if _needs_gradient(x) else found.detach()
@@ -100,7 +103,16 @@ def jacobian_product(outputs: Tensor, weights: list[Tensor]) -> Callable[[list[T
 
     def along(directions: list[Tensor]) -> Tensor:
         total = torch.stack([(each * d).sum() for each, d in zip(pulled, directions, strict=True)]).sum()
-        (change,) = torch.autograd.grad(total, v, **options)
+        try:
+            (change,) = torch.autograd.grad(total, v, **options)
+        except RuntimeError as error:
+            if "not implemented" not in str(error):
+                raise
+            raise UnsupportedError(
+                "The network cannot be linearized for this, because torch cannot differentiate one of its layers twice "
+                f"({str(error).splitlines()[0]}): make only weights after that layer random, such as "
+                "weights=select.last_layer()."
+            ) from error
         return change
 
     return along

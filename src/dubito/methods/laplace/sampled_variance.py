@@ -12,10 +12,10 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
-from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from dubito.core import batches, limits, params
 from dubito.core.limits import slices
+from dubito.core.twice import differentiable_twice
 from dubito.fitting.functions import jacobian_product
 
 if TYPE_CHECKING:
@@ -62,8 +62,9 @@ class SampledVariance:
     def _part(self, inputs: Any, centred: bool) -> tuple[Tensor, Tensor]:
         engine, selection, likelihood = self.posterior.engine, self.posterior.selection, self.posterior.likelihood
         given = batches.map_leaves(torch.clone, inputs)
-        with torch.enable_grad(), sdpa_kernel(SDPBackend.MATH):  # others cannot be differentiated twice
-            outputs = params.call(engine.model, given)
+        with torch.enable_grad():
+            with differentiable_twice():
+                outputs = params.call(engine.model, given)
             product = jacobian_product(outputs, [engine.parameters[name] for name in selection.names])
             total = torch.zeros_like(likelihood.canonical(outputs.detach()))
             for some in self.kept or self._draw():

@@ -11,7 +11,8 @@ $D / \|\hat w - \mu\|^2$, the inverse mean square of the weights: on small data 
 prefers a posterior that is far too wide.
 
 Of outputs at many positions (pixels, tokens), a few positions of each example are scored. If more than 1,024 classes
-each take a backward pass, nothing is scored: λ is $\lambda_0$.
+each take a backward pass, nothing is scored: λ is $\lambda_0$. If fewer do, and weights are many, one λ per decade is
+tried.
 
 The noise of a Gaussian likelihood comes from residuals of validation data, or from leave-one-out residuals of the
 training data (`dubito.curvature.leave_one_out`); without validation data, λ is the evidence's choice.
@@ -27,6 +28,7 @@ import torch
 from torch import Tensor
 
 from dubito.beliefs.likelihoods import Categorical, Gaussian, Likelihood
+from dubito.core import limits
 from dubito.core.batches import Source
 from dubito.core.errors import InputError
 from dubito.curvature.evidence import HIGH, LOW, as_precision, maximize
@@ -44,6 +46,8 @@ if TYPE_CHECKING:
 
 # The prior precisions (or their ratios to the noise) that are tried.
 GRID = torch.logspace(-6, 8, 43, dtype=torch.float64)
+# Of the grid for millions of weights and many outputs, every third: one per decade.
+COARSE = 3
 # The standard deviation of the prior on the logarithm of the precision.
 PRIOR_SCALE = 2.0
 # With many outputs per example: the log-probabilities that are scored in all, and the columns that are pulled back if
@@ -133,7 +137,7 @@ def _by_scores(posterior: LaplacePosterior, recipe: Laplace, problem: Problem, b
     _add_all(scores, problem, by, left_out)
     # The residuals of training data favour no posterior at all: the evidence chooses, and only the noise is judged.
     by_centre = is_gaussian and by == "training"
-    at, at_edge, noise = _best(*scores.result(), centre, weight=0.0 if by_centre else 1.0)
+    at, at_edge, noise = _best(scores.grid, *scores.result(), centre, weight=0.0 if by_centre else 1.0)
     count = int(scores.num_rows)  # of all processes
     if noise is None:
         return Choice(at, posterior.likelihood, Tuning(by, at_edge, count))
@@ -157,7 +161,10 @@ def _scores(posterior: LaplacePosterior, problem: Problem, by: str) -> GridScore
         return None
     most = max(16, MOST_PULLED // width) if slow else max(200, MOST_SCORED // width)
     most = min(most, MOST_ROWS)
-    return PositionScores(posterior, GRID, -(-most // min(judged.num_data, most)), most)
+    # variances for all λ that are computed again for each backward pass would take longer than the pass
+    is_kept = 4 * len(GRID) * posterior.selection.num_weights <= limits.current().kept_weights
+    grid = GRID if is_kept or not slow else GRID[::COARSE]
+    return PositionScores(posterior, grid, -(-most // min(judged.num_data, most)), most)
 
 
 @torch.no_grad()
@@ -174,14 +181,16 @@ def _add_all(scores: GridScores, problem: Problem, by: str, left_out: LeaveOneOu
         scores.add(batch, 1.0 if left_out is None else left_out.factors(batch.inputs))
 
 
-def _best(scores: Tensor, noises: Tensor | None, centre: float, weight: float) -> tuple[Tensor, bool, Tensor | None]:
+def _best(
+    grid: Tensor, scores: Tensor, noises: Tensor | None, centre: float, weight: float
+) -> tuple[Tensor, bool, Tensor | None]:
     """Return the best point of the grid, refined by a parabola, whether it is at an edge, and the noise there."""
-    logs = GRID.log()
+    logs = grid.log()
     centre = min(max(math.log(centre), float(logs[0])), float(logs[-1]))
     total = weight * scores - (logs - centre).square() / (2 * PRIOR_SCALE**2)
     index = int(total.argmax())
-    if index in (0, len(GRID) - 1):
-        return GRID[index].clone(), True, None if noises is None else noises[index]
+    if index in (0, len(grid) - 1):
+        return grid[index].clone(), True, None if noises is None else noises[index]
     left, middle, right = total[index - 1 : index + 2].tolist()
     bend = left - 2 * middle + right
     shift = 0.0 if bend >= 0 else 0.5 * (left - right) / bend

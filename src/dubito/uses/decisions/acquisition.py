@@ -16,6 +16,7 @@ from dubito.core.constraints import Count, Range, check
 from dubito.core.errors import InputError, UnsupportedError
 from dubito.core.params import Params
 from dubito.core.randomness import default_generator
+from dubito.core.twice import differentiable_twice
 from dubito.fitting.decision_rule import DecisionRule
 from dubito.fitting.posterior import Posterior
 from dubito.uses.decisions.batch_information import greedy_batch
@@ -158,7 +159,8 @@ def _linear_outputs(posterior: Posterior, draws: list[Params], inputs: Any) -> T
     """
     mean = {name: value.requires_grad_() for name, value in posterior.mean().items()}
     with posterior.working_copy() as own, torch.enable_grad():
-        outputs = params.functional_call(own.model, mean, inputs)
+        with differentiable_twice():
+            outputs = params.functional_call(own.model, mean, inputs)
         u = torch.zeros_like(outputs, requires_grad=True)
         gradients = torch.autograd.grad(outputs, list(mean.values()), u, create_graph=True, allow_unused=True)
     used = {name: grad for name, grad in zip(mean, gradients, strict=True) if grad is not None}

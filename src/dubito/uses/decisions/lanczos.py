@@ -24,6 +24,7 @@ from torch import Tensor, nn
 from dubito.core import batches, limits, params
 from dubito.core.batches import Data
 from dubito.core.limits import numbers
+from dubito.core.twice import differentiable_twice
 from dubito.curvature.per_example import by_loop, by_vmap
 from dubito.fitting.functions import jacobian_product
 from dubito.fitting.posterior import Posterior
@@ -151,7 +152,8 @@ def _curvature_product(posterior: Posterior, model: nn.Module, groups: Any, vect
     directions = [part.view_as(value) for part, value in zip(parts, weights.values(), strict=True)]
     for inputs, _ in groups:
         for rows in limits.slices(batches.num_rows(inputs), 256):
-            outputs = params.call(model, batches.take(inputs, rows))
+            with differentiable_twice():
+                outputs = params.call(model, batches.take(inputs, rows))
             along = jacobian_product(outputs, list(weights.values()))(directions).detach()
             likelihood = posterior.likelihood
             hessian = likelihood.hessian(outputs.detach())
