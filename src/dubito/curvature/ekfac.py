@@ -12,7 +12,13 @@ $$\sum_d \log(h_d + \lambda) \ge \log\det(H + \lambda), \qquad
   \sum_d \frac{h_d}{h_d + \lambda} \ge \mathrm{tr}\, H (H + \lambda)^{-1}:$$
 
 the evidence is never above that of the full matrix, and the variances of the outputs at the training inputs, weighted
-by the output Hessians, never sum to less. Neither holds for the products of the factors' eigenvalues.
+by the output Hessians, never sum to less. Neither holds for the products of the factors' eigenvalues. The divergence
+:math:`\mathrm{KL}(q \,\|\, p)` of a Gaussian with precisions `d` along the basis from the full posterior is
+
+$$\tfrac12 \Big[\sum_d \frac{h_d + \lambda}{d_d} + \log d_d\Big] + \text{const},$$
+
+least at :math:`d_d = h_d + \lambda`. There the sum of ratios is the number of weights, so the evidence of the measured
+eigenvalues is the evidence lower bound of their Gaussian, the highest one in this basis.
 """
 
 from __future__ import annotations
