@@ -13,11 +13,14 @@ from torch import Tensor, nn
 
 import dubito
 from dubito import (
+    DKL,
     HMC,
     MAP,
     SGMCMC,
+    SNGP,
     SVGD,
     SWAG,
+    VBLL,
     BatchEnsemble,
     Ensemble,
     Laplace,
@@ -72,7 +75,7 @@ FITS = [(name, recipe) for name in CASES for recipe in (*MAIN, *(OTHERS if name 
 # fitted and asked; what is saved does not depend on the likelihood
 OTHER_KINDS: list[Any] = [
     HMC("hmc", num_samples=2, burn_in=2, chains=1, num_steps=2, step_size=0.01, prior=priors.Normal()),
-    SVGD(num_particles=2), BatchEnsemble(members=2), Snapshot(cycles=2),
+    SVGD(num_particles=2), BatchEnsemble(members=2), Snapshot(cycles=2), VBLL(), SNGP(num_features=8), DKL(inducing=4),
 ]  # fmt: skip
 
 
@@ -124,6 +127,10 @@ def test_a_posterior_is_asked_scored_and_loaded(name: str, recipe: Any, tmp_path
 @pytest.mark.parametrize("recipe", OTHER_KINDS, ids=lambda recipe: type(recipe).__name__)
 def test_other_recipes_take_it(name: str, recipe: Any) -> None:
     _, inputs, targets, _ = CASES[name]
+    if isinstance(recipe, VBLL | SNGP | DKL) and name in ("known-noise", "learned-noise"):
+        pytest.skip("the outputs are not those of the last layer, and it says so")
+    if isinstance(recipe, DKL) and name == "bradley-terry":
+        pytest.skip("refused in a sentence")
     posterior = fitted(name, recipe)
     prediction: Any = posterior.predict(inputs)
     total = prediction.entropy if hasattr(prediction, "probs") else prediction.stddev.square()

@@ -14,10 +14,21 @@ from torch import Tensor, nn
 
 import dubito
 from dubito import DKL, SNGP, VBLL, Ensemble, Laplace, Training, select
-from dubito.beliefs.likelihoods import Bernoulli, Categorical, Gaussian
+from dubito.beliefs.likelihoods import (
+    Bernoulli,
+    BradleyTerry,
+    Categorical,
+    Gaussian,
+    HeteroscedasticGaussian,
+    MultivariateGaussian,
+    NegativeBinomial,
+    Poisson,
+    StudentT,
+)
 from dubito.core import limits
-from dubito.methods.heads.bound import expected_log_prob
+from dubito.methods.heads.bound import expected_log_prob, expected_preference
 from dubito.methods.heads.module import GaussianHead
+from dubito.methods.heads.posterior import HeadPosterior
 from dubito.networks.heads import InducingPoints, RandomFeatures, attach
 from dubito.networks.spectral import SpectralBound
 from oracles import close, normal, seeded
@@ -50,22 +61,71 @@ def test_the_divergence_is_that_of_torch() -> None:
     close(head.kl(prior), torch.distributions.kl_divergence(own, other).sum())
 
 
+EXACT = (Gaussian, MultivariateGaussian, Poisson, NegativeBinomial)
+
+
 @pytest.mark.parametrize(
     ("likelihood", "target"),
-    [(Gaussian(noise=0.5), [[0.3, -1.0]]), (Categorical(), [1]), (Bernoulli(), [[1, 0]])],
-    ids=["gaussian", "categorical", "bernoulli"],
-)
-def test_the_bound_is_exact_or_below_the_expectation(likelihood: Any, target: Any) -> None:
+    [
+        (Gaussian(noise=0.5), [[0.3, -1.0]]), (MultivariateGaussian(((0.4, 0.1), (0.1, 0.3))), [[0.3, -1.0]]),
+        (Poisson(), [[2.0]]), (NegativeBinomial(0.7), [[2.0]]), (HeteroscedasticGaussian(), [[0.3]]),
+        (StudentT(4.0), [[0.3]]), (Categorical(), [1]), (Bernoulli(), [[1, 0]]),
+    ],
+    ids=lambda value: type(value).__name__,
+)  # fmt: skip
+def test_the_expectation_is_exact_or_bounded_or_unbiased(likelihood: Any, target: Any) -> None:
     mean, variance = torch.tensor([[0.4, -0.2]]).double(), torch.tensor([[0.3, 0.6]]).double()
-    targets = torch.tensor(target, dtype=torch.float64 if isinstance(likelihood, Gaussian) else torch.int64)
+    if isinstance(likelihood, Poisson | NegativeBinomial):
+        mean, variance = mean[:, :1], variance[:, :1]
+    targets = torch.tensor(target, dtype=torch.int64 if isinstance(target[0], int) else torch.float64)
+    targets = targets.long() if isinstance(likelihood, Bernoulli) else targets
     expected = quadrature(lambda f: likelihood.log_prob(f, targets.expand(len(f), *targets.shape[1:])), mean, variance)
-    found = float(expected_log_prob(likelihood, mean, variance, targets))
-    if isinstance(likelihood, Gaussian):
-        assert found == pytest.approx(expected, abs=1e-10)
+    found = expected_log_prob(likelihood, mean, variance, targets)
+    if isinstance(likelihood, EXACT):
+        assert float(found) == pytest.approx(expected, abs=1e-10)
+    elif isinstance(likelihood, Categorical | Bernoulli):
+        assert expected - 0.3 < float(found) < expected
     else:
-        assert expected - 0.3 < found < expected
+        many = [value.expand(20_000, *value.shape[1:]) for value in (mean, variance, targets)]
+        draws = expected_log_prob(likelihood, *many, generator=torch.Generator().manual_seed(0))
+        assert float(draws.mean()) == pytest.approx(expected, abs=4 * float(draws.std()) / math.sqrt(20_000))
     none = expected_log_prob(likelihood, mean, torch.zeros_like(variance), targets)
     close(none, likelihood.log_prob(mean, targets))
+
+
+def test_scores_of_two_items_by_the_same_weights_vary_together() -> None:
+    """The bound and the prediction of preferences, against random weights of the last layer."""
+    model, likelihood = network(1), BradleyTerry()
+    head = GaussianHead(model, "2", 0.5 * roots(1, 7)).requires_grad_(False)
+    pairs, labels = torch.stack([normal(3, 4), normal(6, 4)[3:]], 1), torch.tensor([0, 1, 1])
+    scores, covariance = head.joint(pairs, likelihood)
+    noise = torch.randn(100_000, 7, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    features = torch.cat([model[:2](pairs), torch.ones(3, 2, 1).double()], 2)  # type: ignore[index]
+    drawn = scores.squeeze(2) + torch.einsum("btp,pq,sq->sbt", features, head.roots[0].tril(), noise)
+    close(covariance[0], torch.cov(drawn[:, 0].T), 0.05 * float(covariance[0].max()))
+    expected = drawn.log_softmax(-1)[:, torch.arange(3), labels].mean(0)
+    found = expected_preference(scores.squeeze(2), covariance, labels)
+    assert bool((found < expected).all())
+    assert bool((found > expected_log_prob(likelihood, *head.moments(pairs), labels)).any())
+    same = pairs[:, :1].expand(-1, 2, -1)  # a pair of one and the same item is decided by chance, for certain
+    same_scores, same_covariance = head.joint(same, likelihood)
+    close(expected_preference(same_scores.squeeze(2), same_covariance, labels), -math.log(2) * torch.ones(3).double())
+    posterior = HeadPosterior(model, likelihood, VBLL(), 3, "2", head.roots.detach().tril(), 1.0)
+    prediction: Any = posterior.predict(pairs, num_samples=20_000, generator=torch.Generator().manual_seed(1))
+    close(prediction.probs, drawn.softmax(-1).mean(0), 0.02)
+    assert float(posterior.predict(same).epistemic.max()) < 1e-9
+
+
+def test_the_process_of_preferences_has_the_curvature_of_differences() -> None:
+    pairs, labels = torch.stack([normal(12, 4), normal(24, 4)[12:]], 1), torch.arange(12) % 2
+    posterior: Any = SNGP(num_features=5).fit(network(1), (pairs, labels), likelihood="bradley-terry", training=QUICK)
+    head = posterior.model[2]
+    mapped = head.features(posterior.model[:2](pairs))
+    probs, apart = head.linear(mapped).squeeze(2).softmax(1), mapped[:, 0] - mapped[:, 1]
+    precision = torch.eye(5).double() + torch.einsum("b,bi,bj->ij", probs.prod(1), apart, apart)
+    close(posterior.roots[0] @ posterior.roots[0].T, torch.linalg.inv(precision), 1e-6)
+    with pytest.raises(UnsupportedError, match="vary together"):
+        DKL(inducing=3).fit(network(1), (pairs, labels), likelihood="bradley-terry", training=QUICK)
 
 
 def test_the_jensen_bound_of_classes_is_that_of_the_paper() -> None:
@@ -220,10 +280,7 @@ def test_a_network_without_features_is_refused_in_a_sentence(recipe: Any, kind: 
         recipe.fit(Odd(kind), (torch.randn(20, 4), torch.arange(20) % 3), training=QUICK)
 
 
-def test_what_has_no_closed_form_or_is_too_large_is_refused() -> None:
+def test_what_is_too_large_is_refused() -> None:
     counts = (torch.randn(20, 4), torch.ones(20, 1))
-    with pytest.raises(UnsupportedError, match="closed form"):
-        VBLL().fit(network(1).float(), counts, likelihood="poisson", training=QUICK)
-    assert SNGP(num_features=8).fit(network(1).float(), counts, likelihood="poisson", training=QUICK).predict(counts[0])
     with limits.using(covariance_factor=100), pytest.raises(InputError, match="too many for a covariance"):
         VBLL().fit(network(1).float(), counts, likelihood="gaussian", training=QUICK)

@@ -7,6 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from dubito.beliefs.likelihoods import BradleyTerry, Likelihood
 from dubito.core import params
 from dubito.core.errors import InputError, UnsupportedError
 from dubito.core.limits import current, numbers
@@ -54,6 +55,26 @@ class GaussianHead(nn.Module):
 
     def moments(self, inputs: Any) -> tuple[Tensor, Tensor]:
         """Return mean and variance of the outputs, both in the network's layout."""
+        outputs, turned = self._turned(inputs)
+        variance = turned.square().sum(-1)
+        head = self.network.get_submodule(self.layer)
+        if isinstance(head, FeatureHead):
+            tap: Any = self.network.get_submodule(self.linear)
+            variance = variance + head.features.missing(tap.seen).unsqueeze(-1)
+        return outputs, variance.reshape(outputs.shape)
+
+    def joint(self, inputs: Any, likelihood: Likelihood) -> tuple[Tensor, Tensor]:
+        """Return the outputs, and the covariances ``[B, T, T]`` of the scores of T items by the same weights."""
+        outputs, turned = self._turned(inputs)
+        rows = turned.reshape(*likelihood.canonical(outputs).shape, turned.shape[-1])
+        return outputs, rows @ rows.mT
+
+    def compares(self, likelihood: Likelihood) -> bool:
+        """Return whether the outputs that a target depends on are scores of several items by the same weights."""
+        return isinstance(likelihood, BradleyTerry) and len(self.roots) == 1
+
+    def _turned(self, inputs: Any) -> tuple[Tensor, Tensor]:
+        """Return the outputs and the inputs of the last layer times the roots, ``[..., C, P]``."""
         outputs = params.call(self.network, inputs)
         tap: Any = self.network.get_submodule(self.linear)
         mapped = tap.seen
@@ -64,12 +85,7 @@ class GaussianHead(nn.Module):
             )
         if self.has_bias and tap.bias is not None:
             mapped = torch.cat([mapped, torch.ones_like(mapped[..., :1])], dim=-1)
-        turned = torch.einsum("...p,cpq->...cq", mapped, self.roots.tril().to(mapped.dtype))
-        variance = turned.square().sum(-1)
-        head = self.network.get_submodule(self.layer)
-        if isinstance(head, FeatureHead):
-            variance = variance + head.features.missing(tap.seen).unsqueeze(-1)
-        return outputs, variance.reshape(outputs.shape)
+        return outputs, torch.einsum("...p,cpq->...cq", mapped, self.roots.tril().to(mapped.dtype))
 
     def means(self) -> Tensor:
         """Return the means ``[C, P]`` of the random weights."""

@@ -89,7 +89,7 @@ class HeadPosterior(Posterior):
             num_samples: The number of samples of the outputs of a classifier.
             generator: The source of randomness.
             link: How Gaussian logits become probabilities: ``"probit"`` scales them down by their uncertainty,
-                ``"mc"`` averages the probabilities of samples.
+                ``"mc"`` averages the probabilities of samples, as for preferences always.
             options: No other option is known.
         """
         check("link", Literal["probit", "mc"], link)
@@ -97,6 +97,8 @@ class HeadPosterior(Posterior):
         chosen = links.PROBIT if link == "probit" else SAMPLED
 
         def predict(inputs: Any) -> Any:
+            if head.compares(self.likelihood):
+                return links.predict(self.likelihood, *head.joint(inputs, self.likelihood), noise, links.LINKS["mc"])
             mean, variance = head.moments(inputs)
             return links.predict(self.likelihood, mean, self.likelihood.canonical(variance), noise, chosen)
 

@@ -17,11 +17,11 @@ from dubito.curvature.output_layer import hessian_diagonal
 from dubito.fitting.gradient_training import GradientDescent
 from dubito.fitting.inference import Inference, Problem, State
 from dubito.fitting.output_noise import fit_log_noise
-from dubito.methods.heads.bound import check_likelihood, expected_log_prob
+from dubito.methods.heads.bound import expected_log_prob, expected_preference
 from dubito.methods.heads.module import GaussianHead, check_size, linear_of
 from dubito.methods.heads.posterior import HeadPosterior
 from dubito.networks.features import Tap, gives_outputs, last_layer
-from dubito.networks.heads import attach
+from dubito.networks.heads import FeatureHead, attach
 from dubito.networks.spectral import bound_layers, effective
 from dubito.networks.swapping import swap_class
 from dubito.networks.twin import copied, light_copy, twin
@@ -46,7 +46,6 @@ class BoundTrainer:
 
     def __init__(self, recipe: Any, problem: Problem) -> None:
         self.recipe, self.problem = recipe, problem
-        self.check()
         network, self.layer = self._network()
         linear: Any = network.get_submodule(linear_of(network, self.layer)[0])
         size = linear.in_features + (linear_of(network, self.layer)[1] and linear.bias is not None)
@@ -56,6 +55,7 @@ class BoundTrainer:
         self.plain = copied(network)  # the weights of a state are loaded into copies of it
         self.module = GaussianHead(network, self.layer, self.prior_variance**0.5 * INITIAL * roots)
         self.module.eval()
+        self.check()
         if recipe.bound is not None:
             bound_layers(network, recipe.bound, self.layer)
         self.hyper = problem.likelihood.hyper()
@@ -64,8 +64,13 @@ class BoundTrainer:
         self.descent = self._descent()
 
     def check(self) -> None:
-        """Raise an error for a likelihood that the bound does not support."""
-        check_likelihood(self.problem.likelihood)
+        """Raise an error for a likelihood that needs what the head does not know."""
+        head = self.module.network.get_submodule(self.layer)
+        if isinstance(head, FeatureHead) and self.module.compares(self.problem.likelihood):
+            raise UnsupportedError(
+                "DKL does not know how the scores of two items vary together, which preferences need: use VBLL() or "
+                "SNGP()."
+            )
 
     def _network(self) -> tuple[nn.Module, str]:
         """Return a private network with the head in place, and the name of its last layer."""
@@ -114,10 +119,18 @@ class BoundTrainer:
 
     def loss(self, module: nn.Module, batch: Batch, hyper: Params, generator: torch.Generator) -> Tensor:
         """Return this process's share of the negative bound per example."""
-        mean, variance = self.module.moments(batch.inputs)
-        expected = expected_log_prob(self.problem.likelihood, mean, variance, batch.targets, hyper).sum()
+        expected = self._expected(batch, hyper, generator).sum()
         kl = self.module.kl(self.prior_variance).to(expected.dtype)
         return (batch.num_rows * kl / self.problem.num_data - expected) / batch.size
+
+    def _expected(self, batch: Batch, hyper: Params, generator: torch.Generator) -> Tensor:
+        """Return the expected log-likelihood of each example ``[B]``, or a lower bound."""
+        likelihood = self.problem.likelihood
+        if self.module.compares(likelihood):
+            scores, covariance = self.module.joint(batch.inputs, likelihood)
+            return expected_preference(likelihood.canonical(scores), covariance, batch.targets)
+        moments = self.module.moments(batch.inputs)
+        return expected_log_prob(likelihood, *moments, batch.targets, hyper, generator=generator)
 
     def inference(self) -> Inference:
         """Return the steps for the fit loop."""
@@ -192,6 +205,11 @@ class LaplaceTrainer(BoundTrainer):
             if batch.num_rows:
                 outputs = params.call(tapped, batch.inputs)
                 mapped = tap.seen.double().flatten(0, -2)
+                if self.module.compares(likelihood):  # the items of an example share all weights
+                    columns = likelihood.hessian_root(outputs, batch.targets).double()
+                    rows = torch.einsum("rbt,btp->rbp", columns, mapped.unflatten(0, columns.shape[1:])).flatten(0, 1)
+                    total[0].addmm_(rows.mT, rows)
+                    continue
                 curvature = hessian_diagonal(likelihood, outputs, batch.targets).double().reshape(len(mapped), -1)
                 for own, h in zip(total, curvature.mT, strict=True):
                     own.addmm_((mapped * h[:, None]).mT, mapped)
