@@ -1,0 +1,94 @@
+"""How good unconverged samples of ``structure="sampled"`` are: a small residual network, against the exact solution.
+
+    DUBITO_DATA=... python benchmarks/solver_steps.py
+
+The steps are those of `dubito.curvature.sampled`, in float64 with the full matrix in the place of passes over the data.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from common import train_epoch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+import dubito
+from dubito import Laplace
+from dubito.curvature.sampled import orthonormal
+
+DRAWS, STEPS = 16, 8
+
+
+class Block(nn.Module):
+    """A residual block."""
+
+    def __init__(self, before: int, after: int, stride: int) -> None:
+        super().__init__()
+        self.first = nn.Sequential(nn.Conv2d(before, after, 3, stride, 1, bias=False), nn.BatchNorm2d(after), nn.ReLU())
+        self.second = nn.Sequential(nn.Conv2d(after, after, 3, 1, 1, bias=False), nn.BatchNorm2d(after))
+        self.beside = nn.Identity() if before == after else nn.Conv2d(before, after, 1, stride, bias=False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Return the activations."""
+        return F.relu(self.second(self.first(x)) + self.beside(x))
+
+
+def trained(x: Tensor, y: Tensor) -> nn.Module:
+    """Return a trained network of about 2,000 weights."""
+    torch.manual_seed(0)
+    blocks = [Block(4, 4, 1), Block(4, 8, 2), Block(8, 8, 1)]
+    model = nn.Sequential(
+        nn.Conv2d(3, 4, 3, 1, 1), nn.BatchNorm2d(4), nn.ReLU(), *blocks,
+        nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(8, 10),
+    )  # fmt: skip
+    for _ in range(20):
+        train_epoch(model, x, y, 64)
+    return model.eval()
+
+
+def steps(curvature: Tensor, prior: float, covariance: Any) -> list[str]:
+    """Return, after each step, the error of the outputs, its estimate and the share of their variance."""
+    precision = curvature + prior * torch.eye(len(curvature), dtype=torch.float64)
+    root = torch.linalg.cholesky(precision)
+    noise = torch.randn(len(root), DRAWS, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
+    residual = (root @ noise).mT
+    exact = torch.cholesky_solve(residual.mT, root).mT
+    variance = ((exact @ curvature) * exact).sum()
+    draws, found = torch.zeros_like(exact), []
+    directions = orthonormal(covariance.solve(residual).to(residual))
+    for _ in range(STEPS):
+        products = directions @ precision
+        inner = torch.linalg.cholesky((directions @ products.mT + products @ directions.mT) / 2)
+        step = torch.cholesky_solve(directions @ residual.mT, inner).mT
+        draws, residual = draws + step @ directions, residual - step @ products
+        turned = covariance.solve(residual).to(residual)
+        missing = draws - exact
+        error = float((((missing @ curvature) * missing).sum() / variance).sqrt())
+        estimate = float(((residual * turned).sum() / variance).sqrt())
+        found.append(f"{error:.2f}, {estimate:.2f}, {float(((draws @ curvature) * draws).sum() / variance):.2f}")
+        directions = orthonormal(turned - torch.cholesky_solve(products @ turned.mT, inner).mT @ directions)
+    return found
+
+
+def main() -> None:
+    """Print one row for each prior precision."""
+    torch.set_num_threads(1)
+    x, y = (values[:500] for values in dubito.data.load("cifar10", validation=0.0).train)
+    x = F.avg_pool2d(x, 2)
+    model = trained(x, y)
+    fits: dict[str, Any] = {
+        name: Laplace(structure=name, prior_precision=1.0).fit(model, (x, y), progress=False)  # type: ignore[arg-type]
+        for name in ("full", "kron")
+    }
+    curvature = fits["full"].matrix.matrix.double()
+    print(f"{len(curvature):,} weights. After each step: error of the outputs, its estimate, share of their variance")
+    for prior in (3.0, 30.0, 300.0):
+        ones = torch.ones(len(curvature), dtype=torch.float64)
+        covariance = fits["kron"].matrix.covariance(prior * ones, torch.ones((), dtype=torch.float64))
+        print(f"| {prior:g} | {' | '.join(steps(curvature, prior, covariance))} |", flush=True)
+
+
+if __name__ == "__main__":
+    main()
