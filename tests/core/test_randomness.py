@@ -3,13 +3,21 @@
 from __future__ import annotations
 
 import random
+import threading
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
 
-from dubito.core.randomness import Stream, default_generator, derive_seed, draw_seed, normal_like
+from dubito.core.randomness import (
+    Stream,
+    default_generator,
+    derive_seed,
+    draw_seed,
+    normal_like,
+    restoring_generators,
+)
 
 
 def draw() -> tuple[float, float, float]:
@@ -51,6 +59,34 @@ def test_not_even_after_an_error() -> None:
     with pytest.raises(RuntimeError), Stream(1, libraries=True).active():
         fail()
     assert states() == before
+
+
+def test_restoring_does_not_touch_the_stream_of_another_thread() -> None:
+    """A fit that ended in one thread reset the draws of a fit in another."""
+    inside, goes_on, found, before = threading.Event(), threading.Event(), [], torch.get_rng_state()
+
+    def draw_twice() -> None:
+        with Stream(1).active():
+            found.append(torch.rand(()).item())
+            inside.set()
+            goes_on.wait(10)
+            found.append(torch.rand(()).item())
+
+    def restore() -> None:
+        with restoring_generators():
+            pass
+
+    threads = [threading.Thread(target=target) for target in (draw_twice, restore)]
+    threads[0].start()
+    assert inside.wait(10)
+    threads[1].start()
+    threads[1].join(0.1)  # it waits for the stream
+    goes_on.set()
+    for thread in threads:
+        thread.join(10)
+    with Stream(1).active():
+        assert found == [torch.rand(()).item() for _ in range(2)]
+    assert torch.equal(torch.get_rng_state(), before)
 
 
 def test_seeds_and_streams_differ() -> None:

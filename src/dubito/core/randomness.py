@@ -207,12 +207,15 @@ def user_state() -> Tensor:
 def restoring_generators() -> Iterator[None]:
     """Restore the global generators of torch, numpy and `random` after the block, also if it fails or is interrupted.
 
-    A `Stream` restores them itself, unless Ctrl-C comes while it exchanges them.
+    A `Stream` restores them itself, unless Ctrl-C comes while it exchanges them. The stream of another thread is not
+    touched: its end is waited for.
     """
     access = _access(_accelerator(), libraries=True)
-    states = [read() for read, _ in access]
+    with _exchanging:
+        states = [read() for read, _ in access]
     try:
         yield
     finally:
-        for (_, write), state in zip(access, states, strict=True):
-            write(state)
+        with _exchanging:
+            for (_, write), state in zip(access, states, strict=True):
+                write(state)

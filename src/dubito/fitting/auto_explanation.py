@@ -17,7 +17,7 @@ class CandidateScore:
         score: Its mean score, higher is better; None if it could not be fitted.
         gain: The mean difference to the temperature-scaled network, example by example.
         error: The standard error of that difference.
-        problem: Why it could not be fitted, or was not considered; empty if it was.
+        problem: Why it could not be fitted, or could not be chosen; empty if it could.
     """
 
     name: str
@@ -51,7 +51,7 @@ class AutoExplanation:
     @property
     def words(self) -> str:
         """Return what was chosen and why, in two or three sentences."""
-        compared = [each for each in self.candidates if each.score is not None]
+        compared = [each for each in self.candidates if each.score is not None and not each.problem]
         best = max(compared, key=lambda each: each.score or 0.0)
         own = next(each for each in compared if each.name == self.chosen)
         text = [f"Chosen: {own.name}, {own.recipe}."]
@@ -78,7 +78,8 @@ class AutoExplanation:
             if each.score is None:
                 rows.append(f"{mark}{each.name:<{width}}  {each.problem}")
             else:
-                rows.append(f"{mark}{each.name:<{width}}  {each.score:9.4f}  {each.gain:+9.4f}  {each.error:8.4f}")
+                numbers = f"{each.score:9.4f}  {each.gain:+9.4f}  {each.error:8.4f}"
+                rows.append(f"{mark}{each.name:<{width}}  {numbers}{each.problem and f'  ({each.problem})'}")
         return "\n".join([self.words, "", *rows])
 
     def to_dict(self) -> dict[str, Any]:

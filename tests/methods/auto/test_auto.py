@@ -17,6 +17,7 @@ from dubito import MAP, Auto, Laplace, Training, likelihoods, select
 from dubito.core.batches import Source
 from dubito.core.randomness import Stream
 from dubito.fitting import automatic, search_file
+from dubito.fitting.auto_explanation import AutoExplanation
 from dubito.fitting.output_noise import best_temperature
 from dubito.methods.auto.candidates import TEMPERATURE, AutoCandidate
 from dubito.methods.auto.held_out import hold_out
@@ -70,6 +71,20 @@ class TestChoice:
             1
         ]
         assert (row.score, row.gain, row.error) == pytest.approx((3.0, 2.0, 1 / math.sqrt(2)))
+
+    def test_a_better_detector_with_worse_probabilities_is_not_the_best(self) -> None:
+        table = self.table(
+            **{TEMPERATURE: [0.5, 0.5, 0.6], "last layer": [0.5, 0.5, 0.6], "Kronecker": [0.9, 0.9, 0.9]}
+        )
+        table.goal = "ood"
+        logs = {TEMPERATURE: [0.0, 0.0, 0.0], "last layer": [0.0, 0.0, 0.0], "Kronecker": [-1.0, -1.0, -1.1]}
+        table._log_scores = {name: [torch.tensor(column)] for name, column in logs.items()}
+        found = [(AutoCandidate(name, MAP()), "") for name in logs]
+        chosen, rows = table.choose(found)
+        explanation = AutoExplanation("ood", chosen.name, "AUROC", 3, "folds", tuple(rows))
+        assert chosen.name == TEMPERATURE
+        assert "Nothing has a better AUROC" in explanation.words
+        assert str(explanation).endswith("(its log score is worse than that of temperature)")
 
 
 class TestScores:

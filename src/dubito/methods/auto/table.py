@@ -66,8 +66,13 @@ class ScoreTable:
         """
         self._add_temperature()
         means = {name: torch.cat(parts) for name, parts in self._scores.items() if name not in self.problems}
+        for candidate, _ in found:
+            if candidate.name in means and not self._is_safe(candidate.name):
+                self.problems[candidate.name] = "its log score is worse than that of temperature"
         rows = [self._row(candidate, self.problems.get(candidate.name, why), means) for candidate, why in found]
-        allowed = [candidate for candidate, _ in found if candidate.name in means and self._is_safe(candidate.name)]
+        allowed = [
+            candidate for candidate, _ in found if candidate.name in means and not self.problems.get(candidate.name)
+        ]
         best = max(allowed, key=lambda candidate: float(means[candidate.name].mean()))
         for candidate in allowed:
             mean, error = _difference(means[best.name], means[candidate.name])
@@ -80,7 +85,7 @@ class ScoreTable:
             return CandidateScore(candidate.name, repr(candidate.recipe), problem=why)
         own = means[candidate.name]
         gain, error = _difference(own, means[TEMPERATURE])
-        return CandidateScore(candidate.name, repr(candidate.recipe), float(own.mean()), gain, error)
+        return CandidateScore(candidate.name, repr(candidate.recipe), float(own.mean()), gain, error, why)
 
     def _is_safe(self, name: str) -> bool:
         """Return whether the log score is as good as the temperature-scaled network's, within one standard error."""

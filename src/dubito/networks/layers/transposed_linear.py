@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from dubito.core.errors import UnsupportedError
+from dubito.core.randomness import Stream
 from dubito.networks.layers.base import Side, check_kept, resized
 from dubito.networks.layers.linear import ChannelsLastRule
 from dubito.networks.layers.registry import register_where
@@ -43,7 +44,7 @@ def _computes_product(module: nn.Module, weight: Tensor, bias: Tensor | None, tr
     given = {"weight": nn.Parameter(matrix), "bias": None if offset is None else nn.Parameter(offset)}
     vars(asked).update(_parameters={name: given[name] for name in module._parameters}, training=training)
     try:
-        with torch.random.fork_rng(devices=[]):  # it may draw noise
+        with Stream(0).active():  # it may draw noise
             found = type(module).forward(asked, x)
         expected = x @ matrix if offset is None else x @ matrix + offset
     except (RuntimeError, TypeError, ValueError, AttributeError, LookupError, AssertionError):  # it takes other inputs
