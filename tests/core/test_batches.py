@@ -163,6 +163,17 @@ class TestRefused:
         with pytest.raises(InputError, match=message):
             Source(data)
 
+    def test_examples_of_different_length(self) -> None:
+        class Ragged:  # as a Dataset of Hugging Face, which is none of torch
+            def __len__(self) -> int:
+                return len(X)
+
+            def __getitem__(self, index: int) -> tuple[Tensor, Tensor]:
+                return X[index].repeat(1 + index % 2), Y[index]
+
+        with pytest.raises(InputError, match="pad the examples, or pass a DataLoader whose collate_fn does"):
+            list(Source(Ragged(), batch_size=4).replay())
+
 
 class TestSplit:
     def test_targets_come_last(self) -> None:

@@ -306,7 +306,9 @@ class Source:
         except (TypeError, ValueError, RuntimeError, LookupError) as error:
             if self._is_the_users:
                 raise
-            raise InputError(f"The data cannot be cut into batches: {error}") from error
+            ragged = "equal size" in str(error)
+            advice = ": pad the examples, or pass a DataLoader whose collate_fn does." if ragged else ""
+            raise InputError(f"The data cannot be cut into batches: {error}{advice}") from error
 
     def _joint(self, own: Iterator[Any], skip: int) -> Iterator[Batch]:
         """Yield joint batches, one from the shard of each process; an exhausted shard adds no rows."""
