@@ -97,8 +97,8 @@ def table(rows: list[dict[str, Any]]) -> str:
                 continue
             pairs = [(axis, part) for axis in ("noise", "share") for part in ("aleatoric", "epistemic")]
             cells = [_growth(own, task, axis, part) for axis, part in pairs]
-            plain = [row["together"] for row in own if row["noise"] == NOISES[task][0] and row["share"] == 1]
-            shown = f"{statistics.mean(plain):.2f}" if task == "digits" else "–"
+            plain = [row for row in own if row["noise"] == NOISES[task][0] and row["share"] == 1]
+            shown = f"{statistics.mean(row['together'] for row in plain):.2f}" if task == "digits" else "–"
             lines.append(f"| {task} | `{name}` | {' | '.join(cells)} | {shown} |")
     return "\n".join(lines)
 

@@ -7,6 +7,7 @@ $w_c$. `attach` puts such a map and a new linear layer in the place of the last 
 from __future__ import annotations
 
 import math
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -93,13 +94,16 @@ class InducingPoints(FeatureMap):
     def forward(self, features: Tensor) -> Tensor:
         """Return the whitened kernel values."""
         points, rows = at_least_float32(self.points), at_least_float32(features.reshape(-1, features.shape[-1]))
-        values = self.kernel(points, rows)
-        if self.inverse_root is None:
-            root = torch.linalg.cholesky_ex(self.kernel(points, points, JITTER[points.dtype])).L
-            found = torch.linalg.solve_triangular(root, values, upper=False)
-        else:
-            found = self.inverse_root @ values
+        found = self.whitened(self.kernel(points, rows))
         return found.mT.reshape(*features.shape[:-1], self.size).to(features.dtype)
+
+    def whitened(self, values: Tensor) -> Tensor:
+        r"""Return $L^{-1}$ times values at the inducing points ``[M, ...]``."""
+        if self.inverse_root is not None:
+            return self.inverse_root @ values
+        points = at_least_float32(self.points)
+        root = torch.linalg.cholesky_ex(self.kernel(points, points, JITTER[points.dtype])).L
+        return torch.linalg.solve_triangular(root, values, upper=False)
 
     def missing(self, mapped: Tensor) -> Tensor:
         """Return the variance that the inducing points do not determine."""
@@ -130,6 +134,52 @@ class FeatureHead(nn.Module):
         return self.linear(self.features(features))
 
 
+class PathHead(nn.Module):
+    r"""A head with inducing points as one function of its process: with what the inducing points leave undetermined.
+
+    $$f_c(z) = w_c^\top \phi(z) + g_c(z) - \phi(z)^\top L^{-1} g_c(Z)$$
+
+    for a function $g_c$ of the prior, a sum of random waves (Wilson et al. 2020, https://arxiv.org/abs/2002.09309).
+
+    Args:
+        head: The head; its modules are shared.
+        size: The number of waves; those of every function are drawn anew, so that variances are right on average.
+    """
+
+    omega: Tensor
+    phase: Tensor
+    paths: Tensor
+
+    def __init__(self, head: FeatureHead, size: int = 512) -> None:
+        super().__init__()
+        assert isinstance(head.features, InducingPoints)
+        self.features, self.linear = head.features, head.linear
+        for name, value in self.drawn(size, head, torch.Generator()).items():
+            self.register_buffer(name, value)
+
+    @staticmethod
+    def drawn(size: int, head: Any, generator: torch.Generator) -> dict[str, Tensor]:
+        """Return the waves of one function."""
+        options: dict[str, Any] = {"generator": generator, "dtype": torch.float64, "device": generator.device}
+        omega = torch.randn(size, head.features.points.shape[1], **options)
+        phase = 2 * math.pi * torch.rand(size, **options)
+        paths = torch.randn(head.linear.out_features, size, **options)
+        found = {"omega": omega, "phase": phase, "paths": paths}
+        return {name: value.to(head.linear.weight) for name, value in found.items()}
+
+    def prior(self, features: Tensor) -> Tensor:
+        """Return the function of the prior ``[..., C]``."""
+        kernel = self.features
+        angles = (features / kernel.log_lengthscale.exp()) @ self.omega.mT + self.phase
+        return kernel.log_scale.exp() * math.sqrt(2 / len(self.phase)) * angles.cos() @ self.paths.mT
+
+    def forward(self, features: Tensor) -> Tensor:
+        """Return the outputs."""
+        mapped = self.features(features)
+        known = self.features.whitened(at_least_float32(self.prior(self.features.points))).to(mapped.dtype)
+        return self.linear(mapped) + self.prior(features) - mapped @ known
+
+
 def attach(model: nn.Module, layer: str, features: FeatureMap) -> nn.Module:
     """Return a copy of a network with a feature map and a new linear layer in the place of its last layer.
 
@@ -144,7 +194,11 @@ def attach(model: nn.Module, layer: str, features: FeatureMap) -> nn.Module:
     """
     old = model.get_submodule(layer)
     assert isinstance(old, nn.Linear)
-    head = FeatureHead(features, old.out_features).to(old.weight)
+    return replaced(model, layer, FeatureHead(features, old.out_features).to(old.weight))
+
+
+def replaced(model: nn.Module, layer: str, head: nn.Module) -> nn.Module:
+    """Return a copy of a network with another last layer."""
     if not layer:
         return head
     network = copied(model)

@@ -170,6 +170,23 @@ def test_inducing_points_at_all_data_give_the_exact_process() -> None:
     close(far[1], torch.ones(7, 1).double(), 1e-6)  # the prior returns
 
 
+def test_functions_of_a_process_vary_as_its_predictions_do_also_far_from_inducing_points() -> None:
+    x, y = normal(20, 2), normal(20, 1)
+    posterior: Any = DKL(inducing=4).fit(nn.Linear(2, 1).double(), (x, y), likelihood="gaussian", training=QUICK)
+    new = torch.cat([x[:3], 3 * normal(3, 2), 50 + normal(1, 2)]).requires_grad_()
+    drawn = posterior.functions(600, generator=torch.Generator().manual_seed(0))
+    outputs, prediction = drawn(new).detach(), posterior.predict(new.detach())
+    deviation = prediction.epistemic.sqrt()
+    close(deviation[-1], posterior.model.features.log_scale.exp()[None], 1e-6)  # the prior's there
+    close(outputs.std(0), deviation, 0.13 * float(deviation.max()))  # 4.5 standard errors
+    close(outputs.mean(0), prediction.mean, 4.5 * float(deviation.max()) / math.sqrt(600))
+    close(torch.cat([drawn[0](new[:2]), drawn[0](new[2:])]), outputs[0])
+    (slope,) = torch.autograd.grad(drawn[0](new).sum(), new)
+    step = torch.zeros_like(new)
+    step[:, 0] = 1e-6
+    close(slope[:, 0], ((drawn[0](new + step) - drawn[0](new - step)) / 2e-6)[:, 0], 1e-6)
+
+
 def test_random_features_have_the_kernel_as_their_scalar_product() -> None:
     torch.manual_seed(0)
     features, x = RandomFeatures(3, 20_000, lengthscale=1.5), torch.randn(6, 3)

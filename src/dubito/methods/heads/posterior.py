@@ -10,17 +10,20 @@ from torch import Tensor, nn
 
 from dubito.beliefs.likelihoods import Likelihood
 from dubito.core import params
-from dubito.core.constraints import check
+from dubito.core.constraints import Count, check
 from dubito.core.params import Params
 from dubito.core.randomness import default_generator
 from dubito.curvature import links
+from dubito.fitting.functions import Functions, network_functions
 from dubito.fitting.posterior import Posterior, Predictor
 from dubito.fitting.traceable import Traceable
 from dubito.methods.heads.module import linear_of, tapped_twin
-from dubito.networks.heads import FeatureHead, InducingPoints, RandomFeatures, attach
+from dubito.networks.heads import FeatureHead, InducingPoints, PathHead, RandomFeatures, attach, replaced
 
 # Logits are sampled independently of each other, as the outputs of the head are.
 SAMPLED = links.Link(None, reads_covariance=False)
+# The number of random waves of a drawn function.
+WAVES = 512
 
 
 class HeadPosterior(Posterior):
@@ -63,6 +66,20 @@ class HeadPosterior(Posterior):
         moved = torch.einsum("cpq,scq->scp", self.roots, noise.to(self.roots.device))
         drawn = {name: value.expand(num_samples, *value.shape) for name, value in self.mean().items()}
         return {**drawn, **{name: drawn[name] + part for name, part in self._parts(moved).items()}}
+
+    def functions(self, num_functions: Count, *, generator: torch.Generator | None = None) -> Functions:
+        """Draw functions of the inputs; those of `DKL` also vary where its inducing points determine nothing."""
+        head = self.model.get_submodule(self.layer)
+        if not (isinstance(head, FeatureHead) and isinstance(head.features, InducingPoints)):
+            return super().functions(num_functions, generator=generator)
+        check("num_functions", Count, num_functions)
+        generator = default_generator(generator)
+        prefix = f"{self.layer}." if self.layer else ""
+        draws = params.unstack(self.sample(num_functions, generator=generator))
+        for draw in draws:
+            waves = PathHead.drawn(WAVES, head, generator)
+            draw.update({f"{prefix}{name}": value for name, value in waves.items()})
+        return network_functions(replaced(self.model, self.layer, PathHead(head, WAVES)), draws)
 
     def marginals(self) -> tuple[Params, Params]:
         """Return means and variances; the variance is 0 outside of the last layer."""
