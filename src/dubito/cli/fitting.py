@@ -31,7 +31,7 @@ from dubito.uses.runs.noise_column import with_noise_column
 from dubito.uses.runs.prediction import column_names
 from dubito.uses.runs.run import TableEvaluation, TableRun
 from dubito.uses.runs.stream import check_output, predict_file
-from dubito.uses.runs.table_fit import VALIDATION, likelihood_for, share_held_out
+from dubito.uses.runs.table_fit import VALIDATION, implied_task, likelihood_for, share_held_out
 
 
 def fit_run(
@@ -59,7 +59,8 @@ def fit_run(
     recipe = None if method is None else read_methods([method])[0]
     check("coverage", OpenProbability, coverage)
     check("risk", Positive | None, risk)
-    options = replace(options, target=options.target or default_target(table))
+    task = options.task or implied_task(likelihood)
+    options = replace(options, target=options.target or default_target(table), task=task)
     if noise_column is not None:
         options = replace(options, keep=(*(options.keep or ()), noise_column))  # many numbers look like an id
     rows = data.read_table(table, **options.text())

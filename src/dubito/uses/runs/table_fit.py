@@ -81,6 +81,7 @@ def fit(
         columns: What the columns are, and how a text file is written; see `dubito.data.load_table`.
     """
     rows = with_target(as_table(table, **{name: columns.pop(name, None) for name in _TEXT}), target)
+    columns["task"] = columns.get("task") or implied_task(likelihood)
     if noise_column is not None:
         columns["keep"] = (*columns.get("keep", ()), noise_column)  # many different numbers look like an id
     dataset = load_table(
@@ -209,6 +210,22 @@ def likelihood_for(likelihood: str | Likelihood | None, dataset: DataSet) -> Lik
     """Return the likelihood, given as such or as text, or the default for the data set's task."""
     if likelihood is None:
         return likelihoods.resolve("categorical" if dataset.task == "classification" else "gaussian")
+    found = _read_likelihood(likelihood)
+    if isinstance(found, ClassLikelihood) != (dataset.task == "classification"):
+        raise InputError(
+            f"The likelihood '{likelihood}' does not fit '{dataset.name}', which is a {dataset.task} data set."
+        )
+    return found
+
+
+def implied_task(likelihood: str | Likelihood | None) -> str | None:
+    """Return that a likelihood of numbers makes a regression: a few different counts would look like classes."""
+    if likelihood is None or isinstance(_read_likelihood(likelihood), ClassLikelihood):
+        return None
+    return "regression"
+
+
+def _read_likelihood(likelihood: str | Likelihood) -> Likelihood:
     found: Any = likelihood
     if isinstance(likelihood, str):
         found = grammar.parse(likelihood, "likelihoods") if "(" in likelihood else likelihoods.resolve(likelihood)
@@ -216,10 +233,6 @@ def likelihood_for(likelihood: str | Likelihood | None, dataset: DataSet) -> Lik
         raise InputError(
             f"'{likelihood}' is not a likelihood; write one of {', '.join(likelihoods.NAMES)}, or a call such as "
             "student-t(dof=5)."
-        )
-    if isinstance(found, ClassLikelihood) != (dataset.task == "classification"):
-        raise InputError(
-            f"The likelihood '{likelihood}' does not fit '{dataset.name}', which is a {dataset.task} data set."
         )
     return found
 
