@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from dubito.fitting.posterior import Posterior
 
 Verdict = Literal["yes", "with care", "no"]
+Severity = Literal["care", "no"]
 
 # Epistemic uncertainty below this (nats, or a share of the variance) is as good as none.
 NEGLIGIBLE = 1e-3
@@ -54,9 +55,9 @@ class Finding(str):
     """
 
     name: str
-    severity: Literal["care", "no"]
+    severity: Severity
 
-    def __new__(cls, name: str, severity: Literal["care", "no"], text: str) -> Finding:
+    def __new__(cls, name: str, severity: Severity, text: str) -> Finding:
         """Return the text with its name and severity."""
         found = super().__new__(cls, text)
         found.name, found.severity = name, severity

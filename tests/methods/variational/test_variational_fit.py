@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import itertools
 import json
 from pathlib import Path
@@ -332,6 +333,10 @@ class TestDiagnosis:
         assert "underfits" in found
         assert "temperature" in found
         assert "divergence" in found
+        assert posterior.diagnose().verdict == "no"
+        record = posterior.fit_record  # as if a search had seen that the plain network does no better on new data
+        posterior.fit_record = dataclasses.replace(record, held_out_score=record.training.log_score - 0.1)
+        assert posterior.diagnose().verdict == "with care"
         cold: Any = Variational(temperature=1e-3).fit(network, (x, y), training=LONG.replace(epochs=100))
         assert "underfits" not in str(cold.diagnose())
 

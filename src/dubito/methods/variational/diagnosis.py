@@ -8,7 +8,8 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from dubito.beliefs.priors import ARD, LogUniform
-from dubito.fitting.diagnosis import Diagnosis, Finding, general_findings
+from dubito.fitting.diagnosis import Diagnosis, Finding, Severity, general_findings
+from dubito.fitting.fit_record import FitRecord
 
 if TYPE_CHECKING:
     from dubito.methods.variational.posterior import VariationalPosterior
@@ -78,17 +79,25 @@ def diagnose(posterior: VariationalPosterior) -> VariationalDiagnosis:
     )
     is_update = posterior.num_data > count
     is_sparse = isinstance(posterior.recipe.prior, ARD | LogUniform)
-    findings = (*_findings(numbers, is_update, is_sparse), *general_findings(posterior))
+    severity: Severity = "care" if _is_as_good_as_plain(posterior.fit_record) else "no"
+    findings = (*_findings(numbers, is_update, is_sparse, severity), *general_findings(posterior))
     return replace(numbers, findings=findings, measured=posterior.fit_record)
 
 
-def _findings(found: VariationalDiagnosis, is_update: bool, is_sparse: bool) -> Iterator[Finding]:
+def _is_as_good_as_plain(record: FitRecord | None) -> bool:
+    """Return whether the posterior predicts as well as the plain network did on the held-out examples of the search."""
+    if record is None or record.held_out_score is None:
+        return False
+    return (record.validation or record.training).log_score >= record.held_out_score
+
+
+def _findings(found: VariationalDiagnosis, is_update: bool, is_sparse: bool, underfits: Severity) -> Iterator[Finding]:
     """Yield the findings that apply, the most important first."""
     reference = min(nll for nll in (found.nll_at_start, found.nll_at_mean) if nll is not None)
     if _is_worse(found.nll_per_datum, reference):
         yield Finding(
             "underfits",
-            "no",
+            underfits,
             f"It underfits: NLL {found.nll_per_datum:.3f}, while one network reaches {reference:.3f}. Lower the "
             "temperature (such as 0.1), or select fewer random weights (select.last_layer()).",
         )
