@@ -119,6 +119,22 @@ def test_images_are_learned_saved_and_loaded(recipe: Any, tmp_path: Path) -> Non
     assert torch.equal(again.predict(x).probs, prediction.probs)
 
 
+@pytest.mark.parametrize("recipe", [Packed(members=2), MIMO(members=2)], ids=repr)
+def test_functions_are_the_members_at_every_input_and_differentiable(recipe: Any) -> None:
+    x, y = torch.randn(12, 3), torch.randn(12, 1)
+    model = nn.Sequential(nn.Linear(3, 8), nn.Tanh(), nn.Linear(8, 1))
+    posterior: Any = recipe.fit(model, (x, y), likelihood="gaussian", training=Training(epochs=2), progress=False)
+    drawn = posterior.functions(3)
+    assert torch.equal(drawn(x)[:2], posterior.predict(x).means)
+    assert torch.equal(drawn(x)[2], drawn(x)[0])
+    assert not drawn(x).requires_grad
+    torch.testing.assert_close(torch.cat([drawn[1](x[:5]), drawn[1](x[5:])]), drawn(x)[1])
+    inputs = x.clone().requires_grad_()
+    (slope,) = torch.autograd.grad(drawn[1](inputs).sum(), inputs)
+    step = torch.tensor([1e-2, 0.0, 0.0])
+    torch.testing.assert_close(slope[:, :1], (drawn[1](x + step) - drawn[1](x - step)) / 2e-2, rtol=1e-2, atol=1e-3)
+
+
 def test_an_ensemble_of_packed_networks_is_saved_and_loaded(tmp_path: Path) -> None:
     data = (torch.randn(40, 4), torch.arange(40) % 3)
     posterior: Any = Ensemble(2, recipe=Packed(members=2)).fit(mlp(), data, training=QUICK)

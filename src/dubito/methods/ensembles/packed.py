@@ -11,10 +11,11 @@ from torch import Tensor, nn
 from dubito.beliefs.likelihoods import Likelihood
 from dubito.core import batches, params
 from dubito.core.batches import Batch
-from dubito.core.constraints import Count, Positive, Probability
+from dubito.core.constraints import Count, Positive, Probability, check
 from dubito.core.errors import UnsupportedError
 from dubito.core.params import Params
 from dubito.core.settings import setting
+from dubito.fitting.functions import Function, Functions
 from dubito.fitting.gradient_training import GradientDescent, validation_score
 from dubito.fitting.inference import Inference, Problem, State
 from dubito.fitting.output_noise import fit_log_noise
@@ -22,7 +23,7 @@ from dubito.fitting.posterior import Posterior, Predictor
 from dubito.fitting.recipe import Recipe
 from dubito.fitting.traceable import Traceable
 from dubito.networks.packing import packed, repacked, roles_of, widened
-from dubito.networks.twin import light_copy
+from dubito.networks.twin import light_copy, twin
 
 
 @setting
@@ -159,6 +160,16 @@ class PackedPosterior(Posterior):
     def sample(self, num_samples: int, *, generator: torch.Generator | None = None) -> Params:
         """Raise an error: the members are parts of one network, not other weights of it."""
         raise UnsupportedError(f"The members of {self.recipe!r} are parts of one network: it has no weight samples.")
+
+    def functions(self, num_functions: Count, *, generator: torch.Generator | None = None) -> Functions:
+        """Return the members as functions of the inputs; more than there are repeat."""
+        check("num_functions", Count, num_functions)
+        private: Any = twin(self.model).eval().requires_grad_(False)
+
+        def member(number: int) -> Function:
+            return lambda x: private.members(x)[number]
+
+        return Functions([member(s % self.default_samples) for s in range(num_functions)])
 
     def marginals(self) -> tuple[Params, Params]:
         """Raise an error."""
