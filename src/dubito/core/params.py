@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from dubito.core import precision
 from dubito.core.errors import InputError
 from dubito.core.frozen import Frozen
+from dubito.core.numeric import all_finite
 
 # The name under which a compiled module holds the one that it was made from.
 COMPILED = "_orig_mod"
@@ -59,7 +60,7 @@ def is_compiled(module: nn.Module) -> bool:
 def check_finite(model: nn.Module) -> None:
     """Raise an error if a weight of a network is NaN or infinite."""
     for name, value in model.named_parameters():
-        if value.is_floating_point() and not bool(value.detach().isfinite().all()):
+        if not all_finite([value.detach()]):
             raise InputError(f"The network's weight '{name}' holds NaN or infinite values: load it or train it again.")
 
 

@@ -128,14 +128,13 @@ class Stream:
         self._device = device if device is not None and device.type != "cpu" else None
         self._access = _access(self._device, libraries)
         self._states: list[Any] | None = None  # until it has been active: generators are faster to seed than to set
+        self._first: list[Any] = []  # the states of `random` and `numpy` at the beginning
 
     def has_used_libraries(self) -> bool:
         """Return whether the generators of `random` or `numpy` have been used inside `active`."""
         if not self._has_libraries or self._states is None:
             return False
-        own, theirs = self._states[-2:]
-        start = random.Random(self._seed).getstate()
-        begin: Any = np.random.RandomState(self._seed % 2**32).get_state()
+        (start, begin), (own, theirs) = self._first, self._states[-2:]
         return bool(own != start or theirs[2] != begin[2] or (theirs[1] != begin[1]).any())
 
     @contextmanager
@@ -165,6 +164,7 @@ class Stream:
         if self._has_libraries:
             random.seed(self._seed)
             np.random.seed(self._seed % 2**32)  # noqa: NPY002 (users' datasets draw from this one)
+            self._first = [read() for read, _ in _LIBRARIES]
 
     def _write(self, states: list[Any]) -> None:
         for (_, write), state in zip(self._access, states, strict=True):

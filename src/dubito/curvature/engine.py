@@ -35,7 +35,7 @@ from dubito.curvature.graph_calls import GraphCall, GraphUse
 from dubito.curvature.roles import Roles, find_roles, without
 from dubito.curvature.subspace_gradients import SubspaceGradients
 from dubito.curvature.workspace import Workspace
-from dubito.networks.layers import class_rule, rule_for
+from dubito.networks.layers import LayerRule, class_rule, require_rule
 from dubito.networks.parameter_uses import Node, nodes_below
 from dubito.networks.subspace import SubspaceNetwork
 from dubito.networks.twin import twin
@@ -168,6 +168,7 @@ class Engine:
         self.alone: dict[nn.Module, dict[str, str]] = {}
         self.fallback: list[str] = []
         self.graphs: dict[tuple[str, ...], list[GraphUse]] = {}
+        self._rules: dict[nn.Module, LayerRule[Any]] = {}
         self.num_outputs = 0
         self.doubles = False
         self._tried = 0  # the number of examples on which the engine was tried out
@@ -231,8 +232,8 @@ class Engine:
             return
         inputs = args[0] if args else kwargs["input"]
         kept = inputs.detach().clone() if self._copy_inputs else inputs.detach()
-        rule = rule_for(layer)
-        assert rule is not None
+        if (rule := self._rules.get(layer)) is None:
+            rule = self._rules[layer] = require_rule(layer)
         edge = get_gradient_edge(output)
         self._calls.append(LayerCall(layer, rule, roles, kept, kept._version, edge, output.numel()))
 
@@ -321,13 +322,18 @@ class Engine:
         return [None if each[0] is None else torch.stack(each) for each in zip(*one_by_one, strict=True)]
 
     def chunks(self, inputs: Any, num_columns: int, extra: int = 0) -> Iterator[tuple[slice, Tape]]:
-        """Run the model on parts of a batch that are small enough for `num_columns` columns (or all outputs) at a time.
+        """Run the model on the parts of a batch; see `parts`."""
+        for rows in self.parts(inputs, num_columns, extra):
+            yield rows, self.run(batches.take(inputs, rows))
+
+    def parts(self, inputs: Any, num_columns: int, extra: int = 0) -> list[slice]:
+        """Return parts of a batch that are small enough for `num_columns` columns (or all outputs) at a time.
 
         `extra` is the number of further entries per example and column that the caller will build.
         """
         size = batches.num_rows(inputs)
         if not size:
-            return
+            return []
         self.try_out(inputs)
         columns = min(num_columns, self.num_outputs)
         width = next(self.model.parameters()).element_size()
@@ -338,9 +344,7 @@ class Engine:
         cached = max(FEW, limit.cached_gradients // bytes_of_one)
         parts = max(-(-size // most), round(size / cached))  # of nearly equal size
         step = -(-size // parts)
-        for start in range(0, size, step):
-            rows = slice(start, min(start + step, size))
-            yield rows, self.run(batches.take(inputs, rows))
+        return [slice(start, min(start + step, size)) for start in range(0, size, step)]
 
     def columns_at_once(self, most: int) -> int:
         """Return how many columns, up to `most`, one vector-Jacobian product of one example may have."""

@@ -237,7 +237,7 @@ class FunctionalTerms:
                     return product.of_layer(self.layer, covariance)
                 return product.under(covariance, self._jacobian())
             case linalg.DiagonalCovariance():
-                return self._weighted(self._by_name(covariance.values), product)
+                return _total(product.weighted(each.factor, self._diagonal(each, covariance)) for each in self.groups)
             case linalg.KroneckerCovariance():
                 return self._kronecker(covariance, product)
             case linalg.LowRankCovariance():
@@ -291,6 +291,14 @@ class FunctionalTerms:
                     assert not isinstance(part, linalg.Covariance)
                     values[name] = part[1].to(self.dtype).squeeze(0)
             covariance.memory[key] = each.join(values)
+        return covariance.memory[key]
+
+    def _diagonal(self, each: LayerFactor, covariance: linalg.DiagonalCovariance) -> Tensor:
+        """Return the variances of a factor's weights; they are the same for every batch."""
+        key = (self.dtype, *each.names)
+        if key not in covariance.memory:
+            values = self._by_name(covariance.values)
+            covariance.memory |= {(self.dtype, *other.names): other.join(values) for other in self.groups}
         return covariance.memory[key]
 
     def _by_name(self, flat: Tensor) -> dict[str, Tensor]:

@@ -58,14 +58,15 @@ class Linearized:
     ) -> tuple[Tensor, list[Tensor]]:
         """Return outputs in the model's layout and, for each covariance, the variance of every canonical output.
 
-        The Jacobian is contracted once for all of them. `first` is the first example alone, if it was run already.
+        The Jacobian is contracted once for all of them. `first` is what `start` returned, if it was called already.
         """
         outputs: list[Tensor] = []
         found: list[list[Tensor]] = [[] for _ in range(len(covariances))]
-        first = first or self.first(inputs)
+        first = first or self.start(inputs)
         direct = is_direct(first)  # all examples share the columns, which are never copied
         closing = centred and not direct and self._closes(first.outputs)
-        for tape in self._tapes(inputs, 1 if direct else MOST_COLUMNS):
+        is_all = len(first.outputs) == batches.num_rows(inputs)
+        for tape in [first] if is_all else self._tapes(inputs, 1 if direct else MOST_COLUMNS):
             layout = self.likelihood.canonical(tape.outputs).shape
             if direct and (flat := self._by_position(tape)) is not None:
                 each = self._flat_variances(flat, covariances, centred)
@@ -238,8 +239,12 @@ class Linearized:
 
     def _tapes(self, inputs: Any, num_columns: int) -> Iterator[Tape]:
         """Run the model on parts of the inputs that are small enough for so many columns (or all outputs) at a time."""
-        extra = jacobian_width(self.engine, self.selection) if isinstance(self.matrix, linalg.Dense) else 0
-        yield from (tape for _, tape in self.engine.chunks(inputs, num_columns, extra))
+        yield from (tape for _, tape in self.engine.chunks(inputs, num_columns, self._extra))
+
+    @property
+    def _extra(self) -> int:
+        """The number of entries per example and column that are built besides gradients."""
+        return jacobian_width(self.engine, self.selection) if isinstance(self.matrix, linalg.Dense) else 0
 
     def _terms(self, factors: dict[str, Factor], memory: Workspace | None = None) -> FunctionalTerms:
         return FunctionalTerms(self.matrix, self.selection, factors, memory)
@@ -260,6 +265,11 @@ class Linearized:
     def outputs_of_one(self, inputs: Any) -> Tensor:
         """Return the outputs of the first example, ``[1, ...]``."""
         return self.first(inputs).outputs.detach()
+
+    def start(self, inputs: Any) -> Tape:
+        """Run the network on all inputs if they are small enough to be one part, else on the first example alone."""
+        is_one = len(self.engine.parts(inputs, MOST_COLUMNS, self._extra)) == 1
+        return self.engine.run(inputs) if is_one else self.first(inputs)
 
     def first(self, inputs: Any) -> Tape:
         """Run the network on the first example alone, which shows the layout of the outputs."""

@@ -215,7 +215,8 @@ def _predict_near_and_far(posterior: Posterior, inputs: Any) -> tuple[Any, Any]:
     The second is None if the inputs are not one tensor of numbers, or the network cannot take the noise.
     """
     if isinstance(inputs, Tensor) and inputs.is_floating_point():
-        middle, scale = inputs.mean(0), inputs.std(0, correction=0)
+        middle = inputs.mean(0)
+        scale = (inputs - middle).square_().mean(0).sqrt()  # `std` over the first axis takes ten times as long
         shape = (min(len(inputs), MOST_FAR), *inputs.shape[1:])
         noise = torch.randn(shape, generator=torch.Generator().manual_seed(0), dtype=torch.float32).to(inputs)
         try:

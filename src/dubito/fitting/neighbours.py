@@ -7,6 +7,8 @@ nothing of the network. It is compared with its distribution under permutations 
 
 from __future__ import annotations
 
+from functools import lru_cache
+
 import torch
 from torch import Tensor
 
@@ -51,11 +53,17 @@ def _likeness(inputs: Tensor, targets: Tensor, rows: int, classes: bool) -> floa
         return None
     near = distances[kept][:, kept].fill_diagonal_(torch.inf).topk(NEIGHBOURS, largest=False).indices
     differences = _differences(values, classes)
-    generator = torch.Generator().manual_seed(0)
-    orders = torch.stack([torch.randperm(rows, generator=generator) for _ in range(PERMUTATIONS)])
+    orders = _orders(rows)
     by_chance = differences[orders[:, :, None], orders[:, near]].mean((1, 2))
     own = differences[torch.arange(rows)[:, None], near].mean()
     return float((by_chance.mean() - own) / by_chance.std().clamp_min(1e-12))
+
+
+@lru_cache(maxsize=2)
+def _orders(rows: int) -> Tensor:
+    """Return the permutations, which are always the same."""
+    generator = torch.Generator().manual_seed(0)
+    return torch.stack([torch.randperm(rows, generator=generator) for _ in range(PERMUTATIONS)])
 
 
 def _differences(values: Tensor, classes: bool) -> Tensor:

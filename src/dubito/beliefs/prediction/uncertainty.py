@@ -15,6 +15,8 @@ from dubito.core.widest import widest
 
 # In a graph, logarithms of probabilities are at least this, so that a probability of 0 adds nothing to an entropy.
 LOWEST_LOG = -1e4
+# So many numbers are exponentiated at once; more do not fit into the processor's cache.
+AT_ONCE = 2**15
 
 
 class EntropyDecomposition(NamedTuple):
@@ -66,11 +68,13 @@ def split_entropy(samples: Tensor) -> EntropyDecomposition:
     dtype = widest(samples.device)
     mean_probs = samples.new_zeros(samples.shape[1:], dtype=dtype)
     aleatoric = samples.new_zeros(samples.shape[1:-1], dtype=dtype)
-    for sample in samples:  # one at a time: a float64 copy of all S would be the largest tensor of an evaluation
-        logs = sample.to(dtype).clamp(min=-800, max=0)  # below −800 the probability is 0; above 0 is a rounding error
+    # a few at a time: a float64 copy of all S would be the largest tensor of an evaluation
+    for some in samples.split(max(1, AT_ONCE // max(1, mean_probs.numel()))):
+        logs = some.to(dtype).clamp(min=-800, max=0)  # below −800 the probability is 0; above 0 is a rounding error
         probs = logs.exp()  # in float32, rounding errors would look like an epistemic uncertainty of 1e-7
-        mean_probs += probs
-        aleatoric -= logs.mul_(probs).sum(-1)
+        for own_probs, own_sum in zip(probs, logs.mul_(probs).sum(-1), strict=True):
+            mean_probs += own_probs
+            aleatoric -= own_sum
     mean_probs /= len(samples)
     aleatoric /= len(samples)
     # not read from an accelerator: every prediction is checked as a whole, once

@@ -57,6 +57,7 @@ class DiagonalCovariance(Covariance):
 
     def __init__(self, values: Tensor) -> None:
         self.values = values
+        self.memory: dict[Any, Tensor] = {}  # what a contraction keeps between batches
 
     def variance(self) -> Tensor:
         """``v``."""

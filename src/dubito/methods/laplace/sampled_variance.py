@@ -85,7 +85,7 @@ def variance_function(
     sampled: list[SampledVariance] = []
 
     def moments(inputs: Any) -> tuple[Tensor, Tensor]:
-        linearized, first = posterior.linearized, None if exact is False else posterior.linearized.first(inputs)
+        linearized, first = posterior.linearized, None if exact is False else posterior.linearized.start(inputs)
         if first is not None and (exact or not linearized.is_slow(first)):
             covariances = [posterior.covariance]
             outputs, (variance,) = linearized.variances(inputs, covariances, centred=centred, first=first)
