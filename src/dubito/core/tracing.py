@@ -9,7 +9,7 @@ from __future__ import annotations
 import logging
 import warnings
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from contextvars import ContextVar
 from typing import TYPE_CHECKING, Any
 
@@ -107,6 +107,26 @@ def record_with_gradients(function: Callable[..., Any], example: tuple[Tensor, .
         function: Takes tensors and returns a tensor or a tuple of tensors.
         example: Its arguments, with at least two rows.
     """
+    from torch._dispatch.python import enable_python_dispatcher
+
+    found = _record(function, example, nullcontext())
+    if _takes_any_batch(found, example):
+        return found
+    return _record(function, example, enable_python_dispatcher())  # torch 2.6 fixes the batch of products otherwise
+
+
+def _takes_any_batch(graph: fx.GraphModule, example: tuple[Tensor, ...]) -> bool:
+    try:
+        with torch.no_grad():
+            graph(*(value[:-1] for value in example))
+    except RuntimeError:
+        return False
+    return True
+
+
+def _record(
+    function: Callable[..., Any], example: tuple[Tensor, ...], around: AbstractContextManager[Any]
+) -> fx.GraphModule:
     from torch._dynamo.source import ConstantSource
     from torch._subclasses import FakeTensorMode
     from torch.fx.experimental.proxy_tensor import make_fx
@@ -120,7 +140,7 @@ def record_with_gradients(function: Callable[..., Any], example: tuple[Tensor, .
             context: Any = StatelessSymbolicContext(dynamic_sizes=sizes)
             fake.append(mode.from_tensor(value, source=ConstantSource(f"input_{number}"), symbolic_context=context))
         table = {torch.ops.aten.avg_pool2d_backward.default: _pull_through_mean}
-        with mode:
+        with mode, around:
             return make_fx(function, table, tracing_mode="real", _allow_non_fake_inputs=True)(*fake)
 
 
