@@ -98,18 +98,18 @@ def test_scores_of_two_items_by_the_same_weights_vary_together() -> None:
     model, likelihood = network(1), BradleyTerry()
     head = GaussianHead(model, "2", 0.5 * roots(1, 7)).requires_grad_(False)
     pairs, labels = torch.stack([normal(3, 4), normal(6, 4)[3:]], 1), torch.tensor([0, 1, 1])
-    scores, covariance = head.joint(pairs, likelihood)
+    scores, spread = head.joint(pairs, likelihood)
+    covariance = spread @ spread.mT
     noise = torch.randn(100_000, 7, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
     features = torch.cat([model[:2](pairs), torch.ones(3, 2, 1).double()], 2)  # type: ignore[index]
-    drawn = scores.squeeze(2) + torch.einsum("btp,pq,sq->sbt", features, head.roots[0].tril(), noise)
+    drawn = scores + torch.einsum("btp,pq,sq->sbt", features, head.roots[0].tril(), noise)
     close(covariance[0], torch.cov(drawn[:, 0].T), 0.05 * float(covariance[0].max()))
     expected = drawn.log_softmax(-1)[:, torch.arange(3), labels].mean(0)
-    found = expected_preference(scores.squeeze(2), covariance, labels)
+    found = expected_preference(scores, spread, labels)
     assert bool((found < expected).all())
     assert bool((found > expected_log_prob(likelihood, *head.moments(pairs), labels)).any())
     same = pairs[:, :1].expand(-1, 2, -1)  # a pair of one and the same item is decided by chance, for certain
-    same_scores, same_covariance = head.joint(same, likelihood)
-    close(expected_preference(same_scores.squeeze(2), same_covariance, labels), -math.log(2) * torch.ones(3).double())
+    close(expected_preference(*head.joint(same, likelihood), labels), -math.log(2) * torch.ones(3).double())
     posterior = HeadPosterior(model, likelihood, VBLL(), 3, "2", head.roots.detach().tril(), 1.0)
     prediction: Any = posterior.predict(pairs, num_samples=20_000, generator=torch.Generator().manual_seed(1))
     close(prediction.probs, drawn.softmax(-1).mean(0), 0.02)

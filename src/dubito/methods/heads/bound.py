@@ -80,19 +80,17 @@ def _draws(
     return [(0.5 / PAIRS, sign * each) for each in noise for sign in (1.0, -1.0)]
 
 
-def expected_preference(mean: Tensor, covariance: Tensor, targets: Tensor) -> Tensor:
-    r"""Return a lower bound of $\mathbb E \log p(y \mid f)$ for scores ``[B, items]`` of the same random weights.
+def expected_preference(mean: Tensor, roots: Tensor, targets: Tensor) -> Tensor:
+    r"""Return a lower bound of $\mathbb E \log p(y \mid f)$ for scores ``[B, T]`` of T items by the same weights.
 
     By Jensen's inequality, $-\log \sum_i \exp\big(m_i - m_y + \tfrac12 \mathrm{Var}(f_i - f_y)\big)$: items that are
     nearly the same differ by little, however uncertain their scores are.
 
     Args:
         mean: The mean scores.
-        covariance: Their covariances ``[B, items, items]``.
+        roots: Roots R ``[B, T, P]`` of their covariances ``R Rᵀ``.
         targets: The preferred items ``[B]``.
     """
     own = targets.long().unsqueeze(-1)
-    variance = covariance.diagonal(dim1=-2, dim2=-1)
-    beside = covariance.gather(-1, own.unsqueeze(-1).expand(-1, mean.shape[1], 1)).squeeze(-1)
-    difference = variance + variance.gather(-1, own) - 2 * beside
-    return -(mean - mean.gather(-1, own) + difference / 2).logsumexp(-1)
+    apart = roots - roots.gather(1, own.unsqueeze(-1).expand(-1, 1, roots.shape[2]))
+    return -(mean - mean.gather(-1, own) + apart.square().sum(-1) / 2).logsumexp(-1)

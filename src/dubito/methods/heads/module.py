@@ -64,10 +64,10 @@ class GaussianHead(nn.Module):
         return outputs, variance.reshape(outputs.shape)
 
     def joint(self, inputs: Any, likelihood: Likelihood) -> tuple[Tensor, Tensor]:
-        """Return the outputs, and the covariances ``[B, T, T]`` of the scores of T items by the same weights."""
+        """Return the scores ``[B, T]`` of T items by the same weights, and roots ``[B, T, P]`` of their covariances."""
         outputs, turned = self._turned(inputs)
-        rows = turned.reshape(*likelihood.canonical(outputs).shape, turned.shape[-1])
-        return outputs, rows @ rows.mT
+        scores = likelihood.canonical(outputs)
+        return scores, turned.reshape(*scores.shape, turned.shape[-1])
 
     def compares(self, likelihood: Likelihood) -> bool:
         """Return whether the outputs that a target depends on are scores of several items by the same weights."""

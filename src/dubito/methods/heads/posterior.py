@@ -115,7 +115,8 @@ class HeadPosterior(Posterior):
 
         def predict(inputs: Any) -> Any:
             if head.compares(self.likelihood):
-                return links.predict(self.likelihood, *head.joint(inputs, self.likelihood), noise, links.LINKS["mc"])
+                scores, roots = head.joint(inputs, self.likelihood)
+                return self.likelihood.predict_samples(scores + (roots * noise.like(roots[:, :1])).sum(-1))
             mean, variance = head.moments(inputs)
             return links.predict(self.likelihood, mean, self.likelihood.canonical(variance), noise, chosen)
 

@@ -127,8 +127,7 @@ class BoundTrainer:
         """Return the expected log-likelihood of each example ``[B]``, or a lower bound."""
         likelihood = self.problem.likelihood
         if self.module.compares(likelihood):
-            scores, covariance = self.module.joint(batch.inputs, likelihood)
-            return expected_preference(likelihood.canonical(scores), covariance, batch.targets)
+            return expected_preference(*self.module.joint(batch.inputs, likelihood), batch.targets)
         moments = self.module.moments(batch.inputs)
         return expected_log_prob(likelihood, *moments, batch.targets, hyper, generator=generator)
 
