@@ -12,6 +12,7 @@ from torch import nn
 import dubito
 from dubito import SGMCMC, SWAG, Ensemble, Laplace, MCDropout, Rank1, Training, Variational, select
 from dubito.core.batches import Source
+from dubito.core.frozen import Frozen
 from dubito.fitting.initialization import reset_parameters
 from ecosystem import tiny_models
 from extras import needs
@@ -150,7 +151,11 @@ ADAPTERS = select.adapters()
     ids=repr,
 )
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_adapters_share_a_base_that_is_not_saved(recipe: Any, dtype: torch.dtype, tmp_path: Path) -> None:
+def test_adapters_share_a_base_that_is_not_saved(
+    recipe: Any, dtype: torch.dtype, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Frozen, "__deepcopy__", lambda *_: pytest.fail("the base is copied"))
+
     def adapted(seed: int = 0) -> nn.Module:
         torch.manual_seed(seed)
         return tiny_models.lora(tiny_models.bert(vocab_size=5000).to(dtype)).eval()

@@ -13,6 +13,8 @@ from __future__ import annotations
 
 import copy
 import math
+from collections.abc import Callable
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -20,13 +22,18 @@ from torch import Tensor, nn
 from dubito.beliefs.likelihoods import Likelihood
 from dubito.core import batches, distributed, limits, params
 from dubito.core.batches import Source
+from dubito.core.frozen import frozen_names
 from dubito.core.limits import numbers, slices
+from dubito.core.twice import differentiable_twice
 from dubito.curvature.evidence import known_noise
 from dubito.curvature.matrices import Matrix
 from dubito.networks.selection import Selection
+from dubito.networks.twin import light_copy
 
 # Training rows that are looked at.
 MOST_ROWS = 1000
+# Of `torch.autograd.grad`.
+OPTIONS: dict[str, Any] = {"allow_unused": True, "materialize_grads": True}
 
 
 def newton_gain(
@@ -46,8 +53,11 @@ def steepest_gain(model: nn.Module, likelihood: Likelihood, source: Source, sele
 
     $$\frac{1}{2N} \frac{(g^\top g)^2}{g^\top H g + \lambda_0\, g^\top g}$$
 
-    with $H g$ by the difference of two gradients.
+    with $H g$ by the difference of two gradients in float64. Where the network has a frozen base, of which no copy is
+    made, it is the derivative of the gradient.
     """
+    if frozen_names(model):
+        return _steepest_gain_in_place(light_copy(model).eval(), likelihood, source, selection)
     own = copy.deepcopy(model).eval().double()
     at = selection.ravel(dict(own.named_parameters())).detach()
     gradient = _gradient(own, likelihood, source, selection)
@@ -62,24 +72,72 @@ def steepest_gain(model: nn.Module, likelihood: Likelihood, source: Source, sele
         ends.append(_gradient(own, likelihood, source, selection))
         params.load_(own, selection.merge(params.of(own), at))
     bend = -float(gradient @ (ends[0] - ends[1])) / (2 * reach)
+    return _gain(norm, bend, at, source.num_data)
+
+
+def _steepest_gain_in_place(model: nn.Module, likelihood: Likelihood, source: Source, selection: Selection) -> float:
+    for name, value in model.named_parameters():
+        value.requires_grad_(name in selection.names)
+    at = selection.ravel(dict(model.named_parameters())).detach()
+    gradient = _gradient(model, likelihood, source, selection)
+    norm = float(gradient.norm())
+    if not 0 < norm < math.inf:
+        return 0.0
+    unit = selection.fill((gradient / norm).to(at))
+
+    def along(score: Tensor, weights: dict[str, Tensor]) -> Tensor:
+        first = torch.autograd.grad(score, list(weights.values()), create_graph=True, **OPTIONS)
+        slope = torch.stack([(g * unit[name]).sum() for name, g in zip(weights, first, strict=True)]).sum()
+        if not slope.requires_grad:  # the score is linear in the weights
+            return slope.new_zeros(1)
+        second = torch.autograd.grad(slope, list(weights.values()), **OPTIONS)
+        return torch.stack([(h * unit[name]).sum() for name, h in zip(weights, second, strict=True)]).sum()[None]
+
+    try:
+        with differentiable_twice():
+            bend = -float(_over_rows(model, likelihood, source, selection, 1, along)) * norm**2
+    except RuntimeError as error:
+        if "not implemented" not in str(error):
+            raise
+        return 0.0  # a layer that torch differentiates once only: nothing is known
+    return _gain(norm, bend, at.double(), source.num_data)
+
+
+def _gain(norm: float, bend: float, at: Tensor, num_data: int) -> float:
+    """Return the gain of the best step along a gradient of this norm, given the curvature along it."""
     bend += norm**2 / max(float(at.square().mean()), 1e-12)
-    return 0.5 * norm**4 / bend / source.num_data if 0 < bend < math.inf else 0.0
+    return 0.5 * norm**4 / bend / num_data if 0 < bend < math.inf else 0.0
 
 
 def _gradient(model: nn.Module, likelihood: Likelihood, source: Source, selection: Selection) -> Tensor:
     """Return the gradient of the log-likelihood of the data, from at most about `MOST_ROWS` rows."""
-    names = {name: value for name, value in model.named_parameters() if name in selection.names}
-    total = torch.zeros(selection.num_weights, dtype=torch.float64, device=next(iter(names.values())).device)
+
+    def gradient(score: Tensor, weights: dict[str, Tensor]) -> Tensor:
+        found = torch.autograd.grad(score, list(weights.values()), **OPTIONS)
+        return selection.ravel(dict(zip(weights, found, strict=True)))
+
+    return _over_rows(model, likelihood, source, selection, selection.num_weights, gradient)
+
+
+def _over_rows(
+    model: nn.Module,
+    likelihood: Likelihood,
+    source: Source,
+    selection: Selection,
+    size: int,
+    term: Callable[[Tensor, dict[str, Tensor]], Tensor],
+) -> Tensor:
+    """Return the sum of a term ``[size]`` of the log-likelihood over all data, from at most about `MOST_ROWS` rows."""
+    weights: dict[str, Tensor] = {n: value for n, value in model.named_parameters() if n in selection.names}
+    like = next(iter(weights.values()))
+    total = torch.zeros(size, dtype=torch.float64, device=like.device)
     count = torch.zeros(1, dtype=torch.float64)
-    dtype = next(iter(names.values())).dtype
     for batch in source.spread(MOST_ROWS):
-        placed = batches.place(batch.inputs, total.device, dtype)
+        placed = batches.place(batch.inputs, like.device, like.dtype)
         for rows in slices(batch.num_rows, _rows_at_once(model, placed)):
             inputs, targets = batches.take((placed, batch.targets), rows)
             with torch.enable_grad():
-                score = likelihood.log_prob(params.call(model, inputs), targets).sum()
-            gradients = torch.autograd.grad(score, list(names.values()), allow_unused=True, materialize_grads=True)
-            total += selection.ravel(dict(zip(names, gradients, strict=True))).double()
+                total += term(likelihood.log_prob(params.call(model, inputs), targets).sum(), weights).double()
         count += batch.size
     distributed.sum_([total, count])
     return total * (source.num_data / float(count.clamp_min(1.0)))
