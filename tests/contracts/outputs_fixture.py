@@ -52,7 +52,7 @@ def outputs(index: int, task: str) -> dict[str, Tensor]:
 
 
 def renew(numbers: list[int]) -> None:
-    """Make the predictions of some recipes again, and leave all others and the files as they are."""
+    """Make the predictions of some recipes again, and files of families without one; leave all others as they are."""
     with safe_open(FOLDER / "outputs.safetensors", "pt") as stored:
         if stored.metadata()["probe"] != probe():
             raise SystemExit(
@@ -62,6 +62,10 @@ def renew(numbers: list[int]) -> None:
     for index in numbers:
         for task in TASKS:
             found.update(outputs(index, task))
+            posterior = fitted(RECIPES[index], task).posterior
+            file = FILES / f"{posterior.family}-{task}.safetensors"
+            if not file.exists():  # a new family
+                posterior.save(file)
     save_file(found, FOLDER / "outputs.safetensors", metadata={"probe": probe()})
 
 

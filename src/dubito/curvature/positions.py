@@ -27,11 +27,6 @@ from dubito.curvature.workspace import Workspace
 from dubito.networks.layers.rows import DenseRows, rows_as
 
 
-def num_positions(likelihood: Likelihood, outputs: Tensor) -> int:
-    """Return the number of positions of one example, 1 without positions."""
-    return math.prod(likelihood.canonical(outputs).shape[1:-1])
-
-
 @dataclass
 class PositionGradient(RotatedGradient):
     """A gradient at one position, whose `grad` is already in rows."""
