@@ -87,10 +87,10 @@ def _steepest_gain_in_place(model: nn.Module, likelihood: Likelihood, source: So
 
     def along(score: Tensor, weights: dict[str, Tensor]) -> Tensor:
         first = torch.autograd.grad(score, list(weights.values()), create_graph=True, **OPTIONS)
-        slope = torch.stack([(g * unit[name]).sum() for name, g in zip(weights, first, strict=True)]).sum()
-        if not slope.requires_grad:  # the score is linear in the weights
-            return slope.new_zeros(1)
-        second = torch.autograd.grad(slope, list(weights.values()), **OPTIONS)
+        derivative = torch.stack([(g * unit[name]).sum() for name, g in zip(weights, first, strict=True)]).sum()
+        if not derivative.requires_grad:  # the score is linear in the weights
+            return derivative.new_zeros(1)
+        second = torch.autograd.grad(derivative, list(weights.values()), **OPTIONS)
         return torch.stack([(h * unit[name]).sum() for name, h in zip(weights, second, strict=True)]).sum()[None]
 
     try:
