@@ -18,6 +18,7 @@ from dubito import HMC, MAP, Laplace, MCDropout, Posterior, Training, Variationa
 from dubito.core.randomness import Stream
 from dubito.fitting import automatic
 from dubito.fitting.diagnosis import warn_about
+from dubito.fitting.fit_record import shift_between
 from dubito.fitting.held_out_scores import gain_of_heavy_tails
 from dubito.fitting.neighbours import likeness_of_neighbours
 from dubito.fitting.search import Curve
@@ -63,6 +64,8 @@ def test_validation_data_that_differ(trained: nn.Module) -> None:
     assert "the mean of one feature by 1.8" in found(posterior, "validation data differ")
     alike = Laplace().fit(trained, classes(), validation=(x, y), progress=False)
     assert alike.diagnose().trustworthy, str(alike.diagnose())
+    assert shift_between(torch.zeros(9, 3, 20), torch.ones(9, 3, 30)) is None  # sequences of another length
+    assert shift_between(torch.zeros(0, 3), torch.ones(9, 3)) is None
 
 
 def test_worse_than_the_plain_network(monkeypatch: pytest.MonkeyPatch) -> None:

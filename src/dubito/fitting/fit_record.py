@@ -252,19 +252,25 @@ def shift_between(first: Any, second: Any) -> float | None:
     >>> shift_between(x, x.flip(0)) is None, round(shift_between(x, x + 1), 2)
     (True, 1.71)
     """
-    if not (
-        isinstance(first, Tensor) and first.is_floating_point() and first.ndim > 1 and min(len(first), len(second))
-    ):
+    if not (isinstance(first, Tensor) and first.is_floating_point() and first.ndim > 1 and isinstance(second, Tensor)):
         return None
-    one, other = (part.double().reshape(len(part), -1) for part in (first, second))
+    if first.shape[1:] != second.shape[1:] or not first.numel() or not second.numel():  # sequences of another length
+        return None
+    one, other = (_thinned(part).double().flatten(1) for part in (first, second))
     gaps = (one.mean(0) - other.mean(0)).abs()
     variances = [part.var(0, correction=0) for part in (one, other)]
     errors = (variances[0] / len(one) + variances[1] / len(other)).sqrt()
     # a feature without variance that differs at all differs by the limit
     sizes = (gaps / ((variances[0] + variances[1]) / 2).sqrt().clamp_min(1e-12)).clamp_max(1e3)
     sizes = sizes.where(gaps > NOT_CHANCE * errors, 0.0)
-    largest = float(sizes.max()) if sizes.numel() else 0.0
+    largest = float(sizes.max())
     return largest if largest > 0 else None
+
+
+def _thinned(rows: Tensor) -> Tensor:
+    """Return every so many of the rows, as many as have a limited size, at least two."""
+    most = max(2, numbers(limits.current().chunk) // rows[0].numel())
+    return rows[:: math.ceil(len(rows) / most)]
 
 
 def _size(values: Any) -> float | None:
