@@ -147,7 +147,7 @@ def general_findings(posterior: Posterior) -> Iterator[Finding]:
     yield from _about_the_plain_network(record)
     yield from _about_confidence(record)
     if posterior.has_spread:
-        yield from _about_the_spread(record)
+        yield from _about_the_spread(record, posterior.more_spread)
     yield from _about_validation(record, posterior.num_data)
 
 
@@ -343,14 +343,13 @@ def overconfident(fact: str, claim: str) -> Finding:
     )  # fmt: skip
 
 
-def _about_the_spread(record: FitRecord) -> Iterator[Finding]:
+def _about_the_spread(record: FitRecord, more_spread: str) -> Iterator[Finding]:
     near, far = record.epistemic, record.epistemic_far
     if max(near, far or 0.0) < NEGLIGIBLE:
         yield Finding(
             "epistemic zero", "care",
             f"Its epistemic uncertainty is negligible on the training data ({near:.1e}) and far from it"
-            f"{'' if far is None else f' ({far:.1e})'}: it is as good as a single network. Use a smaller prior "
-            "precision (a wider prior), or select more weights.",
+            f"{'' if far is None else f' ({far:.1e})'}: it is as good as a single network. {more_spread}",
         )  # fmt: skip
     elif record.spread < 0.01 and (far is None or far < 1.1 * near):
         yield Finding(

@@ -23,6 +23,9 @@ LOG_TEMPERATURE_SCALE, TRIED = 0.3, 40
 # The numbers of rows and of samples from which the epistemic variance is measured, and the least share of the noise.
 SHARING_ROWS, SHARING_SAMPLES, LEAST_SHARE = 256, 32, 0.25
 
+# The number of rows from which the variance of targets is measured.
+TARGET_ROWS = 1024
+
 # The logarithm of a learned number is looked for between plus and minus this.
 NUMBER_RANGE = 8
 
@@ -101,6 +104,25 @@ def share_noise(posterior: Posterior, noise: float, source: Source) -> Posterior
     distributed.sum_([sums])
     variance = max(noise**2 - float(sums[0] / sums[1].clamp_min(1.0)), LEAST_SHARE * noise**2)
     return posterior.with_likelihood(posterior.likelihood.replace(noise=math.sqrt(variance)))
+
+
+def noise_share(noise: float, source: Source) -> float:
+    r"""Return $\min(1, \sigma^2 / \max_o \operatorname{Var} y_o)$: how much of the variance of targets is noise.
+
+    >>> noise_share(1.0, Source((torch.zeros(4, 1), torch.tensor([[-2.0], [2.0], [-2.0], [2.0]]))))
+    0.25
+    """
+    sums = None
+    for batch in source.spread(TARGET_ROWS):
+        targets = batch.targets.reshape(batch.num_rows, -1).double()
+        own = torch.stack([torch.ones_like(targets), targets, targets.square()]).sum(1)
+        sums = own if sums is None else sums + own
+    if sums is None:
+        return 1.0
+    distributed.sum_([sums])
+    count, total, squares = sums.cpu()
+    variance = float((squares / count - (total / count).square()).max())
+    return 1.0 if variance <= noise**2 else noise**2 / variance
 
 
 def fit_hyper(module: nn.Module, problem: Problem) -> Params:

@@ -64,6 +64,8 @@ class Posterior(ChecksPredictions, HasWorkingCopies, HasTraceable, ABC):
     """Whether options of `predict` are passed on to another posterior, which checks them."""
     has_spread: bool = True
     """Whether the weights are uncertain, so that epistemic uncertainty is expected."""
+    more_spread: ClassVar[str] = "Use a smaller prior precision (a wider prior), or select more weights."
+    """What to do if the epistemic uncertainty is too small."""
     fit_record: FitRecord | None = None
     """What was measured at the end of the fit; None for a posterior that was made in another way."""
     explanation: AutoExplanation | None = None

@@ -15,6 +15,7 @@ from torch.nn import functional as F
 
 import dubito
 from dubito import MAP, MCDropout, Training
+from dubito.beliefs.likelihoods import Gaussian
 from dubito.core import params
 from dubito.fitting.monte_carlo import weight_predictor
 from dubito.methods.ensembles.masks import bernoulli, channel_axis, concrete, dropping, inner_layers
@@ -40,6 +41,14 @@ class TestPlaces:
         assert fit(MCDropout(where="layers"), normalized(0.3)).rates == {"4": 0.1}
         assert fit(MCDropout(learn=True), normalized(0.3), training=TRAINING.replace(epochs=0)).rates.keys() == {"4"}
         assert fit(MCDropout(), normalized(0.0)).rates == {"4": 0.1}  # one that drops nothing is none
+
+    @pytest.mark.parametrize(("noise", "rate"), [(0.5, 0.1 * 0.25 / 4), (3.0, 0.1), ("learn", 0.005)])
+    def test_a_regression_drops_by_its_share_of_noise(self, noise: float | str, rate: float) -> None:
+        x = classes()[0]
+        wide = torch.tensor([-2.0, 2.0]).repeat(len(x) // 2)  # of variance 4
+        targets = torch.stack([wide, wide / 2, 0 * wide], 1)
+        posterior = fit(MCDropout(), data=(x, targets), likelihood=Gaussian(noise=noise))
+        assert list(posterior.rates.values()) == pytest.approx([rate, rate])
 
     def test_rates_by_name(self) -> None:
         assert fit(MCDropout({"4": 0.3})).rates == {"4": 0.3}

@@ -33,6 +33,9 @@ class DropoutPosterior(Posterior):
     """
 
     family = "MCDropout"
+    more_spread = (
+        "Give a larger rate; where the noise of a regression is small, masks cost more than they tell: use an Ensemble."
+    )
 
     def __init__(
         self, model: nn.Module, likelihood: Likelihood, recipe: Any, num_data: int, rates: dict[str, float]

@@ -8,6 +8,7 @@ from typing import Annotated, Literal
 import torch
 from torch import Tensor, nn
 
+from dubito.beliefs.likelihoods import Gaussian
 from dubito.beliefs.likelihoods.kinds import RegressionLikelihood
 from dubito.core import batches, params
 from dubito.core.batches import Batch
@@ -17,7 +18,7 @@ from dubito.core.params import Params
 from dubito.core.settings import setting
 from dubito.fitting.gradient_training import GradientDescent, validation_score
 from dubito.fitting.inference import Inference, Problem, State
-from dubito.fitting.output_noise import fit_hyper
+from dubito.fitting.output_noise import fit_hyper, noise_share
 from dubito.fitting.recipe import Recipe
 from dubito.methods.ensembles.dropout_posterior import DropoutPosterior
 from dubito.methods.ensembles.masks import OWN, bernoulli, concrete, dropping, inner_layers, own_layers
@@ -26,8 +27,10 @@ from dubito.networks.checkpointing import switch_off_checkpointing
 from dubito.networks.layers import require_rule
 from dubito.networks.twin import light_copy
 
-# Masks add noise to the outputs, which a regression with little noise of its own cannot bear: a rate of 0.1 costs 0.7
-# nats on UCI energy and 0.2 on kin8nm, 0.005 nothing on these nor on boston and diabetes.
+# Masks add variance to the outputs, about in proportion to the rate and to the variance of targets. A regression with
+# little noise of its own cannot bear it: a rate of 0.1 costs 0.7 nats on UCI energy and 0.2 on kin8nm. So the rate is
+# 0.1 times the share of noise in the variance of targets (0.0003 on energy, 0.01 on kin8nm and boston, 0.05 on
+# diabetes). If the noise is not known before training, it is the second number.
 DEFAULT_RATE, REGRESSION_RATE = 0.1, 0.005
 # The factor of the learning rate for a dropout rate, a single number with a gradient from all data.
 RATE_FACTOR = 10.0
@@ -47,7 +50,8 @@ class MCDropout(Recipe):
 
     Args:
         rate: The dropout rate; or a dict of rates by layer name; None keeps the rates of the network's own dropout
-            layers; at other layers it is 0.1, or 0.005 for a regression, whose noise may be small (not with `learn`).
+            layers; at other layers it is 0.1, times the share of noise in the variance of targets for a regression
+            whose noise is known before training, from held-out examples or the user (0.005 if it is not).
         filterwise: Drop whole channels (features of a sequence) instead of single activations.
         learn: Learn the rates, starting from `rate`, by a concrete relaxation and the KL divergence from the prior
             (Gal et al. 2017, https://arxiv.org/abs/1705.07832). Only at the inputs of layers.
@@ -104,8 +108,7 @@ class MCDropout(Recipe):
             return {name: float(self.rate[name]) for name in names if name in self.rate}
         if self.rate is not None:
             return dict.fromkeys(names, float(self.rate))
-        is_fixed_regression = isinstance(problem.likelihood, RegressionLikelihood) and not self.learn
-        usual = REGRESSION_RATE if is_fixed_regression else DEFAULT_RATE
+        usual = DEFAULT_RATE if self.learn else _usual_rate(problem)
         found = {name: float(own[name].p) if at_own else usual for name in names}  # type: ignore[arg-type]
         if max(found.values()) >= 1:
             raise InputError("A dropout layer of the network has rate 1 and drops everything: give a rate.")
@@ -176,6 +179,14 @@ class _Trainer:
         for name, p in self.own.items():
             private.get_submodule(name).p = p
         return DropoutPosterior(private, likelihood, self.recipe, self.problem.num_data, rates)
+
+
+def _usual_rate(problem: Problem) -> float:
+    """Return the default rate where a network has no dropout of its own."""
+    likelihood = problem.likelihood
+    if isinstance(likelihood, Gaussian) and not isinstance(likelihood.noise, str):
+        return DEFAULT_RATE * noise_share(likelihood.noise, problem.source)
+    return REGRESSION_RATE if isinstance(likelihood, RegressionLikelihood) else DEFAULT_RATE
 
 
 def _key(site: str) -> str:

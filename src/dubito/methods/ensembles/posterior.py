@@ -41,6 +41,7 @@ class EnsemblePosterior(Posterior):
     """
 
     family = "Ensemble"
+    more_spread = "Use members that differ: new weights (start='fresh') or data of their own."
     passes_options = True
 
     def __init__(self, members: list[Posterior], recipe: Any) -> None:

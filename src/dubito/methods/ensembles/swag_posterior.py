@@ -35,6 +35,7 @@ class SWAGPosterior(Posterior):
     """
 
     family = "SWAG"
+    more_spread = "Collect at a larger learning rate (lr), or select more weights."
 
     def __init__(
         self,
