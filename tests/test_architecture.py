@@ -147,6 +147,13 @@ def test_only_one_file_knows_of_other_processes() -> None:
     assert knowing == ["core/distributed.py"]
 
 
+def test_one_way_to_watch_a_network_and_one_to_replace_its_modules() -> None:
+    homes = {"register_forward": "networks/watching.py", "set_submodule": "networks/swapping.py"}
+    for call, home in homes.items():
+        using = {relative(f) for f in FILES if any(f".{call}" in name for name in names_used(f))}
+        assert using <= {home}, f"{call} is called in {home} only"
+
+
 def test_nothing_that_runs_foreign_code() -> None:
     forbidden = ("pickle", "cPickle", "dill", "cloudpickle", "joblib", "torch.load", "torch.save", "marshal", "shelve")
     for file in FILES:

@@ -39,6 +39,7 @@ from dubito.networks.layers import LayerRule, class_rule, require_rule
 from dubito.networks.parameter_uses import Node, nodes_below
 from dubito.networks.subspace import SubspaceNetwork
 from dubito.networks.twin import twin
+from dubito.networks.watching import watch_always
 
 # The examples of one part of a batch: at least FEW, unless memory allows only fewer, and at most MANY, because the
 # forward pass has caches of its own.
@@ -184,8 +185,7 @@ class Engine:
         if isinstance(self.model, SubspaceNetwork):
             self.along, self.fallback = SubspaceGradients(self.model, Engine), list(names)
         for layer in self.roles:
-            # before the user's hooks, which may replace the layer's output
-            layer.register_forward_hook(self._record, with_kwargs=True, prepend=True)
+            watch_always(layer, self._record)
         if known is not None:
             vars(self).update(vars(known))
 
@@ -213,7 +213,7 @@ class Engine:
         """Differentiate parameters example by example from now on, and say so in one sentence for each reason."""
         self.alone |= alone
         for module in alone:
-            module.register_forward_hook(self._record_alone, with_kwargs=True, prepend=True)
+            watch_always(module, self._record_alone)
         new = [name for name in names if name not in self.fallback]
         self.fallback += new
         for why in dict.fromkeys(self.unruled[name] for name in new):

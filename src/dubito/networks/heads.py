@@ -13,6 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from dubito.core.tensor_checks import at_least_float32
+from dubito.networks.swapping import put
 from dubito.networks.twin import copied
 
 # What is added to the diagonal of a kernel matrix, as a share of it, in float32 and in float64.
@@ -199,12 +200,7 @@ def attach(model: nn.Module, layer: str, features: FeatureMap) -> nn.Module:
 
 def replaced(model: nn.Module, layer: str, head: nn.Module) -> nn.Module:
     """Return a copy of a network with another last layer."""
-    if not layer:
-        return head
-    network = copied(model)
-    parent, _, name = layer.rpartition(".")
-    setattr(network.get_submodule(parent), name, head)
-    return network
+    return put(copied(model), layer, head) if layer else head
 
 
 def mean_distance(features: Tensor) -> float:

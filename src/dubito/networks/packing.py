@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import math
 from collections.abc import Callable, Mapping
+from functools import partial
 from typing import Any, Literal
 
 import torch
@@ -13,6 +14,7 @@ from torch import Tensor, nn
 from dubito.core import batches, params
 from dubito.core.errors import UnsupportedError
 from dubito.networks.features import gives_outputs, last_layer
+from dubito.networks.swapping import put
 from dubito.networks.twin import copied, light_copy
 
 Conv = nn.Conv1d | nn.Conv2d | nn.Conv3d
@@ -113,18 +115,14 @@ def _built(model: nn.Module, example: Any, members: int, alpha: float, roles: di
     """Replace the layers one after the other in a call; roles that are not known are found by the widths of inputs."""
     network, made = copied(model).eval(), {}
 
-    def builder(name: str, layer: Any) -> Callable[[nn.Module, tuple[Any, ...]], None]:
-        def build(module: nn.Module, inputs: tuple[Any, ...]) -> None:
-            if name not in made:
-                made[name] = _packed_layer(name, layer, inputs[0], members, alpha, roles)
-
-        return build
+    def build(name: str, layer: Any, x: Tensor) -> nn.Module:
+        if name not in made:
+            made[name] = _packed_layer(name, layer, x, members, alpha, roles)
+        return made[name]
 
     for name, layer in list(network.named_modules()):
         if isinstance(layer, (*_PLAIN, *_NORMS)):
-            slot = _Slot(made, name)
-            slot.register_forward_pre_hook(builder(name, layer))
-            network = _put(network, name, slot)
+            network = put(network, name, _Slot(partial(build, name, layer)))
     rows = batches.take(example, [0, min(1, batches.num_rows(example) - 1)])  # one row alone is taken twice
     try:
         with torch.no_grad():
@@ -137,19 +135,19 @@ def _built(model: nn.Module, example: Any, members: int, alpha: float, roles: di
             "Packed and MIMO need a network whose code names no width; here the rows of a batch changed with the width."
         )
     for name, layer in made.items():
-        network = _put(network, name, layer)
+        network = put(network, name, layer)
     return network
 
 
 class _Slot(nn.Module):
     """The place of a layer that is built when it is first called."""
 
-    def __init__(self, made: dict[str, nn.Module], name: str) -> None:
+    def __init__(self, build: Callable[[Tensor], nn.Module]) -> None:
         super().__init__()
-        self.made, self.name = [made], name  # in a list, so that no part of it is a submodule
+        self.build = build
 
     def forward(self, x: Tensor) -> Tensor:
-        return self.made[0][self.name](x)
+        return self.build(x)(x)
 
 
 def _packed_layer(name: str, layer: Any, x: Tensor, members: int, alpha: float, roles: dict[str, Role]) -> nn.Module:
@@ -216,7 +214,7 @@ def widened(model: nn.Module, example: Tensor, roles: Mapping[str, Role], member
         if axis is not None:
             shape = list(layer.weight.shape)
             shape[axis] *= members
-            network = _put(network, name, resized(layer, shape))
+            network = put(network, name, resized(layer, shape))
     try:
         with torch.no_grad():
             params.call(light_copy(network).eval(), torch.cat([example[:2]] * members, dim=1))
@@ -260,14 +258,5 @@ def repacked(model: nn.Module, tensors: Mapping[str, Tensor], first: list[str], 
             other = PackedLayer(layer, torch.empty_like(saved, device=layer.weight.device), name in first)
         else:
             other = resized(layer, saved.shape)
-        network = _put(network, name, other)
-    return network
-
-
-def _put(network: nn.Module, name: str, module: nn.Module) -> nn.Module:
-    """Put a module in the place of another and return the network."""
-    if not name:
-        return module
-    parent, _, own = name.rpartition(".")
-    setattr(network.get_submodule(parent), own, module)
+        network = put(network, name, other)
     return network

@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from dubito.core import batches, params
 from dubito.core.randomness import Stream
 from dubito.networks.layers import rule_for
+from dubito.networks.swapping import put
 from dubito.networks.twin import light_copy
 
 
@@ -67,8 +68,7 @@ def stacked(models: list[nn.Module]) -> nn.Module:
     joint = light_copy(models[0])
     for name, layer in list(joint.named_modules()):
         if isinstance(layer, nn.Linear):
-            parent = joint.get_submodule(name.rpartition(".")[0])
-            setattr(parent, name.rpartition(".")[2], StackedLinear([one[name] for one in layers]))
+            put(joint, name, StackedLinear([one[name] for one in layers]))
     return joint
 
 

@@ -1,4 +1,4 @@
-"""Change what modules of a private network compute by swapping their classes; tensors and names stay the same."""
+"""Change modules of a private network: `swap_class` keeps the tensors and their names, `put` replaces the module."""
 
 from __future__ import annotations
 
@@ -36,6 +36,21 @@ def restore_class(module: nn.Module, attributes: tuple[str, ...]) -> None:
     module.__class__ = type(module).__bases__[1]
     for name in attributes:
         del vars(module)[name]
+
+
+def put(network: nn.Module, name: str, module: nn.Module) -> nn.Module:
+    """Put a module in the place of another of a private network, in place; return the network.
+
+    >>> put(nn.Sequential(nn.Linear(2, 2)), "0", nn.ReLU())
+    Sequential(
+      (0): ReLU()
+    )
+    """
+    if not name:
+        return module
+    parent, _, own = name.rpartition(".")
+    setattr(network.get_submodule(parent), own, module)
+    return network
 
 
 def _mixed(mixin: type[Swapped], plain: type[nn.Module]) -> type[nn.Module]:

@@ -1,7 +1,7 @@
-"""Watch the calls of a network's modules by temporary forward hooks, which are registered only here.
+"""Watch the calls of a network's modules by forward hooks, which are registered only here.
 
-The network must be private (a copy, or one that no other thread runs), because hooks affect every call. They are
-removed when the block ends, also after an error.
+The network must be private (a copy, or one that no other thread runs), because hooks affect every call. Those of
+`watch` are removed when its block ends, also after an error; those of `watch_always` stay.
 """
 
 from __future__ import annotations
@@ -43,6 +43,11 @@ def watch(
                 handle = module.register_forward_hook(_bound(after, name), with_kwargs=True)
                 stack.callback(handle.remove)
         yield
+
+
+def watch_always(module: nn.Module, after: Callable[[nn.Module, tuple[Any, ...], dict[str, Any], Any], None]) -> None:
+    """Run a callback after each call of a module, before the user's hooks, which may replace its output."""
+    module.register_forward_hook(after, with_kwargs=True, prepend=True)
 
 
 def call_order(model: nn.Module, modules: Mapping[str, nn.Module], inputs: Any) -> list[str]:

@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from dubito.networks.swapping import put
 from dubito.networks.twin import copied
 from dubito.networks.watching import inputs_of
 
@@ -67,7 +68,7 @@ def faster_layers(model: nn.Module, example: Any) -> nn.Module:
             assert isinstance(dense, nn.Linear)
             rows = SparseLinear(dense)
             if name in seen and _time(rows, seen[name]) < _time(dense, seen[name]):
-                faster.set_submodule(name, rows)
+                put(faster, name, rows)
     return faster
 
 

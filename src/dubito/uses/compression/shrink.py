@@ -8,6 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from dubito.networks.layers import require_rule
+from dubito.networks.swapping import put
 from dubito.networks.twin import copied
 from dubito.networks.watching import inputs_of
 from dubito.uses.compression.plan import Plan, both
@@ -74,7 +75,7 @@ def _without(model: nn.Module, name: str, side: str, gone: Tensor) -> None:
     keep = torch.ones(size, dtype=torch.bool)
     keep[gone] = False
     function = rule.keep_inputs if side == "inputs" else rule.keep_outputs
-    model.set_submodule(name, function(layer, keep.to(next(model.parameters()).device)))
+    put(model, name, function(layer, keep.to(next(model.parameters()).device)))
 
 
 def _constants(model: nn.Module, part: LayerChannels, seen: Tensor) -> Tensor:

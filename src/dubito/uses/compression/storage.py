@@ -24,6 +24,7 @@ from dubito.core.errors import FileFormatError
 from dubito.core.settings import bytes_of
 from dubito.fitting.model_copies import check_model
 from dubito.networks.layers import rule_for
+from dubito.networks.swapping import put
 from dubito.networks.twin import copied
 from dubito.uses.compression import coding
 from dubito.uses.compression.deltas import BASE, with_base, without_base
@@ -93,7 +94,8 @@ def load(path: str | os.PathLike[str], model: nn.Module) -> nn.Module:
         if COUNTS in tensors:
             _set_counts(path, found, json.loads(bytes(tensors.pop(COUNTS).tolist())))
         for name, module in list(found.named_modules()):
-            _resize(found, name, module, tensors)
+            if (layer := _resized(name, module, tensors)) is not module:
+                found = put(found, name, layer)
         own = {**dict(found.named_parameters()), **dict(found.named_buffers())}
         for name in {**own, **tensors}:
             there, here = (tuple(side[name].shape) if name in side else "missing" for side in (tensors, own))
@@ -307,13 +309,13 @@ class _ByteReader:
 # ---------------------------------------------------------------------- sizes
 
 
-def _resize(model: nn.Module, name: str, module: nn.Module, tensors: Mapping[str, Tensor]) -> None:
-    """Give a layer the sizes of its tensors in the file, and a bias where only the file has one."""
+def _resized(name: str, module: nn.Module, tensors: Mapping[str, Tensor]) -> nn.Module:
+    """Return the layer with the sizes of its tensors in the file, and a bias where only the file has one."""
     own = {key: tensors.get(f"{name}.{key}" if name else key) for key in ("weight", "bias", "running_mean")}
     rule = rule_for(module)
     given = own["weight"] if own["weight"] is not None else own["running_mean"]
     if rule is None or given is None:  # a layer without tensors, or one whose weight is tied to another
-        return
+        return module
     outputs, inputs = rule.weight_axis(module, "output"), rule.weight_axis(module, "input")
     smaller: Any = module
     if outputs is not None and rule.num_outputs(module) > given.shape[outputs]:
@@ -323,5 +325,4 @@ def _resize(model: nn.Module, name: str, module: nn.Module, tensors: Mapping[str
     if own["bias"] is not None and getattr(smaller, "bias", None) is None:
         smaller = copied(smaller) if smaller is module else smaller
         smaller.bias = nn.Parameter(own["bias"].clone())
-    if smaller is not module:
-        model.set_submodule(name, smaller)
+    return smaller
