@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from dubito.core import batches, params
 from dubito.core.errors import UnsupportedError
 from dubito.networks.features import gives_outputs, last_layer
+from dubito.networks.layers import require_rule
 from dubito.networks.swapping import put
 from dubito.networks.twin import copied, light_copy
 
@@ -151,14 +152,13 @@ class _Slot(nn.Module):
 
 
 def _packed_layer(name: str, layer: Any, x: Tensor, members: int, alpha: float, roles: dict[str, Role]) -> nn.Module:
-    axis = -1 if isinstance(layer, nn.Linear | nn.LayerNorm) else 1
-    width = x.shape[axis]
+    rule = require_rule(layer, "packing")
+    inputs, outputs = rule.num_inputs(layer), rule.num_outputs(layer)
+    width = x.shape[rule.channel_axis(layer, x.ndim)]
     if isinstance(layer, _NORMS):
         if name not in roles:
-            roles[name] = "first" if width == _width_of(layer) else "hidden"
+            roles[name] = "first" if width == inputs else "hidden"
         return copied(layer) if roles[name] == "first" else _packed_norm(layer, members, width)
-    inputs = layer.in_features if isinstance(layer, nn.Linear) else layer.in_channels
-    outputs = layer.out_features if isinstance(layer, nn.Linear) else layer.out_channels
     if name not in roles:
         roles[name] = "first" if width == inputs else "hidden"
     repeats = width == inputs if roles[name] == "last" and roles.keys() == {name} else roles[name] == "first"
@@ -169,12 +169,6 @@ def _packed_layer(name: str, layer: Any, x: Tensor, members: int, alpha: float, 
     for part in weight:
         nn.init.kaiming_uniform_(part, a=math.sqrt(5))  # as torch does
     return PackedLayer(layer, weight, repeats)
-
-
-def _width_of(layer: Any) -> int:
-    if isinstance(layer, nn.LayerNorm):
-        return layer.normalized_shape[-1]
-    return int(layer.num_channels if isinstance(layer, nn.GroupNorm) else layer.num_features)
 
 
 def _packed_norm(layer: Any, members: int, width: int) -> nn.Module:

@@ -68,11 +68,12 @@ def test_detectors_of_features(score: Any, tmp_path: Path) -> None:
 
 def test_features_of_sequences_and_images_are_averaged() -> None:
     images, labels = torch.randn(40, 1, 6, 6), torch.randint(2, (40,))
-    network = nn.Sequential(nn.Conv2d(1, 3, 3), nn.ReLU(), nn.Conv2d(3, 2, 4), nn.Flatten())
-    posterior = MAP(train=False).fit(network, (images, labels), progress=False)
-    density = FeatureDensity(posterior, (images, labels), "mahalanobis")
-    expected = network[:2](images).mean((2, 3)).double()
-    assert torch.allclose(density.features(posterior, images), expected, atol=1e-6)
+    for last in (nn.Conv2d(3, 2, 4), nn.ConvTranspose2d(3, 2, 1, stride=4, padding=6)):
+        network = nn.Sequential(nn.Conv2d(1, 3, 3), nn.ReLU(), last, nn.Flatten())
+        posterior = MAP(train=False).fit(network, (images, labels), progress=False)
+        density = FeatureDensity(posterior, (images, labels), "mahalanobis")
+        expected = network[:2](images).mean((2, 3)).double()
+        assert torch.allclose(density.features(posterior, images), expected, atol=1e-6)
     items = torch.randn(30, 2, 4)
     pairs = MAP(train=False).fit(
         nn.Sequential(nn.Linear(4, 3), nn.Tanh(), nn.Linear(3, 1)), (items, torch.randint(2, (30,))),

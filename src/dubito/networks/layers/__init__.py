@@ -16,7 +16,15 @@ from dubito.networks.layers import (  # noqa: F401 - they register their rules
     transposed_linear,
 )
 from dubito.networks.layers.base import LayerRule, Side
-from dubito.networks.layers.registry import class_rule, is_norm, register, require_rule, rule_for, weight_axis
+from dubito.networks.layers.registry import (
+    channel_axis,
+    class_rule,
+    is_norm,
+    register,
+    require_rule,
+    rule_for,
+    weight_axis,
+)
 from dubito.networks.layers.rows import (
     DenseRows,
     ElementwiseRows,
@@ -35,6 +43,7 @@ __all__ = [
     "LayerRule",
     "Rows",
     "Side",
+    "channel_axis",
     "class_rule",
     "is_norm",
     "per_sample_gradient",

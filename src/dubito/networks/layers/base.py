@@ -35,6 +35,9 @@ class LayerRule(ABC, Generic[M]):
     linear_in_input: ClassVar[bool] = True
     """Whether $y$ is also linear in $x$, so that signs or factors may be put on the input channels."""
 
+    takes_indices: ClassVar[bool] = False
+    """Whether the input is whole numbers that choose rows of the weight, so that an input channel is such a number."""
+
     normalizes: ClassVar[bool] = False
     """Whether the layer is a normalization; see `dubito.networks.layers.norm`."""
 

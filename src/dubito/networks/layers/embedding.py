@@ -20,6 +20,7 @@ class EmbeddingRule(LayerRule[nn.Embedding]):
     """
 
     linear_in_input = False
+    takes_indices = True
 
     def obstacle(self, layer: nn.Embedding) -> str | None:
         """`max_norm` rewrites the weight in `forward`; `scale_grad_by_freq` changes the gradient itself."""

@@ -95,6 +95,19 @@ def is_norm(module: nn.Module) -> bool:
     return rule is not None and rule.normalizes
 
 
+def channel_axis(module: nn.Module, ndim: int) -> int:
+    """The axis of the channels in an activation of `ndim` axes; the last one where no rule says which.
+
+    >>> channel_axis(nn.Conv2d(3, 8, 3), 4), channel_axis(nn.Identity(), 4)
+    (1, 3)
+    """
+    rule = class_rule(module)
+    try:
+        return ndim - 1 if rule is None else rule.channel_axis(module, ndim)
+    except UnsupportedError:  # a rule of the user's without it
+        return ndim - 1
+
+
 def weight_axis(module: nn.Module, side: Side) -> int | None:
     """`LayerRule.weight_axis` by the module's class; a class without a rule has its outputs first, then its inputs.
 

@@ -18,6 +18,7 @@ from dubito.core import batches, params
 from dubito.core.arguments import checked_arguments
 from dubito.core.errors import MissingDataError
 from dubito.core.operations import OperationCounter
+from dubito.networks.layers import class_rule
 from dubito.uses.compression import storage
 from dubito.uses.compression.csr import seconds as shortest
 from dubito.uses.compression.units import by_output
@@ -234,8 +235,9 @@ def _layers(made: Compression, rounding: float) -> tuple[Layer, ...]:
         layer = name.rpartition(".")[0]
         units = made.plan.units.get(layer)
         if units is None:  # a unit (of an embedding: a word) counts as kept while any of its weights is
-            words = isinstance(made.model.get_submodule(layer), nn.Embedding)
-            units = (mask if words else by_output(made.dense, layer, mask)).flatten(1).any(1)
+            rule = class_rule(made.model.get_submodule(layer))
+            by_words = rule is not None and rule.takes_indices
+            units = (mask if by_words else by_output(made.dense, layer, mask)).flatten(1).any(1)
         kept = int((weights[name] != 0).sum())
         rows.append(Layer(name, mask.numel(), kept, len(units), int(units.sum()), bits[name]))
     return tuple(rows)

@@ -24,7 +24,7 @@ from torch import Tensor, nn
 
 from dubito.core import batches, params
 from dubito.core.errors import DubitoError
-from dubito.networks.layers import rule_for
+from dubito.networks.layers import channel_axis, class_rule, rule_for
 from dubito.networks.twin import copied
 from dubito.networks.watching import first_argument, watch
 from dubito.uses.compression.units_by_fx import LayerChannels, UnitGroup
@@ -50,8 +50,8 @@ def probe(model: nn.Module, example: Any) -> list[UnitGroup]:
         model: The network, in evaluation mode; it is not changed.
         example: A batch of inputs.
     """
-    if any(isinstance(module, nn.Conv1d | nn.Conv2d | nn.Conv3d) for module in model.modules()):
-        return []  # their channels are followed by other tracers
+    if any(map(_has_channels_first, model.modules())):  # convolutions, whose channels are followed by other tracers
+        return []
     try:
         probing = _Probing(model, batches.take(example, slice(0, 1)))
         edges = list(probing.edges())
@@ -60,6 +60,16 @@ def probe(model: nn.Module, example: Any) -> list[UnitGroup]:
     some = batches.take(example, slice(0, COMPARED))
     found = (_verified(model, group, some) for group in _groups(probing, edges))
     return [group for group in found if group is not None]
+
+
+def _has_channels_first(module: nn.Module) -> bool:
+    rule = class_rule(module)
+    return rule is not None and rule.linear_in_input and channel_axis(module, 5) < 4
+
+
+def _takes_indices(module: nn.Module) -> bool:
+    rule = class_rule(module)
+    return rule is not None and rule.takes_indices
 
 
 @dataclass(frozen=True)
@@ -90,8 +100,8 @@ class _Probing:
     def __init__(self, model: nn.Module, inputs: Any) -> None:
         self.model = copied(model).double().eval()
         self.inputs = batches.place(inputs, next(self.model.parameters()).device, torch.float64)
-        modules = {n: m for n, m in self.model.named_modules() if mixes_channels(m) or isinstance(m, nn.Embedding)}
-        self.readers = {name: module for name, module in modules.items() if not isinstance(module, nn.Embedding)}
+        modules = {n: m for n, m in self.model.named_modules() if mixes_channels(m) or _takes_indices(m)}
+        self.readers = {name: module for name, module in modules.items() if not _takes_indices(module)}
         once, twice = self._outputs(modules, 1), self._outputs(modules, 2)
         self.layers = {}
         generator = torch.Generator().manual_seed(0)

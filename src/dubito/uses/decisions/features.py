@@ -30,6 +30,7 @@ from dubito.fitting.posterior import Posterior
 from dubito.methods.map.posterior import PointPosterior
 from dubito.methods.map.recipe import MAP
 from dubito.networks.features import Tap, last_layer
+from dubito.networks.layers import channel_axis
 from dubito.networks.swapping import swap_class
 from dubito.networks.twin import twin
 from dubito.uses.fixed_draws import check_scores, labelled_groups
@@ -142,6 +143,7 @@ class _Features(nn.Module):
         tap = self.network.get_submodule(self.layer)
         features = tap.seen
         assert isinstance(features, Tensor)
-        if isinstance(tap, nn.Conv1d | nn.Conv2d | nn.Conv3d):
-            return features.flatten(2).mean(2)
-        return features.flatten(1, -2).mean(1) if features.ndim > 2 else features
+        if features.ndim < 3:
+            return features
+        is_first = channel_axis(tap, features.ndim) == 1
+        return features.flatten(2).mean(2) if is_first else features.flatten(1, -2).mean(1)
