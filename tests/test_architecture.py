@@ -61,7 +61,7 @@ def looked_up(tree: ast.AST) -> Iterator[str]:
             value = dubito.__dict__.get("_PUBLIC", {}).get(str(text).split("(")[0])
             if value is not None:
                 yield value[0]
-        elif isinstance(node, ast.Attribute) and ast.unparse(node.value) == "dubito" and node.attr in dubito._PUBLIC:
+        elif isinstance(node, ast.Attribute) and node.attr in dubito._PUBLIC and ast.unparse(node.value) == "dubito":
             yield dubito._PUBLIC[node.attr][0]
 
 
@@ -135,11 +135,12 @@ def test_methods_use_map_and_no_other_method() -> None:
     assert not found
 
 
-def names_used(file: Path) -> Iterator[str]:
-    """Yield all imports and all dotted names of a file's code; texts and comments do not count."""
+@cache
+def names_used(file: Path) -> set[str]:
+    """Return all imports and all dotted names of a file's code; texts and comments do not count."""
     tree = tree_of(file)
-    yield from (name for name, _, _ in imports(tree))
-    yield from (ast.unparse(node) for node in ast.walk(tree) if isinstance(node, ast.Attribute))
+    dotted = {ast.unparse(node) for node in ast.walk(tree) if isinstance(node, ast.Attribute)}
+    return dotted | {name for name, _, _ in imports(tree)}
 
 
 def test_only_one_file_knows_of_other_processes() -> None:

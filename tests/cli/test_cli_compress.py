@@ -21,6 +21,7 @@ def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Run:
     return lambda *words: CliRunner().invoke(app, ["compress", *map(str, words)], prog_name="dubito")
 
 
+@pytest.mark.slow
 def test_it_prints_a_report_and_writes_the_network(run: Run, tmp_path: Path) -> None:
     result = run(*TINY, "--rule", "signal_to_noise(target=0.5)", "--save", "net.dubito")
     assert result.exit_code == 0, result.output

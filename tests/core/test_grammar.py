@@ -183,6 +183,7 @@ contents = st.recursive(
 )
 
 
+@pytest.mark.slow
 @given(contents, contents, st.dictionaries(st.text(max_size=3) | st.integers(), contents, max_size=2))
 def test_what_a_setting_prints_is_read_back(content: Any, other: Any, table: dict[Any, Any]) -> None:
     box = Box(content, other, table)

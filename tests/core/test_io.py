@@ -54,6 +54,7 @@ trees = st.recursive(
 
 
 class TestRoundTrip:
+    @pytest.mark.slow
     @given(tree=trees)
     def test_any_tree(self, tmp_path_factory: pytest.TempPathFactory, tree: Any) -> None:
         path = tmp_path_factory.mktemp("io") / "file"

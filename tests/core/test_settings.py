@@ -169,6 +169,7 @@ values = st.recursive(
 
 
 class TestJson:
+    @pytest.mark.slow
     @settings(deadline=None)  # the first look at a name imports every module
     @given(required=values, number=st.floats(allow_nan=False), text=st.text())
     def test_round_trip_of_plain_values(self, required: Any, number: float, text: str) -> None:

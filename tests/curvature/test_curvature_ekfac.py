@@ -128,6 +128,7 @@ def test_a_layer_with_one_example_is_exact() -> None:
     assert torch.allclose(kron.log_evidence(), ekfac.log_evidence())
 
 
+@pytest.mark.slow
 def test_uses_of_a_posterior(tmp_path: Path) -> None:
     model, inputs = _network("mlp")
     posterior = Laplace(structure="ekfac").fit(model, (inputs, LABELS), progress=False)

@@ -221,6 +221,7 @@ def test_the_table_of_links_and_the_type_of_the_argument_agree() -> None:
 ERRORS = {"probit": 0.015, "mc": 0.002, "bridge": 0.02, "bridge-norm": 0.06}
 
 
+@pytest.mark.slow
 def test_every_link_is_near_the_mean_over_many_samples() -> None:
     assert ERRORS.keys() == links.LINKS.keys()  # a new link states its error here
     mean, covariance = dirichlet_logits(1 + 2 * torch.rand(8, 4, dtype=torch.float64))

@@ -100,6 +100,7 @@ def test_it_takes_prior_and_noise_from_the_kronecker_factors() -> None:
     assert posterior.remaining_gain == kron.remaining_gain
 
 
+@pytest.mark.slow
 def test_uses_of_a_posterior(tmp_path: Path) -> None:
     model, inputs = _network("mlp")
     posterior = _fit(model, inputs, structure="sampled", draws=8)

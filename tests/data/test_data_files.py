@@ -61,6 +61,7 @@ def nearest_centroid_accuracy(dataset: data.DataSet) -> float:
     return (classify(dataset.test[0]) == dataset.test[1]).double().mean().item()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("name", "accuracy"), [("mnist", 0.820), ("fashion-mnist", 0.677)])
 def test_images_belong_to_their_labels(name: str, accuracy: float):
     need(name)
@@ -111,6 +112,7 @@ def test_ridge_regression_beats_the_mean(name: str):
     assert (x_test @ weights - y_test).square().mean() < 0.8 * y_test.square().mean()
 
 
+@pytest.mark.slow
 def test_movie_reviews():
     need("mr")
     reviews = data.load("mr")

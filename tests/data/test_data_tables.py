@@ -313,6 +313,7 @@ def test_a_truncated_gzip_file_is_one_sentence(tmp_path: Path):
             data.read_table(tmp_path / "a.csv.gz")
 
 
+@pytest.mark.slow
 def test_a_gzip_file_may_not_fill_the_memory(tmp_path: Path, monkeypatch):
     path = tmp_path / "a.csv.gz"
     path.write_bytes(gzip.compress(b"a,b\n" + b"1,2\n" * 250_000))

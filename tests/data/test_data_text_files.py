@@ -43,6 +43,7 @@ def test_separator_and_encoding_are_found(tmp_path: Path, separator: str, encodi
     assert (table.dialect.separator, table.dialect.encoding) == (separator, encoding)
 
 
+@pytest.mark.slow
 def test_an_encoding_is_judged_by_the_whole_file(tmp_path: Path) -> None:
     path = write(tmp_path / "t.csv", "a,b", [*["1,x"] * 100_000, "2,é"], "latin-1")
     assert read_table(path)["b"].labels()[-1] == "é"
@@ -274,6 +275,7 @@ def test_odd_cells_are_counted() -> None:
     assert (tally.num_rows, tally.odd_rows) == (9, 5)
 
 
+@pytest.mark.slow
 def test_a_csv_file_needs_neither_pandas_nor_pyarrow(tmp_path: Path) -> None:
     path = write(
         tmp_path / "t.csv", "a,b,d,y", [f"{i / 3},x{i % 3},2020-01-{i % 28 + 1:02d},{i % 2}" for i in range(ROWS)]

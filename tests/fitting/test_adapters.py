@@ -124,6 +124,7 @@ def test_rank1_factors_of_some_layers() -> None:
         fitted(Rank1(components=2, weights=select.largest_magnitude(5)), model)
 
 
+@pytest.mark.slow
 def test_a_file_as_small_as_the_adapters(tmp_path: Path) -> None:
     """Of the wide factors some eigenpairs and the diagonal are kept; 16 of 40 examples are enough for all of them."""
     generator = torch.Generator().manual_seed(0)

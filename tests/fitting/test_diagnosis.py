@@ -56,6 +56,7 @@ def found(posterior: Posterior, name: str) -> str:
     return matching[0]
 
 
+@pytest.mark.slow
 def test_validation_data_that_differ(trained: nn.Module) -> None:
     x, y = classes(80, seed=1)
     posterior = Laplace().fit(
@@ -68,6 +69,7 @@ def test_validation_data_that_differ(trained: nn.Module) -> None:
     assert shift_between(torch.zeros(0, 3), torch.ones(9, 3)) is None
 
 
+@pytest.mark.slow
 def test_worse_than_the_plain_network(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(automatic, "MOST_STEPS", 800)
     x, _ = numbers()
@@ -177,6 +179,7 @@ def test_errors_with_heavy_tails(errors: str, gain: float | None) -> None:
         assert found_gain == pytest.approx(gain, abs=0.05)
 
 
+@pytest.mark.slow
 def test_outputs_of_different_size() -> None:
     """One noise level for both is far too large for the first."""
     x, y = numbers()
@@ -188,6 +191,7 @@ def test_outputs_of_different_size() -> None:
         assert ("outputs of different size" in [each.name for each in posterior.diagnose().findings]) == is_found
 
 
+@pytest.mark.slow
 def test_a_regression_with_heavy_tails_is_not_trusted() -> None:
     x, y = numbers()
     search = Training(batch_size=60)  # few steps
@@ -242,6 +246,7 @@ def test_underconfident(trained: nn.Module) -> None:
     assert "predicted standard deviations" in found(wide, "underconfident")
 
 
+@pytest.mark.slow
 def test_overconfident() -> None:
     x = classes()[0]
     labels = torch.randint(3, (120,), generator=torch.Generator().manual_seed(2))
@@ -272,6 +277,7 @@ def test_the_prior_at_an_edge() -> None:
     found(posterior, "prior at an edge")
 
 
+@pytest.mark.slow
 def test_everything_equally_uncertain(trained: nn.Module) -> None:
     recipe = HMC(burn_in=20, num_samples=40, chains=1, weights=select.layers("2.bias"), prior=priors.Normal())
     posterior: Any = recipe.fit(network(scale=0.0), classes(), progress=False)

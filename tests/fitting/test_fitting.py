@@ -469,6 +469,7 @@ class TestProgress:
         MAP().fit(network(), classification(), training=QUICK)
         assert capfd.readouterr() == ("", "")
 
+    @pytest.mark.slow
     @pytest.mark.parametrize("progress", [True, False])
     def test_on_a_terminal(self, monkeypatch: pytest.MonkeyPatch, progress: bool) -> None:
         class Terminal(text_io.StringIO):

@@ -49,6 +49,7 @@ def _seeded() -> torch.Generator:
     return torch.Generator().manual_seed(3)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("make", [_network, _attends])
 def test_laplace_functions_are_the_linearized_network(make: Callable[[], nn.Module]) -> None:
     """f_s(x) = f(x) + J(x)(w_s − ŵ), by brute force; the moments of many are those of `functional`."""

@@ -26,6 +26,7 @@ def sampled(model: nn.Module, variances: dict[str, Tensor], x: Tensor, count: in
     return outputs.mean(0), outputs.var(0)
 
 
+@pytest.mark.slow
 def test_one_layer_is_exact() -> None:
     layer = seeded(lambda: nn.Linear(3, 2)).double()
     variances = {"weight": torch.rand(2, 3).double(), "bias": torch.rand(2).double()}
@@ -63,6 +64,7 @@ def test_activations_of_one_unit(activation: Callable[[Tensor], Tensor]) -> None
         torch.testing.assert_close(one, other, rtol=tolerance, atol=tolerance)
 
 
+@pytest.mark.slow
 def test_a_network_of_many_layers() -> None:
     def make() -> nn.Module:
         return nn.Sequential(
@@ -89,6 +91,7 @@ def test_pooling_takes_the_variance_of_the_largest_mean() -> None:
     assert variance[0].flatten().tolist() == [0.25 * 9, 0.25 * 0.25]
 
 
+@pytest.mark.slow
 def test_what_has_no_rule_is_refused() -> None:
     class Product(nn.Module):
         def __init__(self) -> None:

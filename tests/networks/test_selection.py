@@ -76,6 +76,7 @@ class TestRavelAndMerge:
                 flat = selection.ravel(values)[span]
                 assert torch.equal(flat, values[name].reshape(-1)[selection.positions(name)])
 
+    @pytest.mark.slow
     @given(selections())
     def test_nothing_is_changed_in_place(self, selection: Selection) -> None:
         base = values_for(selection.shapes)
@@ -127,6 +128,7 @@ SHAPES: Shapes = {"a": (2, 3), "b": (), "c": (4,)}
 
 
 class TestSets:
+    @pytest.mark.slow
     @given(selections(SHAPES), selections(SHAPES), selections(SHAPES))
     def test_laws(self, x: Selection, y: Selection, z: Selection) -> None:
         assert x | y == y | x
@@ -137,6 +139,7 @@ class TestSets:
         assert (x & ~x).num_weights == 0
         assert (x | ~x).num_weights == x.total == 11
 
+    @pytest.mark.slow
     @given(selections(SHAPES), selections(SHAPES))
     def test_equal_to_logic_on_masks(self, x: Selection, y: Selection) -> None:
         for name in SHAPES:
@@ -148,6 +151,7 @@ class TestSets:
         with pytest.raises(InputError, match="different networks"):
             Selection({"a": (2,)}, {"a": None}) | Selection({"a": (3,)}, {"a": None})
 
+    @pytest.mark.slow
     @given(selections())
     def test_masks_and_states_come_back(self, selection: Selection) -> None:
         assert Selection.from_masks(selection.shapes, selection.masks()) == selection

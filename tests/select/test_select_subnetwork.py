@@ -82,6 +82,7 @@ class TestRules:
         drawn = select.subnetwork(9, rule="random").resolve(one.model, generator=torch.Generator().manual_seed(3))
         assert drawn == select.random(9).resolve(one.model, generator=torch.Generator().manual_seed(3))
 
+    @pytest.mark.slow
     def test_sampled_draws_in_proportion_to_the_score(self) -> None:
         one = case("categorical")
         scores = output_variance(one)

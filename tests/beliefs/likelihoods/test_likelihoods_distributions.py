@@ -288,6 +288,7 @@ def test_settings_that_cannot_be() -> None:
         Poisson().temper(torch.zeros(1, 1), 2.0)
 
 
+@pytest.mark.slow
 def test_counts_of_a_table_and_an_estimator(tmp_path: Path) -> None:
     from dubito.sklearn import DubitoRegressor
 

@@ -125,6 +125,7 @@ class TestAugmentation:
         assert found.predict(x, num_samples=5).samples.shape[0] == 5
         assert all(torch.equal(found.marginals()[1][name], v) for name, v in found.inner.marginals()[1].items())
 
+    @pytest.mark.slow
     def test_over_laplace_and_within_an_ensemble(self) -> None:
         model = fit(MAP(), dense()).model
         recipe = TestTimeAugmentation(recipe=Laplace(prior_precision=1.0), noise=0.1)

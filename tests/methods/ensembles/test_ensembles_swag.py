@@ -77,6 +77,7 @@ class TestMoments:
             torch.testing.assert_close(half.marginals()[1][name], value / 2, rtol=1e-12, atol=0.0)
 
 
+@pytest.mark.slow
 def test_on_a_quadratic_target() -> None:
     r"""Descent on ``|w - y|²/2``, one example at a time, wanders with variance ``α/(2-α)`` around the mean."""
     rate, dimension, steps = 0.2, 60, 3000

@@ -170,6 +170,7 @@ def test_inducing_points_at_all_data_give_the_exact_process() -> None:
     close(far[1], torch.ones(7, 1).double(), 1e-6)  # the prior returns
 
 
+@pytest.mark.slow
 def test_functions_of_a_process_vary_as_its_predictions_do_also_far_from_inducing_points() -> None:
     x, y = normal(20, 2), normal(20, 1)
     posterior: Any = DKL(inducing=4).fit(nn.Linear(2, 1).double(), (x, y), likelihood="gaussian", training=QUICK)
@@ -228,6 +229,7 @@ def test_singular_values_are_bounded_in_training_and_small_ones_stay() -> None:
     close(SpectralBound(weight, largest / 2)(weight), weight / 2, 1e-3)
 
 
+@pytest.mark.slow
 def test_vbll_learns_the_posterior_of_a_linear_model() -> None:
     torch.manual_seed(0)
     x = normal(60, 2)
@@ -243,6 +245,7 @@ def test_vbll_learns_the_posterior_of_a_linear_model() -> None:
     close(posterior.mean()["weight"], (covariance @ phi.T @ y / 0.09)[:2].T, 1e-4)
 
 
+@pytest.mark.slow
 def test_samples_of_the_last_layer_have_the_predicted_variance() -> None:
     data = (normal(40, 4), normal(40, 2))
     for recipe in (VBLL(), SNGP(num_features=12)):

@@ -54,6 +54,7 @@ def set_weights(model: nn.Module, weights: Tensor) -> nn.Module:
 KERNEL = kernels.Matern(1.5, scale=0.8, smoothness=1.5)
 
 
+@pytest.mark.slow
 def test_a_linear_model_has_the_exact_posterior_and_evidence() -> None:
     model, prior = features(), priors.FunctionSpace(KERNEL, CONTEXT)
     mean, covariance, precision = exact_weights(model, prior)

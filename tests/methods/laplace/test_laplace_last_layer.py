@@ -88,6 +88,7 @@ def test_hidden_layers_are_not_mistaken_for_the_last() -> None:
     torch.testing.assert_close(both.matrix.diagonal()[:20], hidden.matrix.diagonal())
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("structure", ["diag", "kron"])
 def test_many_classes_predict(structure: str) -> None:
     """1,000 classes: the probabilities are those of the formula, with variances that never hold a Jacobian."""

@@ -101,6 +101,7 @@ def test_validation_with_noise_by_evidence() -> None:
     assert posterior.likelihood.noise == pytest.approx(evidence.likelihood.noise)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("temperature", [1.0, 0.5])
 def test_validation_chooses_noise_and_precision_together(temperature: float) -> None:
     """No noise at the chosen precision scores better, but for the few residuals that are assumed."""
@@ -121,6 +122,7 @@ def test_validation_chooses_noise_and_precision_together(temperature: float) -> 
     assert score(noise) > max(score(noise * 0.8), score(noise * 1.25))
 
 
+@pytest.mark.slow
 def test_data_that_are_fitted_perfectly_do_not_widen_the_posterior() -> None:
     """The evidence would choose a posterior that is far too wide here, validation data alone none at all."""
     digits = dubito.data.load("digits", limit=300)
@@ -147,6 +149,7 @@ def test_rows_that_repeat_and_are_fitted_exactly_have_leverages(dtype: torch.dty
     torch.testing.assert_close(factors, expected, rtol=0.02, atol=0)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("outputs", [1, 2])
 def test_leave_one_out_residuals_are_those_of_refits(outputs: int) -> None:
     """For a linear network at its most probable weights, they are exact."""
@@ -222,6 +225,7 @@ class Failing(Dataset):
         return self.problem.inputs[index], self.problem.targets[index]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("settings", [{"curvature": "ggn"}, {"curvature": "fisher-mc", "fisher_samples": 2}])
 @pytest.mark.parametrize("structure", STRUCTURES)
 @pytest.mark.parametrize("after", [8, 13])

@@ -66,6 +66,7 @@ class TestRidge:
         oracle = LinearRegression(x, y, noise=0.5, prior_precision=max(prior_precision, 1e-12))
         torch.testing.assert_close(flat(posterior), oracle.mean, rtol=1e-4, atol=1e-4)
 
+    @pytest.mark.slow
     def test_the_prior_counts_once_whatever_the_batches(self) -> None:
         x, y = regression()
         training = Training(epochs=300, lr=0.03, batch_size=20)

@@ -29,6 +29,7 @@ def unread(monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(file, "number", lambda value: value)
 
 
+@pytest.mark.slow
 def test_samples_do_not_depend_on_blocks_or_doublings(monkeypatch: pytest.MonkeyPatch) -> None:
     read = sample(monkeypatch, 20, RECIPE.max_depth)  # each trajectory ends by itself
     unread(monkeypatch)
@@ -48,6 +49,7 @@ def test_the_largest_number_of_doublings_is_kept(monkeypatch: pytest.MonkeyPatch
     assert bool((found.statistics["num_steps"] == 3).all())
 
 
+@pytest.mark.slow
 def test_an_interrupted_block_is_resumed(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     unread(monkeypatch)
     expected = sample(monkeypatch, 7, 2)

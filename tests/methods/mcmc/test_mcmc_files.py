@@ -42,6 +42,7 @@ def test_a_full_disk_is_found_before_the_first_step(
     assert os.listdir(tmp_path) == []
 
 
+@pytest.mark.slow
 def test_no_signal_ends_the_process_where_files_may_not_grow(tmp_path: Path) -> None:
     """A limit on the size of files stands for a full disk: without the reservation writes beyond it fail too late."""
     code = (
@@ -57,6 +58,7 @@ def test_no_signal_ends_the_process_where_files_may_not_grow(tmp_path: Path) -> 
     assert (found.returncode, "The samples need 0.2 MB" in found.stdout) == (0, True), found
 
 
+@pytest.mark.slow
 def test_samples_of_another_run_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     expected = fit().digest()
     assert fit(tmp_path / "run").digest() == expected

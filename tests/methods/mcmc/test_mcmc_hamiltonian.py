@@ -109,6 +109,7 @@ def funnel_parts(draws: Tensor) -> Tensor:
     return torch.cat([draws[:, :1], draws[:, 1:] * (-draws[:, :1] / 2).exp()], 1)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("method", ["nuts", "hmc"])
 @pytest.mark.parametrize(
     ("potential", "size", "step", "parts"),
@@ -130,6 +131,7 @@ def test_kolmogorov_smirnov(
         assert stats.kstest(column.numpy(), "norm").pvalue > 0.01
 
 
+@pytest.mark.slow
 def test_kolmogorov_smirnov_notices_a_step_without_correction() -> None:
     """The test above can fail: without acceptance such steps leave a normal of variance 1 / (1 - step²/4)."""
     from scipy import stats

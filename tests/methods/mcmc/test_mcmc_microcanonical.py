@@ -36,6 +36,7 @@ def gaussian(precision: Tensor) -> Any:
     return lambda q: (0.5 * q @ precision @ q, precision @ q)
 
 
+@pytest.mark.slow
 def test_samples_of_a_gaussian_have_its_moments_at_a_large_step() -> None:
     covariance = torch.tensor([[1.0, 0.6, 0.0], [0.6, 2.0, 0.3], [0.0, 0.3, 0.5]], dtype=torch.float64)
     potential, generator = gaussian(torch.linalg.inv(covariance)), seeded_generator()
@@ -70,6 +71,7 @@ def data() -> tuple[Tensor, Tensor]:
     return x, (x[:, 0] > 0).long()
 
 
+@pytest.mark.slow
 def test_chains_start_at_the_members_of_an_ensemble() -> None:
     model = nn.Sequential(nn.Linear(2, 4), nn.Tanh(), nn.Linear(4, 2)).double()
     members: Any = Ensemble(2).fit(model, data(), training=Training(epochs=20, lr=1e-2))

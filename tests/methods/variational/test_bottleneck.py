@@ -53,6 +53,7 @@ def test_codes_and_weights_can_both_be_random() -> None:
         objectives.ELBO()(nn.Linear(4, 3), X, Y, num_data=100)
 
 
+@pytest.mark.slow
 def test_what_is_told_is_less_than_what_is_kept() -> None:
     """log 3 − E[−log p(y|z)] ≤ I(Z; Y) ≤ I(X; Z) ≤ rate; a larger β keeps less."""
     rates = []

@@ -106,6 +106,7 @@ class TestScales:
 
 
 class TestWeights:
+    @pytest.mark.slow
     @each_prior
     @pytest.mark.parametrize("groups", ["inputs", "outputs"])
     def test_marginals_by_monte_carlo(self, prior: Any, groups: str, generator: torch.Generator) -> None:

@@ -25,6 +25,7 @@ def fitted(make: Any = mlp, data: Any = None, **options: Any) -> Any:
 
 
 class TestLocal:
+    @pytest.mark.slow
     def test_the_distribution_of_weight_samples(self) -> None:
         """In a dense network each row has the same mean and covariance over classes, up to Monte Carlo error."""
         posterior, x = fitted(biases="random"), classes()[0][:6]
@@ -33,6 +34,7 @@ class TestLocal:
         torch.testing.assert_close(logits[1].mean(0), logits[0].mean(0), rtol=0, atol=0.07)
         torch.testing.assert_close(logits[1].std(0), logits[0].std(0), rtol=0.05, atol=0)
 
+    @pytest.mark.slow
     def test_exact_on_a_linear_model(self) -> None:
         x, y = regression_data(20)
         posterior: Any = Variational(prior=PRIOR, biases="random", initial_scale=0.3).fit(
@@ -111,6 +113,7 @@ class TestStandardError:
         prediction = posterior.predict(regression_data(30)[0], standard_error=0.1)
         assert float((prediction.means.std(0) / len(prediction.means) ** 0.5).max()) <= 0.1
 
+    @pytest.mark.slow
     def test_against_the_truth(self) -> None:
         """The stated error is that of the probabilities, measured on calls with other seeds."""
         posterior, x = fitted(), classes()[0][:10]

@@ -46,6 +46,7 @@ def test_macs_are_a_share_and_as_little_goes_as_needed() -> None:
     assert all(each.macs is not None and each.macs > 0.5 for each in larger)
 
 
+@pytest.mark.slow
 def test_size_is_that_of_the_file(tmp_path: Path) -> None:
     whole = compress(posterior(), rules.Magnitude(0.0)).save(tmp_path / "whole")
     made = compress(posterior(), budget=Budget(size=f"{0.8 * whole / 1000:.4f} kB"), data=HELD_OUT)
@@ -75,6 +76,7 @@ def test_units_stay_in_blocks(limit: Budget) -> None:
     assert num_macs(made.model, HELD_OUT[0]) <= 0.6 * num_macs(made.dense, HELD_OUT[0])
 
 
+@pytest.mark.slow
 def test_limits_together_and_training_data_for_fine_tuning() -> None:
     with pytest.raises(InputError, match=r"small enough has .*error \+.*training="):
         compress(posterior(), budget=Budget(macs=0.02, error=0.0), data=DATA, validation=HELD_OUT)

@@ -101,6 +101,7 @@ def test_costs_follow_what_is_left() -> None:
     assert costs.of_unit(second) == pytest.approx(4 + 2)
 
 
+@pytest.mark.slow
 def test_a_quarter_of_the_operations_costs_less_than_by_magnitude() -> None:
     data, held_out = table(), table(1)
     torch.manual_seed(0)

@@ -37,6 +37,7 @@ def found() -> Exploration:
     return compression.explore(posterior(), data=HELD_OUT, train=DATA, ood=FAR, progress=False)
 
 
+@pytest.mark.slow
 def test_every_candidate_is_made_again_by_its_number(tmp_path: Path) -> None:
     assert len(found().candidates) > 15
     for each in found().candidates[::5]:
@@ -59,6 +60,7 @@ def test_sizes_fall_and_the_network_before_is_whole() -> None:
     assert len(str(found()).splitlines()) == len(found().candidates) + 2
 
 
+@pytest.mark.slow
 def test_a_posterior_over_what_is_left_is_scored() -> None:
     one = compression.pick(posterior(), 5, data=HELD_OUT, train=DATA)
     recipe = Laplace(prior_precision=1.0)
@@ -68,6 +70,7 @@ def test_a_posterior_over_what_is_left_is_scored() -> None:
     assert other.before.scores == pytest.approx(dubito.evaluate(posterior(), HELD_OUT).scores)
 
 
+@pytest.mark.slow
 def test_the_page_says_how_to_make_each(tmp_path: Path) -> None:
     page = found().page(tmp_path / "page.html", pick="dubito compress 'a & b' --pick {} -o small").read_text("utf-8")
     choices = json.loads(html.unescape(re.search(r'data-choices="([^"]*)"', page)[1]))  # type: ignore[index]

@@ -136,6 +136,7 @@ def test_the_small_network_equals_the_masked_one(
         compression.load(tmp_path / "dense", Reader().blocks)
 
 
+@pytest.mark.slow
 def test_a_budget_of_operations_is_met(posterior: Posterior, data: Any) -> None:
     made = compress(posterior, budget=Budget(macs=0.6), data=data)
     assert num_macs(made.model, data[0]) <= 0.6 * num_macs(made.dense, data[0])

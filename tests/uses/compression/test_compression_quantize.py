@@ -75,6 +75,7 @@ def test_units_that_went_have_no_precision() -> None:
     assert made.quantized(4).nats * len(DATA[0]) == pytest.approx(nats, rel=1e-5)
 
 
+@pytest.mark.slow
 def test_a_size_is_shared_between_removing_and_rounding(tmp_path: Path) -> None:
     whole = compress(posterior(), rules.Magnitude(0.0)).save(tmp_path / "whole")
     budget = Budget(size=int(0.5 * whole))

@@ -134,6 +134,7 @@ def test_a_network_can_be_compressed_twice() -> None:
     )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["variational", "diag", "kron"])
 def test_rounding_hardly_changes_a_network(kind: str, tmp_path: Path) -> None:
     report = compress(fit(kind), rules.SignalToNoise(target=0.2), data=table()).report(seconds=0.001)

@@ -84,6 +84,7 @@ def test_masks_of_units_are_the_small_network(how: str) -> None:
     torch.testing.assert_close(same(x), made.model(x), rtol=0, atol=1e-5)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("structure", ["diag", "kron"])
 def test_what_is_left_makes_up_for_units_that_went(structure: str) -> None:
     """The layers that read them adapt, also under a posterior with independent weights."""

@@ -154,6 +154,7 @@ def test_a_single_network_has_no_epistemic_uncertainty(method: Any) -> None:
         assert len(dubito.acquire(posterior, pool, 5, "entropy")) == 5
 
 
+@pytest.mark.slow
 def test_a_linearized_posterior_draws_functions() -> None:
     """Over many draws their covariance between inputs is that of the linearized outputs."""
     posterior: Any = classifier("laplace")
@@ -171,6 +172,7 @@ def test_a_linearized_posterior_draws_functions() -> None:
     assert prediction.samples.shape == (2500, 4, 3)
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings(f"ignore::{FallbackWarning.__module__}.FallbackWarning")
 def test_a_linearized_posterior_of_a_subspace_draws_functions_too() -> None:
     inputs, (x, y) = line(4, 3)[0], line(80, 0)

@@ -63,6 +63,7 @@ def test_intervals_cover_as_often_as_the_exact_bound_says(method: str, kind: Any
     assert abs(sum(covered) / SPLITS - rank / (CALIBRATION + 1)) < 4 * beta_binomial_error(rank)
 
 
+@pytest.mark.slow
 def test_coverage_given_the_calibration_data_is_beta_distributed() -> None:
     """A Kolmogorov-Smirnov test: test coverage is nearly exact with 4,000 test data."""
     from scipy.stats import beta, kstest

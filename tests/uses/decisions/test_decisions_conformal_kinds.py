@@ -33,6 +33,7 @@ def holds(inside: Tensor, y: Tensor) -> Tensor:
     return inside.gather(-1, y[:, None])[:, 0].double()
 
 
+@pytest.mark.slow
 def test_raps_covers_and_has_small_sets() -> None:
     posterior = classifier("laplace")
 

@@ -69,6 +69,7 @@ def test_the_guarantee_is_the_largest_rank_that_passes(seed: int) -> None:
     assert fitted.coverage == pytest.approx(float((scores < max(passed)).double().mean()))
 
 
+@pytest.mark.slow
 def test_the_guarantee_holds_over_calibration_sets() -> None:
     """The true risk of answering confidences c and above is the mean of 1 − p over them, (1 − c)/2 for uniform ones."""
     broken, plain_broken, coverages = 0, 0, []

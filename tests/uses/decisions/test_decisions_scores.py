@@ -77,6 +77,7 @@ def test_what_a_prediction_cannot_tell() -> None:
     assert not score_prediction(ClassPrediction.from_logits(LOGITS[0]), "variance").any()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("score", ["max-probability", "entropy", "mutual-information", "variance", "energy"])
 def test_false_alarms_are_as_rare_as_promised(score: Any) -> None:
     """Over many calibration sets the rate of false alarms has the mean 1 − k/(n + 1), at most that asked for."""

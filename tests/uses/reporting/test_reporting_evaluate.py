@@ -311,6 +311,7 @@ def test_quantiles_and_band() -> None:
     assert evaluate(regressor(num_inputs=2), number_data(num_inputs=2)).curves.band is None
 
 
+@pytest.mark.slow
 def test_it_is_small() -> None:
     x, y = class_data(5000)
     shifts = {kind: dict.fromkeys(range(1, 6), (x, y)) for kind in ("rotation", "noise", "blur")}

@@ -121,6 +121,7 @@ def test_global_settings_stay_and_do_not_matter() -> None:
     assert settings() == before
 
 
+@pytest.mark.slow
 def test_pyplot_is_not_needed() -> None:
     script = (
         "import sys; from dubito.uses.reporting import plots; from dubito.uses.reporting.evaluation import Quantiles; "

@@ -45,6 +45,7 @@ def test_features_of_a_text() -> None:
     assert TextColumn.fit(Cells.of("text", ["one", "two", "three"])) is None
 
 
+@pytest.mark.slow
 def test_a_run_on_sentences(tmp_path: Path) -> None:
     table = reviews(120)
     described = describe_table({**table, "id": [f"r{place}" for place in range(120)]}, "label")
