@@ -113,7 +113,8 @@ class TestSearch:
         model, data = (network(), (x, y)) if task == "classes" else (network(outputs=1), (x, x[:, :1].sin()))
         kind = "categorical" if task == "classes" else "gaussian"
         validation = data[0][:12], data[1][:12]
-        MAP().fit(model.double(), data, likelihood=kind, validation=validation, progress=False)
+        posterior = MAP().fit(model.double(), data, likelihood=kind, validation=validation, progress=False)
+        assert posterior.fit_record.held_out == 63 + 12
         for one, other in zip(*seen, strict=True):
             for together, alone in zip(one, other, strict=True):
                 assert together.epochs == alone.epochs

@@ -43,7 +43,7 @@ from dubito.fitting.held_out_scores import best_epochs, best_variance, gain_of_h
 from dubito.fitting.inference import Problem
 from dubito.fitting.joint_search import can_join, joined
 from dubito.fitting.progress import progress_bar
-from dubito.fitting.search import SearchRun, SeparateRuns, by_division, watch
+from dubito.fitting.search import Curve, SearchRun, SeparateRuns, by_division, watch
 from dubito.fitting.training import AUTO, Training
 from dubito.networks.twin import copied
 
@@ -294,8 +294,17 @@ def _search(runs: list[SearchRun], problem: Problem) -> Found:
     gained = scores[best] - scores[before] if best == looked[-1] else 0.0
     sources = [source for run in runs for source in run.held_out]
     gain = gain_over_constant(curves, sources, best, problem.likelihood, at_unit_noise=outputs is not None)
-    found = Found(best, scores[best], noise, num_rows, len(runs), gained, scores[0], *(gain or ()))
+    distinct = _num_distinct(by_run, problem.validation)
+    if gain is not None:
+        gain = gain[0], gain[1] * math.sqrt(num_rows / distinct)
+    found = Found(best, scores[best], noise, distinct, len(runs), gained, scores[0], *(gain or ()))
     return dataclasses.replace(found, tail_gain=gain_of_heavy_tails(curves, best) if outputs == 1 else None)
+
+
+def _num_distinct(by_run: list[list[Curve]], validation: Source | None) -> int:
+    """Return the number of held-out examples; validation data, which are scored in each run, count once."""
+    also = 0 if validation is None or len(by_run[0]) == 1 else validation.num_data
+    return round(sum(of_run[0].num_rows for of_run in by_run)) + also
 
 
 def _mean_score(totals: list[float], num_rows: int, outputs: int | None) -> float:
