@@ -66,6 +66,8 @@ class GraphUse:
 class GraphCall:
     """One use of a parameter in one forward pass."""
 
+    is_stale = False  # autograd itself sees where what it saved was overwritten
+
     known: GraphUse
     node: Node
     size: int
@@ -111,11 +113,6 @@ class GraphCall:
     def leaf(self) -> Tensor:
         """The parameter."""
         return self.known.leaf
-
-    @property
-    def is_stale(self) -> bool:
-        """False: autograd itself sees where what it saved was overwritten."""
-        return False
 
     @cached_property
     def order(self) -> Order:

@@ -118,14 +118,11 @@ class ChainedGradient(CallGradient):
         leaf: The parameter.
     """
 
+    fills = False  # there are only explicit gradients
+
     inner: CallGradient = field(kw_only=True)
     top: GradientEdge = field(kw_only=True)
     leaf: Tensor = field(kw_only=True)
-
-    @property
-    def fills(self) -> bool:
-        """False: there are only explicit gradients."""
-        return False
 
     @property
     def kind(self) -> None:

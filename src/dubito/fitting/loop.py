@@ -12,11 +12,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
-from dubito.beliefs.likelihoods import Likelihood
 from dubito.core import distributed, io, params, precision
-from dubito.core.batches import Batch, Data
+from dubito.core.batches import Batch
 from dubito.core.constraints import Natural
 from dubito.core.constraints import check as check_argument
 from dubito.core.errors import FileFormatError, NonFiniteError
@@ -34,30 +33,18 @@ from dubito.fitting.problems import make_problem
 from dubito.fitting.progress import batch_bar
 from dubito.fitting.run_identity import LoaderDigest
 from dubito.fitting.search_file import resolve_or_recall
-from dubito.fitting.training import Training
 
 if TYPE_CHECKING:
-    from dubito.fitting.recipe import Recipe
+    from dubito.fitting.recipe import FitCall, Recipe
 
 
 @distributed.together()
 @torch.inference_mode(False)
 @torch.enable_grad()  # even if the caller has disabled gradients
 @precision.in_networks_only()
-def fit(
-    recipe: Recipe,
-    model: nn.Module,
-    data: Data,
-    *,
-    likelihood: str | Likelihood,
-    validation: Data | None,
-    training: Training | None,
-    num_data: int | None,
-    generator: torch.Generator | None,
-    progress: bool,
-) -> Posterior:
+def fit(recipe: Recipe, call: FitCall) -> Posterior:
     """Fit `recipe`; see `Recipe.fit`."""
-    problem = make_problem(recipe, model, data, likelihood, validation, training, num_data, generator, progress)
+    problem = make_problem(recipe, call)
     private, training, generator = problem.model, problem.training, problem.generator
     weight = next(private.parameters())
     if training.checkpoint is not None:
@@ -79,7 +66,7 @@ def fit(
             with Stream(derive_seed(seed, "build"), weight.device, libraries=True).active():
                 redraw(private, recipe.start, lambda: problem.source.first().inputs)
                 own = {} if training.checkpoint is None else run_identity.identity(recipe, problem, private, start)
-                found = resolve_or_recall(recipe, problem, data, derive_seed(seed, "search"), own)
+                found = resolve_or_recall(recipe, problem, call.data, derive_seed(seed, "search"), own)
                 problem = replace(problem, training=found.training, likelihood=found.likelihood)
                 inference = build(recipe, problem)
             given, problem = problem.source, replace(problem, source=inference.source or problem.source)

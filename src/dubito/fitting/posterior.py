@@ -263,6 +263,7 @@ class Posterior(ChecksPredictions, HasWorkingCopies, HasTraceable, ABC):
                     found = predict(each)
                 yield found
 
+    @at_home
     def update(
         self,
         data: Data,
@@ -270,8 +271,22 @@ class Posterior(ChecksPredictions, HasWorkingCopies, HasTraceable, ABC):
         training: Training | None = None,
         generator: torch.Generator | None = None,
         progress: bool = True,
-    ) -> Posterior:
-        """Return the posterior after new data, for which this posterior is the prior; this one is not changed."""
+    ) -> Self:
+        """Return the posterior after new data, for which this posterior is the prior; this one is not changed.
+
+        A posterior without uncertainty of the weights (`MAP`, `MCDropout`) is fine-tuned, which may forget old data.
+        Members of an ensemble learn on in their own way. A family that cannot learn on raises an `UnsupportedError`.
+
+        Args:
+            data: The new data.
+            training: As for `Recipe.fit`, for families that are trained. Laplace needs none: by default its mean moves
+                by Gauss-Newton steps, which is exact for linear models.
+            generator: As for `Recipe.fit`.
+            progress: As for `Recipe.fit`.
+        """
+        return self._updated(data, training=training, generator=generator, progress=progress)
+
+    def _updated(self, data: Data, **options: Any) -> Any:
         raise UnsupportedError(f"A {self.family} posterior cannot be updated with new data: fit again on all data.")
 
     def mean(self) -> Params:

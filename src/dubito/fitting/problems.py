@@ -6,12 +6,10 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import torch
-from torch import nn
 
 from dubito.beliefs import likelihoods
-from dubito.beliefs.likelihoods import Likelihood
 from dubito.core import distributed, precision
-from dubito.core.batches import Data, Source
+from dubito.core.batches import Source
 from dubito.core.constraints import check as check_argument
 from dubito.core.randomness import Stream, default_generator, derive_seed, draw_seed
 from dubito.fitting import run_identity
@@ -25,23 +23,22 @@ from dubito.fitting.search_file import resolve_or_recall
 from dubito.fitting.training import Training
 
 if TYPE_CHECKING:
-    from dubito.fitting.recipe import Recipe
+    from dubito.fitting.recipe import FitCall, Recipe
 
 
 @distributed.together()
 @torch.inference_mode(False)
 @torch.enable_grad()
 @precision.in_networks_only()
-def resolved_training(
-    recipe: Recipe, model: nn.Module, data: Data, *, generator: torch.Generator, **options: Any
-) -> ResolvedTraining:
-    """Return the training settings and the likelihood of several fits of `recipe`; see `Recipe.fit`.
+def resolved_training(recipe: Recipe, call: FitCall) -> ResolvedTraining:
+    """Return the training settings and the likelihood of several fits of `recipe`; its generator stays as it is.
 
     With a checkpoint, what was found is kept beside it.
     """
-    copied = torch.Generator(generator.device)
-    copied.set_state(generator.get_state())
-    problem = make_problem(recipe, model, data, generator=copied, **options)
+    given = default_generator(call.generator)
+    copied = torch.Generator(given.device)
+    copied.set_state(given.get_state())
+    problem = make_problem(recipe, replace(call, generator=copied))
     checkpoint = problem.training.checkpoint
     if checkpoint is not None:
         run_identity.check_place(checkpoint)
@@ -54,35 +51,26 @@ def resolved_training(
     with Stream(derive_seed(seed, "build"), problem.source.device, libraries=True).active():
         redraw(problem.model, recipe.start, lambda: problem.source.first().inputs)
         own = {} if checkpoint is None else run_identity.identity(recipe, problem, problem.model, start)
-        return resolve_or_recall(recipe, problem, data, derive_seed(seed, "search"), own)
+        return resolve_or_recall(recipe, problem, call.data, derive_seed(seed, "search"), own)
 
 
-def make_problem(
-    recipe: Recipe,
-    model: nn.Module,
-    data: Data,
-    likelihood: str | Likelihood,
-    validation: Data | None,
-    training: Training | None,
-    num_data: int | None,
-    generator: torch.Generator | None,
-    progress: bool,
-) -> Problem:
+def make_problem(recipe: Recipe, call: FitCall) -> Problem:
     """Return what is to be fitted: a private copy of the model, the data as batches, the settings."""
-    generator = default_generator(generator)
-    training = recipe.default_training() if training is None else training
+    data, num_data, validation = call.data, call.num_data, call.validation
+    generator = default_generator(call.generator)
+    training = recipe.default_training() if call.training is None else call.training
     check_argument("training", Training, training)
-    private = shared_copy(model)
+    private = shared_copy(call.model)
     weight = next(private.parameters())
     place: dict[str, Any] = {"device": weight.device, "dtype": weight.dtype}
     if training.is_automatic:
         training = with_sizes(training, private, Source(data, num_data=num_data).num_data)
     return Problem(
         model=private,
-        likelihood=likelihoods.resolve(likelihood),
+        likelihood=likelihoods.resolve(call.likelihood),
         source=Source(data, batch_size=training.batch_size, shuffle=training.shuffle, num_data=num_data, **place),
         validation=None if validation is None else Source(validation, batch_size=1024, must_count=False, **place),
         training=training,
         generator=generator,
-        progress=progress,
+        progress=call.progress,
     )

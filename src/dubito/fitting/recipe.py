@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from dubito.core.settings import Setting, setting
@@ -19,6 +20,20 @@ if TYPE_CHECKING:
     from dubito.fitting.posterior import Posterior
     from dubito.fitting.training import Training
     from dubito.select.rule import SelectionRule
+
+
+@dataclass(frozen=True)
+class FitCall:
+    """The arguments of one call of `Recipe.fit`."""
+
+    model: nn.Module
+    data: Data
+    likelihood: str | Likelihood = "categorical"
+    validation: Data | None = None
+    training: Training | None = None
+    num_data: int | None = None
+    generator: torch.Generator | None = None
+    progress: bool = True
 
 
 @setting
@@ -126,10 +141,12 @@ class Recipe(Setting, ABC):
             progress: Whether to show a progress bar on a terminal.
         """
         from dubito.core.randomness import restoring_generators
-        from dubito.fitting.loop import fit
 
         with restoring_generators():
-            return fit(
-                self, model, data, likelihood=likelihood, validation=validation, training=training,
-                num_data=num_data, generator=generator, progress=progress,
-            )  # fmt: skip
+            return self._fit(FitCall(model, data, likelihood, validation, training, num_data, generator, progress))
+
+    def _fit(self, call: FitCall) -> Posterior:
+        """Fit once; a recipe that consists of several fits overrides it."""
+        from dubito.fitting.loop import fit
+
+        return fit(self, call)

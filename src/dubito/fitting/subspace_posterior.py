@@ -27,7 +27,6 @@ from dubito.networks.twin import copied
 if TYPE_CHECKING:
     from dubito.core.batches import Data
     from dubito.fitting.recipe import Recipe
-    from dubito.fitting.training import Training
 
 
 def build_on_subspace(
@@ -153,16 +152,9 @@ class SubspacePosterior(Posterior):
         """Whether the posterior over the coordinates draws functions."""
         return self.inner.draws_functions
 
-    def update(
-        self,
-        data: Data,
-        *,
-        training: Training | None = None,
-        generator: torch.Generator | None = None,
-        progress: bool = True,
-    ) -> SubspacePosterior:
+    def _updated(self, data: Data, **options: Any) -> SubspacePosterior:
         """Update the posterior with new data, within the subspace."""
-        found = self.inner.update(data, training=training, generator=generator, progress=progress)
+        found = self.inner.update(data, **options)
         return lift_posterior(found, self.recipe, self.model, self.selection)
 
     def state(self) -> dict[str, Any]:

@@ -19,6 +19,7 @@ from dubito.core.randomness import Stream
 from dubito.fitting import automatic, search_file
 from dubito.fitting.auto_explanation import AutoExplanation
 from dubito.fitting.output_noise import best_temperature
+from dubito.fitting.recipe import FitCall
 from dubito.methods.auto.candidates import TEMPERATURE, AutoCandidate
 from dubito.methods.auto.held_out import hold_out
 from dubito.methods.auto.scores import DROPPED, dropped_scores, placements, scores
@@ -244,10 +245,10 @@ class TestFit:
         monkeypatch.setattr(automatic, "MOST_STEPS", 30)
         monkeypatch.setattr(automatic, "FALLING", 100.0)
         training = Training(checkpoint=str(tmp_path / "run"))
-        search = Search(Auto(), network(), classes(), "categorical", None, training, None, None, False)
+        search = Search(Auto(), FitCall(network(), classes(), training=training, progress=False))
         assert (tmp_path / "run.search").is_file()
         monkeypatch.setattr(search_file, "resolve_training", None)  # would fail
-        again = Search(Auto(), network(), classes(), "categorical", None, training, None, None, False)
+        again = Search(Auto(), FitCall(network(), classes(), training=training, progress=False))
         assert again.resolved == search.resolved
         assert again.resolved.found is not None
         monkeypatch.undo()

@@ -21,6 +21,7 @@ class ByName(Prior):
     """
 
     setting_name = "priors.ByName"
+    refers_to_model = True  # to the names of its parameters
     priors: Mapping[str, Prior]
 
     def __post_init__(self) -> None:
@@ -28,11 +29,6 @@ class ByName(Prior):
             raise InputError("`priors` must be a dict from names or patterns to priors, got an empty one.")
         for prior in self.priors.values():
             require_real(prior)
-
-    @property
-    def refers_to_model(self) -> bool:
-        """True: it depends on the names of the parameters."""
-        return True
 
     def resolve(self, name: str, weights: Tensor) -> Prior:
         """Return the prior of the named parameter."""

@@ -31,17 +31,13 @@ class TruncatedLogUniform(GroupPrior):
     """
 
     setting_name = "priors.TruncatedLogUniform"
+    random_weights = False
     low: Finite = -20.0
     high: Finite = 0.0
 
     def __post_init__(self) -> None:
         if not self.low < self.high:
             raise InputError(f"`low` must be below `high`, got {self.low!r} and {self.high!r}.")
-
-    @property
-    def random_weights(self) -> bool:
-        """Whether the weights are random: they are points."""
-        return False
 
     def log_normalizer(self, mean: Tensor, scale: Tensor) -> Tensor:
         r"""Return the logarithm of $\Phi(\frac{b - m}s) - \Phi(\frac{a - m}s)$, for means in $[a, b]$."""

@@ -4,18 +4,12 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Literal
 
-import torch
-from torch import nn
-
-from dubito.beliefs.likelihoods import Likelihood
-from dubito.core.batches import Data
 from dubito.core.constraints import Natural, Start
 from dubito.core.errors import InputError, UnsupportedError
 from dubito.core.settings import setting
-from dubito.core.widest import at_home
 from dubito.fitting.inference import Inference, Problem
 from dubito.fitting.posterior import Posterior
-from dubito.fitting.recipe import Recipe
+from dubito.fitting.recipe import FitCall, Recipe
 from dubito.fitting.training import Training
 
 if TYPE_CHECKING:
@@ -36,6 +30,10 @@ class Auto(Recipe):
 
     The held-out examples are validation data of at least 500 rows; else five folds of the training data, or a fifth
     of it if that is as many. `posterior.explanation` says in words what was chosen, and has the table behind it.
+
+    With ``Training(checkpoint="run")`` every fit has a checkpoint of its own, ``run.plain`` and so on, and the number
+    of epochs is kept in ``run.search``; an interrupted call continues where it was. Several processes fit each
+    candidate together, and all of them return the same choice; they must hold the same data.
 
     Args:
         goal: What the posterior is for. ``"calibration"`` compares log scores. ``"intervals"`` compares the continuous
@@ -73,30 +71,11 @@ class Auto(Recipe):
         """Raise an error: each candidate is fitted on its own."""
         raise UnsupportedError("Auto has no single inference: call fit instead of build.")
 
-    @at_home
-    def fit(
-        self,
-        model: nn.Module,
-        data: Data,
-        *,
-        likelihood: str | Likelihood = "categorical",
-        validation: Data | None = None,
-        training: Training | None = None,
-        num_data: int | None = None,
-        generator: torch.Generator | None = None,
-        progress: bool = True,
-    ) -> Posterior:
-        """Fit all candidates and return the chosen one's posterior; see `Recipe.fit`.
-
-        With ``Training(checkpoint="run")`` every fit has a checkpoint of its own, ``run.plain`` and so on, and the
-        number of epochs is kept in ``run.search``; an interrupted call continues where it was. Several processes fit
-        each candidate together, and all of them return the same choice; they must hold the same data.
-        """
+    def _fit(self, call: FitCall) -> Posterior:
         from dubito.core import distributed
-        from dubito.core.randomness import restoring_generators
         from dubito.methods.auto.search import Search
 
-        if training is not None and not isinstance(training, Training):
-            raise InputError(f"training must be a Training(...), not {training!r}.")
-        with restoring_generators(), distributed.together():
-            return Search(self, model, data, likelihood, validation, training, num_data, generator, progress).run()
+        if call.training is not None and not isinstance(call.training, Training):
+            raise InputError(f"training must be a Training(...), not {call.training!r}.")
+        with distributed.together():
+            return Search(self, call).run()

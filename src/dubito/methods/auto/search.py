@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import warnings
+from dataclasses import replace
 
 import torch
 from torch import nn
@@ -20,8 +21,7 @@ from dubito.fitting.output_noise import share_noise
 from dubito.fitting.posterior import Posterior
 from dubito.fitting.problems import resolved_training
 from dubito.fitting.progress import progress_bar
-from dubito.fitting.recipe import Recipe
-from dubito.fitting.training import Training
+from dubito.fitting.recipe import FitCall, Recipe
 from dubito.methods.auto.candidates import TEMPERATURE, AutoCandidate, candidates
 from dubito.methods.auto.held_out import HeldOut, Split, hold_out
 from dubito.methods.auto.recipe import Auto
@@ -38,30 +38,19 @@ MOST_STEPS, MOST_FLOPS = 60_000, 1e13
 class Search:
     """One call of `Auto.fit`; see `Recipe.fit` for the arguments."""
 
-    def __init__(
-        self,
-        recipe: Auto,
-        model: nn.Module,
-        data: Data,
-        likelihood: str | Likelihood,
-        validation: Data | None,
-        training: Training | None,
-        num_data: int | None,
-        generator: torch.Generator | None,
-        progress: bool,
-    ) -> None:
-        generator = default_generator(generator)
+    def __init__(self, recipe: Auto, call: FitCall) -> None:
+        generator = default_generator(call.generator)
         distributed.share_generator(generator)
-        self.recipe, self.model, self.data, self.progress = recipe, model, data, progress
-        self.likelihood, self.validation, self.num_data = likelihoods.resolve(likelihood), validation, num_data
-        training = recipe.base().default_training() if training is None else training
+        self.recipe, self.model, self.data, self.progress = recipe, call.model, call.data, call.progress
+        self.likelihood = likelihoods.resolve(call.likelihood)
+        self.validation, self.num_data = call.validation, call.num_data
+        training = recipe.base().default_training() if call.training is None else call.training
         self.checkpoint = training.checkpoint
         self.seed = draw_seed(generator)
         self.resolved: ResolvedTraining = resolved_training(
-            recipe.base(), model, data, generator=self._generator("search"), likelihood=self.likelihood,
-            training=training, validation=validation, num_data=num_data, progress=progress,
-        )  # fmt: skip
-        for each in (data, validation):
+            recipe.base(), replace(call, training=training, generator=self._generator("search"))
+        )
+        for each in (self.data, self.validation):
             if each is not None:
                 source = self._source(each)
                 source.agree()

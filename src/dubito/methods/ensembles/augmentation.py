@@ -54,7 +54,7 @@ class TestTimeAugmentation(Recipe):
     noise: NonNegative = 0.0
 
     def __post_init__(self) -> None:
-        if self.recipe.fit.__func__ is not Recipe.fit:  # type: ignore[attr-defined]
+        if type(self.recipe)._fit is not Recipe._fit:
             name = self.recipe.setting_name
             raise InputError(f"{name} cannot be augmented: use {name}(recipe=TestTimeAugmentation(...)) instead.")
         if not (self.flip or self.shift or self.noise):
@@ -203,17 +203,9 @@ class AugmentedPosterior(Posterior):
 
         yield Traceable(predict, f"{num_samples} changes of the inputs, each: {drawn[0].form}")
 
-    def update(
-        self,
-        data: Data,
-        *,
-        training: Training | None = None,
-        generator: torch.Generator | None = None,
-        progress: bool = True,
-    ) -> AugmentedPosterior:
+    def _updated(self, data: Data, **options: Any) -> AugmentedPosterior:
         """Update the inner posterior with new data."""
-        updated = self.inner.update(data, training=training, generator=generator, progress=progress)
-        return AugmentedPosterior(updated, self.recipe)
+        return AugmentedPosterior(self.inner.update(data, **options), self.recipe)
 
     def state(self) -> dict[str, Any]:
         """Return the state of the inner posterior, whose weights are those of `model`."""

@@ -18,7 +18,6 @@ from dubito.networks.layers import require_rule
 
 if TYPE_CHECKING:
     from dubito.core.batches import Data
-    from dubito.fitting.training import Training
 
 
 class DropoutPosterior(Posterior):
@@ -124,19 +123,10 @@ class DropoutPosterior(Posterior):
 
         return predict
 
-    def update(
-        self,
-        data: Data,
-        *,
-        training: Training | None = None,
-        generator: torch.Generator | None = None,
-        progress: bool = True,
-    ) -> Posterior:
+    def _updated(self, data: Data, **options: Any) -> Posterior:
         """Continue training from these weights at these rates; this is fine-tuning, which can forget earlier data."""
         recipe = self.recipe.replace(start="model", train=True, rate=dict(self.rates))
-        posterior = recipe.fit(
-            self.model, data, likelihood=self.likelihood, training=training, generator=generator, progress=progress
-        )
+        posterior = recipe.fit(self.model, data, likelihood=self.likelihood, **options)
         posterior.num_data += self.num_data
         return posterior
 

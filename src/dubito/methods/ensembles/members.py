@@ -18,7 +18,7 @@ from dubito.fitting.initialization import redraw
 from dubito.fitting.loading import load
 from dubito.fitting.model_copies import private_copy, shared_copy
 from dubito.fitting.posterior import Posterior
-from dubito.fitting.recipe import Recipe
+from dubito.fitting.recipe import FitCall, Recipe
 from dubito.fitting.training import Training
 from dubito.methods.ensembles.batched_members import BatchedMembers, obstacle
 from dubito.methods.ensembles.posterior import EnsemblePosterior, training_of_member
@@ -35,35 +35,20 @@ class Members:
 
     Args:
         ensemble: The recipe.
-        model: The user's network.
-        data: The training data.
-        training: The training settings of every member.
-        generator: The source of randomness.
-        progress: Whether to show progress.
-        options: The other arguments of `Recipe.fit`.
+        call: The arguments of `Recipe.fit`, with the training settings of every member.
     """
 
-    def __init__(
-        self,
-        ensemble: Ensemble,
-        model: nn.Module,
-        data: Any,
-        training: Training,
-        generator: torch.Generator | None,
-        progress: bool,
-        options: dict[str, Any],
-    ) -> None:
-        if not isinstance(model, nn.Module):
-            raise InputError(f"The model must be a torch.nn.Module, not {type(model).__name__}.")
-        if not isinstance(training, Training):
-            raise InputError(f"training must be a Training(...), not {training!r}.")
-        self.model = shared_copy(model) if distributed.is_active() else model
-        self.ensemble, self.data, self.training = ensemble, data, training
-        self.generator, self.progress, self.options = default_generator(generator), progress, options
-        self.source = Source(data, batch_size=training.batch_size, num_data=options["num_data"])
-        device = next((value.device for value in model.parameters()), None)
+    def __init__(self, ensemble: Ensemble, call: FitCall) -> None:
+        assert call.training is not None
+        self.ensemble, self.data, self.training = ensemble, call.data, call.training
+        self.model = shared_copy(call.model) if distributed.is_active() else call.model
+        self.generator = default_generator(call.generator)
+        passed = ("likelihood", "validation", "num_data", "progress")
+        self.options: dict[str, Any] = {name: getattr(call, name) for name in passed}
+        self.source = Source(call.data, batch_size=call.training.batch_size, num_data=call.num_data)
+        device = next((value.device for value in call.model.parameters()), None)
         distributed.share_generator(self.generator, device)
-        self.in_shards = _in_shards(self.source, options["validation"])
+        self.in_shards = _in_shards(self.source, call.validation)
         self.device = device
         self.start = self.generator.get_state()
         self.loader_states = self.source.generator_states()
@@ -75,8 +60,8 @@ class Members:
             raise InputError(f"The members cannot be trained together: {reason}.")
         if self.ensemble.together is not False and reason is None:
             seeds = tuple(draw_seed(self._generator(k)) for k in range(self.ensemble.members))
-            options: dict[str, Any] = {"training": self.training, "progress": self.progress, **self.options}
-            return BatchedMembers(self.ensemble, seeds).fit(self.model, self.data, generator=self.generator, **options)
+            recipe, options = BatchedMembers(self.ensemble, seeds), self.options
+            return recipe.fit(self.model, self.data, training=self.training, generator=self.generator, **options)
         try:
             divided = distributed.is_active() and not self.in_shards  # with shards no process has all the data
             members = self._divided() if divided else [self._fit(k) for k in self._numbers]
@@ -107,16 +92,14 @@ class Members:
                 model, training = posterior.model, _second(recipe, training)
             for own, state in zip(self.source.generators, self.loader_states, strict=True):
                 own.set_state(_reseeded(own, state, k).get_state())
-            posterior = recipe.fit(
-                model, data, training=training, generator=self._generator(k), progress=self.progress, **self.options
-            )
+            posterior = recipe.fit(model, data, training=training, generator=self._generator(k), **self.options)
         assert posterior is not None
         return posterior
 
     def _divided(self) -> list[Posterior]:
         """Fit each process's own members, as if it were alone, and send all members to all processes."""
         rank, world = distributed.rank(), distributed.world_size()
-        self.progress = self.progress and rank == 0
+        self.options["progress"] = self.options["progress"] and rank == 0
         with distributed.alone():
             own = {k: self._fit(k) for k in self._numbers if k % world == rank}
         members = []

@@ -40,13 +40,9 @@ class Packed(Recipe):
     """
 
     setting_name = "Packed"
+    has_score = True
     members: Count = 4
     alpha: Positive = 2.0
-
-    @property
-    def has_score(self) -> bool:
-        """True: the log-probability of validation data."""
-        return True
 
     def build(self, problem: Problem) -> Inference:
         """Return the training steps."""
@@ -70,13 +66,9 @@ class MIMO(Recipe):
     """
 
     setting_name = "MIMO"
+    has_score = True
     members: Count = 3
     repetition: Probability = 0.0
-
-    @property
-    def has_score(self) -> bool:
-        """True: the log-probability of validation data."""
-        return True
 
     def build(self, problem: Problem) -> Inference:
         """Return the training steps."""

@@ -124,25 +124,13 @@ class EnsemblePosterior(Posterior):
         for members in zip(*(m.forms(example, num_samples, generator, **options) for m in self.members), strict=False):
             yield _mixed(members)
 
-    def update(
-        self,
-        data: Data,
-        *,
-        training: Training | None = None,
-        generator: torch.Generator | None = None,
-        progress: bool = True,
-    ) -> EnsemblePosterior:
+    def _updated(self, data: Data, **options: Any) -> EnsemblePosterior:
         """Let every member learn on from new data in its own way. Returns a new ensemble; this one stays as it was."""
-        seed = draw_seed(default_generator(generator))
-        members = [
-            member.update(
-                data,
-                training=training_of_member(training, k),
-                generator=torch.Generator().manual_seed(derive_seed(seed, k)),
-                progress=progress,
-            )
-            for k, member in enumerate(self.members)
-        ]
+        seed, members = draw_seed(default_generator(options["generator"])), []
+        for k, member in enumerate(self.members):
+            training = training_of_member(options["training"], k)
+            generator = torch.Generator().manual_seed(derive_seed(seed, k))
+            members.append(member.update(data, **options | {"training": training, "generator": generator}))
         return type(self)(members, self.recipe)
 
     def with_likelihood(self, likelihood: Likelihood) -> EnsemblePosterior:

@@ -3,19 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Literal
 
 from dubito.core.constraints import Count, NonNegative, Start
 from dubito.core.errors import InputError, UnsupportedError
 from dubito.core.settings import setting
-from dubito.core.widest import at_home
 from dubito.fitting.inference import Inference, Problem
-from dubito.fitting.recipe import Recipe
+from dubito.fitting.recipe import FitCall, Recipe
 from dubito.fitting.training import Training
 from dubito.methods.map.recipe import MAP
 
 if TYPE_CHECKING:
-    import torch
     from torch import nn
 
     from dubito.beliefs.likelihoods import Likelihood
@@ -33,7 +32,9 @@ class Ensemble(Recipe):
     (Lakshminarayanan et al. 2017, https://arxiv.org/abs/1612.01474). Members can use any recipe:
     ``Ensemble(recipe=SWAG())`` is multi-SWAG (Wilson & Izmailov 2020, https://arxiv.org/abs/2002.08791). For a recipe
     that needs a trained network, such as ``Laplace()``, each member's network is trained first. If `torch.distributed`
-    is initialized, the members are divided among the processes.
+    is initialized, the members are divided among the processes. With ``Training(checkpoint="run")`` members that are
+    trained one after another have the checkpoints ``run.member-0`` and so on; an interrupted run continues within the
+    member that it had reached.
 
     Args:
         members: The number of members.
@@ -107,46 +108,21 @@ class Ensemble(Recipe):
         """Raise an error: each member is fitted on its own."""
         raise UnsupportedError("An ensemble has no single inference: call fit instead of build.")
 
-    @at_home
-    def fit(
-        self,
-        model: nn.Module,
-        data: Data,
-        *,
-        likelihood: str | Likelihood = "categorical",
-        validation: Data | None = None,
-        training: Training | None = None,
-        num_data: int | None = None,
-        generator: torch.Generator | None = None,
-        progress: bool = True,
-    ) -> Posterior:
-        """Fit all members; see `Recipe.fit`.
-
-        With ``Training(checkpoint="run")`` members that are trained one after another have the checkpoints
-        ``run.member-0`` and so on; an interrupted run continues within the member that it had reached.
-        """
+    def _fit(self, call: FitCall) -> Posterior:
         from dubito.core import distributed
         from dubito.core.batches import Source
-        from dubito.core.randomness import default_generator, restoring_generators
+        from dubito.core.randomness import default_generator
         from dubito.fitting.finish import finish
         from dubito.fitting.problems import resolved_training
         from dubito.methods.ensembles.members import Members
 
-        options: dict[str, Any] = {"likelihood": likelihood, "validation": validation, "num_data": num_data}
-        training = self.default_training() if training is None else training
-        generator = default_generator(generator)
-        with restoring_generators(), distributed.together():
-            given: dict[str, Any] = {"training": training, "progress": progress, **options}
-            resolved = resolved_training(
-                self.steps()[0], model, data, generator=generator, **given
-            )  # once for all members
-            training, options["likelihood"] = resolved.training, resolved.likelihood
-            found = Members(self, model, data, training, generator, progress, options).fit()
-            held_out = None if validation is None else Source(validation, must_count=False, **_place(found))
+        training = self.default_training() if call.training is None else call.training
+        call = replace(call, training=training, generator=default_generator(call.generator))
+        with distributed.together():
+            resolved = resolved_training(self.steps()[0], call)  # once for all members
+            found = Members(self, replace(call, training=resolved.training, likelihood=resolved.likelihood)).fit()
+            place: dict[str, Any] = {"device": found.device, "dtype": found.dtype}
+            held_out = None if call.validation is None else Source(call.validation, must_count=False, **place)
             resolved = resolved if len(self.steps()) == 1 else resolved._replace(found=None)
-            source = Source(data, num_data=num_data, **_place(found))
+            source = Source(call.data, num_data=call.num_data, **place)
             return finish(found, source, held_out, resolved, self.steps()[0].trains)
-
-
-def _place(posterior: Posterior) -> dict[str, Any]:
-    return {"device": posterior.device, "dtype": posterior.dtype}

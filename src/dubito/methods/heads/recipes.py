@@ -18,12 +18,9 @@ from dubito.networks.heads import FeatureMap, InducingPoints, RandomFeatures, me
 class HeadRecipe(Recipe):
     """The base class of recipes for random last layers."""
 
-    start: Start = "model"
+    has_score = True
 
-    @property
-    def has_score(self) -> bool:
-        """True: the log-probability of validation data."""
-        return True
+    start: Start = "model"
 
     @property
     def bound(self) -> float | None:

@@ -38,7 +38,6 @@ from dubito.networks.selection import Selection
 
 if TYPE_CHECKING:
     from dubito.core.batches import Data
-    from dubito.fitting.training import Training
 
 
 class LaplacePosterior(Posterior):
@@ -344,18 +343,11 @@ class LaplacePosterior(Posterior):
         """Yield what is wrong with the prior precision or the samples."""
         yield from findings(self.tuning, self.prior_precision, self.sums.get("error", 0.0))
 
-    def update(
-        self,
-        data: Data,
-        *,
-        training: Training | None = None,
-        generator: torch.Generator | None = None,
-        progress: bool = True,
-    ) -> LaplacePosterior:
+    def _updated(self, data: Data, **options: Any) -> LaplacePosterior:
         """Update with new data, with this posterior as the prior; see `dubito.methods.laplace.online`."""
         from dubito.methods.laplace.online import update
 
-        return update(self, data, training=training, generator=generator, progress=progress)
+        return update(self, data, **options)
 
     def state(self) -> dict[str, Any]:
         """Return the sums, the selection and the tuned settings."""

@@ -66,6 +66,7 @@ class Laplace(Recipe):
     """
 
     setting_name = "Laplace"
+    needs_trained_model = True  # its weights are the mean of the posterior
     old_values: ClassVar[Mapping[str, Mapping[str, str]]] = {"structure": {"lowrank": "low-rank"}}
     structure: Literal["kron", "ekfac", "full", "diag", "low-rank", "sampled"] = "kron"
     weights: SelectionRule = all_weights()
@@ -107,11 +108,6 @@ class Laplace(Recipe):
             raise InputError(
                 f"{self.weights!r} chooses directions, and so does priors.FunctionSpace: drop one of them."
             )
-
-    @property
-    def needs_trained_model(self) -> bool:
-        """True: the trained weights are the mean of the posterior."""
-        return True
 
     @property
     def assumed_precision(self) -> float:

@@ -19,7 +19,6 @@ from dubito.core.settings import Setting
 from dubito.fitting.posterior import Posterior, Predictor
 from dubito.fitting.recipe import Recipe
 from dubito.fitting.traceable import Traceable
-from dubito.fitting.training import Training
 from dubito.methods.map.prior import prior_moments
 
 
@@ -80,19 +79,10 @@ class PointPosterior(Posterior):
         """Yield the network's own prediction."""
         yield Traceable(self.predictor(num_samples, generator, **options), "one network")
 
-    def update(
-        self,
-        data: Data,
-        *,
-        training: Training | None = None,
-        generator: torch.Generator | None = None,
-        progress: bool = True,
-    ) -> Posterior:
+    def _updated(self, data: Data, **options: Any) -> Posterior:
         """Fine-tune these weights on new data. Old data may be forgotten, because a point keeps no uncertainty."""
         recipe = self.recipe.replace(start="model", train=True, temperature=self.temperature)
-        posterior = recipe.fit(
-            self.model, data, likelihood=self.likelihood, training=training, generator=generator, progress=progress
-        )
+        posterior = recipe.fit(self.model, data, likelihood=self.likelihood, **options)
         posterior.num_data += self.num_data
         return posterior
 

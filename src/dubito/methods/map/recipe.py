@@ -37,6 +37,7 @@ class MAP(Recipe):
     """
 
     setting_name = "MAP"
+    has_score = True
     prior_precision: NonNegative = 0.0
     temperature: Positive | Literal["validation"] = 1.0
     train: bool = True
@@ -56,11 +57,6 @@ class MAP(Recipe):
     def needs_trained_model(self) -> bool:
         """Whether the model must be trained already."""
         return not self.train
-
-    @property
-    def has_score(self) -> bool:
-        """True: the log-probability of validation data."""
-        return True
 
     def build(self, problem: Problem) -> Inference:
         """Return the training steps."""

@@ -24,7 +24,6 @@ from dubito.networks.selection import Selection
 
 if TYPE_CHECKING:
     from dubito.core.batches import Data
-    from dubito.fitting.training import Training
     from dubito.methods.mcmc.diagnosis import ChainDiagnosis
 
 
@@ -177,19 +176,11 @@ class ParticlePosterior(Posterior):
         own = {name: value.flatten(0, 1)[index].to(self.device) for name, value in self.buffers.items()}
         return {**self.selection.merge(base, flat), **own}
 
-    def update(
-        self,
-        data: Data,
-        *,
-        training: Training | None = None,
-        generator: torch.Generator | None = None,
-        progress: bool = True,
-    ) -> ParticlePosterior:
+    def _updated(self, data: Data, **options: Any) -> ParticlePosterior:
         """Update with new data: the particles' moments are the prior, and chains continue where they ended."""
         from dubito.methods.mcmc.online import UpdateParticles
 
         self._require_one_mode("an update")
-        options: dict[str, Any] = {"training": training, "generator": generator, "progress": progress}
         return UpdateParticles(self).fit(self.model, data, likelihood=self._open_likelihood, **options)  # type: ignore[return-value]
 
     def diagnose(self) -> ChainDiagnosis:

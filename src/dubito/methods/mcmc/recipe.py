@@ -33,6 +33,8 @@ DEFAULT_SPREAD = 0.25
 class Sampler(Recipe):
     """A recipe whose posterior is a set of particles. Subclasses have fields `weights`, `prior` and `temperature`."""
 
+    trains = False  # samples are drawn, for a number of steps that the recipe has
+
     is_chain: ClassVar[bool] = True
     """Whether samples form a Markov chain, so that R-hat and effective sample sizes are defined."""
 
@@ -49,11 +51,6 @@ class Sampler(Recipe):
     def needs_trained_model(self) -> bool:
         """Whether the model must be trained already."""
         return not self.redraws
-
-    @property
-    def trains(self) -> bool:
-        """False: samples are drawn, for a number of steps that the recipe has."""
-        return False
 
     def build(self, problem: Problem) -> Inference:
         """Return the steps of the sampler.

@@ -54,6 +54,7 @@ class SVGD(Sampler):
     """
 
     setting_name = "SVGD"
+    trains = True
     is_chain: ClassVar[bool] = False
     num_particles: Count = 20
     weights: SelectionRule = all_weights()
@@ -68,11 +69,6 @@ class SVGD(Sampler):
     def explores_modes(self) -> bool:
         """Whether particles come from several modes of the posterior."""
         return self.redraws and self.num_particles > 1
-
-    @property
-    def trains(self) -> bool:
-        """Whether the particles are trained for a number of epochs: always."""
-        return True
 
     def default_training(self) -> Training:
         """Return settings with a larger learning rate than for one network, as particles start close together."""

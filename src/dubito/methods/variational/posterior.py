@@ -30,7 +30,6 @@ from dubito.networks.selection import Selection
 
 if TYPE_CHECKING:
     from dubito.core.batches import Data
-    from dubito.fitting.training import Training
     from dubito.methods.variational.diagnosis import VariationalDiagnosis
     from dubito.methods.variational.module import VariationalModule
 
@@ -238,18 +237,10 @@ class VariationalPosterior(Posterior):
             raise UnsupportedError("A log-uniform prior is improper and defines no evidence; use priors.ARD() instead.")
         return torch.tensor(self.bound, dtype=torch.float64)
 
-    def update(
-        self,
-        data: Data,
-        *,
-        training: Training | None = None,
-        generator: torch.Generator | None = None,
-        progress: bool = True,
-    ) -> VariationalPosterior:
+    def _updated(self, data: Data, **options: Any) -> VariationalPosterior:
         """Update with new data, with this posterior as the prior; see `dubito.variational.online`."""
         from dubito.methods.variational.online import UpdateVariational
 
-        options: dict[str, Any] = {"training": training, "generator": generator, "progress": progress}
         return UpdateVariational(self).fit(self.model, data, likelihood=self.likelihood, **options)  # type: ignore[return-value]
 
     def diagnose(self) -> VariationalDiagnosis:

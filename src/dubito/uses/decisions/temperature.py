@@ -116,7 +116,7 @@ class TemperedPosterior(WrappedPosterior):
         for form in self.posterior.forms(example, num_samples, generator, **options):
             yield form._replace(predict=_tempering(form.predict, self.temperature))
 
-    def update(self, data: Data, **options: Any) -> Posterior:
+    def _updated(self, data: Data, **options: Any) -> Posterior:
         """Raise an error: the temperature was fitted for the present weights."""
         raise UnsupportedError("A temperature belongs to one posterior: update `.posterior`, then temper the result.")
 

@@ -180,7 +180,7 @@ class GuardedPosterior(WrappedPosterior):
 
             yield form._replace(predict=guarded, form=f"{form.form}, on {num} readings of each row")
 
-    def update(self, data: Data, **options: Any) -> Posterior:
+    def _updated(self, data: Data, **options: Any) -> Posterior:
         """Return the posterior inside after new data, guarded by the range of all rows."""
         inputs = data[0] if isinstance(data, tuple | list) and len(data) == 2 else None
         if not isinstance(inputs, Tensor):

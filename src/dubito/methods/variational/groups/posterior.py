@@ -23,7 +23,6 @@ from dubito.networks.twin import copied
 
 if TYPE_CHECKING:
     from dubito.core.batches import Data
-    from dubito.fitting.training import Training
 
 
 @dataclass(frozen=True, eq=False)
@@ -128,14 +127,7 @@ class GroupPosterior(VariationalPosterior):
         """Return None: the KL divergence of a single weight is not defined."""
         return
 
-    def update(
-        self,
-        data: Data,
-        *,
-        training: Training | None = None,
-        generator: torch.Generator | None = None,
-        progress: bool = True,
-    ) -> VariationalPosterior:
+    def _updated(self, data: Data, **options: Any) -> VariationalPosterior:
         """Raise an error: only posteriors over independent weights can be updated."""
         raise UnsupportedError(
             "A group posterior cannot be updated with new data: fit again on all data, or compress it first."

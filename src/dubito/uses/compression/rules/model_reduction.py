@@ -28,15 +28,11 @@ class ModelReduction(Rule):
     """
 
     setting_name = "rules.ModelReduction"
+    adapts = True
     threshold: Threshold | None = None
     removes = "above"
     default_threshold = 0.0
     default_reduction = "sum"
-
-    @property
-    def adapts(self) -> bool:
-        """Whether the weights that stay are moved to their conditional mean: always."""
-        return True
 
     def scores(self, statistics: WeightStatistics, *, generator: torch.Generator | None = None) -> Params:
         r"""Return $\Delta F$ in nats."""
