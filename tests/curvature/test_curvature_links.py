@@ -14,7 +14,7 @@ from dubito.core import limits, params
 from dubito.core.errors import InputError
 from dubito.curvature import links
 from dubito.curvature.links import Noise
-from dubito.fitting.monte_carlo import weight_predictor
+from dubito.fitting.functions import weight_predictor
 from oracles import close, normal
 
 

@@ -100,3 +100,25 @@ def _as_one_pair(data: Any) -> Any:
     if len(shapes) > 1 or any(each is None for each in targets):
         return None
     return concatenate(list(inputs)), concatenate(list(targets))
+
+
+def drawn_rows(num_rows: int, seed: int) -> Tensor:
+    """Return the row numbers of one bootstrap sample."""
+    return torch.randint(num_rows, (num_rows,), generator=torch.Generator().manual_seed(seed))
+
+
+def resampled(data: Any, seed: int) -> Any:
+    """Return a bootstrap sample of the data, in the same form.
+
+    >>> x = torch.arange(4.0)
+    >>> inputs, targets = resampled((x, 2 * x), seed=1)
+    >>> len(inputs), torch.equal(targets, 2 * inputs)
+    (4, True)
+    """
+    size = num_examples(data)
+    if size is None:
+        raise UnsupportedError(
+            "bootstrap=True needs single examples: pass a Dataset, an (inputs, targets) pair, or a DataLoader "
+            "of a Dataset without a sampler of its own."
+        )
+    return subset(data, drawn_rows(size, seed))

@@ -1,4 +1,4 @@
-r"""Posterior samples as functions of the inputs: the same function at every input, differentiable in it.
+r"""The network at posterior samples of its weights: predictions, and functions that are differentiable in the inputs.
 
 A prediction of one input at a time cannot say how outputs at two inputs vary together. A drawn function can, and it can
 be maximized by gradient steps: Thompson sampling takes the maximum of one draw as the next input to try (Thompson 1933;
@@ -14,10 +14,12 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from dubito.beliefs.likelihoods import Likelihood
 from dubito.core import batches, params
 from dubito.core.errors import UnsupportedError
 from dubito.core.params import Params
 from dubito.core.twice import differentiable_twice
+from dubito.fitting.checked_predictions import Predictor
 from dubito.networks.twin import twin
 
 Function = Callable[[Any], Tensor]
@@ -120,3 +122,25 @@ def jacobian_product(outputs: Tensor, weights: list[Tensor]) -> Callable[[list[T
 
 def _needs_gradient(x: Any) -> bool:
     return torch.is_grad_enabled() and any(leaf.requires_grad for leaf in batches.leaves(x))
+
+
+def weight_predictor(
+    model: nn.Module,
+    likelihood: Likelihood,
+    samples: Params,
+    *,
+    buffers: Params | None = None,
+    temperature: float = 1.0,
+) -> Predictor:
+    """Return the predictor that averages over networks with weights `samples` and `buffers`, both ``[S, ...]``.
+
+    The model runs in evaluation mode: dropout is off and BatchNorm uses its running statistics.
+    """
+    members = params.unstack({**samples, **(buffers or {})})
+
+    def predict(inputs: Any) -> Any:
+        outputs = torch.stack([params.functional_call(model, member, inputs) for member in members])
+        tempered, scaled = likelihood.temper(outputs, temperature) if temperature != 1.0 else (outputs, likelihood)
+        return scaled.predict_samples(tempered)
+
+    return predict

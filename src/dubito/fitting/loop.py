@@ -21,18 +21,13 @@ from dubito.core.constraints import check as check_argument
 from dubito.core.errors import FileFormatError, NonFiniteError
 from dubito.core.randomness import Stream, derive_seed, draw_seed
 from dubito.fitting import run_identity
-from dubito.fitting.build import build
-from dubito.fitting.causal import with_next_token
-from dubito.fitting.checks import Template, check, check_batch, explaining_shapes
-from dubito.fitting.finish import finish
+from dubito.fitting.checks import Template, check_batch, explaining_shapes
 from dubito.fitting.inference import Inference, LossWatch, NonFinite, Problem, State
-from dubito.fitting.initialization import redraw
 from dubito.fitting.interrupts import Interrupts, Terminated
 from dubito.fitting.posterior import Posterior
-from dubito.fitting.problems import make_problem
+from dubito.fitting.problems import build, checked, finish, make_problem, resolve
 from dubito.fitting.progress import batch_bar
 from dubito.fitting.run_identity import LoaderDigest
-from dubito.fitting.search_file import resolve_or_recall
 
 if TYPE_CHECKING:
     from dubito.fitting.recipe import FitCall, Recipe
@@ -45,28 +40,18 @@ if TYPE_CHECKING:
 def fit(recipe: Recipe, call: FitCall) -> Posterior:
     """Fit `recipe`; see `Recipe.fit`."""
     problem = make_problem(recipe, call)
-    private, training, generator = problem.model, problem.training, problem.generator
-    weight = next(private.parameters())
-    if training.checkpoint is not None:
-        run_identity.check_place(training.checkpoint)
+    generator, weight = problem.generator, next(problem.model.parameters())
     distributed.share_generator(generator, weight.device)
     if distributed.is_active():
         distributed.check_same(
             run_identity.settings_digest(recipe, problem), "recipes, training settings or likelihoods"
         )
-    for source in (problem.source, problem.validation):
-        if source is not None:
-            source.agree()
-    template = check(problem)
-    problem = replace(problem, likelihood=with_next_token(problem.likelihood, private, problem.source.first))
-    start = generator.get_state()
-    seed = draw_seed(generator)
+    problem, template = checked(problem)
+    start, seed = generator.get_state(), draw_seed(generator)
     try:
         with explaining_shapes(problem.source, problem.validation):
             with Stream(derive_seed(seed, "build"), weight.device, libraries=True).active():
-                redraw(private, recipe.start, lambda: problem.source.first().inputs)
-                own = {} if training.checkpoint is None else run_identity.identity(recipe, problem, private, start)
-                found = resolve_or_recall(recipe, problem, call.data, derive_seed(seed, "search"), own)
+                found, own = resolve(recipe, problem, call.data, start, seed)
                 problem = replace(problem, training=found.training, likelihood=found.likelihood)
                 inference = build(recipe, problem)
             given, problem = problem.source, replace(problem, source=inference.source or problem.source)

@@ -1,4 +1,4 @@
-"""Prepare a fit: the `Problem` of a call, and training settings that several fits share."""
+"""Prepare and finish a fit: the `Problem` of a call, its settings, its inference, and what is measured last."""
 
 from __future__ import annotations
 
@@ -6,21 +6,29 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import torch
+from torch import Tensor
 
 from dubito.beliefs import likelihoods
 from dubito.core import distributed, precision
-from dubito.core.batches import Source
+from dubito.core.batches import Data, Source
 from dubito.core.constraints import check as check_argument
+from dubito.core.errors import InputError
 from dubito.core.randomness import Stream, default_generator, derive_seed, draw_seed
 from dubito.fitting import run_identity
 from dubito.fitting.automatic import ResolvedTraining, with_sizes
 from dubito.fitting.causal import with_next_token
-from dubito.fitting.checks import check
-from dubito.fitting.inference import Problem
+from dubito.fitting.checks import Template, check
+from dubito.fitting.diagnosis import warn_about
+from dubito.fitting.fit_record import measure
+from dubito.fitting.inference import Inference, Problem
 from dubito.fitting.initialization import redraw
 from dubito.fitting.model_copies import shared_copy
+from dubito.fitting.output_noise import share_noise, with_known_numbers
+from dubito.fitting.posterior import Posterior
 from dubito.fitting.search_file import resolve_or_recall
+from dubito.fitting.subspace_posterior import build_on_subspace
 from dubito.fitting.training import Training
+from dubito.networks.subspace import Subspace
 
 if TYPE_CHECKING:
     from dubito.fitting.recipe import FitCall, Recipe
@@ -38,20 +46,10 @@ def resolved_training(recipe: Recipe, call: FitCall) -> ResolvedTraining:
     given = default_generator(call.generator)
     copied = torch.Generator(given.device)
     copied.set_state(given.get_state())
-    problem = make_problem(recipe, replace(call, generator=copied))
-    checkpoint = problem.training.checkpoint
-    if checkpoint is not None:
-        run_identity.check_place(checkpoint)
-    for source in (problem.source, problem.validation):
-        if source is not None:
-            source.agree()
-    check(problem)
-    problem = replace(problem, likelihood=with_next_token(problem.likelihood, problem.model, problem.source.first))
+    problem, _ = checked(make_problem(recipe, replace(call, generator=copied)))
     start, seed = copied.get_state(), draw_seed(copied)
     with Stream(derive_seed(seed, "build"), problem.source.device, libraries=True).active():
-        redraw(problem.model, recipe.start, lambda: problem.source.first().inputs)
-        own = {} if checkpoint is None else run_identity.identity(recipe, problem, problem.model, start)
-        return resolve_or_recall(recipe, problem, call.data, derive_seed(seed, "search"), own)
+        return resolve(recipe, problem, call.data, start, seed)[0]
 
 
 def make_problem(recipe: Recipe, call: FitCall) -> Problem:
@@ -74,3 +72,74 @@ def make_problem(recipe: Recipe, call: FitCall) -> Problem:
         generator=generator,
         progress=call.progress,
     )
+
+
+def checked(problem: Problem) -> tuple[Problem, Template]:
+    """Return the problem after all checks, with the likelihood that its network needs, and the shapes of a batch."""
+    if problem.training.checkpoint is not None:
+        run_identity.check_place(problem.training.checkpoint)
+    for source in (problem.source, problem.validation):
+        if source is not None:
+            source.agree()
+    template = check(problem)
+    likelihood = with_next_token(problem.likelihood, problem.model, problem.source.first)
+    return replace(problem, likelihood=likelihood), template
+
+
+def resolve(
+    recipe: Recipe, problem: Problem, data: Data, start: Tensor, seed: int
+) -> tuple[ResolvedTraining, dict[str, str]]:
+    """Draw new weights if the recipe wants them; return the training settings, and digests of the run for checkpoints.
+
+    Args:
+        recipe: The recipe.
+        problem: The problem, whose network is changed.
+        data: The data as the user gave them.
+        start: The state of the generator before the fit.
+        seed: Determines the random numbers of the search.
+    """
+    redraw(problem.model, recipe.start, lambda: problem.source.first().inputs)
+    has_checkpoint = problem.training.checkpoint is not None
+    own = run_identity.identity(recipe, problem, problem.model, start) if has_checkpoint else {}
+    return resolve_or_recall(recipe, problem, data, derive_seed(seed, "search"), own), own
+
+
+def build(recipe: Recipe, problem: Problem) -> Inference:
+    """Return the inference of `recipe` on the weights that its selection rule chooses."""
+    rule = recipe.weights
+    if rule is None:
+        return recipe.build(problem)
+    selection = rule.resolve(
+        problem.model, problem.source, with_known_numbers(problem),
+        prior_precision=recipe.assumed_precision, generator=problem.generator,
+    )  # fmt: skip
+    if selection.num_weights == 0:
+        raise InputError(f"{rule!r} selects no weight, so nothing would be random: choose another rule.")
+    if isinstance(selection, Subspace):
+        return build_on_subspace(recipe, problem, selection)
+    return recipe.build(replace(problem, selection=selection))
+
+
+def finish(
+    posterior: Posterior, source: Source, validation: Source | None, resolved: ResolvedTraining, trains: bool
+) -> Posterior:
+    """Return the posterior with its record.
+
+    Args:
+        posterior: The posterior that the inference gave.
+        source: The training data.
+        validation: The validation data, or None.
+        resolved: The training settings and what held-out examples said.
+        trains: Whether the recipe trains for a number of epochs.
+    """
+    gain = posterior.remaining_gain
+    with Stream(0, posterior.device).active():  # for networks that draw random numbers
+        if resolved.noise is not None:
+            posterior = share_noise(posterior, resolved.noise, source)
+        posterior.remaining_gain = gain
+        epochs = resolved.training.epochs if trains else None
+        if not posterior.likelihood.scores_targets:
+            return posterior
+        posterior.fit_record = measure(posterior, source, validation, epochs=epochs, found=resolved.found)
+    warn_about(posterior)
+    return posterior

@@ -17,7 +17,7 @@ import dubito
 from dubito import MAP, MCDropout, Training
 from dubito.beliefs.likelihoods import Gaussian
 from dubito.core import params
-from dubito.fitting.monte_carlo import weight_predictor
+from dubito.fitting.functions import weight_predictor
 from dubito.methods.ensembles.masks import bernoulli, channel_axis, concrete, dropping, inner_layers
 from oracles import seeded_layers, weights_of
 

@@ -16,8 +16,8 @@ from torch.utils.data import DataLoader, TensorDataset
 import dubito
 from dubito import MAP, SWAG, Ensemble, Laplace, MCDropout, Snapshot, Training, Variational, priors, select
 from dubito.core import params
+from dubito.core.subsets import drawn_rows, resampled
 from dubito.methods.ensembles.mixture import mixture
-from dubito.methods.ensembles.resample import drawn_rows, resampled
 from oracles import seeded_layers, weights_of
 
 pytestmark = pytest.mark.slow

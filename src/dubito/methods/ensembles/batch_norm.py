@@ -16,8 +16,8 @@ from dubito.core.errors import InputError, UnsupportedError
 from dubito.core.params import Buffers, Params
 from dubito.core.randomness import derive_seed, draw_seed
 from dubito.core.settings import setting
+from dubito.fitting.functions import weight_predictor
 from dubito.fitting.inference import Inference, Problem, State
-from dubito.fitting.monte_carlo import weight_predictor
 from dubito.fitting.posterior import Posterior, Predictor
 from dubito.fitting.recipe import Recipe
 from dubito.methods.map.recipe import MAP

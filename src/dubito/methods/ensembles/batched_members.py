@@ -17,6 +17,7 @@ from dubito.core.batches import Batch, Source
 from dubito.core.params import Params
 from dubito.core.randomness import derive_seed
 from dubito.core.settings import setting
+from dubito.core.subsets import drawn_rows
 from dubito.fitting.gradient_training import GradientDescent
 from dubito.fitting.inference import Inference, Info, Problem, State
 from dubito.fitting.posterior import Posterior
@@ -24,7 +25,6 @@ from dubito.fitting.recipe import Recipe
 from dubito.fitting.training import Training
 from dubito.methods.ensembles.points import point
 from dubito.methods.ensembles.posterior import EnsemblePosterior
-from dubito.methods.ensembles.resample import drawn_rows
 from dubito.methods.map.recipe import MAP
 from dubito.networks.stacked import stacked, stacking_obstacle
 from dubito.networks.twin import light_copy

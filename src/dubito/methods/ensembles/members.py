@@ -14,6 +14,7 @@ from dubito.core.batches import Source, place
 from dubito.core.errors import InputError
 from dubito.core.randomness import Stream, default_generator, derive_seed, draw_seed
 from dubito.core.settings import digest
+from dubito.core.subsets import resampled
 from dubito.fitting.initialization import redraw
 from dubito.fitting.loading import load
 from dubito.fitting.model_copies import private_copy, shared_copy
@@ -22,7 +23,6 @@ from dubito.fitting.recipe import FitCall, Recipe
 from dubito.fitting.training import Training
 from dubito.methods.ensembles.batched_members import BatchedMembers, obstacle
 from dubito.methods.ensembles.posterior import EnsemblePosterior, training_of_member
-from dubito.methods.ensembles.resample import resampled
 
 if TYPE_CHECKING:
     from dubito.methods.ensembles.recipe import Ensemble

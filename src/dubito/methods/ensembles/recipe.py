@@ -112,8 +112,7 @@ class Ensemble(Recipe):
         from dubito.core import distributed
         from dubito.core.batches import Source
         from dubito.core.randomness import default_generator
-        from dubito.fitting.finish import finish
-        from dubito.fitting.problems import resolved_training
+        from dubito.fitting.problems import finish, resolved_training
         from dubito.methods.ensembles.members import Members
 
         training = self.default_training() if call.training is None else call.training

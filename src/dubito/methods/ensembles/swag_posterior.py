@@ -13,8 +13,7 @@ from dubito.core.constraints import Count, check
 from dubito.core.errors import InputError, UnsupportedError
 from dubito.core.params import Buffers, Params
 from dubito.core.randomness import default_generator, derive_seed
-from dubito.fitting.functions import Functions, network_functions
-from dubito.fitting.monte_carlo import weight_predictor
+from dubito.fitting.functions import Functions, network_functions, weight_predictor
 from dubito.fitting.posterior import Posterior, Predictor
 from dubito.networks.selection import Selection
 

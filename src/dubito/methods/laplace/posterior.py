@@ -25,8 +25,7 @@ from dubito.curvature.linearized import Linearized
 from dubito.curvature.structures import matrix_from_sums
 from dubito.curvature.tryout import Trial
 from dubito.fitting.diagnosis import Finding
-from dubito.fitting.functions import Functions, network_functions
-from dubito.fitting.monte_carlo import weight_predictor
+from dubito.fitting.functions import Functions, network_functions, weight_predictor
 from dubito.fitting.posterior import Posterior, Predictor
 from dubito.fitting.traceable import Traceable
 from dubito.fitting.working_copies import shared_property

@@ -20,7 +20,7 @@ from dubito.core.limits import numbers
 from dubito.core.params import Params
 from dubito.core.randomness import default_generator, draw_seed
 from dubito.core.settings import Setting
-from dubito.fitting.monte_carlo import weight_predictor
+from dubito.fitting.functions import weight_predictor
 from dubito.fitting.posterior import Posterior, Predictor
 from dubito.fitting.traceable import Traceable
 from dubito.methods.variational.correlations import Correlations
