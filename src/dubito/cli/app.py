@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from dubito.cli import comparing, compressing, datasets, inspecting, manual, running, serving
+from dubito.cli import comparing, compressing, inspecting, manual, running, serving
 from dubito.cli.failures import CommandGroup
 
 _STYLE = {"help_option_names": ["-h", "--help"], "max_content_width": 110}
@@ -76,11 +76,11 @@ app.command(help=manual.COMPRESS, short_help="Make a network smaller.")(compress
 app.command(help="Print the version.")(version)
 
 data_app.command("list", help=manual.DATA_LIST, short_help="List all data sets and where each was found.")(
-    datasets.data_list
+    inspecting.data_list
 )
 data_app.command("check", help=manual.DATA_CHECK, short_help="Read data sets completely and check them.")(
-    datasets.data_check
+    inspecting.data_check
 )
 data_app.command("describe", help=manual.DATA_DESCRIBE, short_help="Say what is understood of a table's columns.")(
-    datasets.data_describe
+    inspecting.data_describe
 )

@@ -1,4 +1,4 @@
-"""`dubito explain`, `report`, `doctor` and `methods`: look at runs and at what there is."""
+"""`dubito explain`, `report`, `doctor`, `methods` and `data`: look at runs, data and what there is."""
 
 from __future__ import annotations
 
@@ -79,3 +79,51 @@ def methods(json: args.Json = False) -> None:
         said = (type(recipe).__doc__ or "").strip().splitlines()[0]
         rows.append({"method": text, "what": said, "trains": not recipe.needs_trained_model})
     print_json(rows) if json else print_methods(rows)
+
+
+def data_list(json: args.Json = False) -> None:
+    """List the data sets."""
+    from dubito import data
+    from dubito.cli.output import print_availability
+
+    print_availability(data.available(), json)
+
+
+def data_check(
+    names: Annotated[list[str] | None, typer.Argument(metavar="[NAME]...", help="Data sets to check.")] = None,
+    json: args.Json = False,
+) -> None:
+    """Check data sets."""
+    from dubito import data
+    from dubito.cli.output import print_integrity
+
+    wanted = names or [row.name for row in data.available() if row.found]
+    rows = [data.check(name) for name in wanted]
+    print_integrity(rows, json)
+    if not all(row.ok for row in rows):
+        raise typer.Exit(FAILURE)
+
+
+def data_describe(
+    table: Annotated[str, typer.Argument(metavar="TABLE", help="The table; - for standard input.")],
+    target: args.Target = None,
+    task: args.Task = None,
+    sep: args.Sep = None,
+    encoding: args.Encoding = None,
+    decimal: args.Decimal = None,
+    ignore: args.Ignore = None,
+    keep: args.Keep = None,
+    categorical: args.Categorical = None,
+    date: args.Date = None,
+    json: args.Json = False,
+) -> None:
+    """Say what is understood of each column of a table."""
+    from dubito import data
+    from dubito.cli.output import print_description, print_json
+
+    options = args.TableOptions(target, task, sep, encoding, decimal, ignore, keep, categorical, date)
+    read = data.read_table(table, **options.text())
+    if target is not None:
+        read = data.tables.with_target(read, target)
+    found = data.describe_table(read, target, **options.columns())
+    print_json(found.to_json()) if json else print_description(found)

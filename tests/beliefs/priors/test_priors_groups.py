@@ -12,7 +12,7 @@ from scipy import integrate, stats
 from torch import Tensor
 
 from dubito import priors
-from dubito.beliefs.priors.horseshoe import log_normal_kl_gamma, log_normal_kl_inverse_gamma
+from dubito.beliefs.priors.group import log_normal_kl_gamma, log_normal_kl_inverse_gamma
 
 GROUP_PRIORS = [priors.NormalJeffreys(), priors.Horseshoe(0.1), priors.TruncatedLogUniform()]
 NORMALS = [(0.0, 1.0), (-3.0, 0.3), (1.5, 2.0), (-12.0, 0.05)]  # mean and variance of log z

@@ -22,8 +22,7 @@ from dubito.data import TableTransform, read_table
 from dubito.uses.runs.run import TableRun
 from dubito.uses.serving.controls import Control, controls_of, picture_of
 from dubito.uses.serving.limits import ServingLimits
-from dubito.uses.serving.neighbours import Neighbours
-from dubito.uses.serving.playground import NEAREST, STEPS, Playground
+from dubito.uses.serving.playground import NEAREST, STEPS, Neighbours, Playground
 from dubito.uses.serving.service import Service
 from extras import needs
 

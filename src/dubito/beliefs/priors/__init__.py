@@ -14,14 +14,12 @@ from dubito.beliefs.priors.base import Prior
 from dubito.beliefs.priors.by_name import ByName
 from dubito.beliefs.priors.cauchy import Cauchy, HalfCauchy
 from dubito.beliefs.priors.function_space import FunctionSpace
-from dubito.beliefs.priors.group import GroupPrior
-from dubito.beliefs.priors.horseshoe import Horseshoe
+from dubito.beliefs.priors.group import GroupPrior, Horseshoe, NormalJeffreys
 from dubito.beliefs.priors.laplace import Laplace
 from dubito.beliefs.priors.log_normal import LogNormal
 from dubito.beliefs.priors.log_uniform import ARD, LogUniform
 from dubito.beliefs.priors.mixture import Mixture
 from dubito.beliefs.priors.normal import Normal
-from dubito.beliefs.priors.normal_jeffreys import NormalJeffreys
 from dubito.beliefs.priors.scale_mixture import ScaleMixture
 from dubito.beliefs.priors.student_t import StudentT
 from dubito.beliefs.priors.truncated_log_uniform import TruncatedLogUniform

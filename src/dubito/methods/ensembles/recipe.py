@@ -85,7 +85,7 @@ class Ensemble(Recipe):
         >>> Ensemble.of([nn.Linear(3, 2), nn.Linear(3, 2)])
         <Ensemble of 2 posteriors over 8 weights by Ensemble(members=2, recipe=MAP(train=False), start='model')>
         """
-        from dubito.methods.ensembles.given import ensemble_of
+        from dubito.methods.ensembles.posterior import ensemble_of
 
         return ensemble_of(cls, members, likelihood, data)
 

@@ -93,7 +93,7 @@ class MAP(Recipe):
 
             return EvidenceDescent(problem, self.prior_precision, epochs)
         if isinstance(self.prior, FunctionSpace) and epochs:
-            from dubito.methods.map.function_space import FunctionDescent
+            from dubito.methods.map.prior import FunctionDescent
 
             return FunctionDescent(problem, self.prior, self.prior_weight, epochs)
         if isinstance(self.prior, Prior) and epochs:

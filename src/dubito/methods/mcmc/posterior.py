@@ -178,7 +178,7 @@ class ParticlePosterior(Posterior):
 
     def _updated(self, data: Data, **options: Any) -> ParticlePosterior:
         """Update with new data: the particles' moments are the prior, and chains continue where they ended."""
-        from dubito.methods.mcmc.online import UpdateParticles
+        from dubito.methods.mcmc.recipe import UpdateParticles
 
         self._require_one_mode("an update")
         return UpdateParticles(self).fit(self.model, data, likelihood=self._open_likelihood, **options)  # type: ignore[return-value]

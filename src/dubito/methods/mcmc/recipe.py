@@ -1,4 +1,4 @@
-"""The base class of the samplers' recipes."""
+"""The base class of the samplers' recipes, and the recipe of an update."""
 
 from __future__ import annotations
 
@@ -20,6 +20,7 @@ from dubito.fitting.inference import Inference, Problem, State
 from dubito.fitting.output_noise import share_noise, with_known_numbers
 from dubito.fitting.posterior import Posterior
 from dubito.fitting.recipe import Recipe
+from dubito.fitting.training import Training
 from dubito.methods.mcmc.posterior import ParticlePosterior
 from dubito.methods.mcmc.prior_energy import check_prior
 from dubito.networks.normalization import running_norms
@@ -106,3 +107,30 @@ def check_sampler(recipe: Any) -> None:
     check_prior(recipe.prior, recipe.setting_name)
     if recipe.redraws and isinstance(getattr(recipe.prior, "loc", None), str):
         raise InputError(f"start='{recipe.start}' discards weights this prior is centred on: use start='model'.")
+
+
+@setting
+class UpdateParticles(Recipe):
+    r"""Sample with new data: the moments of the particles so far are the prior, and chains continue where they ended.
+
+    $$p(w \mid D_1, D_2) \propto p(D_2 \mid w)\, p(w \mid D_1)
+      \approx p(D_2 \mid w)\, \mathcal N(w; \bar w, \Sigma)$$
+
+    with the mean and covariance of the particles; with fewer than ten particles per random weight only the diagonal of
+    the covariance is used. At temperature T the old particles are samples of $p^{1/T}$, and so are the new ones: the
+    normal density is not tempered again, and $p(D_2 \mid w)$ is raised to the power $1/T$.
+
+    Args:
+        posterior: The posterior so far.
+    """
+
+    setting_name = "mcmc.Continue"
+    posterior: Any
+
+    def default_training(self) -> Training:
+        """Return those of the recipe that found the particles."""
+        return self.posterior.recipe.default_training()
+
+    def build(self, problem: Problem) -> Inference:
+        """Return the steps of the recipe that found the particles."""
+        return self.posterior.recipe.build_after(problem, self.posterior)

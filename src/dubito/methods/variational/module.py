@@ -216,7 +216,7 @@ class VariationalModule(nn.Module):
             generator: The source of randomness; by default the same call gives the same numbers.
         """
         from dubito.fitting.training import Training
-        from dubito.methods.variational.from_module import Finished
+        from dubito.methods.variational.online import Finished
 
         options: dict[str, Any] = {"likelihood": likelihood, "num_data": num_data, "generator": generator}
         recipe, network = Finished(self, temperature), self.mean_module()

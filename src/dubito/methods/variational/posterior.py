@@ -24,8 +24,7 @@ from dubito.fitting.functions import weight_predictor
 from dubito.fitting.posterior import Posterior, Predictor
 from dubito.fitting.traceable import Traceable
 from dubito.methods.variational.correlations import Correlations
-from dubito.methods.variational.forms import moment_forms
-from dubito.methods.variational.predicting import local_predictor, predict_to
+from dubito.methods.variational.predicting import local_predictor, moment_forms, predict_to
 from dubito.networks.selection import Selection
 
 if TYPE_CHECKING:

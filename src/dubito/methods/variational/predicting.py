@@ -1,10 +1,11 @@
-"""Predict with a variational posterior: noise on outputs, and a number of samples that reaches a given error."""
+"""Predict with a variational posterior: noise on outputs, as many samples as an error needs, moments for files."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
-from typing import Any
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
@@ -13,9 +14,18 @@ from dubito.beliefs.likelihoods import Likelihood
 from dubito.beliefs.prediction import ClassPrediction, Prediction, RegressionPrediction
 from dubito.core import params
 from dubito.core.constraints import Positive, check
+from dubito.core.errors import UnsupportedError
+from dubito.core.tracing import rows_to_record
+from dubito.curvature import links
 from dubito.fitting.posterior import Predictor
+from dubito.fitting.traceable import Traceable
 from dubito.methods.variational.layer import Memory, compute_moments
 from dubito.methods.variational.module import VariationalModule
+from dubito.networks.moments import propagated
+
+if TYPE_CHECKING:
+    from dubito.methods.variational.posterior import VariationalPosterior
+
 
 # The number of samples for the first estimate of the error, and the default of the largest number.
 PILOT, MOST = 16, 1024
@@ -82,3 +92,47 @@ def _draws(prediction: Prediction) -> Tensor:
     assert isinstance(prediction, ClassPrediction)
     assert prediction.samples is not None
     return prediction.samples.exp()
+
+
+# Points at which Gaussian logits are averaged, and weight samples of the prediction that the result is compared with.
+POINTS, REFERENCE = 64, 512
+APPROXIMATIONS = (
+    "Activations are treated as independent Gaussians, so correlations between units are lost.",
+    f"Class probabilities are averaged over {POINTS} fixed points of the Gaussian logits.",
+)
+
+
+def moment_forms(posterior: VariationalPosterior, example: Any) -> Iterator[Traceable]:
+    """Yield the form, or nothing if a layer has no rule for moments."""
+    few = rows_to_record(example)
+    _, variances = posterior.marginals()
+    random = {name: variances[name] for name in posterior.selection.names}
+    try:
+        moments = propagated(posterior.model, random, few)
+        moments(few)
+    except UnsupportedError:
+        return
+    noise, link = FixedPoints(), replace(links.PROBIT, log_probs=None)
+
+    def predict(inputs: Any) -> Prediction:
+        outputs, variance = moments(inputs)
+        return links.predict(posterior.likelihood, outputs, posterior.likelihood.canonical(variance), noise, link)
+
+    notes = APPROXIMATIONS if links.is_classification(posterior.likelihood) else APPROXIMATIONS[:1]
+    yield Traceable(predict, "moments propagated through the layers", notes, REFERENCE)
+
+
+class FixedPoints(links.Noise):
+    """Evenly spread standard normal points (a Sobol sequence), which average better than random ones."""
+
+    def __init__(self) -> None:
+        super().__init__(POINTS, torch.Generator())
+
+    def like(self, outputs: Tensor) -> Tensor:
+        """Return the points ``[S, 1, ...]`` for outputs ``[B, ...]``."""
+        shape = outputs.shape[1:]
+        if shape not in self._drawn:
+            engine = torch.quasirandom.SobolEngine(outputs[0].numel(), scramble=True, seed=0)
+            points = engine.draw(POINTS, dtype=torch.float64).clamp(1e-6, 1 - 1e-6)
+            self._drawn[shape] = torch.special.ndtri(points).reshape(POINTS, 1, *shape)
+        return self._drawn[shape].to(outputs)

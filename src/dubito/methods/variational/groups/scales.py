@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from dubito.beliefs.priors import GroupPrior, Horseshoe, NormalJeffreys, TruncatedLogUniform
-from dubito.beliefs.priors.horseshoe import log_normal_kl_gamma, log_normal_kl_inverse_gamma
+from dubito.beliefs.priors.group import log_normal_kl_gamma, log_normal_kl_inverse_gamma
 
 STRIDE = 10.0
 
