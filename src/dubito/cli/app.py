@@ -12,11 +12,7 @@ from dubito.cli.failures import CommandGroup
 _STYLE = {"help_option_names": ["-h", "--help"], "max_content_width": 110}
 
 app = typer.Typer(
-    cls=CommandGroup,
-    help=manual.MAIN,
-    context_settings=_STYLE,
-    rich_markup_mode=None,
-    pretty_exceptions_enable=False,
+    cls=CommandGroup, help=manual.MAIN, context_settings=_STYLE, rich_markup_mode=None, pretty_exceptions_enable=False
 )
 data_app = typer.Typer(context_settings=_STYLE, rich_markup_mode=None)
 app.add_typer(data_app, name="data", help=manual.DATA, short_help="List, check and describe data.")

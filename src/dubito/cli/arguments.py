@@ -67,8 +67,7 @@ Coverage = Annotated[
     float, typer.Option("--coverage", metavar="SHARE", help="How often an interval holds the true number.")
 ]
 OtherCoverage = Annotated[
-    float | None,
-    typer.Option("--coverage", metavar="SHARE", help="The coverage of intervals.  [default: the run's]"),
+    float | None, typer.Option("--coverage", metavar="SHARE", help="The coverage of intervals.  [default: the run's]")
 ]
 MovedModel = Annotated[
     str | None,

@@ -44,8 +44,7 @@ def demo(
 
 
 _Method = Annotated[
-    list[str] | None,
-    typer.Option(metavar="METHOD", help="A method; repeat for several.  [default: all methods above]"),
+    list[str] | None, typer.Option(metavar="METHOD", help="A method; repeat for several.  [default: all methods above]")
 ]
 _Likelihood = Annotated[
     str | None,

@@ -14,8 +14,7 @@ _Data = Annotated[
     str | None, typer.Option("--data", metavar="NAME|TABLE", help="A data set by name, or a table; see above.")
 ]
 _AtMost = Annotated[
-    str | None,
-    typer.Option("--at-most", metavar="SHARE", help="With RUN: what it may cost.  [default: 0.5%]"),
+    str | None, typer.Option("--at-most", metavar="SHARE", help="With RUN: what it may cost.  [default: 0.5%]")
 ]
 _Explore = Annotated[
     bool, typer.Option("--explore", help="With RUN: measure twenty smaller networks, and draw them in a page.")
@@ -33,8 +32,7 @@ _Structure = Annotated[
     typer.Option(metavar="WHAT", help="Remove 'weights' or 'units'.  [default: units of a RUN, else weights]"),
 ]
 _Save = Annotated[
-    Path | None,
-    typer.Option(metavar="FILE", help="Save it to one file; of a table, `dubito predict` reads it."),
+    Path | None, typer.Option(metavar="FILE", help="Save it to one file; of a table, `dubito predict` reads it.")
 ]
 _OutPage = Annotated[
     Path | None, typer.Option("--report", metavar="FILE", help="With --data or --explore: the page to write.")

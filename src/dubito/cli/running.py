@@ -13,13 +13,11 @@ from dubito.cli.failures import interruptible
 _Table = Annotated[
     str,
     typer.Argument(
-        metavar="TABLE",
-        help="The table, a folder or .npz file of pictures, a data set by name; - for standard input.",
+        metavar="TABLE", help="The table, a folder or .npz file of pictures, a data set by name; - for standard input."
     ),
 ]
 _Target = Annotated[
-    str | None,
-    typer.Option("--target", metavar="COLUMN", help="The column to predict.  [default for pictures: label]"),
+    str | None, typer.Option("--target", metavar="COLUMN", help="The column to predict.  [default for pictures: label]")
 ]
 _Method = Annotated[
     str | None,

@@ -17,18 +17,7 @@ _CIFAR10_FILES = ("cifar10/data_batch_1.npz", "cifar10/data_batch_2.npz", "cifar
 _DEBIAN = Path("/usr/share/datasets")
 
 _NUMERALS = tuple("0123456789")
-_CLOTHES = (
-    "T-shirt/top",
-    "trouser",
-    "pullover",
-    "dress",
-    "coat",
-    "sandal",
-    "shirt",
-    "sneaker",
-    "bag",
-    "ankle boot",
-)
+_CLOTHES = ("T-shirt/top", "trouser", "pullover", "dress", "coat", "sandal", "shirt", "sneaker", "bag", "ankle boot")
 _HIRAGANA = tuple("おきすつなはまやれを")
 _CIFAR10 = ("airplane", "automobile", "bird", "cat", "deer", "dog", "frog", "horse", "ship", "truck")
 

@@ -148,12 +148,7 @@ class Likelihood(Setting, ABC):
 
     @abstractmethod
     def predict_samples(
-        self,
-        outputs: Tensor,
-        hyper: Hyper = None,
-        *,
-        log_probs: Tensor | None = None,
-        keep_samples: bool = True,
+        self, outputs: Tensor, hyper: Hyper = None, *, log_probs: Tensor | None = None, keep_samples: bool = True
     ) -> Prediction:
         """Return the mixture over S weight samples.
 
@@ -165,12 +160,7 @@ class Likelihood(Setting, ABC):
         """
 
     def predict_gaussian(
-        self,
-        mean: Tensor,
-        variance: Tensor,
-        hyper: Hyper = None,
-        *,
-        covariance: Tensor | None = None,
+        self, mean: Tensor, variance: Tensor, hyper: Hyper = None, *, covariance: Tensor | None = None
     ) -> Prediction:
         """Return the prediction for outputs that are Gaussian, as those of a linearized network are.
 

@@ -97,12 +97,7 @@ class Gaussian(RegressionLikelihood):
         return outputs, noise_variance, torch.zeros_like(outputs)
 
     def predict_gaussian(
-        self,
-        mean: Tensor,
-        variance: Tensor,
-        hyper: Hyper = None,
-        *,
-        covariance: Tensor | None = None,
+        self, mean: Tensor, variance: Tensor, hyper: Hyper = None, *, covariance: Tensor | None = None
     ) -> RegressionPrediction:
         """Return one Gaussian per datum, whose variance is that of the function plus that of the noise."""
         mean, variance = at_least_float32(mean), at_least_float32(variance)

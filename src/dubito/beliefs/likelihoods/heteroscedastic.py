@@ -85,12 +85,7 @@ class HeteroscedasticGaussian(RegressionLikelihood):
         return means, log_variances.exp(), torch.zeros_like(means)
 
     def predict_gaussian(
-        self,
-        mean: Tensor,
-        variance: Tensor,
-        hyper: Hyper = None,
-        *,
-        covariance: Tensor | None = None,
+        self, mean: Tensor, variance: Tensor, hyper: Hyper = None, *, covariance: Tensor | None = None
     ) -> RegressionPrediction:
         """Return one Gaussian per datum from Gaussian outputs ``[B, 2·O]``.
 

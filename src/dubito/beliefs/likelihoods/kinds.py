@@ -39,12 +39,7 @@ class ClassLikelihood(Likelihood):
         return ClassPrediction.from_logits(self.logits(outputs))
 
     def predict_samples(
-        self,
-        outputs: Tensor,
-        hyper: Hyper = None,
-        *,
-        log_probs: Tensor | None = None,
-        keep_samples: bool = True,
+        self, outputs: Tensor, hyper: Hyper = None, *, log_probs: Tensor | None = None, keep_samples: bool = True
     ) -> ClassPrediction:
         """Return the mean probabilities of the samples, or those of `log_probs`."""
         logits = over_samples(self.logits, outputs)
@@ -94,12 +89,7 @@ class RegressionLikelihood(Likelihood):
         return self.predict_samples(outputs.unsqueeze(0), hyper)
 
     def predict_samples(
-        self,
-        outputs: Tensor,
-        hyper: Hyper = None,
-        *,
-        log_probs: Tensor | None = None,
-        keep_samples: bool = True,
+        self, outputs: Tensor, hyper: Hyper = None, *, log_probs: Tensor | None = None, keep_samples: bool = True
     ) -> RegressionPrediction:
         """Return the equal mixture of the samples' distributions; `log_noise` may differ by sample."""
         if log_probs is not None:
@@ -152,12 +142,7 @@ class DistributionLikelihood(RegressionLikelihood, TargetDistribution):
         return DistributionPrediction.of(self, self.parameters(outputs, hyper))
 
     def predict_gaussian(
-        self,
-        mean: Tensor,
-        variance: Tensor,
-        hyper: Hyper = None,
-        *,
-        covariance: Tensor | None = None,
+        self, mean: Tensor, variance: Tensor, hyper: Hyper = None, *, covariance: Tensor | None = None
     ) -> DistributionPrediction:
         """Return the mixture over Gaussian outputs, which are independent."""
         means, variances = (self.canonical(at_least_float32(part)) for part in (mean, variance))

@@ -103,12 +103,7 @@ class MultivariateGaussian(RegressionLikelihood):
         return self._prediction(outputs, torch.zeros_like(outputs))
 
     def predict_gaussian(
-        self,
-        mean: Tensor,
-        variance: Tensor,
-        hyper: Hyper = None,
-        *,
-        covariance: Tensor | None = None,
+        self, mean: Tensor, variance: Tensor, hyper: Hyper = None, *, covariance: Tensor | None = None
     ) -> RegressionPrediction:
         """Return one Gaussian per datum, whose covariance is that of the function plus that of the noise."""
         means, variances = (self.canonical(at_least_float32(part)).unsqueeze(0) for part in (mean, variance))

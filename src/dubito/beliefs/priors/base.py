@@ -102,11 +102,7 @@ class Prior(Setting, ABC):
         return self
 
     def sample(
-        self,
-        shape: Sequence[int],
-        *,
-        dtype: torch.dtype = torch.float32,
-        generator: torch.Generator | None = None,
+        self, shape: Sequence[int], *, dtype: torch.dtype = torch.float32, generator: torch.Generator | None = None
     ) -> Tensor:
         """Draw weights of a given shape, on the generator's device."""
         raise UnsupportedError(f"{self!r} cannot be sampled: it is not a proper distribution.")

@@ -41,11 +41,7 @@ class Cauchy(Prior):
         return ((q_scale + scale).square() + (q_loc - loc).square()).log() - (4 * q_scale * scale).log()
 
     def sample(
-        self,
-        shape: Sequence[int],
-        *,
-        dtype: torch.dtype = torch.float32,
-        generator: torch.Generator | None = None,
+        self, shape: Sequence[int], *, dtype: torch.dtype = torch.float32, generator: torch.Generator | None = None
     ) -> Tensor:
         """Draw weights."""
         drawn = blank(shape, dtype, generator).cauchy_(generator=generator)
@@ -70,11 +66,7 @@ class HalfCauchy(Prior):
         return torch.where(w >= 0, inside, -math.inf)
 
     def sample(
-        self,
-        shape: Sequence[int],
-        *,
-        dtype: torch.dtype = torch.float32,
-        generator: torch.Generator | None = None,
+        self, shape: Sequence[int], *, dtype: torch.dtype = torch.float32, generator: torch.Generator | None = None
     ) -> Tensor:
         """Draw scales."""
         return Cauchy(0.0, self.scale).sample(shape, dtype=dtype, generator=generator).abs()

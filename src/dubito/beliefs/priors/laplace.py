@@ -45,11 +45,7 @@ class Laplace(Prior):
         return expected / scale + log(scale) + math.log(2) - entropy
 
     def sample(
-        self,
-        shape: Sequence[int],
-        *,
-        dtype: torch.dtype = torch.float32,
-        generator: torch.Generator | None = None,
+        self, shape: Sequence[int], *, dtype: torch.dtype = torch.float32, generator: torch.Generator | None = None
     ) -> Tensor:
         """Draw weights as exponential variables with a random sign."""
         size = blank(shape, dtype, generator).exponential_(generator=generator)

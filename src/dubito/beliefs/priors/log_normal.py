@@ -39,11 +39,7 @@ class LogNormal(Prior):
         return Normal(self.loc, self.scale).kl(q_loc, q_scale)
 
     def sample(
-        self,
-        shape: Sequence[int],
-        *,
-        dtype: torch.dtype = torch.float32,
-        generator: torch.Generator | None = None,
+        self, shape: Sequence[int], *, dtype: torch.dtype = torch.float32, generator: torch.Generator | None = None
     ) -> Tensor:
         """Draw scales."""
         return Normal(self.loc, self.scale).sample(shape, dtype=dtype, generator=generator).exp()

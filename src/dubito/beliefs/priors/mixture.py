@@ -91,11 +91,7 @@ class Mixture(Prior):
         return unchecked(self, **now)
 
     def sample(
-        self,
-        shape: Sequence[int],
-        *,
-        dtype: torch.dtype = torch.float32,
-        generator: torch.Generator | None = None,
+        self, shape: Sequence[int], *, dtype: torch.dtype = torch.float32, generator: torch.Generator | None = None
     ) -> Tensor:
         """Draw a component for each weight, then the weight from that component."""
         normal = blank(shape, dtype, generator).normal_(generator=generator)

@@ -9,14 +9,7 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from dubito.beliefs.priors.base import (
-    Prior,
-    Value,
-    blank,
-    like,
-    log,
-    unchecked,
-)
+from dubito.beliefs.priors.base import Prior, Value, blank, like, log, unchecked
 from dubito.core.constraints import FiniteValue, Positive, PositiveValue
 from dubito.core.errors import InputError
 from dubito.core.settings import setting
@@ -98,11 +91,7 @@ class Normal(Prior):
         return self.replace(loc=weights.detach().clone()) if isinstance(self.loc, str) else self
 
     def sample(
-        self,
-        shape: Sequence[int],
-        *,
-        dtype: torch.dtype = torch.float32,
-        generator: torch.Generator | None = None,
+        self, shape: Sequence[int], *, dtype: torch.dtype = torch.float32, generator: torch.Generator | None = None
     ) -> Tensor:
         """Draw weights."""
         drawn = blank(shape, dtype, generator).normal_(generator=generator)

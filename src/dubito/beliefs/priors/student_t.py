@@ -37,11 +37,7 @@ class StudentT(Prior):
         return normalizer - log(scale) - 0.5 * (df + 1) * torch.log1p(square / df)
 
     def sample(
-        self,
-        shape: Sequence[int],
-        *,
-        dtype: torch.dtype = torch.float32,
-        generator: torch.Generator | None = None,
+        self, shape: Sequence[int], *, dtype: torch.dtype = torch.float32, generator: torch.Generator | None = None
     ) -> Tensor:
         """Draw weights as a normal variable divided by the root of a scaled chi-squared one."""
         normal = blank(shape, dtype, generator).normal_(generator=generator)

@@ -77,11 +77,7 @@ class Setup:
         return torch.cat([flat, self.start[self.selection.num_weights :]])
 
     def posterior(
-        self,
-        samples: Tensor,
-        statistics: dict[str, Tensor],
-        settings: dict[str, Tensor],
-        buffers: Params | None = None,
+        self, samples: Tensor, statistics: dict[str, Tensor], settings: dict[str, Tensor], buffers: Params | None = None
     ) -> ParticlePosterior:
         """Return the posterior of samples ``[K, S, D + H]``."""
         problem, recipe, size = self.problem, self.recipe, self.selection.num_weights

@@ -82,10 +82,7 @@ class BasicBlock(nn.Module):
 
 @checked_arguments
 def resnet20(
-    input_shape: ImageShape = (3, 32, 32),
-    outputs: Count = 10,
-    width: Count = 16,
-    shortcut: Shortcut = "pad",
+    input_shape: ImageShape = (3, 32, 32), outputs: Count = 10, width: Count = 16, shortcut: Shortcut = "pad"
 ) -> nn.Sequential:
     """Return the 20-layer residual network for small images (He et al. 2016, https://arxiv.org/abs/1512.03385).
 
@@ -107,11 +104,7 @@ def resnet18(input_shape: ImageShape = (3, 32, 32), outputs: Count = 10, width: 
 
 
 def _resnet(
-    input_shape: ImageShape,
-    outputs: int,
-    widths: Sequence[int],
-    num_blocks: int,
-    shortcut: Shortcut,
+    input_shape: ImageShape, outputs: int, widths: Sequence[int], num_blocks: int, shortcut: Shortcut
 ) -> nn.Sequential:
     check_num_weights(widths[-1] * (18 * num_blocks * widths[-1] + outputs))
     blocks: list[nn.Module] = []

@@ -16,10 +16,7 @@ from dubito.core.errors import DubitoError
 from dubito.uses.reporting import Evaluation, report
 from dubito.uses.reporting.tables import Column, align, score_column
 
-_HEADLINES = {
-    "classification": ("accuracy", "nll", "ece"),
-    "regression": ("rmse", "nll", "crps", "coverage@0.95"),
-}
+_HEADLINES = {"classification": ("accuracy", "nll", "ece"), "regression": ("rmse", "nll", "crps", "coverage@0.95")}
 
 
 @dataclass(frozen=True)

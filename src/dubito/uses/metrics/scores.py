@@ -93,10 +93,7 @@ CLASS_SUMS = {name: score.class_sum for name, score in SCORES.items() if score.c
 NUMBER_SUMS = {name: score.number_sum for name, score in SCORES.items() if score.number_sum is not None}
 
 # How uncertain a prediction is, higher for less certain. The first of each task orders the risk-coverage curve.
-UNCERTAINTIES = {
-    "classification": ("max-probability", "entropy", "epistemic"),
-    "regression": ("stddev", "epistemic"),
-}
+UNCERTAINTIES = {"classification": ("max-probability", "entropy", "epistemic"), "regression": ("stddev", "epistemic")}
 
 
 def computed(vectors: dict[str, Tensor]) -> dict[str, float]:

@@ -40,9 +40,7 @@ def shifts(methods: Methods, look_of: Looks) -> Iterator[Section]:
     groups = tuple(tuple(panel for panel in row if panel is not None) for row in rows)
     tables = [
         table(
-            f"{describe(score)}, mean over severities",
-            methods,
-            [_shift_column(methods, kind, score) for kind in kinds],
+            f"{describe(score)}, mean over severities", methods, [_shift_column(methods, kind, score) for kind in kinds]
         )
         for score in shown
     ]
@@ -126,12 +124,7 @@ def ood(methods: Methods, look_of: Looks) -> Iterator[Section]:
     )
     lines = tuple((key, Look(plots.INK, plots.DASHES[i % len(plots.DASHES)])) for i, key in enumerate(sets))
     yield Section(
-        "ood",
-        "Out of distribution",
-        note + first_seed(methods),
-        tuple(tables),
-        tuple(filter(None, groups)),
-        sets=lines,
+        "ood", "Out of distribution", note + first_seed(methods), tuple(tables), tuple(filter(None, groups)), sets=lines
     )
 
 

@@ -224,10 +224,7 @@ def _uncertainties(prediction: Prediction) -> Vectors:
         }
         return {name: value.flatten() for name, value in found.items()}
     assert isinstance(prediction, RegressionPrediction)
-    return {
-        "stddev": prediction.variance.mean(dim=-1).sqrt(),
-        "epistemic": prediction.epistemic.mean(dim=-1).sqrt(),
-    }
+    return {"stddev": prediction.variance.mean(dim=-1).sqrt(), "epistemic": prediction.epistemic.mean(dim=-1).sqrt()}
 
 
 def _new_metrics(classes: bool) -> Metrics:

@@ -213,10 +213,7 @@ def histogram(
 
 
 def quantiles(
-    methods: Mapping[str, Sequence[Quantiles]],
-    *,
-    look_of: Mapping[str, Look] | None = None,
-    legend: bool = True,
+    methods: Mapping[str, Sequence[Quantiles]], *, look_of: Mapping[str, Look] | None = None, legend: bool = True
 ) -> Figure:
     """Draw how often the truth fell below each predicted quantile, one line a method; calibrated is the diagonal."""
     with style():
@@ -233,11 +230,7 @@ def quantiles(
 
 
 def band(
-    curve: Band,
-    *,
-    look: Look | None = None,
-    title: str = "",
-    limits: tuple[float, float] | None = None,
+    curve: Band, *, look: Look | None = None, title: str = "", limits: tuple[float, float] | None = None
 ) -> Figure:
     """Draw a regression over its one input: mean, central interval and targets.
 

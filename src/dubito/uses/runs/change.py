@@ -26,12 +26,7 @@ FEWEST_NEW = 10
 
 
 def update(
-    run: TableRun,
-    table: Any,
-    *,
-    training: Mapping[str, Any] | None = None,
-    seed: int = 0,
-    progress: bool = True,
+    run: TableRun, table: Any, *, training: Mapping[str, Any] | None = None, seed: int = 0, progress: bool = True
 ) -> TableRun:
     """Return the run after more rows: its posterior is the prior for them, and a fifth of them joins the held-out rows.
 

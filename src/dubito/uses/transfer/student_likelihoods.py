@@ -43,12 +43,7 @@ class Dirichlet(Categorical):
         return ClassPrediction(logits.log_softmax(dim=-1), aleatoric.to(logits.dtype), epistemic.to(logits.dtype))
 
     def predict_samples(
-        self,
-        outputs: Tensor,
-        hyper: Hyper = None,
-        *,
-        log_probs: Tensor | None = None,
-        keep_samples: bool = True,
+        self, outputs: Tensor, hyper: Hyper = None, *, log_probs: Tensor | None = None, keep_samples: bool = True
     ) -> ClassPrediction:
         """Return the mixture of the samples' Dirichlets."""
         mixture = super().predict_samples(outputs, hyper, log_probs=log_probs, keep_samples=keep_samples)
