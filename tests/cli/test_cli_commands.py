@@ -18,7 +18,7 @@ from dubito.cli.app import app
 from dubito.cli.experiment import Experiment
 from dubito.cli.methods import METHODS
 from dubito.fitting.recipe import Recipe
-from dubito.uses.comparison.fits import FitsOfSeed
+from dubito.uses.comparison.compare import FitsOfSeed
 
 pytestmark = pytest.mark.slow
 

@@ -7,7 +7,7 @@ import pytest
 from dubito.errors import InputError, MissingDataError
 
 from dubito import data
-from dubito.data.locate import cache_folder, find_root
+from dubito.data.formats import cache_folder, find_root
 
 
 def touch(root: Path, *files: str) -> Path:

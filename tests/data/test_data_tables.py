@@ -15,7 +15,7 @@ from sklearn.preprocessing import OneHotEncoder, StandardScaler
 from dubito import data
 from dubito.core import limits
 from dubito.data import Table, TableTransform, Tally, formats, table_files
-from dubito.data.row_table import RowTable
+from dubito.data.table import RowTable
 
 
 def frame(num: int = 60) -> pd.DataFrame:

@@ -18,7 +18,7 @@ from torch.utils.data import DataLoader, TensorDataset, WeightedRandomSampler
 
 from dubito import MAP, Ensemble, Training, Variational
 from dubito.core.randomness import Stream
-from dubito.fitting import automatic, joint_search, search, search_file
+from dubito.fitting import automatic, joint_search, problems, search
 from dubito.fitting.automatic import chosen_batch_size, with_sizes
 
 
@@ -178,7 +178,7 @@ class TestSearch:
         training = Training(checkpoint=str(tmp_path / "run"))
         first = self.epochs(training=training)
         assert (tmp_path / "run.search").is_file()
-        monkeypatch.setattr(search_file, "resolve_training", None)  # would fail
+        monkeypatch.setattr(problems, "resolve_training", None)  # would fail
         assert self.epochs(training=training) == first
 
     def test_a_full_disk_does_not_lose_it(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -186,7 +186,7 @@ class TestSearch:
             if kind == "search":
                 raise FileFormatError("Cannot write 'run.search': No space left on device.")
 
-        monkeypatch.setattr(search_file.io, "save", full)
+        monkeypatch.setattr(problems.io, "save", full)
         with pytest.warns(UserWarning, match=r"No space left on device. The run continues; an interrupted one"):
             assert self.epochs(training=Training(checkpoint=str(tmp_path / "run"))) > 0
 

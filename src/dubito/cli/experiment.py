@@ -14,7 +14,7 @@ from dubito.fitting.posterior import Posterior
 from dubito.fitting.recipe import Recipe
 from dubito.fitting.training import Training
 from dubito.uses.comparison import Failure, Run, compare
-from dubito.uses.comparison.fits import Fits
+from dubito.uses.comparison.compare import Fits
 from dubito.uses.runs.default import training_for
 from dubito.uses.runs.networks import NetworkSource
 from dubito.uses.runs.table_fit import check_network

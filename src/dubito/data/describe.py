@@ -14,10 +14,9 @@ from dubito.data.cells import Cells, Flags, Floats
 from dubito.data.dataset import Task
 from dubito.data.dates import ISO_DATE, as_datetimes, as_text, check_format, is_ambiguous
 from dubito.data.dialect import Dialect
-from dubito.data.kinds import Kind, kind_of, looks_like_id, looks_like_row_numbers
+from dubito.data.kinds import Kind, describe_target, kind_of, looks_like_id, looks_like_row_numbers
 from dubito.data.number_text import first_groups, parse_number
 from dubito.data.table import Table
-from dubito.data.targets import describe_target
 from dubito.data.text_column import MAX_WORDS
 
 # Only so many levels of a category are told apart.

@@ -1,4 +1,4 @@
-"""Read the file formats of data sets, idx (the format of MNIST) and npz, and verify checksums."""
+"""Find the files of data sets, read their formats, idx (the format of MNIST) and npz, and verify checksums."""
 
 from __future__ import annotations
 
@@ -7,8 +7,10 @@ import gzip
 import hashlib
 import io
 import math
+import os
 import zipfile
 import zlib
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -17,8 +19,7 @@ from numpy.typing import NDArray
 
 from dubito.core import limits
 from dubito.core.atomic import write_atomic
-from dubito.core.errors import FileFormatError
-from dubito.data.locate import cache_folder
+from dubito.core.errors import FileFormatError, MissingDataError
 
 Array = NDArray[Any]
 # How many times its own size a packed file may have when it is unpacked; text that repeats itself reaches about 50.
@@ -170,3 +171,46 @@ def wrong_checksums(root: Path, files: tuple[str, ...]) -> list[str]:
 def _digest(path: Path) -> str:
     with path.open("rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+VARIABLE = "DUBITO_DATA"
+
+
+def cache_folder() -> Path:
+    """Return the cache folder, `$XDG_CACHE_HOME/dubito` or `~/.cache/dubito`; it need not exist."""
+    base = os.environ.get("XDG_CACHE_HOME")
+    return (Path(base) if base else Path("~/.cache").expanduser()) / "dubito"
+
+
+def data_folders() -> list[Path]:
+    """Return the folders of `DUBITO_DATA` (separated like those of `PATH`), in order."""
+    return [Path(name).expanduser() for name in os.environ.get(VARIABLE, "").split(os.pathsep) if name]
+
+
+def find_root(name: str, files: Sequence[str], *, extra: Sequence[Path] = (), obtain: str = "") -> Path:
+    """Return the first folder that holds all of `files`.
+
+    Args:
+        name: The data set, for the message.
+        files: Paths relative to the folder.
+        extra: Folders to look into after the others.
+        obtain: Where the files come from, for the message.
+
+    Raises:
+        MissingDataError: No folder holds them all; the sentence says what was looked for, where, and what to do.
+    """
+    roots = [*data_folders(), cache_folder(), *extra]
+    missing = {root: [file for file in files if not (root / file).is_file()] for root in roots}
+    for root, absent in missing.items():
+        if not absent:
+            return root
+    # A folder that holds some of the files is the one the user meant: name what it lacks.
+    wanted = min(missing.values(), key=len)
+    more = f" and {len(wanted) - 1} more" if len(wanted) > 1 else ""
+    unset = "" if data_folders() else f" ({VARIABLE} is not set)"
+    places = ", ".join(map(str, roots))
+    source = f": {obtain}" if obtain else ""
+    raise MissingDataError(
+        f"The data set {name!r} needs the file {wanted[0]}{more}, not found in {places}{unset}; "
+        f"set {VARIABLE} to a folder that holds it{source}."
+    )

@@ -13,8 +13,7 @@ from torch import Tensor
 
 from dubito.core.errors import InputError
 from dubito.data.dataset import DataSet, Pair, Standardizer, Task
-from dubito.data.formats import Array
-from dubito.data.locate import find_root
+from dubito.data.formats import Array, find_root
 from dubito.data.vocabulary import Vocabulary
 
 

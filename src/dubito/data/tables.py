@@ -16,11 +16,11 @@ from dubito.core.constraints import check
 from dubito.core.errors import InputError
 from dubito.data.dataset import DataSet, Pair, Standardizer, Task
 from dubito.data.describe import TableDescription, describe_table, settled
+from dubito.data.kinds import class_levels
 from dubito.data.pictures import FILE, is_of_pictures
 from dubito.data.source import carve
 from dubito.data.table import Table
 from dubito.data.table_files import read_table
-from dubito.data.targets import class_levels
 from dubito.data.transform import TableTransform, checked_table
 
 # A table with fewer rows leaves nothing to learn from once some are held out.

@@ -20,10 +20,10 @@ from dubito.data.cells import LARGEST, Cells, Floats, check_size
 from dubito.data.columns import CategoryColumn, Column, DateColumn, NumberColumn, fit_column
 from dubito.data.dataset import Standardizer, Task
 from dubito.data.describe import MAX_LEVELS, TableDescription, describe_table
+from dubito.data.kinds import class_levels
 from dubito.data.table import Table
 from dubito.data.table_module import TableModule
 from dubito.data.tally import Tally
-from dubito.data.targets import class_levels
 from dubito.data.text_column import TextColumn
 
 _FORMAT = "dubito.table/2"

@@ -23,9 +23,15 @@ from dubito.core.params import Params
 from dubito.core.randomness import default_generator
 from dubito.core.widest import at_home, computing_on
 from dubito.fitting.auto_explanation import AutoExplanation
-from dubito.fitting.checked_predictions import ChecksPredictions
+from dubito.fitting.checked_predictions import (
+    COMPUTING,
+    EXPLAINED,
+    ChecksPredictions,
+    explained,
+    with_a_count,
+    with_known_options,
+)
 from dubito.fitting.checked_predictions import Predictor as Predictor  # families import it from here
-from dubito.fitting.family_checks import COMPUTING, EXPLAINED, explained, with_a_count, with_known_options
 from dubito.fitting.fit_record import FitRecord
 from dubito.fitting.functions import Functions, network_functions
 from dubito.fitting.traceable import HasTraceable

@@ -2,32 +2,34 @@
 
 from __future__ import annotations
 
+import dataclasses
+import warnings
 from dataclasses import replace
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
 
 from dubito.beliefs import likelihoods
-from dubito.core import distributed, precision
+from dubito.core import distributed, io, precision
 from dubito.core.batches import Data, Source
 from dubito.core.constraints import check as check_argument
-from dubito.core.errors import InputError
+from dubito.core.errors import FileFormatError, InputError
 from dubito.core.randomness import Stream, default_generator, derive_seed, draw_seed
 from dubito.fitting import run_identity
-from dubito.fitting.automatic import ResolvedTraining, with_sizes
+from dubito.fitting.automatic import Found, ResolvedTraining, resolve_training, with_sizes
 from dubito.fitting.causal import with_next_token
 from dubito.fitting.checks import Template, check
 from dubito.fitting.diagnosis import warn_about
 from dubito.fitting.fit_record import measure
 from dubito.fitting.inference import Inference, Problem
 from dubito.fitting.initialization import redraw
-from dubito.fitting.model_copies import shared_copy
 from dubito.fitting.output_noise import share_noise, with_known_numbers
 from dubito.fitting.posterior import Posterior
-from dubito.fitting.search_file import resolve_or_recall
 from dubito.fitting.subspace_posterior import build_on_subspace
-from dubito.fitting.training import Training
+from dubito.fitting.training import AUTO, Training
+from dubito.fitting.working_copies import shared_copy
 from dubito.networks.subspace import Subspace
 
 if TYPE_CHECKING:
@@ -143,3 +145,50 @@ def finish(
         posterior.fit_record = measure(posterior, source, validation, epochs=epochs, found=resolved.found)
     warn_about(posterior)
     return posterior
+
+
+SUFFIX = ".search"
+# The training settings that a search changes.
+CHANGED = ("epochs", "schedule", "restore_best")
+
+
+def resolve_or_recall(
+    recipe: Recipe, problem: Problem, data: Data, seed: int, identity: dict[str, str]
+) -> ResolvedTraining:
+    """Return the settings of a fit; a run with a checkpoint keeps them in a file.
+
+    Args:
+        recipe: The recipe.
+        problem: What is fitted.
+        data: The data as the user gave them.
+        seed: Determines all random numbers of the search.
+        identity: Digests of the run, as in its checkpoint.
+    """
+    checkpoint = problem.training.checkpoint
+    needed = recipe.trains and problem.training.epochs == AUTO
+    if checkpoint is None or not needed:
+        return resolve_training(recipe, problem, data, seed)
+    path = Path(f"{checkpoint}{SUFFIX}")
+    if distributed.from_first(path.is_file(), problem.source.device):
+        tree = io.load(path, "search")
+        with io.reading(path):
+            if tree["identity"] == identity:
+                return _recalled(problem, tree)
+    resolved = resolve_training(recipe, problem, data, seed)
+    found = None if resolved.found is None else dataclasses.asdict(resolved.found)
+    changed = {name: getattr(resolved.training, name) for name in CHANGED}
+    if distributed.rank() == 0:
+        try:
+            io.save(path, "search", {"identity": identity, "training": changed, "found": found})
+        except FileFormatError as error:
+            warnings.warn(f"{error} The run continues; an interrupted one would search again.", stacklevel=2)
+    return resolved
+
+
+def _recalled(problem: Problem, tree: dict[str, dict[str, object]]) -> ResolvedTraining:
+    training = problem.training.replace(**tree["training"])
+    if tree["found"] is None:
+        return ResolvedTraining(training, problem.likelihood)
+    found = Found(**tree["found"])  # type: ignore[arg-type]
+    likelihood = problem.likelihood if found.noise is None else problem.likelihood.replace(noise=found.noise)
+    return ResolvedTraining(training, likelihood, found)

@@ -13,8 +13,8 @@ from torch import Tensor, nn
 
 from dubito.core import batches, params
 from dubito.core.errors import UnsupportedError
-from dubito.networks.features import gives_outputs, last_layer
 from dubito.networks.layers import require_rule
+from dubito.networks.output_layer import gives_outputs, last_layer
 from dubito.networks.swapping import put
 from dubito.networks.twin import copied, light_copy
 

@@ -30,11 +30,10 @@ from dubito.core.randomness import default_generator
 from dubito.curvature import jacobian
 from dubito.networks.selection import Selection
 from dubito.select.directions import direction_columns
-from dubito.select.given import given
 from dubito.select.local_gaussian import LocalGaussian, fit_gaussian
 from dubito.select.order import context_of, rank, resized
 from dubito.select.ranking import Ranking
-from dubito.select.rule import SelectionRule
+from dubito.select.rule import SelectionRule, given
 from dubito.select.scores import MOST_COLUMNS, Scores, check_inputs, context_tapes, measure
 
 if TYPE_CHECKING:

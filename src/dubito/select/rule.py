@@ -2,22 +2,68 @@
 
 from __future__ import annotations
 
+import functools
 from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, ClassVar
 
+from torch import nn
+
+from dubito.beliefs import likelihoods
+from dubito.core import distributed, params
 from dubito.core.arguments import checked_arguments
+from dubito.core.batches import Source
 from dubito.core.errors import InputError
+from dubito.core.randomness import restoring_generators
 from dubito.core.settings import Setting, setting
+from dubito.fitting.checks import check_source, explaining_shapes
+from dubito.fitting.working_copies import check_model, shared_copy
 from dubito.networks.selection import Selection
-from dubito.select.given import for_users
 
 if TYPE_CHECKING:
     import torch
-    from torch import nn
 
     from dubito.beliefs.likelihoods import Likelihood
-    from dubito.core.batches import Data, Source
+    from dubito.core.batches import Data
     from dubito.select.report import SubnetworkReport
+
+
+# The batch size for data that is not batched yet.
+BATCH_SIZE = 512
+
+
+@contextmanager
+def given(model: nn.Module, data: Any, likelihood: Any) -> Iterator[tuple[nn.Module, Source]]:
+    """Yield a private copy of the model and the data as a `Source` for it, both checked.
+
+    Errors of the network inside the block are explained if the batches have different shapes.
+    """
+    with restoring_generators(), distributed.together():
+        private = shared_copy(model)
+        weight = next(private.parameters())
+        source = Source(data, batch_size=BATCH_SIZE, must_count=False, device=weight.device, dtype=weight.dtype)
+        source.agree()
+        known = likelihoods.resolve("categorical" if likelihood is None else likelihood)
+        check_source(private, known, source)
+        with explaining_shapes(source):
+            yield private, source
+
+
+def for_users(resolve: Callable[..., Any]) -> Callable[..., Any]:
+    """Return a rule's `resolve` that takes data in any form and checks it; a fit gives a `Source`, checked already."""
+
+    @functools.wraps(resolve)
+    def checked(
+        self: Any, model: nn.Module, data: Any = None, likelihood: Any = None, *args: Any, **options: Any
+    ) -> Any:
+        if data is None or isinstance(data, Source):
+            check_model(model)
+            return resolve(self, params.unwrapped(model), data, likelihood, *args, **options)
+        with given(model, data, likelihood) as (private, source):
+            return resolve(self, private, source, likelihood, *args, **options)
+
+    return checked
 
 
 @setting

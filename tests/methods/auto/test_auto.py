@@ -16,15 +16,14 @@ import dubito
 from dubito import MAP, Auto, Laplace, Training, likelihoods, select
 from dubito.core.batches import Source
 from dubito.core.randomness import Stream
-from dubito.fitting import automatic, search_file
+from dubito.fitting import automatic, problems
 from dubito.fitting.auto_explanation import AutoExplanation
 from dubito.fitting.output_noise import best_temperature
 from dubito.fitting.recipe import FitCall
-from dubito.methods.auto.candidates import TEMPERATURE, AutoCandidate
 from dubito.methods.auto.held_out import hold_out
 from dubito.methods.auto.scores import DROPPED, dropped_scores, placements, scores
 from dubito.methods.auto.search import Search
-from dubito.methods.auto.table import ScoreTable
+from dubito.methods.auto.table import TEMPERATURE, AutoCandidate, ScoreTable
 
 TRAINING = Training(epochs=4, lr=0.02, batch_size=16)
 
@@ -247,7 +246,7 @@ class TestFit:
         training = Training(checkpoint=str(tmp_path / "run"))
         search = Search(Auto(), FitCall(network(), classes(), training=training, progress=False))
         assert (tmp_path / "run.search").is_file()
-        monkeypatch.setattr(search_file, "resolve_training", None)  # would fail
+        monkeypatch.setattr(problems, "resolve_training", None)  # would fail
         again = Search(Auto(), FitCall(network(), classes(), training=training, progress=False))
         assert again.resolved == search.resolved
         assert again.resolved.found is not None
@@ -272,6 +271,6 @@ class TestFit:
 
 
 def _candidates() -> list[AutoCandidate]:
-    from dubito.methods.auto.candidates import candidates
+    from dubito.methods.auto.table import candidates
 
     return candidates(1000)

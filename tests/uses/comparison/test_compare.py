@@ -16,7 +16,7 @@ import dubito
 from dubito import MAP, Laplace, Training, Variational, data
 from dubito.fitting.recipe import Recipe
 from dubito.uses.comparison import Comparison, Failure, Run
-from dubito.uses.comparison.fits import FitsOfSeed
+from dubito.uses.comparison.compare import FitsOfSeed
 
 pytestmark = pytest.mark.slow
 

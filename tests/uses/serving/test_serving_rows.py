@@ -12,7 +12,7 @@ import pytest
 from serving_cases import HOUSE, run_of
 
 from dubito.core.errors import DubitoError, InputError
-from dubito.uses.serving import batching
+from dubito.uses.serving import service
 from dubito.uses.serving.limits import ServingLimits
 from dubito.uses.serving.rows import read_json, table_of
 from dubito.uses.serving.service import Answer, Service
@@ -121,14 +121,14 @@ def test_batches_grow_while_one_is_computed() -> None:
         return [InputError("Two.") if question == 2 else 10 * question for question in questions]
 
     async def work() -> list[Any]:
-        batcher = batching.Batcher(answer, together=4, waiting=7)
+        batcher = service.Batcher(answer, together=4, waiting=7)
         first = asyncio.create_task(batcher.ask(0, 1))
         while not batches:
             await asyncio.sleep(0.001)
         others = [asyncio.create_task(batcher.ask(question, 1)) for question in (1, 2, 3)]
         large, gone = asyncio.create_task(batcher.ask(4, 3)), asyncio.create_task(batcher.ask(5, 1))
         await asyncio.sleep(0)
-        with pytest.raises(batching.FullError):
+        with pytest.raises(service.FullError):
             await batcher.ask(6, 1)
         gone.cancel()
         await asyncio.sleep(0)
@@ -148,7 +148,7 @@ def test_a_failure_is_told_to_all_who_wait_and_ends_nothing() -> None:
         return list(questions)
 
     async def work() -> list[Any]:
-        batcher = batching.Batcher(answer, together=4, waiting=8)
+        batcher = service.Batcher(answer, together=4, waiting=8)
         found = await asyncio.gather(batcher.ask(1, 1), batcher.ask(1, 1), return_exceptions=True)
         found.append(await batcher.ask(7, 1))
         await batcher.close()

@@ -22,11 +22,10 @@ from dubito.fitting.posterior import Posterior
 from dubito.fitting.problems import resolved_training
 from dubito.fitting.progress import progress_bar
 from dubito.fitting.recipe import FitCall, Recipe
-from dubito.methods.auto.candidates import TEMPERATURE, AutoCandidate, candidates
 from dubito.methods.auto.held_out import HeldOut, Split, hold_out
 from dubito.methods.auto.recipe import Auto
 from dubito.methods.auto.scores import MEASURES
-from dubito.methods.auto.table import ScoreTable
+from dubito.methods.auto.table import TEMPERATURE, AutoCandidate, ScoreTable, candidates
 from dubito.methods.ensembles import Ensemble
 from dubito.methods.map import MAP
 

@@ -17,10 +17,10 @@ from dubito.core.settings import digest
 from dubito.core.subsets import resampled
 from dubito.fitting.initialization import redraw
 from dubito.fitting.loading import load
-from dubito.fitting.model_copies import private_copy, shared_copy
 from dubito.fitting.posterior import Posterior
 from dubito.fitting.recipe import FitCall, Recipe
 from dubito.fitting.training import Training
+from dubito.fitting.working_copies import private_copy, shared_copy
 from dubito.methods.ensembles.batched_members import BatchedMembers, obstacle
 from dubito.methods.ensembles.posterior import EnsemblePosterior, training_of_member
 

@@ -19,9 +19,9 @@ from dubito.core.params import Params
 from dubito.core.randomness import default_generator, derive_seed, draw_seed
 from dubito.fitting.functions import Functions
 from dubito.fitting.loading import family_of, restored
-from dubito.fitting.model_copies import private_copy
 from dubito.fitting.posterior import Posterior, Predictor
 from dubito.fitting.traceable import Traceable
+from dubito.fitting.working_copies import private_copy
 from dubito.methods.ensembles.mixture import mixture
 from dubito.methods.map.posterior import PointPosterior
 from dubito.methods.map.recipe import MAP

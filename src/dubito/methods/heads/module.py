@@ -11,8 +11,8 @@ from dubito.beliefs.likelihoods import BradleyTerry, Likelihood
 from dubito.core import params
 from dubito.core.errors import InputError, UnsupportedError
 from dubito.core.limits import current, numbers
-from dubito.networks.features import Tap
 from dubito.networks.heads import FeatureHead
+from dubito.networks.output_layer import Tap
 from dubito.networks.swapping import swap_class
 from dubito.networks.twin import twin
 

@@ -20,8 +20,8 @@ from dubito.fitting.output_noise import fit_log_noise
 from dubito.methods.heads.bound import expected_log_prob, expected_preference
 from dubito.methods.heads.module import GaussianHead, check_size, linear_of
 from dubito.methods.heads.posterior import HeadPosterior
-from dubito.networks.features import Tap, gives_outputs, last_layer
 from dubito.networks.heads import FeatureHead, attach
+from dubito.networks.output_layer import Tap, gives_outputs, last_layer
 from dubito.networks.spectral import bound_layers, effective
 from dubito.networks.swapping import swap_class
 from dubito.networks.twin import copied, light_copy, twin

@@ -11,7 +11,7 @@ from dubito.core import batches, params
 from dubito.core.arguments import checked_arguments
 from dubito.core.errors import InputError
 from dubito.fitting.checks import outputs_of
-from dubito.fitting.model_copies import private_copy
+from dubito.fitting.working_copies import private_copy
 from dubito.methods.rank1 import families
 from dubito.methods.rank1.attention import FactoredAttention
 from dubito.methods.rank1.layers import Factored, FactoredLayer, make_factored

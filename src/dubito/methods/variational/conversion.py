@@ -14,7 +14,7 @@ from dubito.beliefs.priors.base import require_real
 from dubito.core.arguments import checked_arguments
 from dubito.core.constraints import Count, Positive, check
 from dubito.core.errors import InputError
-from dubito.fitting.model_copies import private_copy
+from dubito.fitting.working_copies import private_copy
 from dubito.methods.variational.correlations import Family
 from dubito.methods.variational.joint import JointModule
 from dubito.methods.variational.layer import StochasticLayer, make_stochastic

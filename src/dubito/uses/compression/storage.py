@@ -22,7 +22,7 @@ from dubito.core.atomic import write_atomic
 from dubito.core.constraints import Natural, Range, accepts
 from dubito.core.errors import FileFormatError
 from dubito.core.settings import bytes_of
-from dubito.fitting.model_copies import check_model
+from dubito.fitting.working_copies import check_model
 from dubito.networks.layers import rule_for
 from dubito.networks.swapping import put
 from dubito.networks.twin import copied

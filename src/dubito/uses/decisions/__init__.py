@@ -8,8 +8,8 @@ from __future__ import annotations
 from dubito.fitting.decision_rule import DecisionRule
 from dubito.uses.decisions.acquisition import Acquirer, acquire
 from dubito.uses.decisions.batch_information import joint_information
+from dubito.uses.decisions.calibration_scores import density_ratio
 from dubito.uses.decisions.conformal import ConformalIntervals, ConformalSets
-from dubito.uses.decisions.density_ratio import density_ratio
 from dubito.uses.decisions.detection import Detector
 from dubito.uses.decisions.online import OnlineConformal
 from dubito.uses.decisions.rejection import Decision, Rejector

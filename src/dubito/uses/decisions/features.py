@@ -29,8 +29,8 @@ from dubito.core.errors import InputError, UnsupportedError
 from dubito.fitting.posterior import Posterior
 from dubito.methods.map.posterior import PointPosterior
 from dubito.methods.map.recipe import MAP
-from dubito.networks.features import Tap, last_layer
 from dubito.networks.layers import channel_axis
+from dubito.networks.output_layer import Tap, last_layer
 from dubito.networks.swapping import swap_class
 from dubito.networks.twin import twin
 from dubito.uses.fixed_draws import check_scores, labelled_groups

@@ -12,8 +12,8 @@ from dubito.uses.metrics.scores import SCORES
 from dubito.uses.reporting import bars, plots, readings
 from dubito.uses.reporting.beyond import DETECTION_SCORES, ood, shifts
 from dubito.uses.reporting.evaluation import Evaluation, GroupScores, Reliability
+from dubito.uses.reporting.examples import examples
 from dubito.uses.reporting.groups import wilson
-from dubito.uses.reporting.look import examples
 from dubito.uses.reporting.names import in_words, readable, short
 from dubito.uses.reporting.parts import Looks, Methods, Panel, Section, column, first_seed, means, table, task
 from dubito.uses.reporting.plots import Look

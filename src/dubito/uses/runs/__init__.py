@@ -12,11 +12,10 @@ from dubito.uses.runs.calibration import Calibration
 from dubito.uses.runs.change import update
 from dubito.uses.runs.doctor import Examined, examine
 from dubito.uses.runs.explanation import Cause, Explanation, explain
-from dubito.uses.runs.exporting import export
 from dubito.uses.runs.folder import is_run, load, save
 from dubito.uses.runs.guard import GuardedPosterior, TrainingRange
 from dubito.uses.runs.networks import NetworkSource
-from dubito.uses.runs.packed import pack
+from dubito.uses.runs.packed import export, pack
 from dubito.uses.runs.prediction import TablePrediction
 from dubito.uses.runs.run import TableEvaluation, TableRun
 from dubito.uses.runs.shrinking import compressed, explored

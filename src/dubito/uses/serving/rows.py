@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from dubito.core.errors import InputError
 from dubito.data import Table
-from dubito.data.row_table import RowTable
+from dubito.data.table import RowTable
 from dubito.uses.runs.prediction import TablePrediction
 from dubito.uses.serving.limits import ServingLimits
 
