@@ -130,6 +130,8 @@ def test_the_small_network_equals_the_masked_one(
     for form in ("dense", "csr"):
         made.save(tmp_path / form, format=form)  # type: ignore[arg-type]
         assert largest_difference(compression.load(tmp_path / form, Reader()), made.model, data[0]) == 0
+    compression.save(tmp_path / "plain", made.model)  # knows nothing of the plan
+    assert largest_difference(compression.load(tmp_path / "plain", Reader()), made.model, data[0]) == 0
     made.save(tmp_path / "coded")
     assert largest_difference(compression.load(tmp_path / "coded", Reader()), made.model, data[0]) < 0.1
     with pytest.raises(FileFormatError, match="saved for another network"):

@@ -32,7 +32,7 @@ from dubito.uses.compression.quantize import rounded
 
 Format = Literal["dense", "csr", "coded"]
 Counts = Mapping[str, Mapping[str, int]]
-COUNTS = ":counts"  # no parameter has this name
+COUNTS, INTEGERS = ":counts", ":integers"  # no parameter has these names
 KIND = "compressed network"
 MAGIC = b"DUBITOC1"
 # Bytes that the header of a coded file may have beyond a hundred times its packed size.
@@ -62,6 +62,7 @@ def save(
         steps: For ``"coded"``, the step of each parameter. A tensor with few different values, such as shared weights,
             is written exactly, as their numbers and a codebook; so are parameters without a step, and buffers, in full.
         counts: Integers of its modules that changed with its layers, such as numbers of heads; see `Plan.counts`.
+            `load` raises an error if a network lacks one of them. Those of modules around layers are always written.
         base: Another network, of which only the difference is written: for adapters on frozen weights, these alone.
             `load` then needs a network with the same weights.
     """
@@ -69,8 +70,9 @@ def save(
     tensors = _tensors(model)
     if base is not None:
         tensors = without_base(tensors, _tensors(base), (steps or {}) if format == "coded" else ())
-    if counts:
-        tensors[COUNTS] = torch.tensor(list(json.dumps(counts).encode()), dtype=torch.uint8)
+    for key, integers in ((COUNTS, counts), (INTEGERS, _integers(model))):
+        if integers:
+            tensors[key] = torch.tensor(list(json.dumps(integers).encode()), dtype=torch.uint8)
     if format == "coded":
         write_atomic(path, _coded(tensors, steps or {}))
     elif format == "csr":
@@ -91,8 +93,9 @@ def load(path: str | os.PathLike[str], model: nn.Module) -> nn.Module:
     with io.reading(path):
         tensors = with_base(path, _read(Path(path), _Sizes(path, model)), _tensors(model))
         found = copied(model)
-        if COUNTS in tensors:
-            _set_counts(path, found, json.loads(bytes(tensors.pop(COUNTS).tolist())))
+        for key in (INTEGERS, COUNTS):
+            if key in tensors:
+                _set_counts(path, found, json.loads(bytes(tensors.pop(key).tolist())), strict=key == COUNTS)
         for name, module in list(found.named_modules()):
             if (layer := _resized(name, module, tensors)) is not module:
                 found = put(found, name, layer)
@@ -105,15 +108,27 @@ def load(path: str | os.PathLike[str], model: nn.Module) -> nn.Module:
     return found.eval()
 
 
-def _set_counts(path: str | os.PathLike[str], model: nn.Module, counts: Any) -> None:
-    """Set integers of a network's modules; each must be there, and may only become smaller."""
+def _integers(model: nn.Module) -> dict[str, dict[str, int]]:
+    """Return the positive integers of the modules around layers, which their code may read: a number of heads, say."""
+    around = {
+        name: module
+        for name, module in model.named_modules()
+        if rule_for(module) is None and any(rule_for(child) is not None for child in module.children())
+    }
+    found = {n: {a: v for a, v in vars(m).items() if type(v) is int and v > 0} for n, m in around.items()}
+    return {name: own for name, own in found.items() if own}
+
+
+def _set_counts(path: str | os.PathLike[str], model: nn.Module, counts: Any, *, strict: bool) -> None:
+    """Set integers of a network's modules, which may only become smaller; if `strict`, each must be there."""
     modules = dict(model.named_modules())
     for name, own in counts.items():
         for attribute, value in own.items():
             before = vars(modules[name]).get(attribute) if name in modules else None
-            if type(before) is not int or not accepts(Annotated[int, Range(1, before)], value):
+            if type(before) is int and accepts(Annotated[int, Range(1, before)], value):
+                setattr(modules[name], attribute, value)
+            elif strict:
                 raise FileFormatError(f"'{path}' was saved for another network: '{name}' has no such '{attribute}'.")
-            setattr(modules[name], attribute, value)
 
 
 def _another(path: str | os.PathLike[str], name: str, there: Any, here: Any) -> FileFormatError:
@@ -136,7 +151,7 @@ class _Sizes:
         """Return the shape of a tensor of the file; raise if the network's own is smaller."""
         if not accepts(str, name) or not isinstance(shape, list) or not accepts(tuple[Natural, ...], tuple(shape)):
             raise FileFormatError(f"'{self.path}' names a tensor {name!r} of shape {shape!r}, which is invalid.")
-        if name in (COUNTS, BASE) and len(shape) == 1 and shape[0] <= HEADER:
+        if name in (COUNTS, INTEGERS, BASE) and len(shape) == 1 and shape[0] <= HEADER:
             return shape
         # a bias that only the file has holds the constants of removed units: one number per output
         here = self.own.get(name, self.own.get(f"{name.removesuffix('bias')}weight") if name.endswith("bias") else None)
