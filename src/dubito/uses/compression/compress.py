@@ -113,20 +113,11 @@ def compress(
         example = example_inputs(posterior, data, example, structure)
         if example is not None:
             outputs_of(posterior.model, example)
-        cost = None if budget is None else budget.cost
-        rows = (
-            measured_rows(posterior, data if finetune is None else finetune, example) if structure != "weights" else ()
-        )
-        block = 1 if budget is None else budget.block
+        cost, block = (None, 1) if budget is None else (budget.cost, budget.block)
+        seen = data if finetune is None else finetune
+        rows = measured_rows(posterior, seen, example) if structure != "weights" else ()
         pruner = Pruner.of(posterior, rule, structure, example, allow_empty, generator, cost, rows, block)
-        candidates: tuple[Candidate, ...] = ()
-        rounding = ROUNDING
-        if budget is not None:
-            rule, rounding, candidates = _within(budget, pruner, data, finetune is not None)
-        elif rule.max_drop is not None:
-            if data is None:
-                raise MissingDataError(f"{rule!r} decides by held-out data: give `data=`.")
-            rule = largest_within(pruner, rule, score_of(posterior, data))
+        rule, rounding, candidates = _amount(rule, budget, pruner, data, finetune is not None)
         plan, model = pruner.at(rule)
         if by_default and data is not None and finetune is None and _costs_much(posterior, data, pruner, model, rule):
             return compress(
@@ -171,6 +162,19 @@ def retrained(
 def _usual_structure(budget: Any) -> Structure:
     """Return units for a budget of operations, time or error, else weights."""
     return "units" if isinstance(budget, Budget) and budget.cost == "macs" else "weights"
+
+
+def _amount(
+    rule: Rule, budget: Budget | None, pruner: Pruner, data: Data | None, finetuned: bool
+) -> tuple[Rule, float, tuple[Candidate, ...]]:
+    """Return the rule with its amount, the rounding, and the networks that were measured on the way."""
+    if budget is not None:
+        return _within(budget, pruner, data, finetuned)
+    if rule.max_drop is not None:
+        if data is None:
+            raise MissingDataError(f"{rule!r} decides by held-out data: give `data=`.")
+        rule = largest_within(pruner, rule, score_of(pruner.posterior, data))
+    return rule, ROUNDING, ()
 
 
 def _within(

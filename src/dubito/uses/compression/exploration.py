@@ -180,15 +180,8 @@ def explore(
     """
     if recipe is not None and train is None:
         raise InputError("A recipe is fitted to training data: give `train=` too.")
-    pruners: dict[Structure, Pruner] = {}
-    notes = []
-    for kind in ("weights", "units"):
-        try:
-            pruners[kind] = _pruner(posterior, rule, kind, data, train, generator)
-        except UnsupportedError as error:
-            if kind == "weights":
-                raise
-            notes.append(f"No units were removed: {error}")
+    notes: list[str] = []
+    pruners = _pruners(posterior, rule, data, train, generator, notes)
     if recipe is not None:
         notes.append("Networks without single weights are scored without a posterior over what is left.")
 
@@ -269,6 +262,23 @@ def _pruner(
     example = example_inputs(posterior, data, None, kind)
     rows = measured_rows(posterior, data if train is None else train, example) if kind == "units" else ()
     return Pruner.of(posterior, ranking, kind, example, False, generator, "macs", rows)
+
+
+def _pruners(
+    posterior: Posterior,
+    rule: Rule | None,
+    data: Data,
+    train: Data | None,
+    generator: torch.Generator | None,
+    notes: list[str],
+) -> dict[Structure, Pruner]:
+    """Return what removes weights, and units where they can be removed; a note says where not."""
+    found: dict[Structure, Pruner] = {"weights": _pruner(posterior, rule, "weights", data, train, generator)}
+    try:
+        found["units"] = _pruner(posterior, rule, "units", data, train, generator)
+    except UnsupportedError as error:
+        notes.append(f"No units were removed: {error}")
+    return found
 
 
 def _made(pruner: Pruner, target: float, data: Data) -> Compression:

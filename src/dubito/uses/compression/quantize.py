@@ -146,17 +146,7 @@ def quantized(
         return float((precision[name].double() * step.square()).sum() / 24)
 
     costs = {name: [cost(name, count) for count in levels] for name in precision}
-    chosen = dict.fromkeys(precision, 0)
-    while sum(costs[name][place] for name, place in chosen.items()) > loss * num_data:
-        gains = {
-            name: (costs[name][place] - costs[name][place + 1])
-            / ((levels[place + 1] - levels[place]) * weights[name].numel())
-            for name, place in chosen.items()
-            if place + 1 < len(levels)
-        }
-        if not gains:
-            break
-        chosen[max(gains, key=lambda name: gains[name])] += 1
+    chosen = _enough_bits(costs, levels, {name: value.numel() for name, value in weights.items()}, loss * num_data)
     found, num_bytes = copied(model), sum(4 * value.numel() for value in model.parameters())
     all_steps: dict[str, Tensor] = {}
     for name, place in chosen.items():
@@ -167,6 +157,23 @@ def quantized(
         num_bytes += math.ceil(levels[place] * weights[name].numel() / 8) + 2 * step.numel() - 4 * weights[name].numel()
     nats = sum(costs[name][place] for name, place in chosen.items()) / max(num_data, 1)
     return Quantized(found, {name: levels[place] for name, place in chosen.items()}, nats, num_bytes, all_steps)
+
+
+def _enough_bits(
+    costs: dict[str, list[float]], levels: Sequence[int], sizes: dict[str, int], most: float
+) -> dict[str, int]:
+    """Return the place of each parameter's number of bits in `levels`, such that all cost at most so many nats."""
+    chosen = dict.fromkeys(costs, 0)
+    while sum(costs[name][place] for name, place in chosen.items()) > most:
+        gains = {
+            name: (costs[name][place] - costs[name][place + 1]) / ((levels[place + 1] - levels[place]) * sizes[name])
+            for name, place in chosen.items()
+            if place + 1 < len(levels)
+        }
+        if not gains:
+            break
+        chosen[max(gains, key=lambda name: gains[name])] += 1
+    return chosen
 
 
 def int8(model: nn.Module) -> nn.Module:

@@ -121,16 +121,12 @@ def evaluate(
         examples=finder.examples(decode, class_names, _task(main) == "classification"),
     )
     return Evaluation(
-        name=repr(posterior.recipe) if name is None else name,
-        task=_task(main),
-        count=int(main.metrics.compute()["count"]),
-        scores=_scores(main),
+        name=repr(posterior.recipe) if name is None else name, task=_task(main), curves=curves,
+        count=int(main.metrics.compute()["count"]), scores=_scores(main), shifts=_shift_scores(shifts or {}, shifted),
         ood={key: _detection(main, other) for key, other in outside.items()},
-        shifts=_shift_scores(shifts or {}, shifted),
-        curves=curves,
         seconds_per_1000=1000 * main.seconds / main.num_rows,
         trust=trust_in(posterior, main.metrics, main.num_classes),
-    )
+    )  # fmt: skip
 
 
 def _task(done: EvaluationPass) -> Task:

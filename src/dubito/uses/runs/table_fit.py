@@ -23,6 +23,7 @@ from dubito.core.randomness import Stream
 from dubito.data import DataSet, Pair, Standardizer, TableTransform, load_table
 from dubito.data.tables import as_table, with_target
 from dubito.fitting.checks import outputs_of
+from dubito.fitting.posterior import Posterior
 from dubito.fitting.recipe import Recipe
 from dubito.uses.runs.default import default_recipe, fit_posterior
 from dubito.uses.runs.networks import IN_MEMORY, NetworkSource, load_weights
@@ -130,21 +131,17 @@ def fit_dataset(
         progress: See `fit`.
         settings: What else to remember of how the run was made.
     """
-    encoder, recipe = dataset.encoder, recipe or default_recipe(dataset, trained=weights is not None)
+    recipe = recipe or default_recipe(dataset, trained=weights is not None)
     chosen = likelihood_for(likelihood, dataset)
     if isinstance(chosen, RegressionLikelihood) and not chosen.standardizes:
         dataset = unscaled(dataset, chosen)
-        encoder = dataset.encoder
     noise = None
     if noise_column is not None:
         chosen = noise_likelihood(chosen)
         dataset, noise = with_noise_column(dataset, noise_column)
-        encoder = dataset.encoder
         if not isinstance(network, str):
             raise InputError("With a noise column the network is built for the other columns: give it by name.")
-    named = network if isinstance(network, str) else IN_MEMORY
-    source = NetworkSource.of(named, dataset, chosen, noise)
-    assert isinstance(encoder, TableTransform)
+    source = NetworkSource.of(network if isinstance(network, str) else IN_MEMORY, dataset, chosen, noise)
     made = new_network(source, seed) if isinstance(network, str) else network
     if weights is not None:
         load_weights(made, Path(weights))
@@ -153,21 +150,28 @@ def fit_dataset(
         recipe, made, dataset, chosen, trained=weights is not None, training=training, checkpoint=checkpoint,
         seed=seed, progress=progress,
     )  # fmt: skip
-    parts, texts = kept_rows(dataset, seed)
-    rows = {part: len(pair[1]) for part, pair in dataset.parts.items()}
     remembered = {
         "dubito": dubito.__version__, "name": repr(recipe), "recipe": repr(recipe), "likelihood": repr(chosen),
-        "training": dict(training or {}), "seed": seed, "coverage": coverage, "risk": risk, "rows": rows,
-        "weights": None if weights is None else os.fspath(weights), "table": dataset.name, "noise_column": noise_column,
-        **(settings or {}),
+        "training": dict(training or {}), "seed": seed, "coverage": coverage, "risk": risk,
+        "weights": None if weights is None else os.fspath(weights), "noise_column": noise_column,
+        **facts_of(dataset, posterior), **(settings or {}),
     }  # fmt: skip
-    if posterior.explanation is not None:
-        remembered["chosen"] = posterior.explanation.words
-    if dataset.description is not None and dataset.description.dialect is not None:
-        remembered["dialect"] = asdict(dataset.description.dialect)
-    run = replace(calibrated(posterior, encoder, source, parts, remembered), texts=texts)
+    parts, texts = kept_rows(dataset, seed)
+    assert isinstance(dataset.encoder, TableTransform)
+    run = replace(calibrated(posterior, dataset.encoder, source, parts, remembered), texts=texts)
     warn_if_useless(run, dataset)
     return run
+
+
+def facts_of(dataset: DataSet, posterior: Posterior) -> dict[str, Any]:
+    """Return what to remember of the table and of the choice of the method."""
+    rows = {part: len(pair[1]) for part, pair in dataset.parts.items()}
+    found: dict[str, Any] = {"table": dataset.name, "rows": rows}
+    if posterior.explanation is not None:
+        found["chosen"] = posterior.explanation.words
+    if dataset.description is not None and dataset.description.dialect is not None:
+        found["dialect"] = asdict(dataset.description.dialect)
+    return found
 
 
 def kept_rows(dataset: DataSet, seed: int) -> tuple[dict[str, Pair], dict[str, Texts]]:
