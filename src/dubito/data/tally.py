@@ -10,6 +10,15 @@ import numpy as np
 
 from dubito.data.cells import Cells, Flags, Floats
 
+# For each kind of odd cells, what is odd about one of them, and what several of them do.
+_WORDS = {
+    "unseen": ("no training row had it", "hold a category that the training rows did not have"),
+    "outside": ("outside of the range of the training rows", "lie outside of the range of the training rows"),
+    "missing": ("no training row lacked it", "are missing, although no training row lacked them"),
+    "stray": ("is not what the column holds", "do not hold what their column does, and count as missing"),
+    "unread": ("no training row had any of its words", "hold no word that the training rows had"),
+}
+
 
 @dataclass
 class Tally:
@@ -79,14 +88,7 @@ class Tally:
 
     def remark(self, name: str) -> str:
         """Return what is odd about the cells of a column, in a few words; empty if nothing is."""
-        words = {
-            "unseen": "no training row had it",
-            "outside": "outside of the range of the training rows",
-            "missing": "no training row lacked it",
-            "stray": "is not what the column holds",
-            "unread": "no training row had any of its words",
-        }
-        return next((told for kind, told in words.items() if name in getattr(self, kind)), "")
+        return next((told for kind, (told, _) in _WORDS.items() if name in getattr(self, kind)), "")
 
     @property
     def odd_columns(self) -> set[str]:
@@ -95,20 +97,13 @@ class Tally:
 
     def to_json(self) -> dict[str, Any]:
         """Return plain values."""
-        kinds = ("unseen", "outside", "missing", "stray", "unread")
-        return {"rows": self.num_rows, "odd_rows": self.odd_rows, **{kind: dict(getattr(self, kind)) for kind in kinds}}
+        counts = {kind: dict(getattr(self, kind)) for kind in _WORDS}
+        return {"rows": self.num_rows, "odd_rows": self.odd_rows, **counts}
 
     def sentences(self) -> list[str]:
         """Return one sentence for each kind of odd cells."""
-        words = {
-            "unseen": "hold a category that the training rows did not have",
-            "outside": "lie outside of the range of the training rows",
-            "missing": "are missing, although no training row lacked them",
-            "stray": "do not hold what their column does, and count as missing",
-            "unread": "hold no word that the training rows had",
-        }
         found = []
-        for kind, told in words.items():
+        for kind, (_, told) in _WORDS.items():
             counts: Counter[str] = getattr(self, kind)
             if counts:
                 columns = ", ".join(f"{name} {count:,}" for name, count in counts.most_common(5))

@@ -20,11 +20,7 @@ def plot_traces(posterior: ParticlePosterior, num: int = 4) -> Any:
         num: The number of outputs.
     """
     traces = function_traces(posterior, num)
-    figure, axes = _figure(traces, "sample")
-    for axis, trace in zip(axes, traces, strict=True):
-        axis.plot(list(zip(*trace.values, strict=True)), linewidth=0.8)
-    axes[0].set_ylabel("value at a training input")
-    return figure
+    return _figure(traces, "sample", "value at a training input", [trace.values for trace in traces])[0]
 
 
 def plot_autocorrelations(posterior: ParticlePosterior, num: int = 4) -> Any:
@@ -35,21 +31,22 @@ def plot_autocorrelations(posterior: ParticlePosterior, num: int = 4) -> Any:
         num: The number of outputs.
     """
     traces = function_traces(posterior, num)
-    figure, axes = _figure(traces, "lag")
-    for axis, trace in zip(axes, traces, strict=True):
-        axis.plot(list(zip(*trace.autocorrelation, strict=True)), linewidth=1.0)
+    figure, axes = _figure(traces, "lag", "autocorrelation", [trace.autocorrelation for trace in traces])
+    for axis in axes:
         axis.axhline(0.0, color="grey", linewidth=0.8)
         axis.set_ylim(-0.3, 1.05)
-    axes[0].set_ylabel("autocorrelation")
     return figure
 
 
-def _figure(traces: Sequence[Trace], xlabel: str) -> tuple[Any, Any]:
+def _figure(traces: Sequence[Trace], xlabel: str, ylabel: str, curves: Sequence[Any]) -> tuple[Any, Any]:
+    """Return a figure with one panel per trace, and a line per chain in each."""
     from matplotlib.figure import Figure
 
     figure = Figure(figsize=(3.2 * len(traces), 2.6), layout="constrained")
     axes = figure.subplots(1, len(traces), squeeze=False)[0]
-    for axis, trace in zip(axes, traces, strict=True):
+    for axis, trace, of_chains in zip(axes, traces, curves, strict=True):
+        axis.plot(list(zip(*of_chains, strict=True)), linewidth=0.8)
         axis.set_xlabel(xlabel)
         axis.set_title(trace.name, fontsize="medium")
+    axes[0].set_ylabel(ylabel)
     return figure, axes

@@ -110,10 +110,7 @@ class VariationalTrainer:
         module, problem = self._loaded(state), self.problem
         network = self._plain_network(module)
         draws = [module.sample_weights() for _ in range(EVALUATION_DRAWS)]
-        hyper = {name: value.detach() for name, value in state["hyper"].items()}
-        if "log_noise" in hyper:
-            hyper["log_noise"] = expected_log_noise(network, draws, problem.source)
-        likelihood = problem.likelihood.resolved(hyper)
+        likelihood = self._likelihood(state, network, draws)
         means = dict(network.named_parameters())
         scales, slices = module.scales(), module.selection.slices
         priors = {
@@ -125,6 +122,13 @@ class VariationalTrainer:
         factor = module.factor.detach().clone() if isinstance(module, JointModule) else None
         found = (module.selection, scales, priors, record, factor)
         return VariationalPosterior(network, likelihood, self.recipe, count, *found)
+
+    def _likelihood(self, state: State, network: nn.Module, draws: list[Params]) -> Likelihood:
+        """Return the likelihood with its learned numbers; the noise is the best one for the drawn weights."""
+        hyper = {name: value.detach() for name, value in state["hyper"].items()}
+        if "log_noise" in hyper:
+            hyper["log_noise"] = expected_log_noise(network, draws, self.problem.source)
+        return self.problem.likelihood.resolved(hyper)
 
     def _record(
         self, state: State, module: VariationalModule, network: nn.Module, draws: list[Params], likelihood: Likelihood

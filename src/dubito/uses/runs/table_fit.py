@@ -114,22 +114,10 @@ def fit_dataset(
     progress: bool = True,
     settings: Mapping[str, Any] | None = None,
 ) -> TableRun:
-    """Fit a run to a table that was loaded already; its test part is held out. See `fit`.
+    """Fit a run to a table that `dubito.data.load_table` has loaded; its test part is held out.
 
-    Args:
-        dataset: What `dubito.data.load_table` returned.
-        recipe: See `fit`.
-        network: See `fit`.
-        weights: See `fit`.
-        likelihood: See `fit`.
-        noise_column: See `fit`.
-        training: See `fit`.
-        coverage: See `fit`.
-        risk: See `fit`.
-        seed: See `fit`.
-        checkpoint: A file from which an interrupted fit continues; it is removed in the end.
-        progress: See `fit`.
-        settings: What else to remember of how the run was made.
+    An interrupted fit continues from the file `checkpoint`, which is removed in the end. `settings` is what else to
+    remember of how the run was made. The other arguments are those of `fit`.
     """
     recipe = recipe or default_recipe(dataset, trained=weights is not None)
     chosen = likelihood_for(likelihood, dataset)

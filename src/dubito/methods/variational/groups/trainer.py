@@ -12,7 +12,6 @@ from dubito.core.batches import Batch
 from dubito.fitting.inference import State
 from dubito.methods.variational.groups.module import GroupModule
 from dubito.methods.variational.groups.posterior import GroupPosterior, factors_of
-from dubito.methods.variational.measure import expected_log_noise
 from dubito.methods.variational.trainer import EVALUATION_DRAWS, VariationalTrainer
 
 
@@ -33,10 +32,7 @@ class GroupTrainer(VariationalTrainer):
         module, problem = cast(GroupModule, self._loaded(state)), self.problem
         network = self._plain_network(module)
         draws = [module.sample_weights() for _ in range(EVALUATION_DRAWS)]
-        hyper = {name: value.detach() for name, value in state["hyper"].items()}
-        if "log_noise" in hyper:
-            hyper["log_noise"] = expected_log_noise(network, draws, problem.source)
-        likelihood = problem.likelihood.resolved(hyper)
+        likelihood = self._likelihood(state, network, draws)
         record = self._record(state, module, network, draws, likelihood)
         found = (module.selection, factors_of(module), record)
         return GroupPosterior(network, likelihood, self.recipe, problem.num_data, *found)
