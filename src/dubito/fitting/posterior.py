@@ -36,6 +36,7 @@ from dubito.fitting.fit_record import FitRecord
 from dubito.fitting.functions import Functions, network_functions
 from dubito.fitting.traceable import HasTraceable
 from dubito.fitting.working_copies import HasWorkingCopies
+from dubito.networks.selection import Selection
 
 if TYPE_CHECKING:
     from dubito.beliefs.likelihoods import Likelihood
@@ -52,8 +53,8 @@ class Posterior(ChecksPredictions, HasWorkingCopies, HasTraceable, ABC):
     It is immutable: no method changes it, and many threads may use one posterior at once. Predicting works in private
     copies of its network (`working_copy`), so do not change `model` or other attributes either.
 
-    A family defines `sample`, `marginals`, `prior`, `predictor` and `state`; everything else is defined here. What a
-    family does not support raises an `UnsupportedError`.
+    A family defines `sample`, `marginals`, `prior`, `predictor` and what is `saved`; everything else is defined here.
+    What a family does not support raises an `UnsupportedError`.
 
     Args:
         model: A private copy of the network at the posterior's centre, in evaluation mode.
@@ -63,6 +64,8 @@ class Posterior(ChecksPredictions, HasWorkingCopies, HasTraceable, ABC):
     """
 
     family: ClassVar[str] = ""
+    saved: ClassVar[tuple[str, ...]] = ()
+    """The attributes of a family that a file holds; each is an argument of its constructor, by the same name."""
     described: ClassVar[str] = "a posterior such as Laplace().fit(model, data)"
     draws_functions: bool = True
     """Whether sample s of a prediction comes from the same weights at every input."""
@@ -120,14 +123,18 @@ class Posterior(ChecksPredictions, HasWorkingCopies, HasTraceable, ABC):
         The keyword-only arguments of a family are the options of its `predict`; no others are accepted.
         """
 
-    @abstractmethod
     def state(self) -> dict[str, Any]:
-        """Return the tensors and plain values from which `from_state` restores the posterior."""
+        """Return the tensors and plain values from which `from_state` restores the posterior: those of `saved`."""
+        own = {name: getattr(self, name) for name in self.saved}
+        return {name: value.to_state() if isinstance(value, Selection) else value for name, value in own.items()}
 
     @classmethod
-    @abstractmethod
     def from_state(cls, model: nn.Module, likelihood: Likelihood, recipe: Any, num_data: int, state: Any) -> Self:
         """Restore the posterior from the result of `state`; `model` is a private copy."""
+        own = {name: state[name] for name in cls.saved}
+        if "selection" in own:
+            own["selection"] = Selection.from_state(own["selection"], model)
+        return cls(model, likelihood, recipe, num_data, **own)
 
     @classmethod
     def network_for(cls, model: nn.Module, tree: Mapping[str, Any]) -> nn.Module:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from typing import Any, ClassVar, Literal, Self
+from typing import Any, ClassVar, Literal
 
 import torch
 from torch import nn
@@ -87,6 +87,7 @@ class BatchNormPosterior(Posterior):
     """
 
     family = "BatchNormNoise"
+    saved = ("statistics",)
 
     def __init__(
         self, model: nn.Module, likelihood: Likelihood, recipe: Any, num_data: int, statistics: Buffers
@@ -149,15 +150,6 @@ class BatchNormPosterior(Posterior):
         weights = {name: value.expand(len(numbers), *value.shape) for name, value in self.mean().items()}
         buffers = {name: value[numbers] for name, value in self.statistics.items()}
         return weight_predictor(self.model, self.likelihood, weights, buffers=buffers)
-
-    def state(self) -> dict[str, Any]:
-        """Return the statistics."""
-        return {"statistics": self.statistics}
-
-    @classmethod
-    def from_state(cls, model: nn.Module, likelihood: Likelihood, recipe: Any, num_data: int, state: Any) -> Self:
-        """Undo `state`."""
-        return cls(model, likelihood, recipe, num_data, state["statistics"])
 
 
 def _random_batches(source: Source, count: int, seed: int) -> Iterator[Any]:

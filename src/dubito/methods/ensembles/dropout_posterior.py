@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, Literal, Self
+from typing import TYPE_CHECKING, Any, Literal
 
 import torch
 from torch import nn
@@ -32,6 +32,7 @@ class DropoutPosterior(Posterior):
     """
 
     family = "MCDropout"
+    saved = ("rates",)
     more_spread = (
         "Give a larger rate; where the noise of a regression is small, masks cost more than they tell: use an Ensemble."
     )
@@ -129,12 +130,3 @@ class DropoutPosterior(Posterior):
         posterior = recipe.fit(self.model, data, likelihood=self.likelihood, **options)
         posterior.num_data += self.num_data
         return posterior
-
-    def state(self) -> dict[str, Any]:
-        """Return the rates."""
-        return {"rates": self.rates}
-
-    @classmethod
-    def from_state(cls, model: nn.Module, likelihood: Likelihood, recipe: Any, num_data: int, state: Any) -> Self:
-        """Undo `state`."""
-        return cls(model, likelihood, recipe, num_data, state["rates"])

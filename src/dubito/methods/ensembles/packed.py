@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from typing import Any, Self
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from dubito.beliefs.likelihoods import Likelihood
 from dubito.core import batches, params
 from dubito.core.batches import Batch
 from dubito.core.constraints import Count, Positive, Probability, check
@@ -198,8 +197,3 @@ class PackedPosterior(Posterior):
         state = tree["state"]
         network = repacked(model, own, state["first"], state["members"])
         return MemberNetwork(network, state["members"], state["first"], state["joins"])
-
-    @classmethod
-    def from_state(cls, model: nn.Module, likelihood: Likelihood, recipe: Any, num_data: int, state: Any) -> Self:
-        """Undo `state`."""
-        return cls(model, likelihood, recipe, num_data)

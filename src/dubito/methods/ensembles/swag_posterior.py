@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, Literal, Self
+from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
@@ -34,6 +34,7 @@ class SWAGPosterior(Posterior):
     """
 
     family = "SWAG"
+    saved = ("selection", "variance", "deviations", "seed", "buffers")
     more_spread = "Collect at a larger learning rate (lr), or select more weights."
 
     def __init__(
@@ -144,19 +145,3 @@ class SWAGPosterior(Posterior):
     def _share(self) -> float:
         """The factor of each of the two parts of the covariance."""
         return float(self.recipe.temperature) * (0.5 if len(self.deviations) else 1.0)
-
-    def state(self) -> dict[str, Any]:
-        """Return the selection and the two parts of the covariance."""
-        return {
-            "selection": self.selection.to_state(),
-            "variance": self.variance,
-            "deviations": self.deviations,
-            "seed": self.seed,
-            "buffers": self.buffers,
-        }
-
-    @classmethod
-    def from_state(cls, model: nn.Module, likelihood: Likelihood, recipe: Any, num_data: int, state: Any) -> Self:
-        """Undo `state`."""
-        rest = {name: value for name, value in state.items() if name != "selection"}
-        return cls(model, likelihood, recipe, num_data, Selection.from_state(state["selection"], model), **rest)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from typing import Any, Literal, Self
+from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
@@ -43,6 +43,7 @@ class HeadPosterior(Posterior):
     """
 
     family = "Head"
+    saved = ("layer", "roots", "prior_variance")
     draws_functions = False
 
     def __init__(
@@ -138,7 +139,7 @@ class HeadPosterior(Posterior):
         """Return the covariance and the kind of the last layer."""
         head = self.model.get_submodule(self.layer)
         kind = type(head.features).__name__ if isinstance(head, FeatureHead) else None
-        return {"layer": self.layer, "roots": self.roots, "prior_variance": self.prior_variance, "features": kind}
+        return {**super().state(), "features": kind}
 
     @classmethod
     def network_for(cls, model: nn.Module, tree: Mapping[str, Any]) -> nn.Module:
@@ -150,8 +151,3 @@ class HeadPosterior(Posterior):
         if kind == "RandomFeatures":
             return attach(model, state["layer"], RandomFeatures(old.in_features, size))
         return attach(model, state["layer"], InducingPoints(old.weight.new_zeros(size, old.in_features)))
-
-    @classmethod
-    def from_state(cls, model: nn.Module, likelihood: Likelihood, recipe: Any, num_data: int, state: Any) -> Self:
-        """Undo `state`."""
-        return cls(model, likelihood, recipe, num_data, state["layer"], state["roots"], state["prior_variance"])

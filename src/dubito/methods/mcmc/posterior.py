@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from typing import TYPE_CHECKING, Any, Self
+from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
@@ -45,6 +45,7 @@ class ParticlePosterior(Posterior):
     """
 
     family = "Particles"
+    saved = ("selection", "samples", "prior_moments", "statistics", "trace", "buffers", "settings")
     default_samples = 64
 
     def __init__(
@@ -55,14 +56,15 @@ class ParticlePosterior(Posterior):
         num_data: int,
         selection: Selection,
         samples: Tensor,
-        prior_moments: tuple[Tensor, Tensor] | None,
+        prior_moments: Sequence[Tensor] | None,
         statistics: dict[str, Tensor],
         trace: Tensor,
         buffers: Params | None = None,
         settings: dict[str, Tensor] | None = None,
     ) -> None:
         super().__init__(model, likelihood, recipe, num_data)
-        self.selection, self.samples, self.prior_moments = selection, samples, prior_moments
+        self.selection, self.samples = selection, samples
+        self.prior_moments = None if prior_moments is None else (prior_moments[0], prior_moments[1])
         self.statistics, self.trace = statistics, trace
         self.buffers, self.settings = buffers or {}, settings or {}
 
@@ -207,23 +209,8 @@ class ParticlePosterior(Posterior):
 
     def state(self) -> dict[str, Any]:
         """Return the selection, the particles and their statistics."""
-        return {
-            "selection": self.selection.to_state(),
-            "samples": self.samples,
-            "prior_moments": None if self.prior_moments is None else list(self.prior_moments),
-            "statistics": self.statistics,
-            "trace": self.trace,
-            "buffers": self.buffers,
-            "settings": self.settings,
-        }
-
-    @classmethod
-    def from_state(cls, model: nn.Module, likelihood: Likelihood, recipe: Any, num_data: int, state: Any) -> Self:
-        """Undo `state`."""
-        selection, moments = Selection.from_state(state["selection"], model), state["prior_moments"]
-        rest = [state[name] for name in ("statistics", "trace", "buffers", "settings")]
-        pair = None if moments is None else (moments[0], moments[1])
-        return cls(model, likelihood, recipe, num_data, selection, state["samples"], pair, *rest)
+        moments = None if self.prior_moments is None else list(self.prior_moments)
+        return {**super().state(), "prior_moments": moments}
 
 
 def mean_and_variance(samples: Tensor) -> tuple[Tensor, Tensor]:
