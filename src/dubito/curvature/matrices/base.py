@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
-from typing import Any, Self
+from typing import Any, ClassVar, Self
 
 import torch
 from torch import Tensor
@@ -47,6 +47,8 @@ class Matrix(ABC):
     """A symmetric positive semi-definite matrix over `size` weights."""
 
     size: int
+    saved: ClassVar[tuple[str, ...]] = ()
+    """The attributes from which it is made again; each is an argument of the constructor, by the same name."""
 
     @abstractmethod
     def diagonal(self) -> Tensor:
@@ -68,14 +70,14 @@ class Matrix(ABC):
         """Return the covariance for each of several numbers λ; they share computations."""
         return [self.covariance(prior, scale) for prior in priors]
 
-    @abstractmethod
     def state(self) -> dict[str, Any]:
-        """Tensors and plain values from which `from_state` makes the matrix again."""
+        """Tensors and plain values from which `from_state` makes the matrix again: those of `saved`."""
+        return {name: getattr(self, name) for name in self.saved}
 
     @classmethod
-    @abstractmethod
     def from_state(cls, state: dict[str, Any]) -> Self:
         """Undo `state`."""
+        return cls(**{name: state[name] for name in cls.saved})
 
     def precision_matmul(self, vectors: Tensor, prior: Tensor, scale: Tensor) -> Tensor:
         """``(s H + diag(λ)) v``."""

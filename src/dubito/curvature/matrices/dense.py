@@ -5,7 +5,6 @@ from __future__ import annotations
 import functools
 from collections.abc import Iterator
 from functools import cached_property
-from typing import Any, Self
 
 import torch
 from torch import Tensor
@@ -32,6 +31,8 @@ class Dense(Matrix):
         matrix: The matrix; only its upper half is read.
         lends: Whether no one else reads its lower half, so that the root of the first covariance may overwrite it.
     """
+
+    saved = ("matrix",)
 
     def __init__(self, matrix: Tensor, *, lends: bool = False) -> None:
         self.upper, self.size, self.lends = matrix.double(), len(matrix), lends
@@ -86,15 +87,6 @@ class Dense(Matrix):
         """Return the matrix without the slightly negative eigenvalues that sums in float32 may have."""
         values, vectors = self.eigen
         return (vectors * values) @ vectors.mT
-
-    def state(self) -> dict[str, Any]:
-        """The matrix."""
-        return {"matrix": self.matrix}
-
-    @classmethod
-    def from_state(cls, state: dict[str, Any]) -> Self:
-        """Undo `state`."""
-        return cls(state["matrix"])
 
 
 class DenseCovariance(Covariance):

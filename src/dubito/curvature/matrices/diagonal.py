@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, Self
+from typing import Any
 
 from torch import Tensor
 
@@ -18,6 +18,8 @@ class Diagonal(Matrix):
     >>> Diagonal(torch.tensor([1.0, 3.0])).covariance(one, one).variance().tolist()
     [0.5, 0.25]
     """
+
+    saved = ("values",)
 
     def __init__(self, values: Tensor) -> None:
         self.values, self.size = values, len(values)
@@ -41,15 +43,6 @@ class Diagonal(Matrix):
     def covariances(self, priors: Tensor, scale: Tensor) -> Sequence[Covariance]:
         """Return covariances that are computed when they are asked for."""
         return Covariances(self, priors, scale)
-
-    def state(self) -> dict[str, Any]:
-        """The values."""
-        return {"values": self.values}
-
-    @classmethod
-    def from_state(cls, state: dict[str, Any]) -> Self:
-        """Undo `state`."""
-        return cls(state["values"])
 
 
 class DiagonalCovariance(Covariance):

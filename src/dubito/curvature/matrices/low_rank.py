@@ -2,8 +2,6 @@ r"""A low-rank matrix: :math:`H = U \mathrm{diag}(e) U^\top` with few orthonorma
 
 from __future__ import annotations
 
-from typing import Any, Self
-
 import torch
 from torch import Tensor
 
@@ -12,6 +10,8 @@ from dubito.curvature.matrices.base import Covariance, Matrix, check_finite, che
 
 class LowRank(Matrix):
     """``U [D, K]`` and eigenvalues ``e [K]``; what lies outside of the span of `U` has no curvature."""
+
+    saved = ("vectors", "values")
 
     def __init__(self, vectors: Tensor, values: Tensor) -> None:
         self.vectors, self.values = vectors.double(), check_finite(values).double().clamp_min(0.0)
@@ -43,15 +43,6 @@ class LowRank(Matrix):
         root = spread[:, None] * self.vectors * (scale * self.values).sqrt()
         left, lengths, _ = torch.linalg.svd(root, full_matrices=False)
         return LowRankCovariance(spread, left, lengths.square())
-
-    def state(self) -> dict[str, Any]:
-        """Eigenvectors and eigenvalues."""
-        return {"vectors": self.vectors, "values": self.values}
-
-    @classmethod
-    def from_state(cls, state: dict[str, Any]) -> Self:
-        """Undo `state`."""
-        return cls(state["vectors"], state["values"])
 
 
 class LowRankCovariance(Covariance):

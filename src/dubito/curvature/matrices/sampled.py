@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from functools import cached_property
-from typing import Any, Self
 
 import torch
 from torch import Tensor
@@ -14,6 +13,8 @@ from dubito.curvature.matrices.base import Covariance, Matrix
 
 class Sampled(Matrix):
     r"""Draws ``[K, D]`` of $\mathcal N(0, P^{-1})$ at one prior and noise, in place of the curvature."""
+
+    saved = ("draws",)
 
     def __init__(self, draws: Tensor) -> None:
         self.draws, self.size = draws, draws.shape[1]
@@ -33,15 +34,6 @@ class Sampled(Matrix):
     def covariance(self, prior: Tensor, scale: Tensor) -> SampledCovariance:
         """Return the covariance at the prior and scale for which the draws were computed; no others are known."""
         return SampledCovariance(self.draws)
-
-    def state(self) -> dict[str, Any]:
-        """The draws."""
-        return {"draws": self.draws}
-
-    @classmethod
-    def from_state(cls, state: dict[str, Any]) -> Self:
-        """Undo `state`."""
-        return cls(state["draws"])
 
 
 class SampledCovariance(Covariance):
