@@ -293,7 +293,7 @@ class Odd(nn.Module):
 @pytest.mark.parametrize("recipe", [VBLL(), SNGP(), DKL()], ids=repr)
 @pytest.mark.parametrize(
     ("kind", "words"),
-    [("two", "has no features"), ("convolution", "needs nn.Linear"), ("softmax", "changes the outputs")],
+    [("two", "has no features"), ("convolution", "needs nn.Linear"), ("softmax", "such as a log-softmax")],
 )
 def test_a_network_without_features_is_refused_in_a_sentence(recipe: Any, kind: str, words: str) -> None:
     with pytest.raises(UnsupportedError, match=words):

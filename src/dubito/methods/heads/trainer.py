@@ -83,8 +83,9 @@ class BoundTrainer:
             )
         if not gives_outputs(model, layer, batches.take(source.first().inputs, slice(0, 2))):
             raise UnsupportedError(
-                "The network changes the outputs of its last linear layer (as a log-softmax does), so they have no "
-                "closed form: remove that from the network, or use Laplace(weights=select.last_layer())."
+                f"The outputs of the network are not those of its last linear layer, '{layer}': something comes after "
+                "it, such as a log-softmax or the noise of KnownNoise, so they have no closed form. Remove that from "
+                "the network, or use Laplace(weights=select.last_layer())."
             )
         features = self.recipe.feature_map(self._features(layer))
         return (copied(model), layer) if features is None else (attach(model, layer, features), layer)
