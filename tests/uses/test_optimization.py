@@ -51,6 +51,10 @@ def test_botorch_optimizes_the_drawn_functions() -> None:
     assert float(value) >= float(acquisition(grid).max()) - 0.2
     with pytest.raises(InputError, match="predicts 1 targets"):
         optimization.botorch_model(found, num_targets=2).posterior(points)
+    with pytest.raises(InputError, match=r"shape \[..., n, d\]"):
+        model.posterior(points[0, 0])
+    with pytest.raises(InputError, match="positive and finite"):
+        optimization.botorch_model(found, scale=float("inf"))
     classifier = dubito.MAP(train=False).fit(nn.Linear(1, 2), (X.float(), torch.arange(12) % 2))
     with pytest.raises(InputError, match="regression"):
         optimization.botorch_model(classifier)

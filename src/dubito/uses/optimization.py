@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -48,8 +49,8 @@ def botorch_model(
     likelihood = posterior.likelihood
     if not isinstance(likelihood, RegressionLikelihood):
         raise InputError(f"Only the posterior of a regression can be optimized, not one of {likelihood!r}.")
-    if not scale > 0:
-        raise InputError(f"`scale` must be positive, got {scale!r}.")
+    if not (scale > 0 and math.isfinite(scale) and math.isfinite(loc)):
+        raise InputError(f"`scale` must be positive and finite, and `loc` finite, got {scale!r} and {loc!r}.")
     numbers = likelihood  # its type is known here, and not inside of the class
     functions, dtype = posterior.functions(num_functions, generator=generator), posterior.dtype
 
@@ -60,6 +61,10 @@ def botorch_model(
 
         def forward(self, X: Tensor) -> Tensor:
             """Return the functions at inputs ``[*batch, n, d]`` as ``[*batch, s, n, m]``."""
+            if X.ndim < 2 or not X.numel():
+                raise InputError(
+                    f"Inputs must have shape [..., n, d] with n and d of at least 1, got {tuple(X.shape)}."
+                )
             outputs: Any = functions(X.reshape(-1, X.shape[-1]).to(dtype))
             values = outputs.reshape(len(functions), -1, outputs[0, 0].numel())
             means = numbers.predict_samples(values).means.to(X.dtype) * scale + loc
