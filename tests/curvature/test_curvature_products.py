@@ -39,6 +39,17 @@ def test_squares_of_a_convolution(cached: int) -> None:
         torch.testing.assert_close(weighted, explicit.square() @ weight.flatten(), atol=1e-12, rtol=1e-12)
 
 
+@pytest.mark.parametrize("cached", [24, 50, 2**20])
+def test_squares_of_rotated_products(cached: int) -> None:
+    """All columns side by side, whatever the order of the rows in memory."""
+    grads, inputs = torch.randn(2, 5, 4, 7, dtype=torch.float64).mT, torch.randn(5, 7, 3, dtype=torch.float64)
+    left = torch.randn(4, 4, dtype=torch.float64)
+    rotated = torch.einsum("op,vbto,bti->vbpi", left, grads, inputs)
+    with limits.using(cached_products=4 * cached):
+        found = products.rotated_square_sum(grads, inputs, left)
+    torch.testing.assert_close(found, rotated.square().sum((0, 1)).flatten(), atol=1e-12, rtol=1e-12)
+
+
 @pytest.mark.parametrize("width", [1, 64, 65, 200])
 def test_gram(width: int) -> None:
     rows = torch.randn(3, 7, width, dtype=torch.float64)

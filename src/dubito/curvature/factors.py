@@ -17,7 +17,7 @@ from dubito.core.limits import numbers, slices
 from dubito.core.tracing import is_tracing
 from dubito.curvature.call_gradients import CallGradient
 from dubito.curvature.factor import Factor, QuadraticForms
-from dubito.curvature.products import closed, explicit_products, weighted_outer
+from dubito.curvature.products import closed, explicit_products, rotated_square_sum, weighted_outer
 from dubito.curvature.workspace import Workspace
 from dubito.networks.layers.rows import DenseRows, IndexRows
 
@@ -174,6 +174,9 @@ class ConvolutionFactor(CallsFactor):
         return call.rule.from_matrix(call.layer, product).reshape(self.size * self.columns, -1)
 
     def square_sum(self) -> Tensor:
+        call = self.calls[0]
+        if call.later is not None:
+            return call.from_matrix(rotated_square_sum(call.grads_as_rows(), self.inputs, call.later))
         total = self.like.new_zeros(math.prod(self.shape))
         for _, entries, grads in self.products():
             squares = grads.square_().flatten(0, 1)
