@@ -1,6 +1,6 @@
 """Speed of two checkouts side by side: the works of the benchmarks of both, one after the other in the same run.
 
-    python benchmarks/old_and_new.py OLD [--new .] [--tables laplace first_use ...] [--rounds 7]
+    python benchmarks/old_and_new.py OLD [--new .] [--tables laplace first_use ...] [--only "diag mc"] [--rounds 7]
 
 Each checkout runs in a process of its own with its own `src` and `benchmarks`. For each piece of work the two processes
 take turns, one thread, process CPU time. Printed is new over old: the median of the rounds, their range, and the ratio
@@ -138,10 +138,10 @@ class Checkout:
         self.process.wait()
 
 
-def compare(old: Path, new: Path, table: str, model: str, rounds: int, points: int) -> None:
-    """Print the ratios of one table."""
+def compare(old: Path, new: Path, table: str, model: str, rounds: int, points: int, only: str) -> None:
+    """Print the ratios of one table, or of its rows whose names begin with `only`."""
     both = [Checkout(folder, table, model, points) for folder in (old, new)]
-    for name in [name for name in both[0].names if name in both[1].names]:
+    for name in [name for name in both[0].names if name in both[1].names and name.startswith(only)]:
         for each in both:
             each.seconds(name)  # the first call is slower
         times = [[each.seconds(name) for each in (both if number % 2 else both[::-1])] for number in range(rounds)]
@@ -166,10 +166,11 @@ def main() -> None:
     parser.add_argument("--model", default="AB")
     parser.add_argument("--rounds", type=int, default=7)
     parser.add_argument("--points", type=int, default=2000)
+    parser.add_argument("--only", default="")
     options = parser.parse_args()
     for table in options.tables:
         for model in options.model:
-            compare(options.old, options.new, table, model, options.rounds, options.points)
+            compare(options.old, options.new, table, model, options.rounds, options.points, options.only)
 
 
 if __name__ == "__main__":

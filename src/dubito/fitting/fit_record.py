@@ -228,10 +228,8 @@ def _predict_near_and_far(posterior: Posterior, inputs: Any) -> tuple[Any, Any]:
 
 
 def _scores(likelihood: Likelihood, prediction: Any, targets: Tensor) -> ExampleScores:
-    ignored = getattr(likelihood, "ignore_index", None)
-    options = {} if ignored is None else {"ignore_index": ignored}
     counted, targets = likelihood.observed(targets), likelihood.aligned(targets)
-    logs = prediction.log_prob(targets, **options).double()
+    logs = likelihood.log_scores(prediction, targets).double()
     log_score, error = float(logs.mean()), float(logs.std() / math.sqrt(len(logs))) if len(logs) > 1 else None
     if isinstance(prediction, ClassPrediction):
         labels = targets.reshape(prediction.mode.shape)

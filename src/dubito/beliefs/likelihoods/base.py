@@ -37,6 +37,9 @@ class Likelihood(Setting, ABC):
     tempers: ClassVar[bool] = True
     """Whether a temperature can make predictions less or more confident; counts have no scale that it could change."""
 
+    is_count: ClassVar[bool] = False
+    """Whether targets are counts."""
+
     learned_setting: ClassVar[str] = ""
     """The setting that may be learned, if there is one; its learned value is ``hyper["log_" + learned_setting]``."""
 
@@ -84,6 +87,10 @@ class Likelihood(Setting, ABC):
     def aligned(self, targets: Tensor) -> Tensor:
         """Return the targets in the places of the outputs that predict them; most likelihoods change nothing."""
         return targets
+
+    def log_scores(self, prediction: Prediction, targets: Tensor) -> Tensor:
+        """Return the log-probability that a prediction gives to `aligned` targets; those not `observed` have none."""
+        return prediction.log_prob(targets)
 
     # The density and its derivatives
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
@@ -90,6 +90,10 @@ class Categorical(ClassLikelihood):
                 f"next_token=True needs labels [B, T], one per token, but they have shape {tuple(targets.shape)}."
             )
         return functional.pad(targets[:, 1:], (0, 1), value=self.ignore_index)
+
+    def log_scores(self, prediction: Any, targets: Tensor) -> Tensor:
+        """Return the log-probabilities of labels, 0 for those to ignore."""
+        return prediction.log_prob(targets, self.ignore_index)
 
     def observed(self, targets: Tensor) -> Tensor:
         """Return the positions whose label is not `ignore_index`."""

@@ -44,9 +44,7 @@ def row_scores(goal: str, likelihood: Any, prediction: Any, targets: Tensor) -> 
             raise InputError("goal='intervals' is for regression: use goal='calibration' for classes.")
         found: Tensor = -prediction.crps(targets)
     else:
-        ignored = getattr(likelihood, "ignore_index", None)
-        options = {} if ignored is None else {"ignore_index": ignored}
-        found = prediction.log_prob(likelihood.aligned(targets), **options)
+        found = likelihood.log_scores(prediction, likelihood.aligned(targets))
     return found.double().reshape(len(found), -1).mean(1).cpu()
 
 

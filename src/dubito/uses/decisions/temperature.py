@@ -50,12 +50,11 @@ def temper(
     """
     prediction, targets = FixedDraws(posterior, num_samples, generator).labelled(calibration, by_position=True)
     wide = prediction.to(torch.float64)
-    ignored = getattr(posterior.likelihood, "ignore_index", None)
 
     def loss(log_temperature: float) -> float:
         if isinstance(wide, ClassPrediction):
             log_probs = (wide.log_probs / math.exp(log_temperature)).log_softmax(dim=-1)
-            log_prob = replace(wide, log_probs=log_probs).log_prob(targets, ignore_index=ignored)
+            log_prob = posterior.likelihood.log_scores(replace(wide, log_probs=log_probs), targets)
         else:
             log_prob = tempered(wide, math.exp(log_temperature)).log_prob(targets)
         return -float(log_prob.sum())

@@ -237,7 +237,7 @@ def unscaled(dataset: DataSet, likelihood: Likelihood) -> DataSet:
     parts = {}
     for name, (inputs, targets) in dataset.parts.items():
         values = scale.decode(targets.double())
-        if not getattr(likelihood, "is_count", False):
+        if not likelihood.is_count:
             parts[name] = inputs, values.to(targets.dtype)
             continue
         if not bool(((values - values.round()).abs() < 1e-3).all()) or float(values.min()) < -0.5:
