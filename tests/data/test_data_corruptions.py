@@ -181,7 +181,7 @@ def test_bad_input(digits: data.DataSet, pixels: torch.Tensor):
         (lambda: shifts(digits, ["fog"]), "no corruption 'fog'"),
         (lambda: shifts(digits, severities=[9]), "from 0 to 5"),
         (lambda: shifts(data.load("diabetes")), "'diabetes' has inputs"),
-        (lambda: shuffle_labels(torch.arange(3), 1.5), "between 0 and 1"),
+        (lambda: shuffle_labels(torch.arange(3), 1.5), "from 0 to 1"),
     ]:
         with pytest.raises(InputError, match=message):
             call()

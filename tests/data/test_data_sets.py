@@ -100,9 +100,9 @@ def test_carve(num: int, validation: float, limit: int | None):
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ({"validation": 1.0}, "`validation` must be a fraction"),
-        ({"validation": -0.1}, "`validation` must be a fraction"),
-        ({"limit": 0}, "`limit` must be a number of rows"),
+        ({"validation": 1.0}, "`validation` must be a number of at least 0 and below 1"),
+        ({"validation": -0.1}, "`validation` must be a number of at least 0 and below 1"),
+        ({"limit": 0}, "`limit` must be a whole number of at least 1"),
         ({"limit": 1}, "leave nothing to train on"),
         ({"split": 5}, "has 5 split\\(s\\), numbered from 0; got 5"),
         ({"split": -1}, "got -1"),

@@ -300,7 +300,7 @@ def test_bad_files(tmp_path: Path):
     for name in ("a.csv", "a.parquet"):
         with pytest.raises(FileFormatError, match="not a readable"):
             data.read_table(tmp_path / name)
-    with pytest.raises(InputError, match="`test` must be a fraction"):
+    with pytest.raises(InputError, match="`test` must be a number above 0 and below 1"):
         data.load_table(frame(), "price", test=0.0)
 
 

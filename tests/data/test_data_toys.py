@@ -48,7 +48,7 @@ def test_generation_is_seeded_and_checked(generate):
     assert torch.equal(first[0], again[0])
     assert torch.equal(first[1], again[1])
     assert not torch.equal(first[0], other[0])
-    with pytest.raises(InputError, match="`num` must be a number of points"):
+    with pytest.raises(InputError, match="`num` must be a whole number of at least 1"):
         generate(0)
 
 

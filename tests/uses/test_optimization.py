@@ -53,7 +53,7 @@ def test_botorch_optimizes_the_drawn_functions() -> None:
         optimization.botorch_model(found, num_targets=2).posterior(points)
     with pytest.raises(InputError, match=r"shape \[..., n, d\]"):
         model.posterior(points[0, 0])
-    with pytest.raises(InputError, match="positive and finite"):
+    with pytest.raises(InputError, match="must be a positive number, got inf"):
         optimization.botorch_model(found, scale=float("inf"))
     classifier = dubito.MAP(train=False).fit(nn.Linear(1, 2), (X.float(), torch.arange(12) % 2))
     with pytest.raises(InputError, match="regression"):

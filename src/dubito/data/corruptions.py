@@ -14,7 +14,7 @@ import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import product
-from typing import Final
+from typing import Annotated, Final
 
 import torch
 from torch import Tensor
@@ -22,12 +22,14 @@ from torch.nn import functional
 
 from dubito.core.arguments import checked_arguments
 from dubito.core.arrays import to_tensor
+from dubito.core.constraints import Probability, Range, check
 from dubito.core.errors import InputError
 from dubito.data.dataset import DataSet, Pair, Standardizer
 
 _CHUNK = 1000
 _TOLERANCE = 1e-3  # pixels that went through a standardizer come back with rounding
 SEVERITIES: Final = (1, 2, 3, 4, 5)
+Severity = Annotated[int, Range(0, max(SEVERITIES))]
 
 
 @checked_arguments
@@ -173,8 +175,7 @@ def corrupt(
 def _check_kind(kind: str, severity: int) -> None:
     if kind not in _CORRUPTIONS:
         raise InputError(f"There is no corruption {kind!r}: choose one of {', '.join(KINDS)}.")
-    if severity not in (0, *SEVERITIES):
-        raise InputError(f"`severity` must be a whole number from 0 to 5, got {severity}.")
+    check("severity", Severity, severity)
 
 
 def _check_images(inputs: Tensor) -> None:
@@ -231,14 +232,12 @@ def shifts(
 
 
 @checked_arguments
-def shuffle_labels(targets: Tensor, fraction: float = 1.0, *, generator: torch.Generator | None = None) -> Tensor:
+def shuffle_labels(targets: Tensor, fraction: Probability = 1.0, *, generator: torch.Generator | None = None) -> Tensor:
     """Permute the targets of a random `fraction` of the rows, so that they no longer depend on the inputs.
 
     The counts of the classes stay as they are. A network that fits shuffled labels has memorised them (Zhang et al.
     2017, "Understanding Deep Learning Requires Rethinking Generalization").
     """
-    if not 0 <= fraction <= 1:
-        raise InputError(f"`fraction` must lie between 0 and 1, got {fraction}.")
     if targets.ndim == 0:
         raise InputError("`targets` must have an axis of rows, but it is a single number.")
     generator = generator or torch.Generator().manual_seed(0)

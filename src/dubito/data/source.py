@@ -11,6 +11,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from dubito.core.constraints import Count, Share, check
 from dubito.core.errors import InputError
 from dubito.data.dataset import DataSet, Pair, Standardizer, Task
 from dubito.data.formats import Array, find_root
@@ -109,12 +110,8 @@ def carve(
     First at most `limit` rows are drawn, then `round(validation · drawn)` of these (at least one, if `validation` is
     positive) become the validation part. Without a `generator` the draw is the same on every call.
     """
-    if not 0 <= validation < 1:
-        raise InputError(
-            f"`validation` must be a fraction of the training part, at least 0 and below 1, got {validation}."
-        )
-    if limit is not None and limit < 1:
-        raise InputError(f"`limit` must be a number of rows, at least 1, got {limit}.")
+    check("validation", Share, validation)
+    check("limit", Count | None, limit)
     num_drawn = num_rows if limit is None else min(limit, num_rows)
     num_validation = max(1, round(validation * num_drawn)) if validation > 0 else 0
     if num_drawn <= num_validation:

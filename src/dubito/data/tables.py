@@ -12,7 +12,7 @@ import numpy as np
 import torch
 
 from dubito.core.arguments import checked_arguments
-from dubito.core.constraints import check
+from dubito.core.constraints import OpenProbability, check
 from dubito.core.errors import InputError
 from dubito.data.dataset import DataSet, Pair, Standardizer, Task
 from dubito.data.describe import TableDescription, describe_table, settled
@@ -83,8 +83,7 @@ def load_table(
     names = class_levels(rows[target]) if described.task == "classification" else ()
     held_out = rows
     if isinstance(test, float | int):
-        if not 0 < test < 1:
-            raise InputError(f"`test` must be a fraction of the rows between 0 and 1 or a table, got {test}.")
+        check("test", OpenProbability, test)
         kept, others = carve(len(rows), validation=test, generator=generator)
         rows, held_out = rows.take(kept), rows.take(others)
     else:

@@ -10,6 +10,7 @@ from pathlib import Path
 import numpy as np
 import torch
 
+from dubito.core.constraints import Count, check
 from dubito.core.errors import FileFormatError, InputError
 from dubito.data.dataset import Pair, Task
 from dubito.data.formats import Array, read_npz
@@ -56,8 +57,7 @@ def growing_noise(num: int, *, generator: torch.Generator | None = None) -> Pair
 
 
 def _checked(num: int) -> int:
-    if num < 1:
-        raise InputError(f"`num` must be a number of points, at least 1, got {num}.")
+    check("num", Count, num)
     return num
 
 

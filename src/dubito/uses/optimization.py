@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -10,7 +9,7 @@ from torch import Tensor
 
 from dubito.beliefs.likelihoods.kinds import RegressionLikelihood
 from dubito.core.arguments import checked_arguments
-from dubito.core.constraints import Count
+from dubito.core.constraints import Count, Finite, Positive
 from dubito.core.errors import InputError, UnsupportedError
 from dubito.fitting.posterior import Posterior
 
@@ -24,8 +23,8 @@ def botorch_model(
     num_functions: Count = 64,
     *,
     num_targets: Count = 1,
-    loc: float = 0.0,
-    scale: float = 1.0,
+    loc: Finite = 0.0,
+    scale: Positive = 1.0,
     generator: torch.Generator | None = None,
 ) -> EnsembleModel:
     """Return a model that botorch's acquisition functions take: functions drawn from the posterior.
@@ -49,8 +48,6 @@ def botorch_model(
     likelihood = posterior.likelihood
     if not isinstance(likelihood, RegressionLikelihood):
         raise InputError(f"Only the posterior of a regression can be optimized, not one of {likelihood!r}.")
-    if not (scale > 0 and math.isfinite(scale) and math.isfinite(loc)):
-        raise InputError(f"`scale` must be positive and finite, and `loc` finite, got {scale!r} and {loc!r}.")
     numbers = likelihood  # its type is known here, and not inside of the class
     functions, dtype = posterior.functions(num_functions, generator=generator), posterior.dtype
 

@@ -6,7 +6,7 @@ import warnings
 from collections.abc import Iterator
 from contextlib import nullcontext
 from dataclasses import dataclass, replace
-from typing import Any, Literal, get_args
+from typing import Any, Literal
 
 import torch
 from torch import nn
@@ -224,8 +224,7 @@ def _check(posterior: Any, structure: str, rule: Any, budget: Any) -> None:
             f"compress takes a posterior, not a {type(posterior).__name__}: give a network's own weights as "
             "MAP(train=False).fit(model, data), or find a posterior around them, as by Laplace().fit(model, data)."
         )
-    if not isinstance(structure, str) or structure not in get_args(Structure):
-        raise InputError(f"`structure` must be 'weights', 'units' or 'heads', got {structure!r}.")
+    check("structure", Structure, structure)
     if budget is not None and not isinstance(budget, Budget):
         raise InputError(f"`budget` must be a compression.Budget, such as Budget(macs=0.25), got {budget!r}.")
     if budget is not None and isinstance(rule, Rule):

@@ -9,6 +9,7 @@ from typing import Any, Literal
 import torch
 
 import dubito
+from dubito.core.constraints import Share, check
 from dubito.core.errors import InputError
 from dubito.data import DataSet, Pair, TableTransform
 from dubito.fitting.posterior import Posterior
@@ -77,8 +78,7 @@ def compressed(
         seed: The seed of all randomness.
         progress: Whether to show progress bars on a terminal.
     """
-    if not 0 <= at_most < 1:
-        raise InputError(f"`at_most` must be a fraction from 0 to below 1, got {at_most}.")
+    check("at_most", Share, at_most)
     generator = torch.Generator().manual_seed(seed)
     inside = _with_weight_variances(run.unguarded, dataset, generator, progress)
     options: dict[str, Any] = {"generator": generator}
