@@ -14,7 +14,7 @@ from sklearn.preprocessing import OneHotEncoder, StandardScaler
 
 from dubito import data
 from dubito.core import limits
-from dubito.data import Table, TableTransform, Tally, formats, table_files
+from dubito.data import Table, TableTransform, Tally, table_files
 from dubito.data.table import RowTable
 
 
@@ -314,12 +314,11 @@ def test_a_truncated_gzip_file_is_one_sentence(tmp_path: Path):
 
 
 @pytest.mark.slow
-def test_a_gzip_file_may_not_fill_the_memory(tmp_path: Path, monkeypatch):
+def test_a_gzip_file_may_not_fill_the_memory(tmp_path: Path):
     path = tmp_path / "a.csv.gz"
     path.write_bytes(gzip.compress(b"a,b\n" + b"1,2\n" * 250_000))
     assert len(data.read_table(path)) == 250_000  # a few megabytes are always allowed
-    monkeypatch.setattr(formats, "CHUNK", 2**16)
-    with limits.using(unpacked=250_000):
+    with limits.using(unpacked=250_000, file_part=2**16):
         with pytest.raises(FileFormatError, match=r"unpacks to more than 100 times its size.*raise data.read_table"):
             data.read_table(path)
         assert len(data.read_table(path, max_ratio=2000)) == 250_000

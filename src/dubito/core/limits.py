@@ -41,6 +41,12 @@ class Limits:
         kronecker_factor: A Kronecker factor in float64; that of a wider side (a vocabulary) becomes its diagonal.
         outputs: The outputs of one forward pass of a prediction, of all samples; larger batches are split.
         exact_report: A float64 matrix over all weights, with which a report compares a selection exactly.
+        context_jacobian: The Jacobian at all context points of a prior over functions; a larger one is refused.
+        probed_activation: The largest activation of a call that follows changed channels through a network.
+        fitted_outputs: Outputs of layers of a large network to which smaller ones are fitted at a time.
+        exponentials: Numbers that are exponentiated at a time, which should fit the processor's cache.
+        compared_inputs: The inputs whose neighbours are searched.
+        file_part: The part of a file that is read or unpacked at a time.
         unpacked: The content of a compressed file, however small the file is.
         summed: Float64 numbers that processes sum in one message.
         kept_examples: Examples of a loader that are kept to judge a fit by.
@@ -65,6 +71,12 @@ class Limits:
     kronecker_factor: int = 8 * 8192**2
     outputs: int = 64 * MIB
     exact_report: int = 8 * 3000**2
+    context_jacobian: int = 2048 * MIB
+    probed_activation: int = 64 * MIB
+    fitted_outputs: int = 128 * MIB
+    exponentials: int = 4 * 2**15
+    compared_inputs: int = 4 * 5_000_000
+    file_part: int = 4 * MIB
     unpacked: int = 100 * MIB
     summed: int = 128 * MIB
     kept_examples: int = 64 * MIB

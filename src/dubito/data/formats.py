@@ -24,8 +24,6 @@ from dubito.core.errors import FileFormatError, MissingDataError
 Array = NDArray[Any]
 # How many times its own size a packed file may have when it is unpacked; text that repeats itself reaches about 50.
 MAX_RATIO = 100.0
-# Bytes that are unpacked at a time.
-CHUNK = 2**22
 
 
 def most_unpacked(path: Path, max_ratio: float = MAX_RATIO) -> float:
@@ -58,7 +56,7 @@ class Unpacked(io.RawIOBase):
     def readinto(self, buffer: Any) -> int:
         """Read unpacked bytes into a buffer and return their number."""
         try:
-            part = self._stream.read(min(len(buffer), CHUNK))
+            part = self._stream.read(min(len(buffer), limits.current().file_part))
         except (OSError, EOFError, zlib.error) as error:
             raise FileFormatError(
                 f"The file {self._path} is not a complete gzip file ({error}): fetch it again."

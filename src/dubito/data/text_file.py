@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterator, Sequence
 from itertools import islice
 from typing import Any, BinaryIO
 
+from dubito.core import limits
 from dubito.core.errors import FileFormatError
 from dubito.data.cells import Cells, objects
 from dubito.data.dialect import (
@@ -19,7 +20,6 @@ from dubito.data.dialect import (
     explain_encoding,
     starts_with_mark,
 )
-from dubito.data.formats import CHUNK
 from dubito.data.table import Table
 
 # The name of a first column without one, which holds row numbers, as R and pandas write them.
@@ -66,7 +66,9 @@ class TextFile:
         if encoding is None:
             encoding = detect_encoding([head] if again is None else _parts(again), whole=again is not None)
         check_encoding(encoding)
-        self._text = io.TextIOWrapper(io.BufferedReader(_Joined(head, stream), CHUNK), encoding, newline="")
+        self._text = io.TextIOWrapper(
+            io.BufferedReader(_Joined(head, stream), limits.current().file_part), encoding, newline=""
+        )
         sample = head.decode(encoding, errors="ignore")
         self.dialect = detect(sample, encoding, separator=separator, decimal=decimal, usual=usual)
         mark = self.dialect.separator
@@ -176,5 +178,5 @@ def _check_text(head: bytes, name: str, encoding: str | None) -> None:
 
 def _parts(opener: Callable[[], BinaryIO]) -> Iterator[bytes]:
     with opener() as stream:
-        while part := stream.read(CHUNK):
+        while part := stream.read(limits.current().file_part):
             yield part

@@ -12,8 +12,10 @@ from functools import lru_cache
 import torch
 from torch import Tensor
 
-# The neighbours of each example, the permutations, and the most examples and numbers of all inputs that are looked at.
-NEIGHBOURS, PERMUTATIONS, MOST_ROWS, MOST_NUMBERS = 5, 50, 1000, 5_000_000
+from dubito.core.limits import current, numbers
+
+# The neighbours of each example, the permutations, and the most examples that are looked at.
+NEIGHBOURS, PERMUTATIONS, MOST_ROWS = 5, 50, 1000
 # Fewer examples tell nothing.
 FEWEST_ROWS = 30
 # A first look at so many examples, which costs little, is enough if it is far beyond chance.
@@ -32,7 +34,8 @@ def likeness_of_neighbours(inputs: Tensor, targets: Tensor, *, classes: bool) ->
     >>> likeness_of_neighbours(line, line, classes=False) > 10
     True
     """
-    rows = max(2, min(len(inputs), MOST_ROWS, MOST_NUMBERS // max(inputs[:1].numel(), 1)))
+    most = numbers(current().compared_inputs) // max(inputs[:1].numel(), 1)
+    rows = max(2, min(len(inputs), MOST_ROWS, most))
     if rows > FIRST_ROWS:
         found = _likeness(inputs, targets, FIRST_ROWS, classes)
         if found is not None and found > BEYOND_CHANCE:

@@ -9,14 +9,13 @@ from torch import Tensor
 
 from dubito.core.arguments import checked_arguments
 from dubito.core.errors import InputError
+from dubito.core.limits import current, numbers
 from dubito.core.tensor_checks import check_confidence, widen
 from dubito.core.tracing import is_tracing
 from dubito.core.widest import widest
 
 # In a graph, logarithms of probabilities are at least this, so that a probability of 0 adds nothing to an entropy.
 LOWEST_LOG = -1e4
-# So many numbers are exponentiated at once; more do not fit into the processor's cache.
-AT_ONCE = 2**15
 
 
 class EntropyDecomposition(NamedTuple):
@@ -69,7 +68,8 @@ def split_entropy(samples: Tensor) -> EntropyDecomposition:
     mean_probs = samples.new_zeros(samples.shape[1:], dtype=dtype)
     aleatoric = samples.new_zeros(samples.shape[1:-1], dtype=dtype)
     # a few at a time: a float64 copy of all S would be the largest tensor of an evaluation
-    for some in samples.split(max(1, AT_ONCE // max(1, mean_probs.numel()))):
+    at_once = numbers(current().exponentials) // max(1, mean_probs.numel())
+    for some in samples.split(max(1, at_once)):
         logs = some.to(dtype).clamp(min=-800, max=0)  # below −800 the probability is 0; above 0 is a rounding error
         probs = logs.exp()  # in float32, rounding errors would look like an epistemic uncertainty of 1e-7
         for own_probs, own_sum in zip(probs, logs.mul_(probs).sum(-1), strict=True):

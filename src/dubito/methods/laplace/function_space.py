@@ -28,8 +28,6 @@ from dubito.fitting.inference import Problem
 from dubito.networks.subspace import Subspace
 from dubito.networks.twin import twin
 
-# The largest size of the matrix A in bytes.
-LARGEST = 2**31
 # The smallest S² that are kept, relative to the largest: rounding of the network's gradients spoils smaller ones.
 TOLERANCE = {False: 1e-7, True: 1e-12}
 # A warning is given if the network can follow less than this share of the prior's variance at the context points.
@@ -60,7 +58,7 @@ def _whitened_jacobian(prior: ContextPrior, engine: Engine, problem: Problem, ou
     weights, points = problem.selection, prior.points
     assert weights is not None
     size, count = weights.num_weights, outputs * len(points)
-    if count * size * points.element_size() > LARGEST:
+    if count * size * points.element_size() > current().context_jacobian:
         raise InputError(
             f"{len(points):,} context points of {outputs:,} outputs and {size:,} random weights need "
             f"{count * size * points.element_size() / 2**30:,.1f} GB: take fewer context points, or fewer weights."

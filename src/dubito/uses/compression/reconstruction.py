@@ -21,7 +21,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from dubito.core import batches, params
+from dubito.core import batches, limits, params
 from dubito.networks.layers import require_rule, rule_for
 from dubito.networks.layers.rows import DenseRows
 from dubito.networks.watching import call_order, first_argument, watch
@@ -33,8 +33,8 @@ ROWS_PER_INPUT, FEWEST_ROWS = 8, 8192
 RIDGES = (1e-4, 1e-3, 1e-2, 1e-1, 1.0)
 # One batch of so many is held out to choose the ridge.
 HELD_OUT = 4
-# Examples whose windows are taken at a time, and numbers that are kept of the large network at a time.
-EXAMPLES, MOST_NUMBERS = 16, 2**25
+# Examples whose windows are taken at a time.
+EXAMPLES = 16
 
 
 class _Enough(Exception):
@@ -89,11 +89,11 @@ def num_rows(model: nn.Module, name: str) -> int:
 def _parts(dense: nn.Module, names: list[str]) -> Iterator[list[str]]:
     """Yield layers, in order, whose outputs are held at a time."""
     part: list[str] = []
-    numbers = 0
+    numbers, most = 0, limits.numbers(limits.current().fitted_outputs)
     for name in names:
         layer = dense.get_submodule(name)
         size = num_rows(dense, name) * require_rule(layer, "fitting outputs").num_outputs(layer)
-        if part and numbers + size > MOST_NUMBERS:
+        if part and numbers + size > most:
             yield part
             part, numbers = [], 0
         part, numbers = [*part, name], numbers + size

@@ -22,7 +22,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from dubito.core import batches, params
+from dubito.core import batches, limits, params
 from dubito.core.errors import DubitoError
 from dubito.networks.layers import channel_axis, class_rule, rule_for
 from dubito.networks.twin import copied
@@ -32,8 +32,6 @@ from dubito.uses.compression.units_by_torch_pruning import can_shrink, mixes_cha
 
 # Channels that are probed in one call, each in a row of the batch of its own.
 ROWS = 64
-# Numbers in the largest activation of such a call.
-MOST_NUMBERS = 2**24
 # A channel has changed if it did by more than this share of the largest input of its layer.
 CHANGED = 1e-5
 # Rows on which the smaller network is compared with the masked one, for every group.
@@ -115,7 +113,7 @@ class _Probing:
             modules[name].forward = partial(self._stub, name)
         self.readers = {name: module for name, module in self.readers.items() if name in self.layers}
         largest = max((layer.output.numel() for layer in self.layers.values()), default=1)
-        self.most_rows = max(1, min(ROWS, MOST_NUMBERS // largest))
+        self.most_rows = max(1, min(ROWS, limits.numbers(limits.current().probed_activation) // largest))
         self.baseline = self._inputs({}, 1)
 
     @torch.no_grad()
