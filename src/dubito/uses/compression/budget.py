@@ -8,12 +8,12 @@ from collections.abc import Callable
 from dataclasses import dataclass, fields
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal, get_type_hints
 
 import torch
 
 from dubito.core import batches, params
-from dubito.core.constraints import Count, check
+from dubito.core.constraints import Count, Probability, Range, check
 from dubito.core.errors import InputError
 from dubito.uses.compression.csr import seconds
 from dubito.uses.compression.quantize import ROUNDING
@@ -58,32 +58,20 @@ class Budget:
     """
 
     size: str | int | None = None
-    macs: float | None = None
-    speedup: float | None = None
+    macs: Annotated[float, Range(0, 1, above=True)] | None = None
+    speedup: Annotated[float, Range(1)] | None = None
     latency: str | float | None = None
-    error: float | None = None
+    error: Probability | None = None
     runtime: Runtime = "torch"
-    batch_size: int = 1
-    multiple: int | None = None
+    batch_size: Count = 1
+    multiple: Count | None = None
 
     def __post_init__(self) -> None:
         if all(each is None for each in (self.size, self.macs, self.speedup, self.latency, self.error)):
             raise InputError("A budget needs a limit: give size, macs, speedup, latency or error.")
-        check("runtime", Runtime, self.runtime)
-        check("batch_size", Count, self.batch_size)
-        check("multiple", Count, self.block)
-        for name, low, high in (("macs", 0, 1), ("speedup", 1, None), ("error", 0, 1)):
-            value = getattr(self, name)
-            if value is not None and (
-                isinstance(value, bool)
-                or not isinstance(value, float | int)
-                or not (low <= value and (high is None or value <= high))
-                or (name == "macs" and value == 0)
-            ):
-                within = (
-                    "above 0 and up to 1" if name == "macs" else f"from {low}" + ("" if high is None else f" to {high}")
-                )
-                raise InputError(f"`{name}` of a budget must be a number {within}, got {value!r}.")
+        for name, kind in get_type_hints(Budget, include_extras=True).items():
+            if name not in ("size", "latency"):  # which may have a unit
+                check(name, kind, getattr(self, name))
         _ = self.num_bytes, self.seconds
 
     def __repr__(self) -> str:
