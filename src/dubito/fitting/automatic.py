@@ -25,7 +25,7 @@ import dataclasses
 import math
 import warnings
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import nn
@@ -43,12 +43,10 @@ from dubito.fitting.held_out_scores import best_epochs, best_variance, gain_of_h
 from dubito.fitting.inference import Problem
 from dubito.fitting.joint_search import can_join, joined
 from dubito.fitting.progress import progress_bar
+from dubito.fitting.recipe import Recipe
 from dubito.fitting.search import Curve, SearchRun, SeparateRuns, by_division, watch
 from dubito.fitting.training import AUTO, Training
 from dubito.networks.twin import copied
-
-if TYPE_CHECKING:
-    from dubito.fitting.recipe import Recipe
 
 # Networks of up to this many weights get the higher learning rate.
 SMALL, SMALL_RATE, RATE = 100_000, 3e-3, 1e-3

@@ -5,15 +5,13 @@ from __future__ import annotations
 import os
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any, ClassVar, Self
+from typing import Any, ClassVar, Self
 
 from dubito.core import io
 from dubito.core.arguments import checked_arguments
 from dubito.core.constraints import check
 from dubito.core.widest import at_home
-
-if TYPE_CHECKING:
-    from dubito.fitting.posterior import Posterior
+from dubito.fitting.posterior import Posterior
 
 # Methods that compute on the device of the network.
 COMPUTING = {"detect", "ends", "labelled_scores", "margin", "nonconformity", "observed", "predict", "scores"}

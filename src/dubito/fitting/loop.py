@@ -9,7 +9,7 @@ from contextlib import closing, nullcontext
 from dataclasses import asdict, dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -27,10 +27,8 @@ from dubito.fitting.interrupts import Interrupts, Terminated
 from dubito.fitting.posterior import Posterior
 from dubito.fitting.problems import build, checked, finish, make_problem, resolve
 from dubito.fitting.progress import batch_bar
+from dubito.fitting.recipe import FitCall, Recipe
 from dubito.fitting.run_identity import LoaderDigest
-
-if TYPE_CHECKING:
-    from dubito.fitting.recipe import FitCall, Recipe
 
 
 @distributed.together()

@@ -7,14 +7,16 @@ import os
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping
 from itertools import chain
-from typing import TYPE_CHECKING, Any, ClassVar, Self
+from typing import Any, ClassVar, Self
 
 import torch
 from torch import Tensor, nn
 
+from dubito.beliefs.likelihoods import Likelihood
 from dubito.beliefs.prediction import Prediction
 from dubito.core import batches, io, limits, params, precision
 from dubito.core.arguments import checked_arguments
+from dubito.core.batches import Data
 from dubito.core.constraints import Count, LargeCount, check
 from dubito.core.errors import InputError, UnsupportedError
 from dubito.core.frozen import frozen_names
@@ -32,19 +34,15 @@ from dubito.fitting.checked_predictions import (
     with_known_options,
 )
 from dubito.fitting.checked_predictions import Predictor as Predictor  # families import it from here
+from dubito.fitting.diagnosis import Diagnosis, Finding, diagnose
 from dubito.fitting.fit_record import FitRecord
 from dubito.fitting.functions import Functions, network_functions
+from dubito.fitting.history import History
+from dubito.fitting.recipe import Recipe
 from dubito.fitting.traceable import HasTraceable
+from dubito.fitting.training import Training
 from dubito.fitting.working_copies import HasWorkingCopies
 from dubito.networks.selection import Selection
-
-if TYPE_CHECKING:
-    from dubito.beliefs.likelihoods import Likelihood
-    from dubito.core.batches import Data
-    from dubito.fitting.diagnosis import Diagnosis, Finding
-    from dubito.fitting.history import History
-    from dubito.fitting.recipe import Recipe
-    from dubito.fitting.training import Training
 
 
 class Posterior(ChecksPredictions, HasWorkingCopies, HasTraceable, ABC):
@@ -164,8 +162,6 @@ class Posterior(ChecksPredictions, HasWorkingCopies, HasTraceable, ABC):
 
     def diagnose(self) -> Diagnosis:
         """Return what was found about this posterior, whether to trust it, why, and what to do; print it to read it."""
-        from dubito.fitting.diagnosis import diagnose
-
         with computing_on(self.device):
             return diagnose(self)
 

@@ -6,7 +6,7 @@ import dataclasses
 import warnings
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -27,13 +27,11 @@ from dubito.fitting.inference import Inference, Problem
 from dubito.fitting.initialization import redraw
 from dubito.fitting.output_noise import share_noise, with_known_numbers
 from dubito.fitting.posterior import Posterior
+from dubito.fitting.recipe import FitCall, Recipe
 from dubito.fitting.subspace_posterior import build_on_subspace
 from dubito.fitting.training import AUTO, Training
 from dubito.fitting.working_copies import shared_copy
 from dubito.networks.subspace import Subspace
-
-if TYPE_CHECKING:
-    from dubito.fitting.recipe import FitCall, Recipe
 
 
 @distributed.together()

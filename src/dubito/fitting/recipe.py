@@ -7,8 +7,10 @@ from abc import ABC, abstractmethod
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from dubito.core.randomness import restoring_generators
 from dubito.core.settings import Setting, setting
 from dubito.core.widest import at_home
+from dubito.fitting.training import Training
 
 if TYPE_CHECKING:
     import torch
@@ -110,8 +112,6 @@ class Recipe(Setting, ABC):
 
     def default_training(self) -> Training:
         """Return the training settings used when the user gives none."""
-        from dubito.fitting.training import Training
-
         return Training()
 
     @at_home
@@ -140,8 +140,6 @@ class Recipe(Setting, ABC):
             generator: The source of randomness; by default the seed is fixed, so the same call gives the same result.
             progress: Whether to show a progress bar on a terminal.
         """
-        from dubito.core.randomness import restoring_generators
-
         with restoring_generators():
             return self._fit(FitCall(model, data, likelihood, validation, training, num_data, generator, progress))
 

@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from itertools import islice
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from torch import Tensor, nn
 from torch.utils.data import ConcatDataset, Subset, TensorDataset
@@ -22,10 +22,8 @@ from dubito.core.constraints import Natural, check
 from dubito.core.errors import FileFormatError, InputError
 from dubito.core.randomness import Stream
 from dubito.core.settings import canonical, digest
-
-if TYPE_CHECKING:
-    from dubito.fitting.inference import Problem
-    from dubito.fitting.recipe import Recipe
+from dubito.fitting.inference import Problem
+from dubito.fitting.recipe import Recipe
 
 # How an error names each part that differs, in the order in which they are compared.
 DIFFERENCES = {

@@ -5,13 +5,14 @@ from __future__ import annotations
 import dataclasses
 import json
 from collections.abc import Iterator
-from typing import TYPE_CHECKING, Any, Self
+from typing import Any, Self
 
 import torch
 from torch import Tensor, nn
 
 from dubito.beliefs.likelihoods import Likelihood
 from dubito.core import params
+from dubito.core.batches import Data
 from dubito.core.errors import InputError
 from dubito.core.params import Params
 from dubito.core.settings import Setting
@@ -19,14 +20,11 @@ from dubito.fitting.functions import Functions
 from dubito.fitting.history import History
 from dubito.fitting.inference import Inference, Problem, State
 from dubito.fitting.posterior import Posterior, Predictor
+from dubito.fitting.recipe import Recipe
 from dubito.fitting.traceable import Traceable
 from dubito.networks.selection import Selection
 from dubito.networks.subspace import Subspace, SubspaceNetwork
 from dubito.networks.twin import copied
-
-if TYPE_CHECKING:
-    from dubito.core.batches import Data
-    from dubito.fitting.recipe import Recipe
 
 
 def build_on_subspace(

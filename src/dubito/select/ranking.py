@@ -5,20 +5,18 @@ from __future__ import annotations
 from abc import abstractmethod
 from dataclasses import dataclass
 from numbers import Integral
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 import torch
 from torch import Tensor, nn
 
+from dubito.beliefs.likelihoods import Likelihood
+from dubito.core.batches import Data, Source
 from dubito.core.constraints import check
 from dubito.core.errors import InputError
 from dubito.core.settings import setting
 from dubito.networks.selection import Selection
 from dubito.select.rule import SelectionRule
-
-if TYPE_CHECKING:
-    from dubito.beliefs.likelihoods import Likelihood
-    from dubito.core.batches import Data, Source
 
 Size = Annotated[float, "a number of weights or a fraction below 1"]
 

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Literal
+from typing import Literal
 
+from dubito.core import distributed
 from dubito.core.constraints import Natural, Start
 from dubito.core.errors import InputError, UnsupportedError
 from dubito.core.settings import setting
@@ -11,9 +12,7 @@ from dubito.fitting.inference import Inference, Problem
 from dubito.fitting.posterior import Posterior
 from dubito.fitting.recipe import FitCall, Recipe
 from dubito.fitting.training import Training
-
-if TYPE_CHECKING:
-    from dubito.methods.map import MAP
+from dubito.methods.map import MAP
 
 Goal = Literal["calibration", "ood", "intervals", "small"]
 
@@ -58,8 +57,6 @@ class Auto(Recipe):
 
     def base(self) -> MAP:
         """Return the recipe that trains the plain network."""
-        from dubito.methods.map import MAP
-
         return MAP(train=self.train, start=self.start)
 
     @property
@@ -72,7 +69,6 @@ class Auto(Recipe):
         raise UnsupportedError("Auto has no single inference: call fit instead of build.")
 
     def _fit(self, call: FitCall) -> Posterior:
-        from dubito.core import distributed
         from dubito.methods.auto.search import Search
 
         if call.training is not None and not isinstance(call.training, Training):

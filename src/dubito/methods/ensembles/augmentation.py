@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Self
+from typing import Any, Self
 
 import torch
 from torch import Tensor, nn
@@ -12,6 +12,7 @@ from torch.nn import functional as F
 
 from dubito.beliefs.likelihoods import Likelihood
 from dubito.beliefs.prediction import Prediction
+from dubito.core.batches import Data
 from dubito.core.constraints import CountOrZero, NonNegative
 from dubito.core.errors import InputError
 from dubito.core.params import Params
@@ -26,9 +27,6 @@ from dubito.fitting.training import Training
 from dubito.methods.ensembles.mixture import mixture
 from dubito.methods.map.recipe import MAP
 from dubito.select.rule import SelectionRule
-
-if TYPE_CHECKING:
-    from dubito.core.batches import Data
 
 
 @setting

@@ -7,7 +7,7 @@ losses, so that their gradients are independent.
 from __future__ import annotations
 
 import dataclasses
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -25,12 +25,10 @@ from dubito.fitting.recipe import Recipe
 from dubito.fitting.training import Training
 from dubito.methods.ensembles.points import point
 from dubito.methods.ensembles.posterior import EnsemblePosterior
+from dubito.methods.ensembles.recipe import Ensemble
 from dubito.methods.map.recipe import MAP
 from dubito.networks.stacked import stacked, stacking_obstacle
 from dubito.networks.twin import light_copy
-
-if TYPE_CHECKING:
-    from dubito.methods.ensembles.recipe import Ensemble
 
 
 def obstacle(ensemble: Ensemble, training: Training, model: nn.Module, source: Source) -> str | None:

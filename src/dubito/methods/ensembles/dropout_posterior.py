@@ -2,22 +2,20 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 
 import torch
 from torch import nn
 
 from dubito.beliefs.likelihoods import Likelihood
 from dubito.core import params
+from dubito.core.batches import Data
 from dubito.core.errors import UnsupportedError
 from dubito.core.params import Params
 from dubito.core.randomness import default_generator, draw_seed
 from dubito.fitting.posterior import Posterior, Predictor
 from dubito.methods.ensembles.masks import OWN, bernoulli, dropping
 from dubito.networks.layers import require_rule
-
-if TYPE_CHECKING:
-    from dubito.core.batches import Data
 
 
 class DropoutPosterior(Posterior):

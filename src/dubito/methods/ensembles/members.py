@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import tempfile
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import nn
@@ -23,9 +23,7 @@ from dubito.fitting.training import Training
 from dubito.fitting.working_copies import private_copy, shared_copy
 from dubito.methods.ensembles.batched_members import BatchedMembers, obstacle
 from dubito.methods.ensembles.posterior import EnsemblePosterior, training_of_member
-
-if TYPE_CHECKING:
-    from dubito.methods.ensembles.recipe import Ensemble
+from dubito.methods.ensembles.recipe import Ensemble
 
 
 class Members:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, Self
+from typing import Any, Self
 
 import torch
 from torch import Tensor, nn
@@ -12,6 +12,7 @@ from dubito.beliefs import likelihoods
 from dubito.beliefs.likelihoods import Gaussian, Likelihood
 from dubito.beliefs.prediction import Prediction
 from dubito.core import params
+from dubito.core.batches import Data
 from dubito.core.constraints import Count, check
 from dubito.core.errors import InputError, UnsupportedError
 from dubito.core.frozen import frozen_names
@@ -21,14 +22,11 @@ from dubito.fitting.functions import Functions
 from dubito.fitting.loading import family_of, restored
 from dubito.fitting.posterior import Posterior, Predictor
 from dubito.fitting.traceable import Traceable
+from dubito.fitting.training import Training
 from dubito.fitting.working_copies import private_copy
 from dubito.methods.ensembles.mixture import mixture
 from dubito.methods.map.posterior import PointPosterior
 from dubito.methods.map.recipe import MAP
-
-if TYPE_CHECKING:
-    from dubito.core.batches import Data
-    from dubito.fitting.training import Training
 
 
 class EnsemblePosterior(Posterior):

@@ -6,10 +6,14 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Literal
 
+from dubito.core import distributed
+from dubito.core.batches import Source
 from dubito.core.constraints import Count, NonNegative, Start
 from dubito.core.errors import InputError, UnsupportedError
+from dubito.core.randomness import default_generator
 from dubito.core.settings import setting
 from dubito.fitting.inference import Inference, Problem
+from dubito.fitting.problems import finish, resolved_training
 from dubito.fitting.recipe import FitCall, Recipe
 from dubito.fitting.training import Training
 from dubito.methods.map.recipe import MAP
@@ -109,10 +113,6 @@ class Ensemble(Recipe):
         raise UnsupportedError("An ensemble has no single inference: call fit instead of build.")
 
     def _fit(self, call: FitCall) -> Posterior:
-        from dubito.core import distributed
-        from dubito.core.batches import Source
-        from dubito.core.randomness import default_generator
-        from dubito.fitting.problems import finish, resolved_training
         from dubito.methods.ensembles.members import Members
 
         training = self.default_training() if call.training is None else call.training

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 import torch
 
 from dubito.beliefs.likelihoods import Gaussian
@@ -18,12 +16,10 @@ from dubito.curvature.structures import Sums
 from dubito.fitting.inference import Info, Problem, State
 from dubito.methods.laplace.findings import Tuning
 from dubito.methods.laplace.posterior import LaplacePosterior
+from dubito.methods.laplace.recipe import Laplace
 from dubito.methods.laplace.tuning import check_prior, tune
 from dubito.networks.selection import Selection
 from dubito.networks.twin import light_copy
-
-if TYPE_CHECKING:
-    from dubito.methods.laplace.recipe import Laplace
 
 
 class Collector:

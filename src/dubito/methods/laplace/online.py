@@ -27,6 +27,8 @@ from dubito.fitting.posterior import Posterior
 from dubito.fitting.recipe import Recipe
 from dubito.fitting.training import Training
 from dubito.methods.laplace.posterior import LaplacePosterior
+from dubito.methods.map.posterior import PointPosterior
+from dubito.methods.map.recipe import MAP
 from dubito.networks.twin import light_copy
 from dubito.select import mask
 
@@ -154,9 +156,6 @@ class PenalizedTraining(Recipe):
         descent = GradientDescent(problem, module, loss)
 
         def posterior(state: State) -> Posterior:
-            from dubito.methods.map.posterior import PointPosterior
-            from dubito.methods.map.recipe import MAP
-
             weights = old.selection.merge(old.mean(), state["params"]["flat"].detach())
             model = params.load_(light_copy(problem.model), weights)
             return PointPosterior(model, problem.likelihood, MAP(), problem.num_data)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Mapping
 from functools import cached_property
-from typing import TYPE_CHECKING, Any, Literal, Self
+from typing import Any, Literal, Self
 
 import torch
 from torch import Tensor, nn
@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from dubito.beliefs.likelihoods import Likelihood
 from dubito.beliefs.prediction import Prediction
 from dubito.core import batches, io, params
+from dubito.core.batches import Data
 from dubito.core.constraints import Count, check
 from dubito.core.errors import InputError, UnsupportedError
 from dubito.core.params import Params
@@ -34,9 +35,6 @@ from dubito.methods.laplace.findings import Tuning, findings
 from dubito.methods.laplace.forms import linearized_forms
 from dubito.methods.laplace.sampled_variance import variance_function
 from dubito.networks.selection import Selection
-
-if TYPE_CHECKING:
-    from dubito.core.batches import Data
 
 
 class LaplacePosterior(Posterior):

@@ -18,6 +18,7 @@ from dubito.fitting.output_noise import with_known_numbers
 from dubito.fitting.recipe import Recipe
 from dubito.fitting.subspace_posterior import build_on_subspace
 from dubito.fitting.training import Training
+from dubito.methods.laplace.function_space import function_coordinates
 from dubito.select import all as all_weights
 from dubito.select.rule import SelectionRule
 
@@ -141,8 +142,6 @@ class Laplace(Recipe):
 
     def _build_on_functions(self, problem: Problem, prior: FunctionSpace) -> Inference:
         """Return the steps of the recipe on the coordinates of a prior over functions."""
-        from dubito.methods.laplace.function_space import function_coordinates
-
         subspace, mean = function_coordinates(prior.at_context(problem.source), problem)
         precision = 1.0 if self.prior_precision == "auto" else self.prior_precision
         inner = self.replace(prior=None, weights=all_weights(), prior_mean=mean.to("cpu"), prior_precision=precision)

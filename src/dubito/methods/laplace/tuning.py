@@ -22,7 +22,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -39,10 +39,8 @@ from dubito.fitting.inference import Problem
 from dubito.methods.laplace.findings import Tuning
 from dubito.methods.laplace.grid_scores import FreeNoiseScores, GridScores, PositionScores
 from dubito.methods.laplace.posterior import LaplacePosterior
+from dubito.methods.laplace.recipe import Laplace
 from dubito.networks.selection import Selection
-
-if TYPE_CHECKING:
-    from dubito.methods.laplace.recipe import Laplace
 
 # The prior precisions (or their ratios to the noise) that are tried.
 GRID = torch.logspace(-6, 8, 43, dtype=torch.float64)

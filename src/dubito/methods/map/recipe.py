@@ -12,8 +12,9 @@ from dubito.fitting.gradient_training import GradientDescent, negative_log_likel
 from dubito.fitting.inference import Inference, Problem, State
 from dubito.fitting.output_noise import fit_hyper, tune_temperature
 from dubito.fitting.recipe import Recipe
+from dubito.methods.map.evidence import EvidenceDescent
 from dubito.methods.map.posterior import PointPosterior
-from dubito.methods.map.prior import PriorDescent, check_map_prior
+from dubito.methods.map.prior import FunctionDescent, PriorDescent, check_map_prior
 from dubito.networks.twin import light_copy
 
 
@@ -89,12 +90,8 @@ class MAP(Recipe):
 
     def _descent(self, problem: Problem, epochs: int, by_evidence: bool) -> GradientDescent:
         if by_evidence:
-            from dubito.methods.map.evidence import EvidenceDescent
-
             return EvidenceDescent(problem, self.prior_precision, epochs)
         if isinstance(self.prior, FunctionSpace) and epochs:
-            from dubito.methods.map.prior import FunctionDescent
-
             return FunctionDescent(problem, self.prior, self.prior_weight, epochs)
         if isinstance(self.prior, Prior) and epochs:
             return PriorDescent(problem, self.prior, self.prior_weight, epochs)

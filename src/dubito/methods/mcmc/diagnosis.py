@@ -4,16 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 
 from dubito.fitting.diagnosis import Diagnosis, Finding, general_findings
 from dubito.methods.mcmc import diagnostics
-
-if TYPE_CHECKING:
-    from dubito.methods.mcmc.posterior import ParticlePosterior
+from dubito.methods.mcmc.posterior import ParticlePosterior
 
 # The largest number of weights that are examined, evenly spaced.
 LOOKED_AT = 1000

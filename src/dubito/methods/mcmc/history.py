@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
@@ -12,9 +11,7 @@ from dubito.core.errors import UnsupportedError
 from dubito.fitting.history import History, Trace
 from dubito.methods.mcmc.diagnosis import FEWEST, diagnose, looked_at
 from dubito.methods.mcmc.diagnostics import autocorrelation, rhat
-
-if TYPE_CHECKING:
-    from dubito.methods.mcmc.posterior import ParticlePosterior
+from dubito.methods.mcmc.posterior import ParticlePosterior
 
 # The largest lag of plotted autocorrelations.
 LAGS = 50

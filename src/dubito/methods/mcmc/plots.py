@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from dubito.fitting.history import Trace
 from dubito.methods.mcmc.history import function_traces
-
-if TYPE_CHECKING:
-    from dubito.methods.mcmc.posterior import ParticlePosterior
+from dubito.methods.mcmc.posterior import ParticlePosterior
 
 
 def plot_traces(posterior: ParticlePosterior, num: int = 4) -> Any:

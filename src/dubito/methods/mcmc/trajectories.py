@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import copy
 import dataclasses
-from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
@@ -17,6 +16,7 @@ from dubito.methods.mcmc.adaptation import Masses, StepSize, reasonable_step, se
 from dubito.methods.mcmc.blocks import Blocks, make_blocks
 from dubito.methods.mcmc.chains import KEPT, Chains, chain_view
 from dubito.methods.mcmc.hamiltonian import NoUTurn, Point, Transition, at, hmc_transition
+from dubito.methods.mcmc.hmc import HMC
 from dubito.methods.mcmc.microcanonical import microcanonical_transition
 from dubito.methods.mcmc.numbers import Number, number
 from dubito.methods.mcmc.posterior import ParticlePosterior
@@ -24,9 +24,6 @@ from dubito.methods.mcmc.sampling import Setup
 from dubito.methods.mcmc.schedule import Schedule
 from dubito.methods.mcmc.target import Potential
 from dubito.networks.normalization import running_norms
-
-if TYPE_CHECKING:
-    from dubito.methods.mcmc.hmc import HMC
 
 STATISTICS = ("energy", "acceptance", "divergent", "num_steps")
 

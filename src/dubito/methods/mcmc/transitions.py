@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
@@ -20,10 +19,8 @@ from dubito.methods.mcmc.chains import KEPT, Chains, chain_view
 from dubito.methods.mcmc.kernels import KernelStep, make_kernel
 from dubito.methods.mcmc.posterior import ParticlePosterior
 from dubito.methods.mcmc.sampling import Setup
+from dubito.methods.mcmc.sgmcmc import SGMCMC
 from dubito.networks.normalization import running_norms
-
-if TYPE_CHECKING:
-    from dubito.methods.mcmc.sgmcmc import SGMCMC
 
 # The number of power iterations for the largest curvature, and for another look every so many steps of burn-in.
 POWER_STEPS, FEW_POWER_STEPS, LOOK_AGAIN = 12, 4, 50

@@ -15,6 +15,7 @@ from dubito.core.arguments import checked_arguments
 from dubito.core.errors import InputError
 from dubito.core.params import Params
 from dubito.core.randomness import default_generator
+from dubito.fitting.training import Training
 from dubito.methods.variational.layer import StochasticLayer, compute_moments, make_plain
 from dubito.methods.variational.mean_field import MeanField, samples_and_kl
 from dubito.networks.selection import Selection
@@ -215,7 +216,6 @@ class VariationalModule(nn.Module):
             num_data: The number of examples, if the data has no length.
             generator: The source of randomness; by default the same call gives the same numbers.
         """
-        from dubito.fitting.training import Training
         from dubito.methods.variational.online import Finished
 
         options: dict[str, Any] = {"likelihood": likelihood, "num_data": num_data, "generator": generator}

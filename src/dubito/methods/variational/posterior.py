@@ -24,6 +24,7 @@ from dubito.fitting.functions import weight_predictor
 from dubito.fitting.posterior import Posterior, Predictor
 from dubito.fitting.traceable import Traceable
 from dubito.methods.variational.correlations import Correlations
+from dubito.methods.variational.diagnosis import diagnose
 from dubito.methods.variational.predicting import local_predictor, moment_forms, predict_to
 from dubito.networks.selection import Selection
 
@@ -244,8 +245,6 @@ class VariationalPosterior(Posterior):
 
     def diagnose(self) -> VariationalDiagnosis:
         """Return whether the posterior can be trusted, and what to change if not."""
-        from dubito.methods.variational.diagnosis import diagnose
-
         return diagnose(self)
 
     def divergences(self) -> Tensor | None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor, nn
@@ -23,9 +22,7 @@ from dubito.methods.variational.measure import data_log_likelihood, expected_log
 from dubito.methods.variational.module import VariationalModule
 from dubito.methods.variational.natural import NaturalGradientDescent
 from dubito.methods.variational.posterior import Record, VariationalPosterior
-
-if TYPE_CHECKING:
-    from dubito.methods.variational.recipe import Variational
+from dubito.methods.variational.recipe import Variational
 
 # The number of weight samples for the expected log-likelihood after the fit.
 EVALUATION_DRAWS = 8

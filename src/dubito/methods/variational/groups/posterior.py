@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import asdict, dataclass
-from typing import TYPE_CHECKING, Any, Self
+from typing import Any, Self
 
 import torch
 from torch import Tensor, nn
 
 from dubito.beliefs.likelihoods import Likelihood
 from dubito.core import params
+from dubito.core.batches import Data
 from dubito.core.errors import UnsupportedError
 from dubito.core.params import Params
 from dubito.core.randomness import default_generator
@@ -20,9 +21,6 @@ from dubito.methods.variational.groups.scales import GateScales
 from dubito.methods.variational.posterior import Record, VariationalPosterior
 from dubito.networks.selection import Selection
 from dubito.networks.twin import copied
-
-if TYPE_CHECKING:
-    from dubito.core.batches import Data
 
 
 @dataclass(frozen=True, eq=False)
