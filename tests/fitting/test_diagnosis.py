@@ -143,7 +143,10 @@ def test_noise_that_was_learned_by_heart(task: str) -> None:
         (error.square().mean() if task == "numbers" else nn.functional.cross_entropy(error, noise)).backward()
         optimizer.step()
     posterior = Laplace().fit(model, (x, noise), likelihood=kind, progress=False)
-    assert posterior.fit_record.training.log_score > posterior.fit_record.constant + 0.5
+    if task == "classes":
+        assert posterior.fit_record.training.log_score > posterior.fit_record.constant + 0.5
+    else:  # leave-one-out residuals are those of a network that knows nothing
+        assert posterior.predict(x).stddev.mean() > 0.9 * noise.std()
     found(posterior, "no better than a constant")
 
 

@@ -40,6 +40,8 @@ UNUSUAL = 1e3
 WORSE = 0.1
 # Validation data differ from training data if the mean of a feature does by this many standard deviations.
 SHIFTED = 0.7
+# Mean squares of residuals, in predicted variances, that make a regression useless.
+FAR_OFF = 25.0
 # Findings that a fit also gives as a warning, besides all that make a posterior useless.
 NOT_CONVERGED = ("worse than a constant", "not at an optimum")
 NOT_MEASURED, FEW_VALIDATION_DATA = "not measured", "few validation data"
@@ -291,6 +293,10 @@ def _about_the_plain_network(record: FitRecord) -> Iterator[Finding]:
 
 def _about_confidence(record: FitRecord) -> Iterator[Finding]:
     held = record.validation
+    if held is not None and held.squared_z is not None and held.squared_z > FAR_OFF:  # never by chance
+        fact = f"the residuals of validation data are {held.squared_z**0.5:.1f} predicted standard deviations"
+        yield Finding("overconfident", "no", overconfident(fact, "about 1 is expected"))
+        return
     scores = held if held is not None and held.num_rows >= FEW_VALIDATION else record.training
     where = "validation" if scores is held else "training"
     if scores.accuracy is not None and scores.confidence is not None:
@@ -305,7 +311,13 @@ def _about_confidence(record: FitRecord) -> Iterator[Finding]:
             yield overconfident(fact, f"it is {scores.confidence:.0%} sure")
     elif scores.squared_z is not None:
         spread = f"the residuals of {where} data are {scores.squared_z**0.5:.2f} predicted standard deviations"
-        if scores.squared_z < (0.3 if where == "validation" else 0.05):
+        if where == "training" and scores.squared_z < 0.05:
+            yield Finding(
+                "underconfident", "care",
+                f"{spread[0].upper()}{spread[1:]}, and about 1 is expected: the network is overfitted (train it for "
+                "fewer epochs, or with weight decay), or the noise is too large.",
+            )  # fmt: skip
+        elif where == "validation" and scores.squared_z < 0.3:
             yield underconfident(spread, "about 1 is expected")
         elif scores.squared_z > 3:
             yield overconfident(spread, "about 1 is expected")

@@ -13,8 +13,10 @@ from dubito.beliefs.likelihoods import Gaussian, Likelihood
 from dubito.beliefs.likelihoods.kinds import ClassLikelihood
 from dubito.core import distributed, params
 from dubito.core.batches import Source
+from dubito.core.errors import UnsupportedError
 from dubito.core.numeric import minimize_scalar
 from dubito.core.params import Params
+from dubito.curvature.leave_one_out import MOST_OUTPUTS, predictive_noise
 from dubito.fitting.inference import Problem
 from dubito.fitting.posterior import Posterior
 
@@ -23,6 +25,8 @@ LOG_TEMPERATURE_SCALE, TRIED = 0.3, 40
 # The numbers of rows and of samples from which the epistemic variance is measured, and the least share of the noise.
 SHARING_ROWS, SHARING_SAMPLES, LEAST_SHARE = 256, 32, 0.25
 
+# The noise on new data is taken in place of the learned one if it is larger by this factor.
+CLEARLY_LARGER = 1.1
 # The number of rows from which the variance of targets is measured.
 TARGET_ROWS = 1024
 
@@ -104,6 +108,26 @@ def share_noise(posterior: Posterior, noise: float, source: Source) -> Posterior
     distributed.sum_([sums])
     variance = max(noise**2 - float(sums[0] / sums[1].clamp_min(1.0)), LEAST_SHARE * noise**2)
     return posterior.with_likelihood(posterior.likelihood.replace(noise=math.sqrt(variance)))
+
+
+def unfitted_noise(model: nn.Module, learned: float, source: Source, validation: Source | None) -> float | None:
+    """Return the noise to be expected on new data, if it is clearly larger than the learned one; else None.
+
+    The learned noise is that of the training data, to which the network was fitted. Trained long enough, it goes to 0.
+
+    Args:
+        model: The trained network of a regression.
+        learned: The noise that was learned with it.
+        source: The training data.
+        validation: The validation data, or None; see `predictive_noise` for what is done without them.
+    """
+    if source.first().targets[0].numel() > MOST_OUTPUTS:
+        return None
+    try:
+        expected = predictive_noise(model, source, validation, with_rule=True)
+    except UnsupportedError:  # the curvature of the last layer cannot be computed
+        return None
+    return expected if expected > CLEARLY_LARGER * learned else None
 
 
 def noise_share(noise: float, source: Source) -> float:

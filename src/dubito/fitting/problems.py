@@ -18,14 +18,14 @@ from dubito.core.constraints import check as check_argument
 from dubito.core.errors import FileFormatError, InputError
 from dubito.core.randomness import Stream, default_generator, derive_seed, draw_seed
 from dubito.fitting import run_identity
-from dubito.fitting.automatic import Found, ResolvedTraining, resolve_training, with_sizes
+from dubito.fitting.automatic import Found, ResolvedTraining, has_learned_noise, resolve_training, with_sizes
 from dubito.fitting.causal import with_next_token
 from dubito.fitting.checks import Template, check
 from dubito.fitting.diagnosis import warn_about
 from dubito.fitting.fit_record import measure
 from dubito.fitting.inference import Inference, Problem
 from dubito.fitting.initialization import redraw
-from dubito.fitting.output_noise import share_noise, with_known_numbers
+from dubito.fitting.output_noise import share_noise, unfitted_noise, with_known_numbers
 from dubito.fitting.posterior import Posterior
 from dubito.fitting.recipe import FitCall, Recipe
 from dubito.fitting.subspace_posterior import build_on_subspace
@@ -134,8 +134,13 @@ def finish(
     """
     gain = posterior.remaining_gain
     with Stream(0, posterior.device).active():  # for networks that draw random numbers
-        if resolved.noise is not None:
-            posterior = share_noise(posterior, resolved.noise, source)
+        noise = resolved.noise
+        learned = trains and has_learned_noise(resolved.likelihood) and resolved.training.evidence_every is None
+        if learned and posterior.has_spread:  # a single network has seen to it
+            own = posterior.likelihood.noise  # type: ignore[attr-defined]
+            noise = unfitted_noise(posterior.model, own, source, validation)
+        if noise is not None:
+            posterior = share_noise(posterior, noise, source)
         posterior.remaining_gain = gain
         epochs = resolved.training.epochs if trains else None
         if not posterior.likelihood.scores_targets:

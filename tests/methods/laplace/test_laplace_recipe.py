@@ -16,10 +16,11 @@ from torch.utils.data import DataLoader, Dataset, TensorDataset
 
 import dubito
 from dubito import Laplace, Training, select
-from dubito.core import params
+from dubito.core import limits, params
 from dubito.core.batches import Source
+from dubito.core.randomness import Stream
 from dubito.curvature.engine import Tape
-from dubito.curvature.leave_one_out import LeaveOneOut
+from dubito.curvature.leave_one_out import RATIOS, LeaveOneOut, linearized_variance
 from dubito.methods.laplace import tuning
 from dubito.methods.laplace.findings import Tuning
 from dubito.networks.selection import Selection
@@ -172,6 +173,49 @@ def test_leave_one_out_residuals_are_those_of_refits(outputs: int) -> None:
         ratio = float(left_out.ratio)
     expected = torch.stack([y[n] - features[n] @ solve(everything[everything != n], ratio) for n in range(12)])
     torch.testing.assert_close((y - model(x)) * left_out.factors(x), expected, rtol=1e-4, atol=1e-6)
+
+
+@pytest.mark.parametrize("outputs", [1, 2])
+def test_linearized_residuals_are_those_of_refits(outputs: int) -> None:
+    """They are those of a ridge regression on the Jacobian, fitted without each example in turn, at the best ratio."""
+    torch.manual_seed(0)
+    x, y = torch.randn(10, 3).double(), torch.randn(10, outputs).double()
+    model = nn.Sequential(nn.Linear(3, 4), nn.Tanh(), nn.Linear(4, outputs)).double()
+    weights = torch.nn.utils.parameters_to_vector(model.parameters()).detach()
+    total = 0.0
+    for output in range(outputs):
+        own = list(model.parameters())
+        gradients = [torch.autograd.grad(model(row)[output], own, materialize_grads=True) for row in x]
+        rows = torch.stack([torch.cat([part.flatten() for part in parts]) for parts in gradients])
+        targets = (y - model(x))[:, output].detach() + rows @ weights
+        best = math.inf
+        for ratio in RATIOS * (rows @ rows.T).diagonal().mean():
+            residuals = []
+            for n in range(10):
+                others = torch.arange(10) != n
+                kept = rows[others]
+                inner = kept.T @ kept + ratio * torch.eye(len(weights)).double()
+                residuals.append(targets[n] - rows[n] @ torch.linalg.solve(inner, kept.T @ targets[others]))
+            best = min(best, float(torch.stack(residuals).square().mean()))
+        total += best / outputs
+    assert linearized_variance(model, Source((x, y), batch_size=4)) == pytest.approx(total, rel=1e-6)
+    with limits.using(kept_gradients=64):
+        assert linearized_variance(model, Source((x, y))) is None
+
+
+def test_the_noise_of_a_network_that_fits_exactly() -> None:
+    """Without validation data, predictive standard deviations are about as large as the errors on new data."""
+    generator = torch.Generator().manual_seed(0)
+    x = torch.randn(160, 3, generator=generator)
+    y = x[:, :1].sin() + 0.5 * torch.randn(160, 1, generator=generator)
+    with Stream(0).active():
+        model = nn.Sequential(nn.Linear(3, 50), nn.Tanh(), nn.Linear(50, 50), nn.Tanh(), nn.Linear(50, 1))
+    training = Training(epochs=400, lr=1e-2, batch_size=64)
+    point = dubito.MAP().fit(model, (x[:64], y[:64]), likelihood="gaussian", training=training, progress=False)
+    assert float((point.model(x[:64]).detach() - y[:64]).square().mean().sqrt()) < 0.05
+    for posterior in (point, Laplace().fit(point.model, (x[:64], y[:64]), likelihood="gaussian", progress=False)):
+        prediction = posterior.predict(x[64:])
+        assert 0.2 < float(((y[64:] - prediction.mean) / prediction.stddev).square().mean()) < 4
 
 
 # ---------------------------------------------------------------------- saving and resuming

@@ -120,7 +120,9 @@ def _by_scores(posterior: LaplacePosterior, recipe: Laplace, problem: Problem, b
     if found is not None and likelihood.noise == "evidence":  # type: ignore[attr-defined]
         posterior = posterior.with_settings(found.prior, found.likelihood)
     free = _has_free_noise(posterior.likelihood)
-    left_out = LeaveOneOut(posterior.model, problem.source) if is_gaussian and (free or by == "training") else None
+    left_out = None
+    if is_gaussian and (free or by == "training"):
+        left_out = LeaveOneOut(posterior.model, problem.source, whole=free and by == "training")
     centre = _inverse_mean_square(posterior) if found is None else float(found.prior)
     if free:
         assert found is not None

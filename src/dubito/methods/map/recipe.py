@@ -8,9 +8,10 @@ from dubito.beliefs.priors import FunctionSpace, Prior
 from dubito.core.constraints import NonNegative, Positive, Start
 from dubito.core.errors import InputError
 from dubito.core.settings import setting
+from dubito.fitting.automatic import has_learned_noise
 from dubito.fitting.gradient_training import GradientDescent, negative_log_likelihood, validation_score
 from dubito.fitting.inference import Inference, Problem, State
-from dubito.fitting.output_noise import fit_hyper, tune_temperature
+from dubito.fitting.output_noise import fit_hyper, tune_temperature, unfitted_noise
 from dubito.fitting.recipe import Recipe
 from dubito.methods.map.evidence import EvidenceDescent
 from dubito.methods.map.posterior import PointPosterior
@@ -77,6 +78,9 @@ class MAP(Recipe):
             if not by_evidence:
                 hyper |= fit_hyper(module, problem)
             likelihood = problem.likelihood.resolved(hyper)
+            if not by_evidence and has_learned_noise(problem.likelihood):
+                noise = unfitted_noise(module, likelihood.noise, problem.source, problem.validation)  # type: ignore[attr-defined]
+                likelihood = likelihood if noise is None else likelihood.replace(noise=noise)
             temperature = self.temperature
             if temperature == "validation":
                 assert problem.validation is not None
