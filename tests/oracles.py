@@ -191,3 +191,9 @@ def curvature(case: Case, selection: Selection | None = None) -> Tensor:
         likelihood = Gaussian(noise=float((outputs - case.targets).square().mean().sqrt()))
     rows = jacobian(case, selection=selection)
     return torch.einsum("...cd,...ce,...ef->df", rows, likelihood.hessian(outputs, case.targets), rows)
+
+
+def class_data(rows: int = 60) -> tuple[Tensor, Tensor]:
+    """Four features, of which two decide between three classes."""
+    x = torch.randn(rows, 4, generator=torch.Generator().manual_seed(0))
+    return x, (x[:, 0] > 0).long() + (x[:, 1] > 1)

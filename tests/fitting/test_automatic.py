@@ -20,16 +20,12 @@ from dubito import MAP, Ensemble, Training, Variational
 from dubito.core.randomness import Stream
 from dubito.fitting import automatic, joint_search, problems, search
 from dubito.fitting.automatic import chosen_batch_size, with_sizes
+from oracles import class_data
 
 
 def network(inputs: int = 4, outputs: int = 3, hidden: int = 8) -> nn.Module:
     with Stream(1).active():
         return nn.Sequential(nn.Linear(inputs, hidden), nn.Tanh(), nn.Linear(hidden, outputs))
-
-
-def classes(rows: int = 60) -> tuple[Tensor, Tensor]:
-    x = torch.randn(rows, 4, generator=torch.Generator().manual_seed(0))
-    return x, (x[:, 0] > 0).long() + (x[:, 1] > 1)
 
 
 @pytest.fixture
@@ -83,7 +79,7 @@ def test_small_tables_are_learned(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.usefixtures("quick")
 class TestSearch:
     def epochs(self, recipe: Any = None, data: Any = None, **options: Any) -> int:
-        posterior = (recipe or MAP()).fit(network(), classes() if data is None else data, progress=False, **options)
+        posterior = (recipe or MAP()).fit(network(), class_data() if data is None else data, progress=False, **options)
         return posterior.fit_record.epochs  # type: ignore[no-any-return]
 
     def test_it_is_the_same_for_the_same_call(self) -> None:
@@ -100,7 +96,7 @@ class TestSearch:
 
     @pytest.mark.parametrize("task", ["classes", "numbers"])
     def test_folds_together_are_those_apart(self, task: str, monkeypatch: pytest.MonkeyPatch) -> None:
-        x, y = classes(63)  # folds of 50 and 51 rows
+        x, y = class_data(63)  # folds of 50 and 51 rows
         seen: list[Any] = []
 
         def both(together: Any, tick: Any) -> Any:
@@ -144,7 +140,7 @@ class TestSearch:
         assert rows == pytest.approx([60 / 3] * 3)  # each example counts once in all
 
     def test_where_nothing_can_be_held_out(self) -> None:
-        x, y = classes()
+        x, y = class_data()
         loader = DataLoader(TensorDataset(x, y), batch_size=6, sampler=WeightedRandomSampler([1.0] * 60, 60))
         assert self.epochs(data=loader) == 100  # towards 2,000 steps, within 20 to 100 epochs
         assert self.epochs(data=(x[:8], y[:8])) == 100
@@ -155,20 +151,20 @@ class TestSearch:
 
     def test_validation_data_decide(self) -> None:
         """The labels of the validation data are shuffled, so any training makes them worse."""
-        x, y = classes(600)
+        x, y = class_data(600)
         wrong = y[torch.randperm(600, generator=torch.Generator().manual_seed(1))]
         assert self.epochs(validation=(x, wrong)) <= self.epochs(validation=(x, y))
 
     def test_a_training_that_still_improves_is_said(self, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(automatic, "MOST_STEPS", 60)
         with pytest.warns(NotConvergedWarning, match=r"still rose by 0\.\d+ nats per example"):
-            MAP().fit(network(), classes(), training=Training(lr=3e-3), progress=False)
+            MAP().fit(network(), class_data(), training=Training(lr=3e-3), progress=False)
         with warnings.catch_warnings():
             warnings.simplefilter("error", NotConvergedWarning)
-            MAP().fit(network(), classes(), training=Training(epochs=30, lr=0.02), progress=False)
+            MAP().fit(network(), class_data(), training=Training(epochs=30, lr=0.02), progress=False)
 
     def test_a_network_that_knows_the_data_is_said(self) -> None:
-        x, y = classes()
+        x, y = class_data()
         trained = MAP().fit(network(), (x, y), training=Training(epochs=100, lr=0.03), progress=False).model
         with pytest.warns(TrustWarning, match="well before it is trained"):
             MAP().fit(trained, (x, y), progress=False)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
 
 import pytest
 import torch
@@ -16,16 +15,9 @@ from extras import needs
 
 Peer, CurvlinopsEF = needs("laplace").Laplace, needs("laplace.curvature").CurvlinopsEF
 
-pytestmark = pytest.mark.filterwarnings("ignore")  # those of the peer
+# the warnings are those of the peer
+pytestmark = [pytest.mark.filterwarnings("ignore"), pytest.mark.usefixtures("in_float64")]
 CLOSE = {"rtol": 1e-5, "atol": 1e-5}
-
-
-@pytest.fixture(autouse=True)
-def _float64() -> Iterator[None]:
-    before = torch.get_default_dtype()
-    torch.set_default_dtype(torch.float64)
-    yield
-    torch.set_default_dtype(before)
 
 
 def network(name: str, outputs: int = 3) -> tuple[nn.Module, Tensor]:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
 import pytest
 import torch
 from dubito.likelihoods import Categorical, Gaussian
@@ -16,17 +14,10 @@ from extras import needs
 Peer, DiagLaplace = needs("laplace").Laplace, needs("laplace").DiagLaplace
 LargestVarianceDiagLaplaceSubnetMask = needs("laplace.utils").LargestVarianceDiagLaplaceSubnetMask
 
-pytestmark = pytest.mark.filterwarnings("ignore")  # those of the peer
+# the warnings are those of the peer
+pytestmark = [pytest.mark.filterwarnings("ignore"), pytest.mark.usefixtures("in_float64")]
 CLOSE = {"rtol": 1e-6, "atol": 1e-8}
 PRIOR, SIGMA, SIZE = 2.0, 0.7, 14
-
-
-@pytest.fixture(autouse=True)
-def _float64() -> Iterator[None]:
-    before = torch.get_default_dtype()
-    torch.set_default_dtype(torch.float64)
-    yield
-    torch.set_default_dtype(before)
 
 
 def problem(task: str) -> tuple[nn.Module, Tensor, Tensor]:

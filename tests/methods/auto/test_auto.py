@@ -24,6 +24,7 @@ from dubito.methods.auto.held_out import hold_out
 from dubito.methods.auto.scores import DROPPED, dropped_scores, placements, scores
 from dubito.methods.auto.search import Search
 from dubito.methods.auto.table import TEMPERATURE, AutoCandidate, ScoreTable
+from oracles import class_data
 
 TRAINING = Training(epochs=4, lr=0.02, batch_size=16)
 
@@ -33,11 +34,6 @@ def network(outputs: int = 3) -> nn.Module:
         return nn.Sequential(nn.Linear(4, 6), nn.Tanh(), nn.Linear(6, outputs))
 
 
-def classes(rows: int = 60) -> tuple[Tensor, Tensor]:
-    x = torch.randn(rows, 4, generator=torch.Generator().manual_seed(0))
-    return x, (x[:, 0] > 0).long() + (x[:, 1] > 1)
-
-
 def numbers(rows: int = 60) -> tuple[Tensor, Tensor]:
     x = torch.randn(rows, 4, generator=torch.Generator().manual_seed(0))
     return x, x[:, :1].sin() + 0.1 * torch.randn(rows, 1, generator=torch.Generator().manual_seed(1))
@@ -45,7 +41,7 @@ def numbers(rows: int = 60) -> tuple[Tensor, Tensor]:
 
 def fit(recipe: Auto, data: Any = None, outputs: int = 3, **options: Any) -> Any:
     options = {"training": TRAINING, "progress": False, **options}
-    return recipe.fit(network(outputs), classes() if data is None else data, **options)
+    return recipe.fit(network(outputs), class_data() if data is None else data, **options)
 
 
 class TestChoice:
@@ -89,7 +85,7 @@ class TestChoice:
 
 class TestScores:
     def test_of_each_goal(self) -> None:
-        data = classes(40)
+        data = class_data(40)
         posterior: Any = Laplace(structure="diag", prior_precision=1.0).fit(network(), data, progress=False)
         source = Source(data, batch_size=16, shuffle=False)
         expected = posterior.predict(data[0]).log_prob(data[1]).double()
@@ -102,7 +98,7 @@ class TestScores:
         torch.testing.assert_close(found, pairs.mean(1))
 
     def test_the_weights_with_the_smallest_ratio_are_dropped(self) -> None:
-        data = classes(40)
+        data = class_data(40)
         posterior: Any = MAP(train=False).fit(network(), data, progress=False)
         weights = {name: value.detach().clone() for name, value in posterior.model.named_parameters()}
         both = torch.cat([weights[name].abs().flatten() for name in ("0.weight", "2.weight")])
@@ -138,7 +134,7 @@ class TestHeldOut:
         assert len(first.held_out[0]) == 300  # type: ignore[arg-type, index]
 
     def test_where_there_is_nothing_to_hold_out(self) -> None:
-        x, y = classes()
+        x, y = class_data()
         with pytest.raises(InputError, match="the network is trained already"):
             fit(Auto(train=False))
         with pytest.raises(InputError, match="only 12 examples"):
@@ -173,17 +169,17 @@ class TestFit:
         assert again.digest() == posterior.digest()
 
     def test_the_same_call_gives_the_same_result_and_leaves_the_model(self, posterior: Any) -> None:
-        model, before, x = network().train(), network().state_dict(), classes()[0]
-        again: Any = Auto().fit(model, classes(), training=TRAINING, progress=False)
+        model, before, x = network().train(), network().state_dict(), class_data()[0]
+        again: Any = Auto().fit(model, class_data(), training=TRAINING, progress=False)
         assert again.explanation == posterior.explanation
         assert torch.equal(again.predict(x).probs, posterior.predict(x).probs)
         assert model.training
         assert all(torch.equal(value, before[name]) for name, value in model.state_dict().items())
 
     def test_a_trained_network_and_validation_data(self) -> None:
-        data = classes(90)
+        data = class_data(90)
         trained = MAP().fit(network(), data, training=TRAINING.replace(epochs=20), progress=False).model
-        found = fit(Auto(train=False), data, validation=classes(40))
+        found = fit(Auto(train=False), data, validation=class_data(40))
         assert found.explanation.held_out == "the validation data"
         assert all(each.problem for each in found.explanation.candidates if each.name in ("ensemble", "rank-1"))
         with pytest.warns(TrustWarning, match="well before it is trained"):
@@ -214,7 +210,7 @@ class TestFit:
 
         with Stream(3).active():
             model = nn.Sequential(Noisy(4, 30), nn.Tanh(), Noisy(30, 3))
-        found: Any = Auto().fit(model, classes(80), training=TRAINING.replace(epochs=2), progress=False)
+        found: Any = Auto().fit(model, class_data(80), training=TRAINING.replace(epochs=2), progress=False)
         row = next(each for each in found.explanation.candidates if each.name == found.explanation.chosen)
         assert found.explanation.chosen != TEMPERATURE
         assert row.gain > row.error
@@ -229,7 +225,7 @@ class TestFit:
             def forward(self, x: Tensor) -> Tensor:
                 return self.inner(x).tanh()  # no linear map makes the outputs
 
-        found: Any = Auto().fit(Scaled(), classes(), training=TRAINING, progress=False)
+        found: Any = Auto().fit(Scaled(), class_data(), training=TRAINING, progress=False)
         row = next(each for each in found.explanation.candidates if each.name == "last layer")
         assert row.score is not None or row.problem.startswith("not possible: ")
 
@@ -244,10 +240,10 @@ class TestFit:
         monkeypatch.setattr(automatic, "MOST_STEPS", 30)
         monkeypatch.setattr(automatic, "FALLING", 100.0)
         training = Training(checkpoint=str(tmp_path / "run"))
-        search = Search(Auto(), FitCall(network(), classes(), training=training, progress=False))
+        search = Search(Auto(), FitCall(network(), class_data(), training=training, progress=False))
         assert (tmp_path / "run.search").is_file()
         monkeypatch.setattr(problems, "resolve_training", None)  # would fail
-        again = Search(Auto(), FitCall(network(), classes(), training=training, progress=False))
+        again = Search(Auto(), FitCall(network(), class_data(), training=training, progress=False))
         assert again.resolved == search.resolved
         assert again.resolved.found is not None
         monkeypatch.undo()

@@ -7,6 +7,7 @@ import pytest
 import scipy.optimize
 import torch
 from dubito.likelihoods import Gaussian
+from laplace_cases import dense
 from torch import nn
 
 from dubito import Laplace, select
@@ -38,11 +39,6 @@ def fit(oracle: LinearRegression, **settings):
         }
     )
     return recipe.fit(oracle.model(), (oracle.inputs, oracle.targets), likelihood=Gaussian(noise=oracle.noise))
-
-
-def dense(posterior) -> torch.Tensor:
-    """The covariance of the random weights as a matrix."""
-    return posterior.covariance.solve(torch.eye(posterior.selection.num_weights, dtype=torch.float64))
 
 
 @pytest.mark.parametrize("prior", PRIORS)
