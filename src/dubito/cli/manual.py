@@ -1,7 +1,5 @@
 """The texts of ``--help``. A paragraph after a backspace character is not re-wrapped."""
 
-from __future__ import annotations
-
 from dubito.cli.methods import METHODS
 
 _LINES_OF_METHODS = "\n              ".join(METHODS)

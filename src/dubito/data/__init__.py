@@ -1,7 +1,5 @@
 """Data sets by name, tables with a target column, toys, and corruptions."""
 
-from __future__ import annotations
-
 from dubito.data.catalog import Availability, Integrity, available, check, load, names
 from dubito.data.corruptions import KINDS, SEVERITIES, corrupt, rotate, shifts, shuffle_labels
 from dubito.data.dataset import DataSet, Pair, Standardizer, Task

@@ -1,7 +1,5 @@
 """Ensembles, averages along one training run, and networks that are stochastic by themselves."""
 
-from __future__ import annotations
-
 from dubito.methods.ensembles.augmentation import TestTimeAugmentation
 from dubito.methods.ensembles.averager import Averager
 from dubito.methods.ensembles.batch_norm import BatchNormNoise

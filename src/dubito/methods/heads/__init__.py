@@ -1,7 +1,5 @@
 """Random last layers that are trained with the network: `VBLL`, `SNGP` and `DKL`."""
 
-from __future__ import annotations
-
 from dubito.methods.heads.posterior import HeadPosterior
 from dubito.methods.heads.recipes import DKL, SNGP, VBLL
 

@@ -3,8 +3,6 @@
 `rule_for(module)` finds the rule, `LayerRule` is the contract, `register` adds a layer of your own.
 """
 
-from __future__ import annotations
-
 from dubito.networks.layers import (  # noqa: F401 - they register their rules
     conv,
     conv_transpose,

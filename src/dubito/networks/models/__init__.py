@@ -3,8 +3,6 @@
 Every layer has `reset_parameters`, so recipes with ``start="fresh"`` work on all of them.
 """
 
-from __future__ import annotations
-
 from dubito.networks.models.build import build, names
 from dubito.networks.models.convolutional import lenet5, resnet18, resnet20
 from dubito.networks.models.dense import lenet_300_100, mlp

@@ -1,7 +1,5 @@
 """Fit several recipes to the same data, evaluate each of them, and show the scores side by side."""
 
-from __future__ import annotations
-
 from dubito.uses.comparison.compare import compare
 from dubito.uses.comparison.result import Comparison, Failure, Run
 

@@ -1,7 +1,5 @@
 """Make a network smaller with any posterior: plan, shrink, quantize, save, export and measure."""
 
-from __future__ import annotations
-
 from dubito.uses.compression.budget import Budget, Candidate
 from dubito.uses.compression.compress import compress
 from dubito.uses.compression.exploration import Exploration, Explored, explore, pick

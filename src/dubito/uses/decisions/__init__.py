@@ -3,8 +3,6 @@
 Everything here works on any posterior; thresholds and temperatures are fitted on data held out from training.
 """
 
-from __future__ import annotations
-
 from dubito.fitting.decision_rule import DecisionRule
 from dubito.uses.decisions.acquisition import Acquirer, acquire
 from dubito.uses.decisions.batch_information import joint_information

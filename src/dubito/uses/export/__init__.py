@@ -1,7 +1,5 @@
 """Write a posterior to one file that predicts with its uncertainty and runs without Dubito."""
 
-from __future__ import annotations
-
 from dubito.uses.export.exporting import Exported, export
 from dubito.uses.export.few_bits import export_few_bits, export_int8
 from dubito.uses.export.formats import find_format

@@ -5,8 +5,6 @@ so) with integer `targets` [N]; further position axes, [N, T, C] with [N, T], ar
 [N], of mixtures of K Gaussians [K, N]. A score is a 0-dim float64 tensor without a gradient.
 """
 
-from __future__ import annotations
-
 from dubito.beliefs.prediction.uncertainty import EntropyDecomposition, entropy_decomposition
 from dubito.uses.metrics.accumulator import ClassificationMetrics, RegressionMetrics
 from dubito.uses.metrics.calibration import ReliabilityBins, classwise_ece, ece, mce, reliability

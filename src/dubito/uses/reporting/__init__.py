@@ -1,7 +1,5 @@
 """Evaluate the predictions of posteriors, draw the results, and write them as one HTML page."""
 
-from __future__ import annotations
-
 from dubito.uses.reporting.evaluation import Evaluation
 from dubito.uses.reporting.measure import evaluate
 from dubito.uses.reporting.page import report

@@ -6,8 +6,6 @@ run = dubito.runs.load("houses/")
 run.predict("new.csv")["prediction"]
 """
 
-from __future__ import annotations
-
 from dubito.uses.runs.calibration import Calibration
 from dubito.uses.runs.change import update
 from dubito.uses.runs.doctor import Examined, examine

@@ -4,8 +4,6 @@ app = dubito.serving.application("houses/")     # an ASGI application
 dubito.serving.serve("houses/", port=8000)      # the same with uvicorn, as `dubito serve houses/`
 """
 
-from __future__ import annotations
-
 from dubito.uses.serving.application import application
 from dubito.uses.serving.limits import ServingLimits
 from dubito.uses.serving.server import check_installed, is_loopback, serve
