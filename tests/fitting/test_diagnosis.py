@@ -227,6 +227,12 @@ def test_targets_that_are_equal(task: str) -> None:
     assert posterior.diagnose().verdict == "no"
 
 
+def test_a_network_that_takes_no_single_row() -> None:
+    model = nn.Sequential(nn.Linear(4, 8), nn.BatchNorm1d(8, track_running_stats=False), nn.Linear(8, 3))
+    posterior = MAP().fit(model, classes(), training=Training(epochs=2), progress=False)
+    assert posterior.fit_record.training.num_rows > 1
+
+
 def test_few_data(trained: nn.Module) -> None:
     posterior = Laplace().fit(trained, classes(40), progress=False)
     assert "only 40 training examples" in found(posterior, "few data")
