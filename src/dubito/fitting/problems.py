@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import dataclasses
 import warnings
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
@@ -178,7 +177,7 @@ def resolve_or_recall(
             if tree["identity"] == identity:
                 return _recalled(problem, tree)
     resolved = resolve_training(recipe, problem, data, seed)
-    found = None if resolved.found is None else dataclasses.asdict(resolved.found)
+    found = None if resolved.found is None else asdict(resolved.found)
     changed = {name: getattr(resolved.training, name) for name in CHANGED}
     if distributed.rank() == 0:
         try:
