@@ -1,12 +1,14 @@
 """How good unconverged samples of ``structure="sampled"`` are: a small residual network, against the exact solution.
 
-    DUBITO_DATA=... python benchmarks/solver_steps.py
+    DUBITO_DATA=... python benchmarks/solver_steps.py [--draws 16 64]
 
-The steps are those of `dubito.curvature.sampled`, in float64 with the full matrix in the place of passes over the data.
+All samples are solved for together, so more of them search more directions in each step. The steps are those of
+`dubito.curvature.sampled`, in float64 with the full matrix in the place of passes over the data.
 """
 
 from __future__ import annotations
 
+import argparse
 from typing import Any
 
 import torch
@@ -18,7 +20,7 @@ import dubito
 from dubito import Laplace
 from dubito.curvature.sampled import orthonormal
 
-DRAWS, STEPS = 16, 8
+STEPS = 8
 
 
 class Block(nn.Module):
@@ -48,11 +50,11 @@ def trained(x: Tensor, y: Tensor) -> nn.Module:
     return model.eval()
 
 
-def steps(curvature: Tensor, prior: float, covariance: Any) -> list[str]:
+def steps(curvature: Tensor, prior: float, covariance: Any, num_draws: int) -> list[str]:
     """Return, after each step, the error of the outputs, its estimate and the share of their variance."""
     precision = curvature + prior * torch.eye(len(curvature), dtype=torch.float64)
     root = torch.linalg.cholesky(precision)
-    noise = torch.randn(len(root), DRAWS, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
+    noise = torch.randn(len(root), num_draws, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
     residual = (root @ noise).mT
     exact = torch.cholesky_solve(residual.mT, root).mT
     variance = ((exact @ curvature) * exact).sum()
@@ -73,7 +75,10 @@ def steps(curvature: Tensor, prior: float, covariance: Any) -> list[str]:
 
 
 def main() -> None:
-    """Print one row for each prior precision."""
+    """Print one row for each prior precision and number of samples."""
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--draws", type=int, nargs="+", default=[16])
+    options = parser.parse_args()
     torch.set_num_threads(1)
     x, y = (values[:500] for values in dubito.data.load("cifar10", validation=0.0).train)
     x = F.avg_pool2d(x, 2)
@@ -87,7 +92,9 @@ def main() -> None:
     for prior in (3.0, 30.0, 300.0):
         ones = torch.ones(len(curvature), dtype=torch.float64)
         covariance = fits["kron"].matrix.covariance(prior * ones, torch.ones((), dtype=torch.float64))
-        print(f"| {prior:g} | {' | '.join(steps(curvature, prior, covariance))} |", flush=True)
+        for num_draws in options.draws:
+            found = " | ".join(steps(curvature, prior, covariance, num_draws))
+            print(f"| {prior:g}, {num_draws} samples | {found} |", flush=True)
 
 
 if __name__ == "__main__":

@@ -1,6 +1,6 @@
 """The structures of `Laplace` beside the full covariance: predictive variance, memory and time.
 
-    python benchmarks/structures.py [--seeds 3] [--images 2000] [--parts mlp cnn ekfac resnet20]
+    python benchmarks/structures.py [--seeds 3] [--images 2000] [--parts mlp cnn ekfac resnet20] [--networks LeNet-5]
 
 Two networks that are small enough for ``structure="full"``, on MNIST images of 7 × 7 pixels. All structures have the
 same prior precision; on 500 test images their variances of the outputs are compared with those of ``"full"``. `share`
@@ -9,7 +9,7 @@ guaranteed to be better for a finer structure. Times are in training epochs of t
 `numbers` are those that the posterior keeps, relative to the number of weights.
 
 ``ekfac`` measures the time of an EKFAC fit over that of a Kronecker fit right before it, seven times for each of three
-networks. ``resnet20`` measures 16 samples of ``"sampled"`` on CIFAR-10 images: training epochs, solver error and peak
+networks. ``resnet20`` measures samples of ``"sampled"`` on CIFAR-10 images: training epochs, solver error and peak
 memory.
 """
 
@@ -108,8 +108,8 @@ def show(part: str, seeds: int, images: int) -> None:
         )
 
 
-def ekfac(images: int) -> None:
-    """Print the time of EKFAC over that of K-FAC."""
+def ekfac(images: int, names: list[str] | None) -> None:
+    """Print the time of EKFAC over that of K-FAC, on some networks."""
     x, y = (values[:images] for values in dubito.data.load("mnist", validation=0.0).train)
     deep: list[nn.Module] = [nn.Conv2d(1, 16, 3, padding=1), nn.ReLU()]
     for width, stride in ((16, 2), (32, 1), (32, 2), (64, 1)):
@@ -121,6 +121,8 @@ def ekfac(images: int) -> None:
         "five convolutions": nn.Sequential(*deep),
     }  # fmt: skip
     for name, model in networks.items():
+        if names is not None and name not in names:
+            continue
         train_epoch(model, x, y)
         model.eval()
 
@@ -132,8 +134,8 @@ def ekfac(images: int) -> None:
         print(f"{name}, {images} images: EKFAC takes {summary(found)} times K-FAC", flush=True)
 
 
-def resnet20(images: int, steps: int, prior: float) -> None:
-    """Print what 16 samples of a resnet20 cost."""
+def resnet20(images: int, steps: int, prior: float, draws: int) -> None:
+    """Print what samples of a resnet20 cost."""
     x, y = (values[:images] for values in dubito.data.load("cifar10", validation=0.0).train)
     torch.manual_seed(0)
     model = models.resnet20((3, 32, 32), 10)
@@ -142,12 +144,12 @@ def resnet20(images: int, steps: int, prior: float) -> None:
     model.eval()
     epoch = min(cpu_seconds(lambda: train_epoch(copy.deepcopy(model), x, y)) for _ in range(2))
     kept: list[Any] = []
-    recipe = Laplace(structure="sampled", prior_precision=prior, draws=16, steps=steps)
+    recipe = Laplace(structure="sampled", prior_precision=prior, draws=draws, steps=steps)
     seconds = cpu_seconds(lambda: kept.append(recipe.fit(model, (x, y), progress=False)))
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20
     print(
-        f"resnet20, {images} images, prior precision {prior:g}, at most {steps} steps: {seconds / epoch:.0f} training "
-        f"epochs, error {kept[0].sums['error']:.3f}, peak memory {peak:.2f} GB"
+        f"resnet20, {images} images, {draws} samples, prior precision {prior:g}, at most {steps} steps: "
+        f"{seconds / epoch:.0f} training epochs, error {kept[0].sums['error']:.3f}, peak memory {peak:.2f} GB"
     )
 
 
@@ -157,15 +159,17 @@ def main() -> None:
     parser.add_argument("--seeds", type=int, default=3)
     parser.add_argument("--images", type=int, default=2000)
     parser.add_argument("--parts", nargs="+", choices=("mlp", "cnn", "ekfac", "resnet20"), default=("mlp", "cnn"))
+    parser.add_argument("--networks", nargs="+", help="For ekfac; by default all three.")
     parser.add_argument("--steps", type=int, default=3, help="Of the solver, for resnet20.")
+    parser.add_argument("--draws", type=int, default=16, help="For resnet20.")
     parser.add_argument("--prior", type=float, default=100.0, help="The prior precision, for resnet20.")
     options = parser.parse_args()
     torch.set_num_threads(1)
     for part in options.parts:
         if part == "resnet20":
-            resnet20(options.images, options.steps, options.prior)
+            resnet20(options.images, options.steps, options.prior, options.draws)
         elif part == "ekfac":
-            ekfac(options.images)
+            ekfac(options.images, options.networks)
         else:
             show(part, options.seeds, options.images)
 
