@@ -97,7 +97,7 @@ class TestCompress:
         inputs, targets = (torch.cat(pair) for pair in zip(dataset.train, dataset.validation, strict=True))
         before, after = (float((net(inputs).argmax(1) == targets).float().mean()) for net in (made.dense, made.model))
         assert after >= before - 0.01 - 1e-6
-        with pytest.raises(InputError, match="`at_most` must be a fraction"):
+        with pytest.raises(InputError, match="`at_most` must be a number of at least 0 and below 1"):
             runs.compressed(run, dataset, 1.0)
 
 
