@@ -26,12 +26,15 @@ class Traceable(NamedTuple):
         approximations: How it differs from `Posterior.predict` with the same draws, one sentence each; none if it
             computes the same numbers up to rounding.
         reference_samples: For an approximation, the number of samples of the prediction that it is compared with.
+        makes_weights: Whether it makes the weights of members from shared ones. That is for file formats whose runtimes
+            compute such constants once, when they load the file.
     """
 
     predict: Predictor
     form: str
     approximations: tuple[str, ...] = ()
     reference_samples: int | None = None
+    makes_weights: bool = False
 
 
 class HasTraceable(ABC):

@@ -26,7 +26,7 @@ from export_cases import (
 from torch import nn
 
 import dubito
-from dubito import MAP, Laplace, Posterior, Training, Variational, decisions, select
+from dubito import MAP, BatchEnsemble, Laplace, Posterior, Training, Variational, decisions, select
 from dubito.core.settings import load_all
 from dubito.methods.map.posterior import PointPosterior
 from dubito.uses.runs.guard import GuardedPosterior, TrainingRange
@@ -180,6 +180,27 @@ def test_images_and_sequences(tmp_path: Path) -> None:
         made = posterior.export(tmp_path / f"net{SUFFIX}", ("probs", "epistemic"), example=x[:5])
         assert made.difference < 1e-5
         found, wanted = run_file(tmp_path / f"net{SUFFIX}", x[5:6]), expected(posterior, x[5:6], made.outputs)
+        assert all(torch.allclose(found[key], wanted[key], atol=1e-5) for key in wanted)
+
+
+def test_members_of_a_convolutional_network_share_its_weights(tmp_path: Path) -> None:
+    """An ONNX file makes the weights of members when it is loaded; a program of torch would do so in every call."""
+    torch.manual_seed(0)
+    images, made = torch.randn(20, 1, 6, 6), {}
+    model = nn.Sequential(
+        nn.Conv2d(1, 24, 3), nn.BatchNorm2d(24), nn.ReLU(), nn.Conv2d(24, 48, 3), nn.ReLU(), nn.Flatten(),
+        nn.Linear(192, 64), nn.ReLU(), nn.Linear(64, 3),
+    )  # fmt: skip
+    for members in (1, 4):
+        recipe = BatchEnsemble(members=members, start="model", spread=0.3)
+        posterior = recipe.fit(model, (images, torch.arange(20) % 3), training=SHORT, progress=False)
+        made[members] = posterior.export(tmp_path / f"net{SUFFIX}", ("probs", "epistemic"), example=images[:5])
+    assert made[4].form == (
+        "4 networks with shared weights" if SUFFIX == ".onnx" else "one network on 4 copies of the inputs"
+    )
+    assert made[4].num_bytes < 1.5 * made[1].num_bytes
+    for rows in (1, 7):
+        found, wanted = run_file(made[4].path, images[-rows:]), expected(posterior, images[-rows:], made[4].outputs)
         assert all(torch.allclose(found[key], wanted[key], atol=1e-5) for key in wanted)
 
 

@@ -7,6 +7,7 @@ from collections.abc import Callable
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.nn import functional as F
 
 from dubito.core.tracing import record_with_gradients
 from dubito.uses.export.graph import record
@@ -72,6 +73,64 @@ def test_fewer_operations_give_the_same_numbers(
     for rows in (1, 7):
         x = torch.rand(rows, 4, generator=torch.Generator().manual_seed(rows))
         torch.testing.assert_close(program.module()(x)[0], function(x), rtol=1e-6, atol=1e-6)
+
+
+SHARED, SECOND = torch.linspace(-1, 1, 1200).reshape(40, 30), torch.linspace(1, -1, 1200).reshape(30, 40)
+TABLE, KERNEL = torch.linspace(-1, 1, 1200).reshape(40, 30), torch.linspace(-1, 1, 1350).reshape(10, 15, 3, 3)
+MEMBERS = [0.5 + torch.rand(160, generator=torch.Generator().manual_seed(m)) for m in range(3)]
+
+
+def member_layer(x: Tensor, weight: Tensor, v: Tensor) -> Tensor:
+    rows, columns = weight.shape
+    return F.linear(x, weight * v[:columns] * v[columns : columns + rows].unsqueeze(1), v[-rows:])
+
+
+def two_layers(x: Tensor) -> Tensor:
+    found = [member_layer(member_layer(x, SHARED, v).relu(), SECOND, v) for v in MEMBERS]
+    return torch.stack(found).softmax(-1).mean(0)
+
+
+def one_layer_twice(x: Tensor) -> Tensor:
+    square = SHARED @ SECOND
+    found = [member_layer(member_layer(x.repeat(1, 2)[:, :40], square, v).relu(), square, v) for v in MEMBERS]
+    return torch.stack(found).mean(0)
+
+
+def unequal_use(x: Tensor) -> Tensor:
+    first, *others = [member_layer(x, SHARED, v) for v in MEMBERS]
+    return first.relu() + torch.stack(others).tanh().sum(0)
+
+
+def looked_up(x: Tensor) -> Tensor:
+    rows = x.abs().mul(10).long()
+    return torch.stack([F.embedding(rows, TABLE * v[:30]) for v in MEMBERS]).sum(0)
+
+
+def convolved(x: Tensor) -> Tensor:
+    images = x[:, :15, None, None].expand(-1, -1, 4, 4)
+    return torch.stack([F.conv2d(images, KERNEL * v[:10, None, None, None]).relu() for v in MEMBERS]).sum(0)
+
+
+@pytest.mark.parametrize(
+    ("function", "layer", "count"),
+    [
+        (two_layers, aten.linear.default, 2),
+        (one_layer_twice, aten.linear.default, 6),
+        (unequal_use, aten.linear.default, 1),
+        (looked_up, aten.embedding.default, 1),
+        (convolved, aten.conv2d.default, 3),
+    ],
+)
+def test_members_share_large_weights(function: Callable[[Tensor], Tensor], layer: object, count: int) -> None:
+    """A weight is stored once; dense layers are one product unless one of them needs another."""
+    examples = torch.randn(5, 30, generator=torch.Generator().manual_seed(0))
+    program = record(Program(function), (examples,), share=True)
+    assert sum(node.target == layer for node in program.graph.nodes) == count
+    stored = sum(value.numel() for value in program.state_dict.values())
+    assert stored < {two_layers: 2400, one_layer_twice: 1600}.get(function, 1350) + 3 * 200
+    for rows in (1, 7):
+        x = torch.randn(rows, 30, generator=torch.Generator().manual_seed(rows))
+        torch.testing.assert_close(program.module()(x)[0], function(x), rtol=1e-5, atol=1e-4)
 
 
 @pytest.mark.parametrize(

@@ -190,6 +190,7 @@ def _mixed(members: tuple[Traceable, ...]) -> Traceable:
         f"{len(members)} members, each: {' or '.join(found)}",
         tuple(dict.fromkeys(note for member in members for note in member.approximations)),
         members[0].reference_samples,
+        any(member.makes_weights for member in members),
     )
 
 

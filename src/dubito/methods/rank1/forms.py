@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
+from dubito.beliefs.prediction import Prediction
 from dubito.core import batches
 from dubito.core.errors import UnsupportedError
 from dubito.fitting.traceable import Traceable
@@ -18,11 +19,12 @@ if TYPE_CHECKING:
 
 
 def forms(posterior: Rank1Posterior, example: Any, num_samples: int, generator: torch.Generator) -> Iterator[Traceable]:
-    """Yield the widened network, and where layers do not allow it the members one by one.
+    """Yield members whose weights are made of the shared ones, then one network for all of them.
 
-    The copies of the inputs differ only in their factors. So a file holds the shared weights once, and each layer is
-    one product for all members. Where the network allows it, the copies are made at the first layer with factors; a
-    network of dense layers takes them on an axis of their own.
+    A file holds the shared weights once. A network of dense layers takes copies of the inputs on a new axis, which
+    differ only in their factors: each layer is one product for all members. In other networks factors would be passes
+    over large activations, so each member has weights of its own, which are made when the file is loaded. Where the
+    format cannot do that, the copies are made at the first layer with factors if the network allows it.
 
     Args:
         posterior: A working copy.
@@ -50,8 +52,19 @@ def forms(posterior: Rank1Posterior, example: Any, num_samples: int, generator: 
     expected = one_by_one(few)
     ways = [partial(widened, copy_at) for copy_at in ("a new axis", "the first layer", "inputs")]
     found = next((way for way in ways if _agrees(way, few, expected)), one_by_one)
+    if posterior.mixture.mergeable and found is not ways[0]:
+        yield _from_shared(posterior, list(zip(components, factors, strict=True)))
     form = f"{count} weight samples" if found is one_by_one else f"one network on {count} copies of the inputs"
     yield Traceable(lambda inputs: posterior.likelihood.predict_samples(found(inputs)), form)
+
+
+def _from_shared(posterior: Rank1Posterior, members: list[tuple[int, Tensor]]) -> Traceable:
+    """Return the form with a network for each member, whose weights are products of the shared ones with factors."""
+
+    def predict(inputs: Any) -> Prediction:
+        return posterior.likelihood.predict_samples(torch.stack(list(posterior.outputs_of(members, inputs))))
+
+    return Traceable(predict, f"{len(members)} networks with shared weights", makes_weights=True)
 
 
 def _agrees(compute: Callable[[Any], Tensor], inputs: Any, expected: Tensor) -> bool:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, Self
@@ -132,6 +132,11 @@ class Rank1Posterior(Posterior):
                 yield params.functional_call(self.model, values, inputs)
 
         return outputs
+
+    def outputs_of(self, pairs: Sequence[tuple[int, Tensor]], inputs: Any) -> Iterator[Tensor]:
+        """Yield the outputs of each pair of component and factors; weights are made of the shared ones in each call."""
+        for component, factors in pairs:
+            yield params.functional_call(self.model, self._values(component, factors), inputs)
 
     def center(self) -> Tensor:
         """Return the medians of all factors ``[K, D]``."""

@@ -127,6 +127,8 @@ class Job:
         failed = ""
         with self.posterior.working_copy() as own, torch.no_grad():
             for form in own.forms(self.given(), self.draws.num_samples, self.draws.generator(), **self.options):
+                if form.makes_weights and not file_format.computes_constants_once:
+                    continue
                 allowed = tolerance or check.usual_tolerance(own.dtype, not form.approximations)
                 reference = expected if form.reference_samples is None else self.predict(form.reference_samples)
                 converted, errors = self._converted(own, form, file_format, outputs, reference, allowed)
@@ -154,7 +156,7 @@ class Job:
         rows = self.inputs.traced_rows()
         check.can_take_any_number_of_rows(program, rows)  # draws all random numbers too
         half = own.dtype in (torch.float16, torch.bfloat16)
-        recorded = record(program, rows, torch.float32 if half else None)
+        recorded = record(program, rows, torch.float32 if half else None, share=form.makes_weights)
         converted = file_format.convert(recorded, self.inputs.names, [output.name for output in outputs])
         run = file_format.load(file_format.content(converted, {}))
         context = Context(reference, centre_logits(centre, self.given(len(reference))))

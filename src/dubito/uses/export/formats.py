@@ -10,7 +10,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
@@ -29,7 +29,13 @@ _PLACE = "dubito:"
 
 
 class Format(ABC):
-    """One file format."""
+    """One file format.
+
+    Attributes:
+        computes_constants_once: Whether its runtime computes what depends on constants alone when it loads a file.
+    """
+
+    computes_constants_once: ClassVar[bool] = False
 
     def check_installed(self) -> None:  # noqa: B027 - most formats need nothing
         """Raise an error if a package that the format needs is missing."""
@@ -49,6 +55,8 @@ class Format(ABC):
 
 class Onnx(Format):
     """ONNX with the operators of the standard."""
+
+    computes_constants_once = True
 
     def check_installed(self) -> None:
         """Raise an error unless the extra "onnx" is installed."""

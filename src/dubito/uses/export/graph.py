@@ -13,6 +13,7 @@ from torch.export import ExportedProgram
 
 from dubito.core.settings import digest
 from dubito.core.tracing import export_any_batch, recording
+from dubito.uses.export.members import join_members
 from dubito.uses.export.simplify import simplify
 
 _HALF = (torch.float16, torch.bfloat16)
@@ -22,19 +23,23 @@ _SMALL = 1024
 _CREATE = (torch.ops.aten.full.default, torch.ops.aten.eye.default, torch.ops.aten.ones.default)
 
 
-def record(module: nn.Module, inputs: tuple[Tensor, ...], dtype: torch.dtype | None = None) -> ExportedProgram:
+def record(
+    module: nn.Module, inputs: tuple[Tensor, ...], dtype: torch.dtype | None = None, *, share: bool = False
+) -> ExportedProgram:
     """Record a module that takes tensors with a batch axis and returns a tuple of tensors; the batch size stays free.
 
     Args:
         module: The module.
         inputs: At least two rows of each input.
         dtype: Compute in this type where the module computes in float16 or bfloat16.
+        share: Keep products of large constants as operations, so that weights of members are stored once; dense layers
+            of members that share a weight are joined.
     """
     with recording(), torch.no_grad():
         found = export_any_batch(module, inputs)
         if any(_is_in_place(node) for node in found.graph.nodes):
             found = found.run_decompositions({})
-        tidy = _tidied(found, dtype)
+        tidy = _tidied(found, dtype, share)
         placed = inputs if dtype is None else tuple(_retyped(each, dtype) for each in inputs)
         return export_any_batch(tidy, placed)
 
@@ -45,10 +50,10 @@ def _is_in_place(node: fx.Node) -> bool:
     return schema is not None and schema.is_mutable
 
 
-def _tidied(program: ExportedProgram, dtype: torch.dtype | None) -> fx.GraphModule:
+def _tidied(program: ExportedProgram, dtype: torch.dtype | None, share: bool) -> fx.GraphModule:
     """Return a graph in which equal constants and equal operations occur once."""
     held = {spec.arg.name: spec.target for spec in program.graph_signature.input_specs if spec.target is not None}
-    tensors, made, place = {**program.state_dict, **program.constants}, _Graph(dtype), dict[fx.Node, fx.Node]()
+    tensors, made, place = {**program.state_dict, **program.constants}, _Graph(dtype, share), dict[fx.Node, fx.Node]()
     for node in program.graph.nodes:
         if node.op == "placeholder":
             name = held.get(node.name)
@@ -59,6 +64,7 @@ def _tidied(program: ExportedProgram, dtype: torch.dtype | None) -> fx.GraphModu
         elif "assert" not in str(node.target):
             arguments = fx.node.map_arg((node.args, node.kwargs), lambda each: place[each])
             place[node] = made.operation(node.target, *_with_type(arguments, dtype))
+        if node in place:
             place[node].meta.setdefault("val", node.meta.get("val"))
     return made.finished()
 
@@ -66,10 +72,11 @@ def _tidied(program: ExportedProgram, dtype: torch.dtype | None) -> fx.GraphModu
 class _Graph:
     """A graph that is built node by node; what is there already is not added again."""
 
-    def __init__(self, dtype: torch.dtype | None) -> None:
-        self.graph, self.dtype = fx.Graph(), dtype
+    def __init__(self, dtype: torch.dtype | None, share: bool) -> None:
+        self.graph, self.dtype, self.share = fx.Graph(), dtype, share
         self.known: dict[Any, fx.Node] = {}
         self.values: dict[fx.Node, Any] = {}  # of constants
+        self.products: dict[fx.Node, Tensor] = {}  # values of operations on constants that are kept
 
     def constant(self, value: Tensor) -> fx.Node:
         """Return the node of a constant."""
@@ -86,25 +93,39 @@ class _Graph:
         if key not in self.known:
             inputs: list[fx.Node] = []
             fx.node.map_arg((args, kwargs), inputs.append)
-            known = self.values.keys() >= {*inputs} if inputs else target in _CREATE
+            held = [each in self.values or each in self.products for each in inputs]
+            known = all(held) if held else target in _CREATE
             result = target(*self._valued(args), **self._valued(kwargs)) if known else None
-            if isinstance(result, Tensor) and result.numel() <= max(_SMALL, sum(map(self._size, inputs))):
+            kept = isinstance(result, Tensor) and self._is_product(target, inputs, result)
+            if isinstance(result, Tensor) and not kept and result.numel() <= max(_SMALL, sum(map(self._size, inputs))):
                 self.known[key] = self.constant(result)
             else:
                 self.known[key] = self.graph.call_function(target, args, kwargs)
+                if isinstance(result, Tensor) and kept:
+                    self.products[self.known[key]] = result
                 if isinstance(result, list | tuple):  # the parts of a constant, which are then read one by one
                     self.values[self.known[key]] = result
         return self.known[key]
 
+    def _is_product(self, target: Any, inputs: list[fx.Node], result: Tensor) -> bool:
+        """Return whether a result is a large constant that is not stored, because it is made of a shared one."""
+        made = target == torch.ops.aten.mul.Tensor or any(each in self.products for each in inputs)
+        return self.share and made and result.numel() > _SMALL
+
+    def _value(self, node: fx.Node) -> Any:
+        return self.values[node] if node in self.values else self.products[node]
+
     def _valued(self, arguments: Any) -> Any:
-        return fx.node.map_arg(arguments, lambda node: self.values[node])
+        return fx.node.map_arg(arguments, self._value)
 
     def _size(self, node: fx.Node) -> int:
-        value = self.values[node]
+        value = self._value(node)
         return value.numel() if isinstance(value, Tensor) else sum(each.numel() for each in value)
 
     def finished(self) -> fx.GraphModule:
         """Return the module of the graph, with the constants that are used."""
+        if self.share:
+            join_members(self.graph, self.values)
         simplify(self.graph, self.values)
         self.graph.eliminate_dead_code()
         root = nn.Module()
