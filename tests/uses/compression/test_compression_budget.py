@@ -14,7 +14,7 @@ from dubito.errors import InputError, MissingDataError
 from torch import nn
 
 from dubito import MAP, Laplace, Posterior, Training, rules
-from dubito.uses.compression.costs import layer_macs, per_cost
+from dubito.uses.compression.costs import LayerCosts, layer_macs, per_cost
 from dubito.uses.compression.report import num_macs
 from dubito.uses.compression.search import score_of
 from dubito.uses.compression.units_by_fx import trace
@@ -88,6 +88,25 @@ def test_limits_together_and_training_data_for_fine_tuning() -> None:
         compress(posterior(), budget=Budget(size=10), data=HELD_OUT)
 
 
+def test_operations_are_weighted_by_the_time_they_take() -> None:
+    """A clock of 9 for each unit of the first layer and 1 for each of the second, with 10 operations each."""
+    model = nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 6), nn.ReLU(), nn.Linear(6, 2)).eval()
+    x = torch.randn(3, 4)
+    groups = trace(model, x)
+
+    def clock(network: nn.Module) -> float:
+        layers: Any = network
+        return 9.0 * layers[0].out_features + layers[2].out_features
+
+    costs = LayerCosts(model, groups, "macs", x, clock)
+    mean = (4 * 9 + 3 * 1) / (4 * (4 + 6) + 3 * (8 + 2))  # half of the units of each go
+    rates = {"0": 9 / (4 + 6) / mean, "2": 1 / (8 + 2) / mean}
+    assert costs.rates == pytest.approx(rates)
+    assert costs.of_unit(groups[0]) / costs.of_unit(groups[1]) == pytest.approx(9.0)
+    slow = LayerCosts(model, groups, "macs", x, lambda network: 0.0)  # nothing to be measured: operations alone
+    assert slow.of_unit(groups[0]) == pytest.approx(LayerCosts(model, groups, "macs", x).of_unit(groups[0]))
+
+
 def test_units_go_by_damage_per_cost() -> None:
     """Two layers with equal damages: a unit of the one that costs more goes first."""
     model = nn.Sequential(nn.Linear(100, 4), nn.ReLU(), nn.Linear(4, 4), nn.ReLU(), nn.Linear(4, 2))
@@ -95,7 +114,7 @@ def test_units_go_by_damage_per_cost() -> None:
     assert layer_macs(model, {"0", "2"}, x) == {"0": 400.0, "2": 16.0}
     groups = trace(model, x) or []
     relevance = {group.name: torch.ones(4) for group in groups}
-    found = per_cost(model, groups, relevance, "macs", x)
+    found = per_cost(groups, relevance, LayerCosts(model, groups, "macs", x))
     assert found["0"].min().item() == pytest.approx(1 / (100 + 4))
     assert found["2"].min().item() == pytest.approx(1 / (4 + 2))
     assert all(int(value.isinf().sum()) == 1 for value in found.values())  # one unit of each layer always stays

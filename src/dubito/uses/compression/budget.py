@@ -44,7 +44,7 @@ class Budget:
     Args:
         size: The largest file that `Compression.save` writes, in bytes or as text: ``"200 kB"``.
         macs: The share of multiply-accumulates that may stay: 0.25 is a quarter.
-        speedup: How many times faster the network must be, as measured in `runtime`.
+        speedup: How many times faster the network must be, as measured in `runtime`. Units go by damage per time then.
         latency: The longest time of one call, in seconds or as text: ``"2 ms"``, as measured in `runtime`.
         error: By how much the error rate may grow on the validation data; for regression, by which fraction of itself
             the root mean squared error may.
@@ -174,7 +174,7 @@ class Meter:
         self.example = None if example is None else repeated(example, budget.batch_size)
         self.whole = None if score is None else score(dense)
         self.dense_macs = None if budget.macs is None else num_macs(dense, self.example)
-        self.dense_seconds = self._seconds(dense) if budget.times else None
+        self.dense_seconds = time_of_call(budget, example, dense) if budget.times else None
 
     def measure(self, made: Compression, target: float, rounding: float) -> Candidate:
         """Measure one network; if size is limited, its error is that of the network in a file that is small enough."""
@@ -188,7 +188,7 @@ class Meter:
                 num_bytes = made.save(Path(folder) / "network", rounding=rounding)
                 if num_bytes <= budget.num_bytes:
                     error = self.growth(load(Path(folder) / "network", made.dense))
-        taken = self._seconds(made.model) if budget.times else None
+        taken = time_of_call(budget, self.example, made.model) if budget.times else None
         return Candidate(target, macs, num_bytes, taken, error, rounding)
 
     def growth(self, model: torch.nn.Module) -> float | None:
@@ -214,12 +214,15 @@ class Meter:
         """Return whether the error of a network is within the budget."""
         return self.budget.error is None or (found.error is not None and found.error <= self.budget.error + 1e-12)
 
-    @torch.no_grad()
-    def _seconds(self, model: torch.nn.Module) -> float:
-        if self.budget.runtime == "torch":
-            return seconds(lambda: params.call(model, self.example))
-        with tempfile.TemporaryDirectory() as folder:
-            return _onnx_seconds(model, Path(folder) / "network.onnx", self.example)
+
+@torch.no_grad()
+def time_of_call(budget: Budget, example: Any, model: torch.nn.Module) -> float:
+    """Return the seconds of one call with as many inputs, and in the runtime, that a budget names."""
+    inputs = repeated(example, budget.batch_size)
+    if budget.runtime == "torch":
+        return seconds(lambda: params.call(model, inputs))
+    with tempfile.TemporaryDirectory() as folder:
+        return _onnx_seconds(model, Path(folder) / "network.onnx", inputs)
 
 
 def _onnx_seconds(model: torch.nn.Module, path: Path, example: Any) -> float:

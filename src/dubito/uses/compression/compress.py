@@ -6,6 +6,7 @@ import warnings
 from collections.abc import Iterator
 from contextlib import nullcontext
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any, Literal
 
 import torch
@@ -20,7 +21,7 @@ from dubito.core.widest import at_home
 from dubito.fitting.checks import outputs_of
 from dubito.fitting.posterior import Posterior
 from dubito.fitting.training import Training
-from dubito.uses.compression.budget import Budget, Candidate, Meter, search
+from dubito.uses.compression.budget import Budget, Candidate, Meter, search, time_of_call
 from dubito.uses.compression.features import live_features
 from dubito.uses.compression.finetune import default_training
 from dubito.uses.compression.finetune import finetune as train_on
@@ -116,7 +117,8 @@ def compress(
         cost, block = (None, 1) if budget is None else (budget.cost, budget.block)
         seen = data if finetune is None else finetune
         rows = measured_rows(posterior, seen, example) if structure != "weights" else ()
-        pruner = Pruner.of(posterior, rule, structure, example, allow_empty, generator, cost, rows, block)
+        timer = partial(time_of_call, budget, example) if budget is not None and budget.times else None
+        pruner = Pruner.of(posterior, rule, structure, example, allow_empty, generator, cost, rows, block, timer)
         rule, rounding, candidates = _amount(rule, budget, pruner, data, finetune is not None)
         plan, model = pruner.at(rule)
         if by_default and data is not None and finetune is None and _costs_much(posterior, data, pruner, model, rule):

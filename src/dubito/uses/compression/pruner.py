@@ -16,7 +16,7 @@ from dubito.core.params import Params
 from dubito.fitting.posterior import Posterior
 from dubito.networks.adapters import has_adapters, record_ranks_
 from dubito.networks.twin import copied
-from dubito.uses.compression.costs import Cost, LayerCosts, per_cost
+from dubito.uses.compression.costs import Cost, LayerCosts, Timer, per_cost
 from dubito.uses.compression.elimination import Elimination
 from dubito.uses.compression.features import first_matrix, live_features
 from dubito.uses.compression.plan import Plan, both
@@ -77,10 +77,11 @@ class Pruner:
         cost: Cost | None = None,
         inputs: Iterable[Any] = (),
         multiple: int = 1,
+        timer: Timer | None = None,
     ) -> Pruner:
         """Compute the relevances and, for units, the groups; with a cost, relevances are per cost.
 
-        Activations are measured on `inputs`.
+        Activations are measured on `inputs`, and time by `timer`.
         """
         relevance = rule.relevance(statistics_of(posterior, rule), generator=generator)
         mean, variance = posterior.marginals()
@@ -96,14 +97,14 @@ class Pruner:
             first = first_matrix(center, example) if structure == "units" else None
             columns = {first: relevance[first]} if first in relevance else {}
             groups = _groups(center, example, structure)
+            costs = None if cost is None else LayerCosts(center, groups, cost, example, timer)
             if rule.eliminates:
-                costs = None if cost is None else LayerCosts(center, groups, cost, example)
                 rows = tuple(inputs)
                 elimination = Elimination(center, groups, rows, data_precision(posterior), costs)
                 relevance = elimination.relevance
             else:
                 relevance = unit_relevance(center, groups, relevance, rule)
-                relevance = relevance if cost is None else per_cost(center, groups, relevance, cost, example)
+                relevance = relevance if costs is None else per_cost(groups, relevance, costs)
             require_units(relevance)
         return cls(
             posterior, center, rule, relevance, groups, columns, example, allow_empty, elimination, rows, multiple
