@@ -73,6 +73,8 @@ class Posterior(ChecksPredictions, HasWorkingCopies, HasTraceable, ABC):
     """Whether the weights are uncertain, so that epistemic uncertainty is expected."""
     more_spread: ClassVar[str] = "Use a smaller prior precision (a wider prior), or select more weights."
     """What to do if the epistemic uncertainty is too small."""
+    noise_shrinks: ClassVar[bool] = True
+    """Whether the learned noise of a regression is that of training data, to which the network was fitted."""
     fit_record: FitRecord | None = None
     """What was measured at the end of the fit; None for a posterior that was made in another way."""
     explanation: AutoExplanation | None = None

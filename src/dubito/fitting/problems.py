@@ -135,7 +135,7 @@ def finish(
     with Stream(0, posterior.device).active():  # for networks that draw random numbers
         noise = resolved.noise
         learned = trains and has_learned_noise(resolved.likelihood) and resolved.training.evidence_every is None
-        if learned and posterior.has_spread:  # a single network has seen to it
+        if learned and posterior.noise_shrinks and posterior.has_spread:  # a single network has seen to it
             own = posterior.likelihood.noise  # type: ignore[attr-defined]
             noise = unfitted_noise(posterior.model, own, source, validation)
         if noise is not None:

@@ -77,6 +77,7 @@ class VariationalPosterior(Posterior):
     """
 
     family = "Variational"
+    noise_shrinks = False  # the bound pays for the uncertainty of weights
 
     def __init__(
         self,
