@@ -482,3 +482,18 @@ def test_a_default_that_would_ruin_a_regression_removes_less() -> None:
     made = compress(loose, data=(x, y), allow_empty=True)
     score = score_of(loose, (x, y))
     assert score(made.model) >= 1.01 * score(made.dense)
+
+
+def test_a_default_that_would_keep_nearly_all_removes_more() -> None:
+    """Under a narrow prior model reduction keeps nearly all weights; a hundredth of the accuracy pays for far more."""
+    torch.manual_seed(0)
+    digits = dubito.data.load("digits")
+    model = dubito.models.mlp(64, 10, hidden=50)
+    trained = MAP().fit(model, digits.train, training=Training(epochs=40, lr=1e-2), progress=False).model
+    posterior = Laplace(prior_precision=2000.0).fit(trained, digits.train, progress=False)
+    judged, alone = dubito.compress(posterior, data=digits.validation), dubito.compress(posterior)
+    assert alone.plan.sparsity < 0.2
+    assert judged.plan.sparsity > 0.4
+    x, y = digits.validation
+    accuracies = [float((network(x).argmax(1) == y).float().mean()) for network in (trained, judged.model)]
+    assert accuracies[0] - accuracies[1] <= 0.01 + 1e-6

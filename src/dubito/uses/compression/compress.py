@@ -72,8 +72,8 @@ def compress(
     Args:
         posterior: Any posterior with `marginals()`: variational, Laplace, SWAG, samplers around one mode, a point.
         rule: One of `dubito.rules`; by default the posterior's own: `LogAlpha(3)` under a log-uniform prior, else
-            `ModelReduction()`. If that one costs more than a hundredth of the accuracy on `data` (for regression, of
-            the RMSE), as much is removed by the least posterior damage as costs no more.
+            `ModelReduction()`. With `data`, as much is removed by the least posterior damage as costs a hundredth of
+            the accuracy (for regression, of the RMSE) on them, if that is more, or if model reduction costs more.
         budget: What the network may cost: `compression.Budget(macs=0.25, error=0.01)`. The amount is searched, and
             units go by their posterior damage per cost (MACs, or bytes for a size). `rule` then only ranks them.
         structure: ``"weights"`` sets single weights to zero, which makes the file small; ``"units"`` removes neurons
@@ -121,11 +121,14 @@ def compress(
         pruner = Pruner.of(posterior, rule, structure, example, allow_empty, generator, cost, rows, block, timer)
         rule, rounding, candidates = _amount(rule, budget, pruner, data, finetune is not None)
         plan, model = pruner.at(rule)
-        if by_default and data is not None and finetune is None and _costs_much(posterior, data, pruner, model, rule):
-            return compress(
+        if by_default and data is not None and finetune is None and isinstance(rule, ModelReduction):
+            # the evidence judges weights one by one, but they go together, and it may keep nearly all
+            judged = compress(
                 posterior, ranking_rule(posterior).replace(max_drop=SPARED), structure=structure, data=data,
                 example=example, allow_empty=allow_empty, generator=generator,
             )  # fmt: skip
+            if judged.plan.sparsity > plan.sparsity or _costs_much(score_of(posterior, data), pruner.center, model):
+                return judged
         if finetune is not None:
             taught = Taught(finetune, training, teacher, temperature, generator)
             plan, model = retrained(posterior, plan, model, example, taught)
@@ -196,12 +199,9 @@ def _within(
     return search(pruner.rule, meter, make, check_error=not finetuned)
 
 
-def _costs_much(posterior: Posterior, data: Data, pruner: Pruner, model: nn.Module, rule: Rule) -> bool:
-    """Return whether the evidence of single weights misled: they are judged one by one, but go together."""
-    if not isinstance(rule, ModelReduction):
-        return False
-    score = score_of(posterior, data)
-    before, after = score(pruner.center), score(model)
+def _costs_much(score: Score, dense: nn.Module, model: nn.Module) -> bool:
+    """Return whether a smaller network has a score that is lower by more than `SPARED`."""
+    before, after = score(dense), score(model)
     return before - after > (SPARED if before >= 0 else SPARED * -before)
 
 
