@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import math
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -484,14 +485,17 @@ def test_a_default_that_would_ruin_a_regression_removes_less() -> None:
     assert score(made.model) >= 1.01 * score(made.dense)
 
 
-def test_a_default_that_would_keep_nearly_all_removes_more() -> None:
+def test_a_default_that_would_keep_nearly_all_removes_more(monkeypatch: pytest.MonkeyPatch) -> None:
     """Under a narrow prior model reduction keeps nearly all weights; a hundredth of the accuracy pays for far more."""
     torch.manual_seed(0)
     digits = dubito.data.load("digits")
     model = dubito.models.mlp(64, 10, hidden=50)
     trained = MAP().fit(model, digits.train, training=Training(epochs=40, lr=1e-2), progress=False).model
     posterior = Laplace(prior_precision=2000.0).fit(trained, digits.train, progress=False)
-    judged, alone = dubito.compress(posterior, data=digits.validation), dubito.compress(posterior)
+    monkeypatch.setattr(sys.modules["dubito.uses.compression.compress"], "LITTLE", 0.2)
+    with pytest.warns(UserWarning, match="give held-out data="):
+        alone = dubito.compress(posterior)
+    judged = dubito.compress(posterior, data=digits.validation)
     assert alone.plan.sparsity < 0.2
     assert judged.plan.sparsity > 0.4
     x, y = digits.validation

@@ -44,6 +44,8 @@ EXAMPLE_ROWS = 128
 MEASURED_ROWS = 2048
 # The fall of accuracy (for regression, the growth of the RMSE as a fraction) from which a default is questioned.
 RUINED = 0.1
+# The share of weights from which on the default without data has removed enough.
+LITTLE = 0.1
 # The fall that the default may cost where it can choose how much to remove.
 SPARED = 0.01
 
@@ -134,6 +136,13 @@ def compress(
             plan, model = retrained(posterior, plan, model, example, taught)
         elif by_default and data is not None:
             _question(score_of(posterior, data), pruner.center, model, plan)
+        elif by_default and isinstance(rule, ModelReduction) and plan.sparsity < LITTLE:
+            warnings.warn(
+                f"Model reduction, the default without data, removed only {plan.sparsity:.0%} of the weights: give "
+                "held-out data=, on which more is removed as long as it costs no accuracy, or a rule with a target, as "
+                "rules.PosteriorDamage(0.8, kind='obs', update=True).",
+                stacklevel=2,
+            )
         return Compression(posterior, rule, plan, model, pruner, data, example, candidates, rounding)
 
 
