@@ -122,11 +122,12 @@ def linearized_variance(model: nn.Module, source: Source) -> float | None:
     network fits all targets exactly. It is None if there are too many examples, outputs or weights, or weights without
     layer rules.
     """
-    selection, rows = Selection.all_of(model), list(source.spread(MOST_LINEARIZED))
+    selection, size = Selection.all_of(model), min(source.num_data, MOST_LINEARIZED)
+    if 2 * size < source.num_data or size * selection.num_weights > numbers(limits.current().kept_gradients):
+        return None
+    rows = list(source.spread(MOST_LINEARIZED))
     targets = torch.cat([batch.targets.reshape(batch.num_rows, -1) for batch in rows])
-    entries = MOST_LINEARIZED if source.num_data > MOST_LINEARIZED else source.num_data
-    too_many = source.num_data > 2 * MOST_LINEARIZED or targets.shape[1] > MOST_OUTPUTS
-    if too_many or entries * selection.num_weights > numbers(limits.current().kept_gradients):
+    if targets.shape[1] > MOST_OUTPUTS:
         return None
     engine = Engine(model, list(selection.names))
     if engine.unruled or engine.along is not None:
