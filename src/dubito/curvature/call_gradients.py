@@ -43,7 +43,7 @@ class CallGradient:
         if isinstance(self.rows, ElementwiseRows) or self.rule.normalizes:
             return None
         if isinstance(self.rows, DenseRows | GroupedRows):
-            return type(self.rule), *self.rows.a.shape[2:]
+            return type(self.rule), *self.rows.shape[2:]
         return type(self.rule), type(self.rows)
 
     def take(self, rows: slice, columns: slice = slice(None)) -> CallGradient:
@@ -52,7 +52,7 @@ class CallGradient:
         if isinstance(self.rows, IndexRows):
             inputs = self.rows._replace(ids=self.rows.ids[rows])
         elif self.rows is not None:
-            inputs = type(self.rows)(self.rows.a[rows])
+            inputs = self.rows.of(self.rows.a[rows])
         return replace(self, rows=inputs, grad=self.grad[columns, rows])
 
     def grads_as_rows(self) -> Tensor:
@@ -117,7 +117,8 @@ class CallGradient:
         rows: Rows = self.rows
         if right is not None:
             assert isinstance(rows, DenseRows | GroupedRows)
-            rows = type(rows)(_times(rows.a, right, workspace))
+            found = rows.times(right)
+            rows = rows.of(_times(rows.a, right, workspace) if found is None else found)
         grads = self.grads_as_rows()
         if isinstance(rows, DenseRows) and rows.a.shape[1] > rows.a.shape[2] and fits(grads, rows.a):
             return RotatedGradient(self.rule, self.layer, rows, grads, later=left)

@@ -74,11 +74,11 @@ class EigenAccumulator(KroneckerAccumulator):
 
     def input_rows(self, inputs: DenseRows | GroupedRows) -> DenseRows | GroupedRows:
         """Return the rows at some positions, the same for all examples."""
-        count = inputs.a.shape[1]
+        count = inputs.shape[1]
         if count <= POSITIONS or not self._is_cheap({}):
             return inputs
         chosen = torch.randperm(count, generator=torch.Generator().manual_seed(count))[:POSITIONS]
-        return type(inputs)(inputs.a[:, chosen.to(inputs.a.device)])
+        return inputs.of(inputs.at(chosen.to(self.home)))
 
     def add(self, sums: Sums, tape: Tape, columns: Iterable[Tensor], targets: Tensor | None = None) -> None:
         """Add the factors, or in the second pass the squared gradients in the eigenbases."""

@@ -293,7 +293,7 @@ def _kind(shape: tuple[int, ...], calls: Sequence[CallGradient]) -> type[CallsFa
     match calls[0].rows:
         case None:
             return BiasFactor
-        case DenseRows(a) if a.shape[1] == 1 and calls[0].is_its_matrix(shape):
+        case DenseRows() as rows if rows.shape[1] == 1 and calls[0].is_its_matrix(shape):
             return OuterFactor
         case _ if is_tracing():  # the other two look at values, or work example by example
             return CallsFactor

@@ -57,7 +57,7 @@ class GraphGradient(CallGradient):
         if self.rows is None:
             return "bias" if len(self.shape) == 1 else None
         if isinstance(self.rows, DenseRows | GroupedRows):
-            return type(self.rows), *self.rows.a.shape[2:]
+            return type(self.rows), *self.rows.shape[2:]
         return type(self.rows)
 
     def grads_as_rows(self) -> Tensor:

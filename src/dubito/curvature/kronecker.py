@@ -105,7 +105,7 @@ class KroneckerAccumulator(Accumulator):
                 grads = grads[:, real][:, :, None]
             count = int(real.sum())
         elif reduce:
-            grads, inputs = grads.sum(2, keepdim=True), type(inputs)(inputs.a.mean(1, keepdim=True))
+            grads, inputs = grads.sum(2, keepdim=True), inputs.of(inputs.a.mean(1, keepdim=True))
             count = grads.shape[1]
         else:
             count = grads.shape[1] * grads.shape[2]

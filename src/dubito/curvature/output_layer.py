@@ -31,7 +31,7 @@ def is_one_linear(tape: Tape) -> bool:
     if not is_direct(tape) or len(tape.calls) != 1 or tape.outputs.ndim != 2:
         return False
     call = tape.calls[0]
-    return isinstance(call, LayerCall) and isinstance(call.rows, DenseRows) and call.rows.a.shape[1] == 1
+    return isinstance(call, LayerCall) and isinstance(call.rows, DenseRows) and call.rows.shape[1] == 1
 
 
 def few_columns(structure: str, likelihood: Likelihood, outputs: Tensor, targets: Tensor) -> Tensor:

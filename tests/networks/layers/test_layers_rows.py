@@ -30,6 +30,35 @@ def test_grouped_rows_times_the_matrix_are_the_output() -> None:
     torch.testing.assert_close(y, rule.grads_as_rows(layer, layer(x)[None])[0], rtol=1e-12, atol=1e-12)
 
 
+@pytest.mark.parametrize(
+    "layer",
+    [
+        nn.Conv2d(3, 4, (2, 3), stride=(2, 1), padding=(1, 2), dilation=(1, 2)),
+        nn.Conv2d(3, 4, 3, padding="same", padding_mode="reflect"),
+        nn.Conv2d(3, 4, 1, stride=2),
+        nn.Conv1d(3, 4, 3, padding=1),
+        nn.Conv3d(3, 4, 2, padding=1),
+    ],
+    ids=str,
+)
+@pytest.mark.parametrize("batch", [(), (2,)], ids=["alone", "batch"])
+def test_windows_give_the_same_without_their_rows(layer: nn.Module, batch: tuple[int, ...]) -> None:
+    x = torch.randn(*batch, 3, *[6, 7, 5][: layer.weight.ndim - 2])  # type: ignore[union-attr,operator]
+    rule = require_rule(layer)
+    rows, lazy = (rule.inputs_as_rows(layer, x) for _ in range(2))
+    assert isinstance(rows, DenseRows)
+    assert isinstance(lazy, DenseRows)
+    some, basis = torch.tensor([3, 0, 3]), torch.linalg.qr(torch.randn(rows.a.shape[-1], rows.a.shape[-1])).Q
+    assert lazy.shape == rows.a.shape
+    assert torch.equal(lazy.at(some), rows.a[:, some])
+    product, expected = lazy.times(basis), rows.a @ basis
+    is_convolved = isinstance(layer, nn.Conv2d) and layer.kernel_size != (1, 1)
+    assert ("a" in vars(lazy), product is not None) == (False, is_convolved)
+    if product is not None:
+        torch.testing.assert_close(product, expected, rtol=1e-5, atol=1e-5)
+    assert require_rule(layer).inputs_as_rows(layer, x.double()).times(basis.double()) is None  # type: ignore[union-attr]
+
+
 def test_windows_are_a_view() -> None:
     x = torch.randn(2, 3, 6, 7, 5)
     view = windows(x, (2, 3, 2), (2, 1, 1), (1, 2, 3))

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import Any
+from functools import cached_property
+from typing import Any, Self
 
 import torch
 import torch.nn.functional as F
@@ -153,10 +154,8 @@ class ConvRule(ChannelsFirstRule):
 
     def inputs_as_rows(self, layer: _ConvNd, x: Tensor) -> DenseRows | GroupedRows:
         """The windows under the kernel: `[B, T, fan_in]`, or `[B, T, Gr, fan_in]`."""
-        x = batched(layer, x[None])[0]
-        view = windows(pad(layer, x), layer.kernel_size, layer.stride, layer.dilation)
-        rows = window_rows(view, layer.groups)
-        return DenseRows(rows.squeeze(2)) if layer.groups == 1 else GroupedRows(rows)
+        rows = WindowRows(self, layer, batched(layer, x[None])[0])
+        return rows if layer.groups == 1 else GroupedRows(window_rows(rows.view, layer.groups))
 
     def grads_as_rows(self, layer: _ConvNd, g: Tensor) -> Tensor:
         """`[V, B, T, O]`, or `[V, B, T, Gr, O / Gr]`."""
@@ -176,6 +175,53 @@ class ConvRule(ChannelsFirstRule):
         """The inverse of `to_matrix`."""
         matrix = matrix if layer.groups == 1 else matrix.flatten(-3, -2)
         return matrix.unflatten(-1, layer.weight.shape[1:])
+
+
+class WindowRows(DenseRows):
+    """The windows of a convolution without groups. They are copied to rows when these are first used."""
+
+    def __init__(self, rule: ConvRule, layer: _ConvNd, x: Tensor) -> None:
+        self.rule, self.layer, self.x = rule, layer, x
+        self.view = windows(pad(layer, x), layer.kernel_size, layer.stride, layer.dilation)
+
+    @cached_property
+    def a(self) -> Tensor:
+        """`[B, T, fan_in]`."""
+        return window_rows(self.view, 1).squeeze(2)
+
+    @property
+    def shape(self) -> torch.Size:
+        """The shape of `a`."""
+        (size, channels), rest, dims = self.view.shape[:2], self.view.shape[2:], spatial_dims(self.layer)
+        return torch.Size([size, math.prod(rest[:dims]), channels * math.prod(rest[dims:])])
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """The dtype of `a`."""
+        return self.x.dtype
+
+    def of(self, a: Tensor) -> Self:
+        """Return dense rows, which are no longer windows."""
+        return DenseRows(a)  # type: ignore[return-value]
+
+    def at(self, positions: Tensor) -> Tensor:
+        """Return the array at some positions, without the others."""
+        grid = self.view.shape[2 : 2 + spatial_dims(self.layer)]
+        where: Any = torch.unravel_index(positions, grid)
+        chosen = self.view[:, :, *where]  # [B, C, T, *kernel]
+        return chosen.transpose(1, 2).flatten(2)
+
+    def times(self, basis: Tensor) -> Tensor | None:
+        """Convolve with the columns of `basis`: windows in other coordinates are the outputs of other filters.
+
+        With the channels as the last axis in memory this takes about half the time of windows and a product.
+        """
+        is_fast = spatial_dims(self.layer) == 2 and self.dtype == basis.dtype == torch.float32
+        if not is_fast or max(self.layer.kernel_size) == 1 or is_tracing():
+            return None
+        filters = self.rule.from_matrix(self.layer, basis.mT).contiguous(memory_format=torch.channels_last)
+        x = self.x.contiguous(memory_format=torch.channels_last)
+        return self.rule.apply(self.layer, x, filters, None).permute(0, 2, 3, 1).flatten(1, 2)
 
 
 def _pads(layer: _ConvNd) -> list[tuple[int, int]]:

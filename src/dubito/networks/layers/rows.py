@@ -10,22 +10,54 @@ weight as a matrix, Gr groups, C channels.
 
 from __future__ import annotations
 
-from typing import NamedTuple, assert_never
+from typing import NamedTuple, Self, assert_never
 
 import torch
 from torch import Tensor
 
 
-class DenseRows(NamedTuple):
+class ArrayRows:
+    """Rows that are an array `a`, with the batch as its first axis and the positions as its second."""
+
+    __match_args__ = ("a",)
+
+    def __init__(self, a: Tensor) -> None:
+        self._array = a
+
+    @property
+    def a(self) -> Tensor:
+        """The array."""
+        return self._array
+
+    @property
+    def shape(self) -> torch.Size:
+        """The shape of the array."""
+        return self.a.shape
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """The dtype of the array."""
+        return self.a.dtype
+
+    def of(self, a: Tensor) -> Self:
+        """Return rows of the same kind with another array."""
+        return type(self)(a)
+
+    def at(self, positions: Tensor) -> Tensor:
+        """Return the array at some positions."""
+        return self.a[:, positions]
+
+    def times(self, basis: Tensor) -> Tensor | None:
+        """Return ``a @ basis`` where that is faster without the array; otherwise None."""
+        return None
+
+
+class DenseRows(ArrayRows):
     """Rows `a [B, T, I]` that meet a weight `[O, I]`; their gradients are `[V, B, T, O]`."""
 
-    a: Tensor
 
-
-class GroupedRows(NamedTuple):
+class GroupedRows(ArrayRows):
     """Rows `a [B, T, Gr, I]` that meet a weight `[Gr, O, I]` by groups; their gradients are `[V, B, T, Gr, O]`."""
-
-    a: Tensor
 
 
 class IndexRows(NamedTuple):
@@ -39,10 +71,8 @@ class IndexRows(NamedTuple):
     padding_idx: int | None
 
 
-class ElementwiseRows(NamedTuple):
+class ElementwiseRows(ArrayRows):
     """Rows `a [B, T, C]` that meet a weight `[C]` channel by channel; their gradients are `[V, B, T, C]`."""
-
-    a: Tensor
 
 
 Rows = DenseRows | GroupedRows | IndexRows | ElementwiseRows
@@ -50,7 +80,7 @@ Rows = DenseRows | GroupedRows | IndexRows | ElementwiseRows
 
 def rows_as(rows: Rows, like: Tensor) -> Rows:
     """Return rows in the dtype of a tensor: networks in half or mixed precision have others than their gradients."""
-    return rows if isinstance(rows, IndexRows) else type(rows)(rows.a.to(like.dtype))
+    return rows if isinstance(rows, IndexRows) or rows.dtype == like.dtype else rows.of(rows.a.to(like.dtype))
 
 
 def per_sample_gradient(rows: Rows, grads: Tensor) -> Tensor:

@@ -140,8 +140,7 @@ def _inputs(model: nn.Module, name: str, rows: Sequence[Any], wanted: int) -> It
         for some in seen.pop().split(EXAMPLES):
             found = rule.inputs_as_rows(layer, some)
             assert isinstance(found, DenseRows)
-            a = found.a
-            parts.append(a[:, _chosen(wanted, total, a.shape[1], count)].flatten(0, 1))
+            parts.append(found.at(_chosen(wanted, total, found.shape[1], count)).flatten(0, 1))
         yield torch.cat(parts)
 
 
