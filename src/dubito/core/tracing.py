@@ -83,7 +83,7 @@ def export_any_batch(module: nn.Module, inputs: tuple[Tensor, ...]) -> ExportedP
         raise UnsupportedError(_why(error)) from error
     names = found.graph_signature.user_inputs
     given = [node for node in found.graph.nodes if node.op == "placeholder" and node.name in names]
-    if any(isinstance(node.meta["val"].shape[0], int) for node in given):
+    if any(str(node.meta["val"].shape[0]).isdigit() for node in given):  # a symbol may have a known value too
         raise UnsupportedError(
             "This network cannot be exported: it treats the number of rows as a constant, so write it for any batch."
         )

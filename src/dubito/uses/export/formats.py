@@ -7,6 +7,7 @@ import json
 import os
 import re
 from abc import ABC, abstractmethod
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -91,6 +92,7 @@ class Onnx(Format):
             raise UnsupportedError(f"This network needs operators beyond the ONNX standard: {', '.join(foreign)}.")
         for node in model.graph.node:  # which hold the lines of code that they come from
             node.ClearField("metadata_props")
+        _order_gelu(model.graph)
         del model.graph.value_info[:]  # shapes that runtimes infer again: a third of the file of a small network
         _name_ends(model, {f"{_PLACE}{name}": name for name in (*inputs, *outputs)})
         if model.ByteSize() >= 2**31 - 2**20:
@@ -181,6 +183,24 @@ def _name_ends(model: Any, names: Mapping[str, str]) -> None:
         node.output[:] = [new(name) for name in node.output]
     for value in (*graph.input, *graph.output, *graph.value_info, *graph.initializer):
         value.name = new(value.name)
+
+
+def _order_gelu(graph: Any) -> None:
+    """Compute ``x (k (1 + erf y))`` as ``(x k) (1 + erf y)``, which runtimes recognize as one operation, GELU."""
+    made = {name: node for node in graph.node for name in node.output}
+    used = Counter(name for node in graph.node for name in node.input)
+
+    def is_one(name: str, kind: str) -> bool:
+        return name in made and made[name].op_type == kind and used[name] == 1
+
+    for last in [node for node in graph.node if node.op_type == "Mul"]:
+        for x, scaled in (tuple(last.input), tuple(last.input)[::-1]):
+            if not is_one(scaled, "Mul"):
+                continue
+            for k, shifted in (tuple(made[scaled].input), tuple(made[scaled].input)[::-1]):
+                if is_one(shifted, "Add") and any(is_one(name, "Erf") for name in made[shifted].input):
+                    made[scaled].input[:] = [x, k]
+                    last.input[:] = [scaled, shifted]
 
 
 @contextmanager

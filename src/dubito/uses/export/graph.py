@@ -20,7 +20,7 @@ _HALF = (torch.float16, torch.bfloat16)
 # Results of operations on constants are stored up to this many numbers even if that takes more memory.
 _SMALL = 1024
 # Operations that make constants from nothing.
-_CREATE = (torch.ops.aten.full.default, torch.ops.aten.eye.default, torch.ops.aten.ones.default)
+_CREATE = tuple(getattr(torch.ops.aten, name).default for name in ("full", "eye", "ones", "arange"))
 
 
 def record(

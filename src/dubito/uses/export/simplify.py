@@ -6,11 +6,13 @@ is what an output costs.
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 import torch
-from torch import Tensor, fx
+from torch import fx
+
+from dubito.uses.export.attention import ATTENTION
+from dubito.uses.export.constants import Constants
 
 aten = torch.ops.aten
 # Weights of at most so many numbers are stored a second time if that saves operations.
@@ -26,42 +28,19 @@ def simplify(graph: fx.Graph, values: dict[fx.Node, Any]) -> None:
         graph: The graph.
         values: Its constants, to which new ones are added.
     """
-    for rule in (_exponential_of_logarithm, _stack, _scaled_product, _positive_factors):
+    constants = Constants(graph, values)
+    for rule in (_exponential_of_logarithm, _stack, _scaled_product, _positive_factors, _positions, *ATTENTION):
         graph.eliminate_dead_code()
         for node in list(graph.nodes):
             if node.op == "call_function":
                 with graph.inserting_before(node):
-                    found = rule(graph, node, _Constants(graph, values))
+                    found = rule(graph, node, constants)
                 if found is not None:
                     found.meta.setdefault("val", node.meta.get("val"))
                     node.replace_all_uses_with(found)
 
 
-class _Constants:
-    """The constants of a graph."""
-
-    def __init__(self, graph: fx.Graph, values: dict[fx.Node, Any]) -> None:
-        self.graph, self.values = graph, values
-
-    def get(self, node: Any) -> Tensor | None:
-        """Return the value of a number or a constant; None for other nodes."""
-        if isinstance(node, int | float) and not isinstance(node, bool):
-            return torch.tensor(node)
-        found = self.values.get(node) if isinstance(node, fx.Node) else None
-        return found if isinstance(found, Tensor) and found.is_floating_point() else None
-
-    def add(self, value: Tensor) -> fx.Node:
-        """Return the node of a new constant, before all others."""
-        with self.graph.inserting_before(next(iter(self.graph.nodes))):
-            node = self.graph.get_attr(f"constant_{len(self.values)}")
-        self.values[node] = value.contiguous()
-        return node
-
-
-Rule = Callable[[fx.Graph, fx.Node, _Constants], fx.Node | None]
-
-
-def _exponential_of_logarithm(graph: fx.Graph, node: fx.Node, constants: _Constants) -> fx.Node | None:
+def _exponential_of_logarithm(graph: fx.Graph, node: fx.Node, constants: Constants) -> fx.Node | None:
     """Undo a logarithm whose exponential is all that is wanted."""
     inner = node.args[0] if node.target == aten.exp.default else None
     if not isinstance(inner, fx.Node):
@@ -74,7 +53,7 @@ def _exponential_of_logarithm(graph: fx.Graph, node: fx.Node, constants: _Consta
     return None
 
 
-def _stack(graph: fx.Graph, node: fx.Node, constants: _Constants) -> fx.Node | None:
+def _stack(graph: fx.Graph, node: fx.Node, constants: Constants) -> fx.Node | None:
     """Stack outputs of several networks by one copy and a view, not by a new axis for each."""
     if node.target != aten.stack.default or (node.args[1:] and node.args[1] != 0):
         return None
@@ -87,7 +66,7 @@ def _stack(graph: fx.Graph, node: fx.Node, constants: _Constants) -> fx.Node | N
     return graph.call_function(aten.reshape.default, (joined, [len(parts), -1, *shape[1:]]))
 
 
-def _scaled_product(graph: fx.Graph, node: fx.Node, constants: _Constants) -> fx.Node | None:
+def _scaled_product(graph: fx.Graph, node: fx.Node, constants: Constants) -> fx.Node | None:
     """Scale and shift the constants of ``k (c + x W) + d`` instead of the result, where k and d are numbers."""
     scaled = node.args[0] if node.target == aten.add.Tensor and not node.kwargs else None
     if not isinstance(scaled, fx.Node) or scaled.target != aten.mul.Tensor or len(scaled.users) > 1:
@@ -104,7 +83,7 @@ def _scaled_product(graph: fx.Graph, node: fx.Node, constants: _Constants) -> fx
     return graph.call_function(aten.addmm.default, parts)
 
 
-def _positive_factors(graph: fx.Graph, node: fx.Node, constants: _Constants) -> fx.Node | None:
+def _positive_factors(graph: fx.Graph, node: fx.Node, constants: Constants) -> fx.Node | None:
     """Compute ``s relu(b + r y)`` as ``(r s) relu(b / r + y)`` for positive r: one pass less over the activations."""
     found = constants.get(node.args[1]) if node.target == aten.mul.Tensor else None
     active = node.args[0]
@@ -120,3 +99,20 @@ def _positive_factors(graph: fx.Graph, node: fx.Node, constants: _Constants) -> 
     return graph.call_function(
         aten.mul.Tensor, (graph.call_function(aten.relu.default, (shifted,)), constants.add(factor * found))
     )
+
+
+def _positions(graph: fx.Graph, node: fx.Node, constants: Constants) -> fx.Node | None:
+    """Add the embeddings of the same positions in every row as a constant: they are looked up now."""
+    if node.target != aten.add.Tensor or node.kwargs:
+        return None
+    for one, other in (node.args[:2], node.args[1::-1]):
+        if not isinstance(one, fx.Node) or not isinstance(other, fx.Node) or one.target != aten.embedding.default:
+            continue
+        table, places = constants.get(one.args[0]), one.args[1]
+        if table is None or not isinstance(places, fx.Node) or places.target != aten.expand.default:
+            continue
+        start: Any = places.args[0]
+        known, shapes = constants.values.get(start), [each.meta["val"].shape for each in (node, other)]
+        if known is not None and shapes[0] == shapes[1]:
+            return graph.call_function(aten.add.Tensor, (other, constants.add(table[known])))
+    return None
