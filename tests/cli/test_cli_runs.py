@@ -254,7 +254,7 @@ def test_methods_are_listed(run: Run) -> None:
         (["fit", "houses.csv", "--target", "price", "-o", "run", "--sep", "ab"], 2, "must be one character"),
         (["fit", "houses.csv", "--target", "price", "-o", "run", "--epochs", "-1"], 2, "`epochs` must be"),
         (["predict", "none", "new.csv", "-o", "out.csv"], 2, "does not exist: give the folder"),
-        (["predict", "houses.csv", "new.csv", "-o", "out.csv"], 2, "is no folder"),
+        (["predict", "houses.csv", "new.csv", "-o", "out.csv"], 2, "is no run: give the folder"),
         (["predict", ".", "new.csv", "-o", "out.csv"], 2, "lacks run.json"),
         (["predict", ".", "new.csv", "-o", "a/out.csv"], 2, "does not exist"),
         (["evaluate", "none", "new.csv"], 2, "does not exist: give the folder"),

@@ -146,6 +146,8 @@ def test_bad_calls() -> None:
         compress(posterior(), budget=0.5, data=HELD_OUT)  # type: ignore[arg-type]
     with pytest.raises(InputError, match="only ranks"):
         compress(posterior(), rules.Magnitude(0.5), budget=Budget(macs=0.5), data=HELD_OUT)
+    with pytest.raises(InputError, match="saves no time: leave out structure='weights' with Budget"):
+        compress(posterior(), budget=Budget(macs=0.5), structure="weights", data=HELD_OUT)
     with pytest.raises(MissingDataError, match="judged on held-out data"):
         compress(posterior(), budget=Budget(error=0.1), example=HELD_OUT[0])
     assert Budget(size="1.5 MB", latency="2 ms").num_bytes == 1_500_000

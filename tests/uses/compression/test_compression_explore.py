@@ -57,7 +57,22 @@ def test_sizes_fall_and_the_network_before_is_whole() -> None:
     far = dubito.evaluate(MAP(train=False).fit(posterior().model, DATA, progress=False), HELD_OUT, ood=FAR).ood["far"]
     assert found().before.scores["auroc far"] == pytest.approx(far["entropy"]["auroc"])
     assert found().candidates[-1].num_bytes < found().candidates[12].num_bytes < found().before.num_bytes
-    assert len(str(found()).splitlines()) == len(found().candidates) + 2
+    assert len(str(found()).splitlines()) == len(found().candidates) + len(found().notes) + 2
+
+
+@pytest.mark.slow
+def test_what_would_leave_a_layer_empty_is_named() -> None:
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(DATA[0].shape[1], 20), nn.ReLU(), nn.Linear(20, int(DATA[1].max()) + 1))
+    with torch.no_grad():
+        model[2].weight.mul_(1e-4)  # its weights go first
+    small = MAP(train=False).fit(model, DATA, progress=False)
+    other = compression.explore(small, rules.Magnitude(), data=HELD_OUT, progress=False)
+    missing = set(range(1, len(TARGETS) + 1)) - {each.number for each in other.candidates}
+    assert other.notes[-1] == f"Not made, because a layer would be empty: {', '.join(map(str, sorted(missing)))}."
+    assert missing
+    with pytest.raises(InputError, match=f"a layer would be empty: pick a smaller number than {max(missing)}"):
+        compression.pick(small, max(missing), rules.Magnitude(), data=HELD_OUT)
 
 
 @pytest.mark.slow

@@ -194,7 +194,7 @@ def test_folders_that_are_no_runs(tmp_path: Path) -> None:
     with pytest.raises(FileFormatError, match=r"lacks run\.json"):
         runs.load(tmp_path)
     (tmp_path / "file").touch()
-    with pytest.raises(FileFormatError, match="is no folder"):
+    with pytest.raises(FileFormatError, match="is no run: give the folder"):
         runs.load(tmp_path / "file")
     run = run_of()
     with pytest.raises(InputError, match="something else is there"):

@@ -238,6 +238,8 @@ def _check(posterior: Any, structure: str, rule: Any, budget: Any) -> None:
     check("structure", Structure, structure)
     if budget is not None and not isinstance(budget, Budget):
         raise InputError(f"`budget` must be a compression.Budget, such as Budget(macs=0.25), got {budget!r}.")
+    if budget is not None and structure == "weights" and (budget.macs is not None or budget.times):
+        raise InputError(f"Removing single weights saves no time: leave out structure='weights' with {budget}.")
     if budget is not None and isinstance(rule, Rule):
         rule.require_no_amount("With a budget")
     if rule is not None and not isinstance(rule, Rule):

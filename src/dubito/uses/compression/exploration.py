@@ -73,7 +73,7 @@ class Explored:
     @property
     def name(self) -> str:
         """What it is, in words."""
-        return "before" if self.number == 0 else f"{self.target:.0%} of the {self.structure} removed"
+        return "before" if self.number == 0 else _name(self.structure, self.target)
 
 
 @dataclass(frozen=True, eq=False)
@@ -201,16 +201,19 @@ def explore(
 
     whole = scored(None)
     before = meter.measure(0, "weights", 0.0, None, whole)
-    candidates = []
+    candidates, empty = [], list[str]()
     with progress_bar(len(TARGETS), progress, "explore", unit="network") as bar:
         for number, (kind, target) in enumerate(TARGETS, 1):
             try:
                 made = _made(pruners[kind], target, data) if kind in pruners else None
-            except InputError:  # a layer would become empty
+            except InputError:
                 made = None
+                empty.append(str(number))
             if made is not None:
                 candidates.append(meter.measure(number, kind, target, made, scored(made)))
             bar.update()
+    if empty:
+        notes.append(f"Not made, because a layer would be empty: {', '.join(empty)}.")
     return Exploration(tuple(candidates), before, whole, batch_size, tuple(notes))
 
 
@@ -243,11 +246,19 @@ def pick(
         raise InputError(f"`number` must be from 1 to {len(TARGETS)}, the candidates of `explore`, got {number}.")
     kind, target = TARGETS[number - 1]
     pruner = _pruner(posterior, rule, kind, data, train, generator)
-    made = _made(pruner, target, data)
+    try:
+        made = _made(pruner, target, data)
+    except InputError as error:
+        what = _name(kind, target)
+        raise InputError(f"With {what} a layer would be empty: pick a smaller number than {number}.") from error
     if finetune is None:
         return made
     taught = Taught(finetune, training, generator=generator)
     return made.changed(*retrained(posterior, made.plan, made.model, pruner.example, taught))
+
+
+def _name(kind: Structure, target: float) -> str:
+    return f"{target:.0%} of the {kind} removed"
 
 
 def _pruner(

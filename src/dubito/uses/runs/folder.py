@@ -255,8 +255,10 @@ def _read_json(path: Path, folder: Path) -> Any:
     try:
         return json.loads(path.read_text(encoding="utf-8"))
     except (FileNotFoundError, NotADirectoryError) as error:
-        what = f"lacks {path.name}" if folder.is_dir() else "is no folder" if folder.exists() else "does not exist"
-        raise FileFormatError(f"'{folder}' {what}: give the folder that `dubito fit ... -o FOLDER` wrote.") from error
+        what = f"lacks {path.name}" if folder.is_dir() else "is no run" if folder.exists() else "does not exist"
+        raise FileFormatError(
+            f"'{folder}' {what}: give the folder that `dubito fit ... -o FOLDER` wrote, or a file of `--save`."
+        ) from error
     except (OSError, ValueError) as error:
         raise FileFormatError(f"'{path}' cannot be read: it was altered or damaged ({error}).") from error
 
