@@ -21,7 +21,7 @@ from torch import nn
 from dubito import MAP, Ensemble, Laplace, Training
 from dubito.core.errors import InputError
 from dubito.sklearn import DubitoClassifier, DubitoRegressor
-from dubito.uses.array_rows import copies, draw_parts
+from dubito.uses.array_fits import copies, draw_parts
 
 pytestmark = pytest.mark.slow
 

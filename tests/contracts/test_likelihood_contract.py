@@ -185,7 +185,7 @@ def test_a_learned_noise_per_output_is_that_of_the_residuals() -> None:
 
 def test_members_with_different_numbers_are_mixed() -> None:
     from dubito.beliefs.prediction import DistributionPrediction
-    from dubito.methods.ensembles.mixture import mixture
+    from dubito.methods.ensembles.posterior import mixture
 
     outputs, y = torch.tensor([[0.3]], dtype=torch.float64), torch.tensor([[2.0]], dtype=torch.float64)
     parts = [likelihoods.NegativeBinomial(dispersion).predict(outputs) for dispersion in (0.2, 3.0)]

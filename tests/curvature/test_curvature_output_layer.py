@@ -19,7 +19,7 @@ from curvature.curvature_cases import (
     outputs_of,
 )
 from dubito.core import limits
-from dubito.curvature.output_layer import few_columns, hessian_diagonal, hessian_sum, is_direct, is_one_linear
+from dubito.curvature.output_columns import few_columns, hessian_diagonal, hessian_sum, is_direct, is_one_linear
 from dubito.curvature.structures import make_accumulator
 from dubito.networks.selection import Selection
 from oracles import close, normal

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import nn
 
-from dubito.curvature.reduced_factors import reduce_factors, whole_factors
+from dubito.curvature.kronecker import reduce_factors, whole_factors
 
 MODEL = nn.Linear(12, 5, bias=False).double()
 

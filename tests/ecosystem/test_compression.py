@@ -11,7 +11,7 @@ from dubito.compression import Budget, compress
 
 from dubito import Laplace, Posterior, compression, rules
 from dubito.uses.compression.report import num_macs
-from dubito.uses.compression.verify import largest_difference
+from dubito.uses.compression.shrink import largest_difference
 from ecosystem import tiny_models
 from extras import needs
 

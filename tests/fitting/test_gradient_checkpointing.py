@@ -10,8 +10,7 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from dubito import MAP, BatchEnsemble, Laplace, MCDropout, Rank1, Training, Variational
-from dubito.core.errors import UnsupportedError
-from dubito.core.once import warn_once
+from dubito.core.errors import UnsupportedError, warn_once
 
 X = torch.randn(16, 4, generator=torch.Generator().manual_seed(0))
 Y = torch.arange(16) % 3

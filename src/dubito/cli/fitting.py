@@ -27,11 +27,10 @@ from dubito.uses import runs
 from dubito.uses.reporting import report as write_report
 from dubito.uses.runs.folder import REPORT, check_folder
 from dubito.uses.runs.networks import NetworkSource
-from dubito.uses.runs.noise_column import with_noise_column
 from dubito.uses.runs.prediction import column_names
 from dubito.uses.runs.run import TableEvaluation, TableRun
 from dubito.uses.runs.stream import check_output, predict_file
-from dubito.uses.runs.table_fit import VALIDATION, implied_task, likelihood_for, share_held_out
+from dubito.uses.runs.table_fit import VALIDATION, implied_task, likelihood_for, share_held_out, with_noise_column
 
 
 def fit_run(

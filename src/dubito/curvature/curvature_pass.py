@@ -11,15 +11,14 @@ from torch import Tensor, nn
 from dubito.beliefs.likelihoods import Gaussian, Likelihood
 from dubito.core import batches
 from dubito.core.batches import Batch, Source
-from dubito.core.errors import NonFiniteError
-from dubito.core.once import warn_once
+from dubito.core.errors import NonFiniteError, warn_once
 from dubito.core.widest import compensated_sum, has_double
 from dubito.curvature import output_columns, positions
 from dubito.curvature.engine import Engine
 from dubito.curvature.evidence import DataFit
 from dubito.curvature.kronecker import is_wide
 from dubito.curvature.linearized import MOST_COLUMNS, MOST_EXACT, SampledWarning
-from dubito.curvature.output_layer import few_columns, is_one_linear
+from dubito.curvature.output_columns import few_columns, is_one_linear
 from dubito.curvature.sampled import SampledAccumulator
 from dubito.curvature.structures import KroneckerAccumulator, Sums, make_accumulator
 from dubito.networks.selection import Selection

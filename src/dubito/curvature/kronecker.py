@@ -1,17 +1,22 @@
-"""Kronecker factors of every layer, summed over batches."""
+r"""Kronecker factors of every layer, summed over batches.
+
+`reduce_factors` keeps the leading eigenpairs of wide factors and the diagonal of the rest, $F \approx R R^\top + D$,
+so that the file of a posterior is as small as the adapters: one side of their blocks is as wide as the network (Yang et
+al. 2024, https://arxiv.org/abs/2308.13111, keep the eigenpairs alone). A factor of a smaller rank stays exact.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor
+from typing import Literal
 
 import torch
 from torch import Tensor, nn
 
 from dubito.core import limits
-from dubito.core.errors import InputError, UnsupportedError
-from dubito.core.once import warn_once
-from dubito.core.precision import widened
+from dubito.core.errors import InputError, UnsupportedError, warn_once
+from dubito.core.precision import at_least_single, widened
 from dubito.core.widest import carried
 from dubito.curvature import matrices as linalg
 from dubito.curvature.accumulator import Accumulator, Sums, most_full
@@ -19,10 +24,11 @@ from dubito.curvature.call_gradients import CallGradient
 from dubito.curvature.engine import Engine, Tape
 from dubito.curvature.factor import Factor
 from dubito.curvature.factors import CallsFactor
+from dubito.curvature.matrices.base import eigh
 from dubito.curvature.matrices.kronecker import kronecker_block
 from dubito.curvature.products import gram
-from dubito.curvature.reduced_factors import whole_factors
 from dubito.curvature.roles import find_roles, matrix_order, shared_biases
+from dubito.networks.adapters import adapter_names
 from dubito.networks.layers.rows import DenseRows, ElementwiseRows, GroupedRows, IndexRows
 from dubito.networks.selection import Selection
 
@@ -30,6 +36,10 @@ AnyBlock = linalg.Block | linalg.Dense | linalg.Diagonal
 
 # Factors at least this wide are decomposed in several threads.
 PARALLEL = 512
+
+FactorRank = int | Literal["auto"] | None
+# By default the factors of adapters are reduced from this width on: smaller ones take little memory anyway.
+WIDE = 64
 
 
 class WideFactorWarning(UserWarning):
@@ -240,3 +250,52 @@ def _entries(factor: Tensor, group: Tensor, at: Tensor) -> Tensor:
     if factor.ndim == 2:
         return torch.where(at[:, None] == at, factor[group, at], 0.0)
     return factor[group[:, None], at[:, None], at]
+
+
+def reduce_factors(sums: Sums, rank: FactorRank, model: nn.Module) -> Sums:
+    """Return the sums of all parameters with wide factors reduced.
+
+    Args:
+        sums: Factors by parameter.
+        rank: The number of eigenpairs that stay; ``"auto"`` reduces the wide side of adapters to as many as the narrow
+            side has entries; None reduces nothing.
+        model: The network, which shows what is an adapter.
+    """
+    if rank is None:
+        return sums
+    own = set(adapter_names(model)) if rank == "auto" else set(sums)
+    dtypes = {name: at_least_single(model.get_parameter(name).dtype) for name in own & set(sums)}
+    return {name: _reduced(part, rank, dtypes[name]) if name in own else part for name, part in sums.items()}
+
+
+def whole_factors(sums: Sums) -> Sums:
+    """Return the sums of one parameter with reduced factors written out."""
+    found = {key: value for key, value in sums.items() if not key.endswith(("_root", "_rest"))}
+    for key in ("left", "right"):
+        if f"{key}_root" in sums:
+            root, rest = (sums[f"{key}_{part}"].double() for part in ("root", "rest"))
+            found[key] = root @ root.mT + torch.diag_embed(rest)
+    return found
+
+
+def _reduced(sums: Sums, rank: FactorRank, dtype: torch.dtype) -> Sums:
+    factors = {key: sums[key] for key in ("left", "right") if key in sums and sums[key].ndim == 3}
+    if rank == "auto":
+        narrow = min((len(each[0]) for each in factors.values()), default=0)
+        factors = {key: each for key, each in factors.items() if len(factors) == 2 and len(each[0]) >= WIDE}
+        rank = narrow
+    assert isinstance(rank, int)
+    found = dict(sums)
+    for key, factor in factors.items():
+        if 2 * rank < factor.shape[-1]:
+            root, rest = _leading(found.pop(key), rank, dtype)
+            found |= {f"{key}_root": root, f"{key}_rest": rest}
+    return found
+
+
+def _leading(factor: Tensor, rank: int, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+    """Return the root ``[Gr, W, rank]`` of the leading part, and the diagonal ``[Gr, W]`` of what is left."""
+    values, vectors = eigh(factor)
+    root = (vectors[..., -rank:] * values[..., None, -rank:].sqrt()).to(dtype)
+    rest = factor.diagonal(dim1=-2, dim2=-1).double() - root.double().square().sum(-1)
+    return root, rest.clamp_min(0.0).to(dtype)

@@ -22,7 +22,7 @@ from dubito.curvature.calls import LayerCall
 from dubito.curvature.engine import Tape
 from dubito.curvature.factor import Factor
 from dubito.curvature.factors import make_factor
-from dubito.curvature.output_layer import is_direct
+from dubito.curvature.output_columns import is_direct
 from dubito.curvature.workspace import Workspace
 from dubito.networks.layers.rows import DenseRows, rows_as
 

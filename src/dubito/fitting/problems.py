@@ -32,6 +32,10 @@ from dubito.fitting.training import AUTO, Training
 from dubito.fitting.working_copies import shared_copy
 from dubito.networks.subspace import Subspace
 
+SUFFIX = ".search"
+# The training settings that a search changes.
+CHANGED = ("epochs", "schedule", "restore_best")
+
 
 @distributed.together()
 @torch.inference_mode(False)
@@ -147,11 +151,6 @@ def finish(
         posterior.fit_record = measure(posterior, source, validation, epochs=epochs, found=resolved.found)
     warn_about(posterior)
     return posterior
-
-
-SUFFIX = ".search"
-# The training settings that a search changes.
-CHANGED = ("epochs", "schedule", "restore_best")
 
 
 def resolve_or_recall(

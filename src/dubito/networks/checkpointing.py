@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from torch import nn
 
-from dubito.core.once import warn_once
+from dubito.core.errors import warn_once
 
 # How modules of Hugging Face and of timm say that they are checkpointed.
 FLAGS = ("gradient_checkpointing", "grad_checkpointing")

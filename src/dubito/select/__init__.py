@@ -17,9 +17,8 @@ the posterior over all weights the chosen ones keep.
 
 from dubito.select.choose import SelectionWarning
 from dubito.select.names import adapters, all, last_layer, layers, mask
-from dubito.select.subnetwork import largest_variance, subnetwork
+from dubito.select.subnetwork import largest_magnitude, largest_variance, random, subnetwork
 from dubito.select.subspace import subspace
-from dubito.select.weights import largest_magnitude, random
 
 __all__ = [
     "SelectionWarning",

@@ -299,7 +299,7 @@ class TestHalf:
     @pytest.fixture(params=[1, 3, 8, 9, 30])
     def matrix(self, request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Tensor:
         torch.manual_seed(0)
-        monkeypatch.setattr("dubito.curvature.matrices.packed_triangle.BLOCK", 4)
+        monkeypatch.setattr("dubito.curvature.matrices.dense.BLOCK", 4)
         monkeypatch.setattr("dubito.curvature.matrices.dense.AT_ONCE", 4)
         return semidefinite(size=request.param)
 

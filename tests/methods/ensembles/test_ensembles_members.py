@@ -17,7 +17,7 @@ import dubito
 from dubito import MAP, SWAG, Ensemble, Laplace, MCDropout, Snapshot, Training, Variational, priors, select
 from dubito.core import params
 from dubito.core.subsets import drawn_rows, resampled
-from dubito.methods.ensembles.mixture import mixture
+from dubito.methods.ensembles.posterior import mixture
 from oracles import seeded_layers, weights_of
 
 pytestmark = pytest.mark.slow

@@ -10,7 +10,7 @@ from dubito.errors import UnsupportedError
 from dubito.likelihoods import Categorical, Gaussian
 
 from dubito.beliefs.prediction import ClassPrediction, RegressionPrediction
-from dubito.methods.ensembles.mixture import mixture
+from dubito.methods.ensembles.posterior import mixture
 
 EXACT = {"rtol": 1e-12, "atol": 1e-12}
 

@@ -29,8 +29,7 @@ from dubito.core import limits
 from dubito.methods.heads.bound import expected_log_prob, expected_preference
 from dubito.methods.heads.module import GaussianHead
 from dubito.methods.heads.posterior import HeadPosterior
-from dubito.networks.heads import InducingPoints, RandomFeatures, attach
-from dubito.networks.spectral import SpectralBound
+from dubito.networks.heads import InducingPoints, RandomFeatures, SpectralBound, attach
 from oracles import close, normal, seeded
 
 QUICK = Training(epochs=3, lr=1e-2, batch_size=16)

@@ -10,8 +10,7 @@ from dubito.errors import InputError, UnsupportedError
 from torch import Tensor, nn
 
 from dubito import HMC, Ensemble, Training, priors
-from dubito.methods.mcmc.hamiltonian import at
-from dubito.methods.mcmc.microcanonical import microcanonical_transition, turn
+from dubito.methods.mcmc.hamiltonian import at, microcanonical_transition, turn
 from oracles import close, fixed_normal, seeded_generator
 
 

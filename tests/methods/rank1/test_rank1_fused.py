@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from dubito import BatchEnsemble, Rank1
-from dubito.methods.rank1.fused import MANY_ROWS, BlockDense
+from dubito.methods.rank1.layers import MANY_ROWS, BlockDense
 from dubito.methods.rank1.module import Rank1Module, convert
 
 TIGHT: dict[str, Any] = {"rtol": 1e-11, "atol": 1e-11}

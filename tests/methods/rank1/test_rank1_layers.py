@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from dubito import Training, models, priors
 from dubito.core import params
-from dubito.methods.rank1.merge import merge
+from dubito.methods.rank1.layers import merge
 from dubito.methods.rank1.sites import find_layout, without_batch_axis
 from dubito.networks.layers import LayerRule, register
 

@@ -13,7 +13,7 @@ from dubito.errors import InputError
 from torch import Tensor, nn
 
 from dubito import MAP, Training, Variational, priors, rules
-from dubito.uses.compression.features import live_features
+from dubito.uses.compression.pruner import live_features
 
 NAMES = ("age", "height", "weight", "pulse", "noise")
 HELD_OUT = table(1)

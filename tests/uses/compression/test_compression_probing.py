@@ -14,8 +14,8 @@ from torch.nn import functional as F
 
 from dubito import MAP, Laplace, Posterior, compression, rules
 from dubito.uses.compression.report import num_macs
+from dubito.uses.compression.shrink import largest_difference
 from dubito.uses.compression.units_by_probing import probe
-from dubito.uses.compression.verify import largest_difference
 
 WIDTH, HEADS, TOKENS, CLASSES = 12, 3, 11, 3
 

@@ -14,10 +14,9 @@ from torch import Tensor, nn
 
 import dubito
 from dubito import rules
-from dubito.uses.compression.shrink import shrink, silenced
+from dubito.uses.compression.shrink import largest_difference, require_same, shrink, silenced
 from dubito.uses.compression.units_by_fx import trace
 from dubito.uses.compression.units_by_torch_pruning import depend
-from dubito.uses.compression.verify import largest_difference, require_same
 
 
 @pytest.mark.parametrize("kind", [*CHAINS, *GRAPHS])

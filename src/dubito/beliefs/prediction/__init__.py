@@ -7,9 +7,8 @@ arrays and pandas data frames.
 """
 
 from dubito.beliefs.prediction.base import Prediction
-from dubito.beliefs.prediction.classification import ClassPrediction
+from dubito.beliefs.prediction.classification import ClassPrediction, TopPrediction
 from dubito.beliefs.prediction.distributions import DistributionPrediction
 from dubito.beliefs.prediction.regression import RegressionPrediction
-from dubito.beliefs.prediction.top import TopPrediction
 
 __all__ = ["ClassPrediction", "DistributionPrediction", "Prediction", "RegressionPrediction", "TopPrediction"]

@@ -3,14 +3,12 @@
 from dubito.methods.ensembles.augmentation import TestTimeAugmentation
 from dubito.methods.ensembles.averager import Averager
 from dubito.methods.ensembles.batch_norm import BatchNormNoise
-from dubito.methods.ensembles.dropout_posterior import DropoutPosterior
-from dubito.methods.ensembles.mc_dropout import MCDropout
+from dubito.methods.ensembles.mc_dropout import DropoutPosterior, MCDropout
 from dubito.methods.ensembles.packed import MIMO, Packed
 from dubito.methods.ensembles.posterior import EnsemblePosterior
 from dubito.methods.ensembles.recipe import Ensemble
 from dubito.methods.ensembles.snapshot import Snapshot
-from dubito.methods.ensembles.swag import SWAG
-from dubito.methods.ensembles.swag_posterior import SWAGPosterior
+from dubito.methods.ensembles.swag import SWAG, SWAGPosterior
 
 __all__ = [
     "MIMO",

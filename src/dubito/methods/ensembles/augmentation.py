@@ -24,7 +24,7 @@ from dubito.fitting.posterior import Posterior, Predictor
 from dubito.fitting.recipe import Recipe
 from dubito.fitting.traceable import HasTraceable, Traceable
 from dubito.fitting.training import Training
-from dubito.methods.ensembles.mixture import mixture
+from dubito.methods.ensembles.posterior import mixture
 from dubito.methods.map.recipe import MAP
 from dubito.select.rule import SelectionRule
 

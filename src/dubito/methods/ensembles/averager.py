@@ -16,8 +16,7 @@ from dubito.core.settings import setting
 from dubito.fitting.inference import Inference, Problem
 from dubito.fitting.recipe import Recipe
 from dubito.fitting.training import Training
-from dubito.methods.ensembles.swag import SWAG, _SWAGRun, collect, nothing_collected
-from dubito.methods.ensembles.swag_posterior import SWAGPosterior
+from dubito.methods.ensembles.swag import SWAG, SWAGPosterior, _SWAGRun, collect, nothing_collected
 
 
 class Averager:

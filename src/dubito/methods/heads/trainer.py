@@ -13,16 +13,15 @@ from dubito.core import batches, distributed, params
 from dubito.core.batches import Batch
 from dubito.core.errors import UnsupportedError
 from dubito.core.params import Params
-from dubito.curvature.output_layer import hessian_diagonal
+from dubito.curvature.output_columns import hessian_diagonal
 from dubito.fitting.gradient_training import GradientDescent
 from dubito.fitting.inference import Inference, Problem, State
 from dubito.fitting.output_noise import fit_log_noise
 from dubito.methods.heads.bound import expected_log_prob, expected_preference
 from dubito.methods.heads.module import GaussianHead, check_size, linear_of
 from dubito.methods.heads.posterior import HeadPosterior
-from dubito.networks.heads import FeatureHead, attach
+from dubito.networks.heads import FeatureHead, attach, bound_layers, effective
 from dubito.networks.output_layer import Tap, gives_outputs, last_layer
-from dubito.networks.spectral import bound_layers, effective
 from dubito.networks.swapping import swap_class
 from dubito.networks.twin import copied, light_copy, twin
 

@@ -10,7 +10,7 @@ from dubito.core.batches import Batch
 from dubito.core.errors import InputError
 from dubito.core.params import Buffers, Params
 from dubito.curvature.curvature_pass import CurvaturePass
-from dubito.curvature.reduced_factors import reduce_factors
+from dubito.curvature.kronecker import reduce_factors
 from dubito.curvature.sampled import SampledAccumulator
 from dubito.curvature.structures import Sums
 from dubito.fitting.inference import Info, Problem, State

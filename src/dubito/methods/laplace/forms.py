@@ -18,7 +18,7 @@ from dubito.curvature.calls import LayerCall
 from dubito.curvature.engine import Tape
 from dubito.curvature.functional import FunctionalTerms
 from dubito.curvature.last_layer import LastLayer
-from dubito.curvature.output_layer import is_one_linear
+from dubito.curvature.output_columns import is_one_linear
 from dubito.curvature.structures import jacobian
 from dubito.fitting.traceable import Traceable
 from dubito.networks.watching import first_argument, watch

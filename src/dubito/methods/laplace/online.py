@@ -20,7 +20,7 @@ from dubito.core.errors import UnsupportedError
 from dubito.core.params import Params
 from dubito.core.settings import setting
 from dubito.curvature import matrices as linalg
-from dubito.curvature.reduced_factors import reduce_factors, whole_factors
+from dubito.curvature.kronecker import reduce_factors, whole_factors
 from dubito.fitting.gradient_training import GradientDescent, negative_log_likelihood
 from dubito.fitting.inference import Inference, Problem, State
 from dubito.fitting.posterior import Posterior

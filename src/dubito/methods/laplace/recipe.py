@@ -60,7 +60,7 @@ class Laplace(Recipe):
         steps: The largest number of solver steps of ``"sampled"``, each of which is a pass over the data.
         kron_mode: How ``"kron"`` and ``"ekfac"`` treat weights shared over positions: ``"expand"`` or ``"reduce"``.
         factor_rank: For ``"kron"``: of each factor keep so many leading eigenpairs and the exact diagonal of the rest,
-            which makes files small (`dubito.curvature.reduced_factors`). ``"auto"`` does so for adapters: the wide side
+            which makes files small (`dubito.curvature.kronecker`). ``"auto"`` does so for adapters: the wide side
             of their factors, from 64 on, keeps as many eigenpairs as the adapter has ranks. None keeps all.
         fisher_samples: Sampled targets per example for ``"fisher-mc"``.
         prior_scaling: ``"plain"``, or ``"S/D"`` to multiply a given precision by the fraction of random weights.

@@ -15,9 +15,8 @@ from dubito.fitting.inference import Inference, Info, LossWatch, Problem, State
 from dubito.methods.mcmc.adaptation import Masses, StepSize, reasonable_step, settling, windows
 from dubito.methods.mcmc.blocks import Blocks, make_blocks
 from dubito.methods.mcmc.chains import KEPT, Chains, chain_view
-from dubito.methods.mcmc.hamiltonian import NoUTurn, Point, Transition, at, hmc_transition
+from dubito.methods.mcmc.hamiltonian import NoUTurn, Point, Transition, at, hmc_transition, microcanonical_transition
 from dubito.methods.mcmc.hmc import HMC
-from dubito.methods.mcmc.microcanonical import microcanonical_transition
 from dubito.methods.mcmc.numbers import Number, number
 from dubito.methods.mcmc.posterior import ParticlePosterior
 from dubito.methods.mcmc.sampling import Setup

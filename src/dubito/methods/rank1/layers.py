@@ -2,25 +2,32 @@ r"""Layers with rank-1 factors: $y = ((x \circ s) W) \circ r + b$, written once 
 
 `make_factored` changes a module of a private network in place, so that it reads its factors and biases from `values`.
 It is still an instance of its class with the same parameters; the weight $W$ is shared by all components.
+
+`merge` and its relatives multiply the factors into the weight, $W' = W \circ r s^\top$: a sample of the mixture is a
+network of the user's architecture, with the user's parameter names. Predictions, samples and means use these networks.
 """
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
+from torch.autograd.function import once_differentiable
 
 from dubito.core.errors import UnsupportedError
-from dubito.core.params import CHECKPOINTED
+from dubito.core.params import CHECKPOINTED, Params
 from dubito.core.tracing import is_tracing
-from dubito.methods.rank1.fused import BlockDense
-from dubito.methods.rank1.sites import SiteValues
-from dubito.networks.layers import LayerRule, Side
+from dubito.methods.rank1.sites import Layout, LinearMap, SiteValues
+from dubito.networks.layers import LayerRule, Side, class_rule, weight_axis
 from dubito.networks.layers.linear import LinearRule
 from dubito.networks.swapping import Swapped, swap_class
 
 Perturbation = Literal["multiplicative", "additive"]
+
+# Blocks of at least this many rows: gradients of the weight by blocks are then faster than another full product.
+MANY_ROWS = 20
 
 
 class Factored(Swapped):
@@ -126,3 +133,104 @@ def make_factored(module: nn.Module, mixin: type[Factored], label: str, perturba
     """Change a module, in place, into a factored one."""
     fresh: dict[str, Any] = {"values": None, "examples": None, "narrow": None, "stacked": False}
     swap_class(module, mixin, **fresh, perturbation=perturbation, label=label, **own)
+
+
+class BlockDense(torch.autograd.Function):
+    r"""$y = ((x \circ s_m) W^\top) \circ r_m + b_m$ for the rows $x$ of block $m$, in M blocks of equal size.
+
+    With $z = (x \circ s_m) W^\top$, $\bar z = g \circ r_m$, $\bar u = \bar z W$ and sums over the rows of a block:
+
+    $$\bar b_m = \textstyle\sum g, \quad \bar r_m = \sum g \circ z, \quad \bar s_m = \sum \bar u \circ x, \quad
+      \bar W = \bar z^\top (x \circ s), \quad \bar x = \bar u \circ s_m .$$
+
+    If the inputs are data, they need no gradient, and neither $\bar u$. The gradients of the weight by blocks,
+    $G_m = \bar z_m^\top x_m$, then give, with as many multiplications,
+
+    $$\bar W = \sum_m G_m \circ s_m, \qquad \bar s_m = 1^\top (W \circ G_m) .$$
+    """
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, weight: Tensor, s: Tensor, r: Tensor, bias: Tensor) -> Tensor:
+        """Return the outputs ``[N, O]``; factors and biases are ``[M, C]``."""
+        scaled = (x.view(len(s), -1, x.shape[1]) * s.unsqueeze(1)).view(x.shape)
+        middle = torch.mm(scaled, weight.t())
+        ctx.by_blocks = len(x) >= MANY_ROWS * len(s) and ctx.needs_input_grad[:2] == (False, True)
+        ctx.save_for_backward(x, weight, s, r, None if ctx.by_blocks else scaled, middle)
+        outputs = torch.addcmul(bias.unsqueeze(1), middle.view(len(s), -1, len(weight)), r.unsqueeze(1))
+        # not a view of `outputs`, which autograd would not let a later layer change in place
+        return torch.ops.aten._unsafe_view.default(outputs, middle.shape)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+        """Return the gradients of all arguments."""
+        x, weight, s, r, scaled, middle = ctx.saved_tensors
+        on_x, on_weight, *_ = ctx.needs_input_grad
+        blocks = grad.reshape(len(s), -1, len(weight))
+        inputs, on_middle = x.view(len(s), -1, x.shape[1]), blocks * r.unsqueeze(1)
+        others = (blocks * middle.view(blocks.shape)).sum(1), blocks.sum(1)
+        if ctx.by_blocks:
+            return None, *_by_blocks(inputs, weight, s, on_middle), *others
+        rows = on_middle.view(middle.shape)
+        on_scaled = torch.mm(rows, weight).view(inputs.shape)
+        return (
+            (on_scaled * s.unsqueeze(1)).view(x.shape) if on_x else None,
+            torch.mm(rows.t(), scaled) if on_weight else None,
+            on_scaled.mul_(inputs).sum(1),
+            *others,
+        )
+
+
+def _by_blocks(inputs: Tensor, weight: Tensor, s: Tensor, on_middle: Tensor) -> tuple[Tensor, Tensor]:
+    """Return the gradients of the weight and of the input factors, one block at a time to fit into the cache."""
+    on_weight, on_s, part = torch.zeros_like(weight), torch.empty_like(s), torch.empty_like(weight)
+    for m, (x, grads) in enumerate(zip(inputs, on_middle, strict=True)):
+        torch.mm(grads.t(), x, out=part)
+        on_weight.addcmul_(part, s[m])
+        torch.sum(part.mul_(weight), 0, out=on_s[m])
+    return on_weight, on_s
+
+
+def can_merge(network: nn.Module, layout: Layout) -> bool:
+    """Return whether the layer rules know the channel axes of the weight of every site."""
+    layers = [network.get_submodule(site.name) for site in layout.sites if site.kind == "layer"]
+    return all(weight_axis(layer, "output") is not None or weight_axis(layer, "input") is not None for layer in layers)
+
+
+@torch.no_grad()
+def merge(network: nn.Module, layout: Layout, values: Mapping[str, Tensor], factors: Tensor, biases: Tensor) -> Params:
+    """Return the parameters of plain networks at given factors and biases.
+
+    Args:
+        network: The network, for the types of its layers.
+        layout: The sites of the factors.
+        values: The shared parameters by name.
+        factors: One vector ``[D]``, or one for each of S networks ``[S, D]``.
+        biases: One vector ``[E]``, or ``[S, E]``.
+    """
+    modules, merged = dict(network.named_modules()), dict(values)
+    for site, values_ in layout.split(factors, biases):
+        for map_, (s, r) in zip(site.maps, values_.factors, strict=True):
+            merged[map_.weight] = _scaled(modules[site.name], merged[map_.weight], map_, s, r)
+        for (name, _), bias in zip(site.biases, values_.biases, strict=True):
+            merged[name] = bias.reshape(*bias.shape[:-1], *values[name].shape).clone()
+    return merged
+
+
+def _scaled(module: nn.Module, weight: Tensor, map_: LinearMap, s: Tensor | None, r: Tensor | None) -> Tensor:
+    rule = class_rule(module)
+    if rule is not None:
+        s = None if s is None else rule.weight_factors(module, s, "input")
+        return _times(weight, s, None if r is None else rule.weight_factors(module, r, "output"))
+    s, r = None if s is None else s.unsqueeze(-2), None if r is None else r.unsqueeze(-1)
+    if map_.rows is None:
+        return _times(weight, s, r)
+    first, last = map_.rows
+    part = _times(weight[..., first:last, :], s, r)
+    parts = (weight[..., :first, :], part, weight[..., last:, :])
+    return torch.cat([rows.expand(*part.shape[:-2], -1, -1) for rows in parts], dim=-2)
+
+
+def _times(weight: Tensor, s: Tensor | None, r: Tensor | None) -> Tensor:
+    weight = weight if s is None else weight * s
+    return weight if r is None else weight * r

@@ -219,7 +219,7 @@ class Rank1Module(nn.Module):
             generator: The source of randomness; by default the same call gives the same numbers.
         """
         from dubito.fitting.training import Training
-        from dubito.methods.rank1.from_module import FinishedRank1
+        from dubito.methods.rank1.trainer import FinishedRank1
 
         options: dict[str, Any] = {"likelihood": likelihood, "num_data": num_data, "generator": generator}
         found = FinishedRank1(self).fit(

@@ -20,7 +20,7 @@ from dubito.core.randomness import default_generator
 from dubito.fitting.posterior import Posterior, Predictor
 from dubito.fitting.traceable import Traceable
 from dubito.methods.rank1 import families, forms
-from dubito.methods.rank1.merge import merge
+from dubito.methods.rank1.layers import merge
 from dubito.methods.rank1.module import Rank1Module
 from dubito.methods.rank1.sites import find_layout
 from dubito.networks.normalization import running_norms

@@ -13,14 +13,15 @@ from dubito.core import batches, params
 from dubito.core.batches import Batch
 from dubito.core.errors import InputError
 from dubito.core.params import Params
-from dubito.core.settings import Absent
+from dubito.core.settings import Absent, setting
 from dubito.fitting.gradient_training import GradientDescent
 from dubito.fitting.inference import Inference, Info, Problem, State
 from dubito.fitting.output_noise import fit_hyper, fit_log_noise
 from dubito.fitting.posterior import Posterior
+from dubito.fitting.recipe import Recipe
 from dubito.methods.map.posterior import PointPosterior
 from dubito.methods.rank1 import families
-from dubito.methods.rank1.merge import can_merge, merge
+from dubito.methods.rank1.layers import can_merge, merge
 from dubito.methods.rank1.module import Rank1Module, split_blocks
 from dubito.methods.rank1.posterior import Components, Rank1Posterior
 from dubito.methods.rank1.sites import find_layout, unselected, without_batch_axis
@@ -30,6 +31,7 @@ from dubito.networks.twin import light_copy
 
 if TYPE_CHECKING:
     from dubito.methods.rank1.recipe import BatchEnsemble, Rank1
+
 
 # The factor of the learning rate for the noise, which is a single number with a gradient from all data.
 NOISE_RATE = 10.0
@@ -228,3 +230,19 @@ def _continue_from(module: Rank1Module, earlier: Posterior) -> None:
             module.log_scale.copy_(scale.log() if len(scale) == len(module.log_scale) else scale.log().mean(0))
     if module.recipe.normalization == "component":
         params.load_(module.network, earlier.mixture.norms)
+
+
+@setting
+class FinishedRank1(Recipe):
+    """A `Rank1` or `BatchEnsemble` fit without training.
+
+    Args:
+        module: The converted module.
+    """
+
+    setting_name = "rank1.Finished"
+    module: Any
+
+    def build(self, problem: Problem) -> Inference:
+        """Return an inference without steps."""
+        return Rank1Trainer(self.module.settings, problem, self.module).inference()

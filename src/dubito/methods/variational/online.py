@@ -16,7 +16,7 @@ from dubito.fitting.inference import Inference, Problem
 from dubito.fitting.recipe import Recipe
 from dubito.methods.variational.conversion import convert
 from dubito.methods.variational.groups.module import GroupModule
-from dubito.methods.variational.groups.trainer import GroupTrainer
+from dubito.methods.variational.groups.posterior import GroupTrainer
 from dubito.methods.variational.joint import JointModule
 from dubito.methods.variational.module import VariationalModule
 from dubito.methods.variational.posterior import VariationalPosterior

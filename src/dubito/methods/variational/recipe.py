@@ -157,7 +157,7 @@ class Variational(Recipe):
             family=self.family, rank=self.rank,
         )  # fmt: skip
         if isinstance(self.prior, GroupPrior):
-            from dubito.methods.variational.groups.trainer import GroupTrainer
+            from dubito.methods.variational.groups.posterior import GroupTrainer
 
             return GroupTrainer(self, problem, module).inference()
         return VariationalTrainer(self, problem, module).inference()

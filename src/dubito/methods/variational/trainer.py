@@ -17,8 +17,8 @@ from dubito.core.randomness import draw_seed
 from dubito.fitting.gradient_training import GradientDescent, negative_log_likelihood
 from dubito.fitting.inference import Inference, Info, Problem, State
 from dubito.fitting.output_noise import fit_hyper
+from dubito.methods.variational.diagnosis import data_log_likelihood, expected_log_noise, gradient_noise, moving_scales
 from dubito.methods.variational.joint import JointModule
-from dubito.methods.variational.measure import data_log_likelihood, expected_log_noise, gradient_noise, moving_scales
 from dubito.methods.variational.module import VariationalModule
 from dubito.methods.variational.natural import NaturalGradientDescent
 from dubito.methods.variational.posterior import Record, VariationalPosterior

@@ -22,11 +22,10 @@ from dubito.fitting.checks import outputs_of
 from dubito.fitting.posterior import Posterior
 from dubito.fitting.training import Training
 from dubito.uses.compression.budget import Budget, Candidate, Meter, search, time_of_call
-from dubito.uses.compression.features import live_features
 from dubito.uses.compression.finetune import default_training
 from dubito.uses.compression.finetune import finetune as train_on
 from dubito.uses.compression.plan import Plan
-from dubito.uses.compression.pruner import Pruner, live_columns
+from dubito.uses.compression.pruner import Pruner, live_columns, live_features
 from dubito.uses.compression.quantize import ROUNDING
 from dubito.uses.compression.result import Compression
 from dubito.uses.compression.rules import ModelReduction, Rule

@@ -14,21 +14,19 @@ from dubito.core import batches, params
 from dubito.core.errors import UnsupportedError
 from dubito.core.params import Params
 from dubito.fitting.posterior import Posterior
-from dubito.networks.adapters import has_adapters, record_ranks_
+from dubito.networks.adapters import has_adapters, low_rank_pairs, record_ranks_
+from dubito.networks.layers import rule_for
 from dubito.networks.twin import copied
 from dubito.uses.compression.costs import Cost, LayerCosts, Timer, per_cost
 from dubito.uses.compression.elimination import Elimination
-from dubito.uses.compression.features import first_matrix, live_features
 from dubito.uses.compression.plan import Plan, both
 from dubito.uses.compression.reconstruction import reconstruct_
 from dubito.uses.compression.rules import Masks, Rule
-from dubito.uses.compression.shrink import shrink, silenced
+from dubito.uses.compression.shrink import require_same, shrink, silenced, varied
 from dubito.uses.compression.units import feature_plan, removable, require_units, unit_plan, unit_relevance
 from dubito.uses.compression.units_by_fx import LayerChannels, UnitGroup, trace
 from dubito.uses.compression.units_by_probing import probe
 from dubito.uses.compression.units_by_torch_pruning import depend
-from dubito.uses.compression.units_of_adapters import adapter_ranks
-from dubito.uses.compression.verify import require_same, varied
 from dubito.uses.compression.weight_statistics import data_precision, prunable, statistics_of
 
 # Rows from which on the layers of the small network are fitted to the outputs of the large one.
@@ -202,3 +200,45 @@ def live_columns(plan: Plan, model: nn.Module, example: Any) -> Masks:
     if first is None or plan.inputs is None:
         return {}
     return {first: plan.inputs.expand(model.get_parameter(first).shape)}
+
+
+def adapter_ranks(model: nn.Module) -> list[UnitGroup]:
+    """Return one group of units for every LoRA product; the frozen network beside them keeps its units."""
+    groups = []
+    for first, second in low_rank_pairs(model):
+        if all(rule_for(model.get_submodule(name)) is not None for name in (first, second)):
+            ranks = torch.arange(len(model.get_parameter(f"{first}.weight")))
+            parts = (LayerChannels.whole(name, ranks) for name in (first, second))
+            producer, consumer = parts
+            groups.append(UnitGroup(len(ranks), (producer,), (), (consumer,), biases=False))
+    return groups
+
+
+def first_matrix(model: nn.Module, example: Any) -> str | None:
+    """Return the name of the weight matrix that sees the input features, where inputs are plain features."""
+    if not isinstance(example, Tensor) or example.ndim != 2 or not example.is_floating_point():
+        return None
+    name, value = next((name, value) for name, value in model.named_parameters() if value.ndim > 1)
+    return name if value.shape[1:] == example.shape[1:] else None
+
+
+def live_features(model: nn.Module, example: Any) -> Tensor | None:
+    """Return a mask over the input features, false where the network does not use one; None if inputs are no features.
+
+    The column of an unused feature in the first matrix is zero. Inputs may reach the outputs on another path too, so
+    the gradient of the outputs with respect to the feature must be zero as well.
+    """
+    first = first_matrix(model, example)
+    if first is None:
+        return None
+    inputs = example.detach().clone().requires_grad_()
+    used = (model.get_parameter(first) != 0).any(0).cpu()
+    try:
+        outputs = params.call(model, inputs)
+    except (RuntimeError, ValueError):  # it only runs without gradients
+        return used
+    if not outputs.requires_grad:  # the network disables gradients, or does not use its inputs
+        return used
+    weights = torch.rand(outputs.shape, generator=torch.Generator().manual_seed(0)).to(outputs)  # so that none cancel
+    (gradients,) = torch.autograd.grad(outputs, inputs, weights, allow_unused=True)
+    return used if gradients is None else used | (gradients != 0).any(0).cpu()

@@ -1,4 +1,4 @@
-"""Remove units from layers, and fold the constants that they become into the next bias."""
+"""Remove units from layers, fold the constants that they become into the next bias, and verify the smaller network."""
 
 from __future__ import annotations
 
@@ -7,6 +7,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from dubito.core import batches, params
+from dubito.core.errors import UnsupportedError
 from dubito.networks.layers import require_rule
 from dubito.networks.swapping import put
 from dubito.networks.twin import copied
@@ -15,6 +17,9 @@ from dubito.uses.compression.plan import Plan, both
 from dubito.uses.compression.rules import Masks
 from dubito.uses.compression.units import by_input, gone_of, incoming
 from dubito.uses.compression.units_by_fx import LayerChannels, UnitGroup
+
+TOLERANCE = 1e-5
+MORE_ROWS = 16
 
 
 def silenced(model: nn.Module, groups: list[UnitGroup], kept: Masks, example: Any) -> tuple[nn.Module, Masks]:
@@ -130,3 +135,37 @@ def _muting(model: nn.Module, group: UnitGroup, stays: Tensor) -> Masks:
             elif kind == "weight" and layer.running_mean is not None:  # an instance norm keeps zero as it is
                 layer.running_mean[gone] = 0.0  # type: ignore[operator]
     return masks
+
+
+def varied(example: Any) -> Any:
+    """Return the batch and some of its rows again, their numbers scaled at random: what depends on the data shows."""
+    generator = torch.Generator().manual_seed(0)
+
+    def more(leaf: Tensor) -> Tensor:
+        some = leaf[:MORE_ROWS]
+        if leaf.is_floating_point():
+            some = some * (0.5 + torch.rand(some.shape, generator=generator)).to(some)
+        return torch.cat([leaf, some])
+
+    return batches.map_leaves(more, example)
+
+
+def largest_difference(first: nn.Module, second: nn.Module, example: Any) -> float:
+    """Return the largest difference of two networks' outputs, relative to the largest output if that is above 1."""
+    with torch.no_grad():
+        expected, found = (params.call(model.eval(), example).double() for model in (first, second))
+    if expected.shape != found.shape or not bool(found.isfinite().all()):
+        return float("inf")
+    return float((expected - found).abs().max() / expected.abs().max().clamp_min(1.0))
+
+
+def require_same(reference: nn.Module, small: nn.Module, example: Any, tolerance: float = TOLERANCE) -> float:
+    """Return the difference, if it is within the tolerance."""
+    difference = largest_difference(reference, small, example)
+    tolerance = max(tolerance, 4 * torch.finfo(next(reference.parameters()).dtype).eps)  # half precision
+    if not difference <= tolerance:
+        raise UnsupportedError(
+            f"The smaller network differs from the masked one by {difference:.2g}, more than {tolerance:g}: units of "
+            'this network cannot be removed exactly; use structure="weights".'
+        )
+    return difference

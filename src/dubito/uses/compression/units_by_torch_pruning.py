@@ -12,9 +12,8 @@ from dubito.core.errors import DubitoError, UnsupportedError
 from dubito.networks.layers import rule_for
 from dubito.networks.layers.norm import NormRule
 from dubito.networks.twin import copied
-from dubito.uses.compression.shrink import shrink, silenced
+from dubito.uses.compression.shrink import TOLERANCE, largest_difference, shrink, silenced
 from dubito.uses.compression.units_by_fx import LayerChannels, UnitGroup
-from dubito.uses.compression.verify import TOLERANCE, largest_difference
 
 
 def depend(model: nn.Module, example: Any) -> list[UnitGroup]:

@@ -24,8 +24,14 @@ from dubito.core.errors import InputError, UnsupportedError
 from dubito.core.randomness import default_generator, draw_seed
 from dubito.fitting.decision_rule import DecisionRule
 from dubito.fitting.posterior import Posterior
-from dubito.uses.decisions.calibration_scores import CalibrationScores
-from dubito.uses.decisions.nonconformity import IntervalMethod, SetMethod, numbers_of, of_every_class, of_numbers
+from dubito.uses.decisions.calibration_scores import (
+    CalibrationScores,
+    IntervalMethod,
+    SetMethod,
+    numbers_of,
+    of_every_class,
+    of_numbers,
+)
 from dubito.uses.decisions.units import TargetScale, read_scale, scale_targets
 from dubito.uses.fixed_draws import FixedDraws, of_classes, restored_generator
 

@@ -15,8 +15,7 @@ from dubito.core.constraints import OpenProbability, Positive, check
 from dubito.core.errors import InputError
 from dubito.fitting.posterior import Posterior
 from dubito.fitting.traceable import HasTraceable
-from dubito.uses.export.building import Job
-from dubito.uses.export.deciding import find_draws, fit_decisions
+from dubito.uses.export.building import Job, find_draws, fit_decisions
 from dubito.uses.export.formats import find_format
 from dubito.uses.export.inputs import as_inputs, as_module
 from dubito.uses.export.outputs import Decisions, as_scale, check_names, make_outputs

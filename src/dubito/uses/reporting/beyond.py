@@ -8,10 +8,9 @@ from collections.abc import Iterator, Sequence
 from dubito.uses.metrics.scores import DETECTION, SCORES
 from dubito.uses.reporting import plots, readings
 from dubito.uses.reporting.evaluation import Evaluation, Histogram
-from dubito.uses.reporting.names import in_words, short
 from dubito.uses.reporting.parts import Listing, Looks, Methods, Panel, Section, column, first_seed, table, task
 from dubito.uses.reporting.plots import Look
-from dubito.uses.reporting.tables import Column, describe, goal
+from dubito.uses.reporting.tables import Column, describe, goal, in_words, short
 
 _SHIFT_SCORES = {"classification": ("accuracy", "nll", "ece"), "regression": ("rmse", "nll", "coverage@0.95")}
 _UNCERTAINTY_TITLES = {

@@ -18,9 +18,9 @@ from dubito.core.errors import InputError
 from dubito.uses.reporting import bars
 from dubito.uses.reporting.collect import Vectors
 from dubito.uses.reporting.evaluation import Example
-from dubito.uses.reporting.names import in_words
 from dubito.uses.reporting.parts import Listing, Looks, Methods, Panel, Section, task
 from dubito.uses.reporting.readings import number
+from dubito.uses.reporting.tables import in_words
 
 SHOWN = 5  # of each kind
 _CELLS = 8  # numbers of an input that is neither picture nor text
@@ -29,6 +29,13 @@ _SIDE = 64  # pixels; larger pictures are shrunk
 _SMALLEST = 4  # side of a picture
 
 Decode = Callable[[Tensor], Any]
+
+_TITLES = {
+    "classification": {"uncertain": "The least certain", "wrong": "Wrong and certain of it"},
+    "regression": {"uncertain": "The least certain", "wrong": "The most unexpected"},
+}
+# How many letters of a class fit below a picture.
+_LETTERS = 11
 
 
 @dataclass
@@ -127,15 +134,6 @@ def _picture(image: Tensor) -> dict[str, Any]:
 
 def _text(value: Any) -> str:
     return "–" if value is None else f"{value:.6g}" if isinstance(value, float) else str(value)
-
-
-_TITLES = {
-    "classification": {"uncertain": "The least certain", "wrong": "Wrong and certain of it"},
-    "regression": {"uncertain": "The least certain", "wrong": "The most unexpected"},
-}
-
-# How many letters of a class fit below a picture.
-_LETTERS = 11
 
 
 def examples(methods: Methods, look_of: Looks) -> Iterator[Section]:

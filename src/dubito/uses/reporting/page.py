@@ -24,10 +24,9 @@ from dubito.core.atomic import write_atomic
 from dubito.core.errors import InputError
 from dubito.uses.reporting import plots
 from dubito.uses.reporting.evaluation import Evaluation
-from dubito.uses.reporting.names import readable
 from dubito.uses.reporting.parts import Panel, Section
 from dubito.uses.reporting.sections import sections
-from dubito.uses.reporting.tables import spans
+from dubito.uses.reporting.tables import readable, spans
 
 if TYPE_CHECKING:
     from markupsafe import Markup

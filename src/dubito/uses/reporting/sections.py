@@ -14,11 +14,10 @@ from dubito.uses.reporting.beyond import DETECTION_SCORES, ood, shifts
 from dubito.uses.reporting.evaluation import Evaluation, GroupScores, Reliability
 from dubito.uses.reporting.examples import examples
 from dubito.uses.reporting.groups import wilson
-from dubito.uses.reporting.names import in_words, readable, short
 from dubito.uses.reporting.parts import Looks, Methods, Panel, Section, column, first_seed, means, table, task
 from dubito.uses.reporting.plots import Look
 from dubito.uses.reporting.readings import Readings
-from dubito.uses.reporting.tables import Column, describe
+from dubito.uses.reporting.tables import Column, describe, in_words, readable, short
 from dubito.uses.reporting.verdict import verdict
 
 if TYPE_CHECKING:

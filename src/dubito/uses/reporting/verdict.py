@@ -8,8 +8,8 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 
 from dubito.uses.reporting.evaluation import Evaluation, Reliability
 from dubito.uses.reporting.groups import UNCERTAINTY, wilson
-from dubito.uses.reporting.names import in_words
 from dubito.uses.reporting.readings import number, percent
+from dubito.uses.reporting.tables import in_words
 
 # The confidence from which an answer counts as sure, how many such answers a sentence needs, and the share of inputs
 # that may be refused.

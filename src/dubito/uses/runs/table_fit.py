@@ -14,20 +14,20 @@ from torch import Tensor, nn
 
 import dubito
 from dubito.beliefs import likelihoods
-from dubito.beliefs.likelihoods import Likelihood
+from dubito.beliefs.likelihoods import Gaussian, HeteroscedasticGaussian, Likelihood
 from dubito.beliefs.likelihoods.kinds import ClassLikelihood, RegressionLikelihood
 from dubito.core import grammar
 from dubito.core.arguments import checked_arguments
 from dubito.core.errors import InputError
 from dubito.core.randomness import Stream
 from dubito.data import DataSet, Pair, Standardizer, TableTransform, load_table
+from dubito.data.columns import NumberColumn
 from dubito.data.tables import as_table, with_target
 from dubito.fitting.checks import outputs_of
 from dubito.fitting.posterior import Posterior
 from dubito.fitting.recipe import Recipe
 from dubito.uses.runs.default import default_recipe, fit_posterior
 from dubito.uses.runs.networks import IN_MEMORY, NetworkSource, load_weights
-from dubito.uses.runs.noise_column import noise_likelihood, with_noise_column
 from dubito.uses.runs.run import TableRun, Texts, calibrated
 
 # The share of the rows that calibrates decisions; more of a small table, for intervals need nine rows at least.
@@ -35,6 +35,8 @@ HELD_OUT, FEWEST_HELD_OUT, MOST_HELD_OUT = 0.2, 10, 1 / 3
 VALIDATION = 0.1
 # How many training rows a run keeps, to show those that are nearest to a new one.
 KEPT_TRAINING = 1000
+
+_TEXT = ("separator", "encoding", "decimal")
 
 
 @checked_arguments
@@ -93,9 +95,6 @@ def fit(
         dataset, recipe=recipe, network=network, weights=weights, likelihood=likelihood, noise_column=noise_column,
         training=training, coverage=coverage, risk=risk, seed=seed, progress=progress,
     )  # fmt: skip
-
-
-_TEXT = ("separator", "encoding", "decimal")
 
 
 def fit_dataset(
@@ -272,3 +271,47 @@ def warn_if_useless(run: TableRun, dataset: DataSet) -> None:
             "weights that were given may belong to other inputs.",
             stacklevel=3,
         )
+
+
+def with_noise_column(dataset: DataSet, name: str) -> tuple[DataSet, tuple[int, float, float]]:
+    """Return the data set whose encoder knows the noise, and the noise's feature, centre and unit.
+
+    Centre and unit are in standard deviations of the target; see `NoiseColumn`.
+
+    Args:
+        dataset: The table.
+        name: The column: a positive standard deviation in every row, in the unit of the target.
+    """
+    encoder = dataset.encoder
+    if not isinstance(encoder, TableTransform):
+        raise InputError("Only the rows of a table have a noise column: leave `noise_column` out.")
+    if dataset.task != "regression":
+        raise InputError(f"Only numbers have noise, but the target {encoder.target!r} has classes.")
+    column = next((each for each in encoder.columns if each.name == name), None)
+    if column is None:
+        raise InputError(
+            f"The noise column {name!r} is not in use; the table's inputs are {', '.join(encoder.column_names)}. A "
+            "noise that is the same in all rows is a likelihood: gaussian(noise=...)."
+        )
+    if not isinstance(column, NumberColumn) or column.boolean:
+        raise InputError(f"The noise column {name!r} must hold positive numbers, the standard deviations of targets.")
+    if column.indicator:
+        raise InputError(f"The noise column {name!r} has missing values: leave those rows out.")
+    if len(encoder.columns) == 1:
+        raise InputError(f"The table has no inputs beside the noise column {name!r}.")
+    place = encoder.spans()[name].start
+    least = min(float(inputs[:, place].min()) for inputs, _ in dataset.parts.values() if len(inputs))
+    if least * column.scale + column.loc <= 1e-6 * column.scale:
+        found = f"{least * column.scale + column.loc:.4g}"
+        raise InputError(f"The noise column {name!r} must be positive, but a row holds {found}.")
+    marked = tuple(replace(each, noise=True) if each is column else each for each in encoder.columns)
+    used = replace(dataset, encoder=replace(encoder, columns=marked))
+    return used, (place, column.loc / encoder.target_scale, column.scale / encoder.target_scale)
+
+
+def noise_likelihood(likelihood: Likelihood) -> Likelihood:
+    """Return the likelihood of data with known noise; raise for one that has other noise."""
+    is_default = isinstance(likelihood, Gaussian) and isinstance(likelihood.noise, str)
+    if not is_default and not isinstance(likelihood, HeteroscedasticGaussian):
+        raise InputError(f"A noise column is the noise of a Gaussian likelihood, not of {likelihood!r}: drop one.")
+    return HeteroscedasticGaussian()

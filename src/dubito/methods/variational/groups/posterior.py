@@ -1,26 +1,32 @@
-"""The posterior of `Variational` with a group prior."""
+"""The posterior of `Variational` with a group prior, and how it is trained."""
 
 from __future__ import annotations
 
 from dataclasses import asdict, dataclass
-from typing import Any, Self
+from typing import Any, Self, cast
 
 import torch
 from torch import Tensor, nn
 
 from dubito.beliefs.likelihoods import Likelihood
 from dubito.core import params
-from dubito.core.batches import Data
+from dubito.core.batches import Batch, Data
 from dubito.core.errors import UnsupportedError
 from dubito.core.params import Params
 from dubito.core.randomness import default_generator
+from dubito.fitting.inference import State
 from dubito.methods.variational.groups.convert import convert_groups
 from dubito.methods.variational.groups.layout import GroupedAxis
 from dubito.methods.variational.groups.module import GroupModule
 from dubito.methods.variational.groups.scales import GateScales
 from dubito.methods.variational.posterior import Record, VariationalPosterior
+from dubito.methods.variational.trainer import EVALUATION_DRAWS, VariationalTrainer
 from dubito.networks.selection import Selection
 from dubito.networks.twin import copied
+
+# Below these a group is noise. For two statistics this is where noise exceeds signal. The mode of a horseshoe has no
+# natural threshold; this one separates the relevant groups from the others on the digits data.
+THRESHOLDS = {"-log_alpha": 0.0, "log_mode": -3.0, "log_snr": 0.0}
 
 
 @dataclass(frozen=True, eq=False)
@@ -53,11 +59,6 @@ class Groups:
 
     def __len__(self) -> int:
         return len(self.relevance)
-
-
-# Below these a group is noise. For two statistics this is where noise exceeds signal. The mode of a horseshoe has no
-# natural threshold; this one separates the relevant groups from the others on the digits data.
-THRESHOLDS = {"-log_alpha": 0.0, "log_mode": -3.0, "log_snr": 0.0}
 
 
 class GroupPosterior(VariationalPosterior):
@@ -152,3 +153,26 @@ def factors_of(module: GroupModule) -> dict[str, Tensor]:
     random = {f"network.{name}" for name in module.selection.names}
     kept = {n: v for n, v in module.named_parameters() if n in random or n.startswith("posterior.")}
     return {name: value.detach().clone() for name, value in kept.items()}
+
+
+class GroupTrainer(VariationalTrainer):
+    """The steps of `Variational` with a group prior, whose network at the means has scaled weights."""
+
+    @torch.no_grad()
+    def score(self, state: State, batch: Batch) -> Tensor:
+        """Return the log-probability of validation targets under the network at the means."""
+        module = cast(GroupModule, self._loaded(state))
+        values = dict(module.network.named_parameters()) | dict(module.network.named_buffers())
+        outputs = params.functional_call(self.plain, {**values, **module.expected_weights()}, batch.inputs)
+        return self.problem.likelihood.log_prob(outputs, batch.targets, state["hyper"])
+
+    @torch.no_grad()
+    def posterior(self, state: State) -> GroupPosterior:
+        """Return the posterior, and measure how well it fits the training data."""
+        module, problem = cast(GroupModule, self._loaded(state)), self.problem
+        network = self._plain_network(module)
+        draws = [module.sample_weights() for _ in range(EVALUATION_DRAWS)]
+        likelihood = self._likelihood(state, network, draws)
+        record = self._record(state, module, network, draws, likelihood)
+        found = (module.selection, factors_of(module), record)
+        return GroupPosterior(network, likelihood, self.recipe, problem.num_data, *found)
