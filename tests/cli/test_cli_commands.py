@@ -15,7 +15,7 @@ from typer.testing import CliRunner, Result
 
 import dubito
 from dubito.cli.app import app
-from dubito.cli.experiment import Experiment
+from dubito.cli.delivery import Experiment
 from dubito.cli.methods import METHODS
 from dubito.fitting.recipe import Recipe
 from dubito.uses.comparison.compare import FitsOfSeed

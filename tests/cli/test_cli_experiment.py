@@ -7,7 +7,7 @@ import torch
 from dubito.likelihoods import Categorical
 
 from dubito import MAP, Auto, data
-from dubito.cli.experiment import Experiment
+from dubito.cli.delivery import Experiment
 from dubito.cli.options import demo_experiment, scrambled
 from dubito.fitting.recipe import Recipe
 

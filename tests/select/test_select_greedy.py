@@ -8,7 +8,7 @@ from subnetwork_cases import brute_greedy, captured, case, centred
 
 from dubito import select
 from dubito.core import limits
-from dubito.select import greedy
+from dubito.select import choose as greedy
 from oracles import Case, curvature, jacobian
 
 pytestmark = pytest.mark.slow

@@ -10,6 +10,35 @@ import typer
 from dubito.cli import arguments as args
 from dubito.cli.methods import METHODS
 
+_Method = Annotated[
+    list[str] | None, typer.Option(metavar="METHOD", help="A method; repeat for several.  [default: all methods above]")
+]
+_Likelihood = Annotated[
+    str | None,
+    typer.Option(
+        metavar="NAME",
+        help="Noise model: categorical for classes, gaussian for numbers.  [default: chosen from the target]",
+    ),
+]
+_Seeds = Annotated[
+    int, typer.Option(metavar="N", min=1, max=100_000, help="Number of repetitions with new initial weights.")
+]
+_Training = Annotated[
+    str | None,
+    typer.Option(
+        metavar="SETTINGS", help='All training settings in one: "training(optimizer=sgd, lr=0.1, epochs=50)".'
+    ),
+]
+_Split = Annotated[int, typer.Option(metavar="N", min=0, max=2**63 - 1, help="The number of the train/test split.")]
+_Gap = Annotated[
+    bool, typer.Option("--gap", help="UCI sets: test on the middle third of the feature with number --split.")
+]
+_LimitTest = Annotated[int | None, typer.Option(metavar="N", help="Use at most N test rows of each data set.")]
+_Ood = Annotated[
+    list[str] | None,
+    typer.Option(metavar="NAME", help="Unfamiliar data; the report shows how well it is flagged. Repeat for several."),
+]
+
 
 def demo(
     out: args.Out = Path("report.html"),
@@ -43,36 +72,6 @@ def demo(
     deliver_all([demo_experiment(seed, story.epochs, fast)], out, json, first=story.sections, ranked=True)
 
 
-_Method = Annotated[
-    list[str] | None, typer.Option(metavar="METHOD", help="A method; repeat for several.  [default: all methods above]")
-]
-_Likelihood = Annotated[
-    str | None,
-    typer.Option(
-        metavar="NAME",
-        help="Noise model: categorical for classes, gaussian for numbers.  [default: chosen from the target]",
-    ),
-]
-_Seeds = Annotated[
-    int, typer.Option(metavar="N", min=1, max=100_000, help="Number of repetitions with new initial weights.")
-]
-_Training = Annotated[
-    str | None,
-    typer.Option(
-        metavar="SETTINGS", help='All training settings in one: "training(optimizer=sgd, lr=0.1, epochs=50)".'
-    ),
-]
-_Split = Annotated[int, typer.Option(metavar="N", min=0, max=2**63 - 1, help="The number of the train/test split.")]
-_Gap = Annotated[
-    bool, typer.Option("--gap", help="UCI sets: test on the middle third of the feature with number --split.")
-]
-_LimitTest = Annotated[int | None, typer.Option(metavar="N", help="Use at most N test rows of each data set.")]
-_Ood = Annotated[
-    list[str] | None,
-    typer.Option(metavar="NAME", help="Unfamiliar data; the report shows how well it is flagged. Repeat for several."),
-]
-
-
 def compare(
     data: Annotated[str, typer.Option("--data", metavar="NAME|TABLE", help="The name of a data set, or a table.")],
     target: args.Target = None,
@@ -104,8 +103,7 @@ def compare(
     """Compare methods on a data set."""
     from dubito import data as datasets
     from dubito.cli import options
-    from dubito.cli.delivery import deliver
-    from dubito.cli.experiment import Experiment
+    from dubito.cli.delivery import Experiment, deliver
     from dubito.core.atomic import check_place
     from dubito.uses.runs.table_fit import likelihood_for
 

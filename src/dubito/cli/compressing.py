@@ -93,7 +93,7 @@ def compress(
             raise typer.BadParameter("it is for a RUN, which was not given", param_hint=f"'{option}'")
     if data is None:
         raise typer.BadParameter("give a RUN that `dubito fit` wrote, or --data", param_hint="'RUN'")
-    from dubito.cli.fit_and_compress import compress_data
+    from dubito.cli.shrinking import compress_data
 
     compress_data(data, table, training, limit=limit, page=out_page, **made, **common)
 

@@ -12,7 +12,7 @@ import torch
 from dubito import data
 from dubito.beliefs.likelihoods import Categorical
 from dubito.cli.arguments import TableOptions
-from dubito.cli.experiment import Experiment
+from dubito.cli.delivery import Experiment
 from dubito.cli.methods import METHODS
 from dubito.cli.output import note_description
 from dubito.core import grammar

@@ -20,8 +20,7 @@ from dubito.fitting import automatic, problems
 from dubito.fitting.auto_explanation import AutoExplanation
 from dubito.fitting.output_noise import best_temperature
 from dubito.fitting.recipe import FitCall
-from dubito.methods.auto.held_out import hold_out
-from dubito.methods.auto.scores import DROPPED, dropped_scores, placements, scores
+from dubito.methods.auto.scores import DROPPED, dropped_scores, hold_out, placements, scores
 from dubito.methods.auto.search import Search
 from dubito.methods.auto.table import TEMPERATURE, AutoCandidate, ScoreTable
 from oracles import class_data

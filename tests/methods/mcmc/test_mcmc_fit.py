@@ -17,7 +17,7 @@ from torch.utils.data import DataLoader, TensorDataset
 
 import dubito
 from dubito import HMC, SGMCMC, SVGD, Training, priors, select
-from dubito.methods.mcmc.history import function_traces, weight_name, weight_traces
+from dubito.methods.mcmc.diagnosis import function_traces, weight_name, weight_traces
 from dubito.methods.mcmc.plots import plot_autocorrelations, plot_traces
 from two_processes import started
 

@@ -18,8 +18,7 @@ import dubito
 from dubito import Training, Variational, objectives, priors, select
 from dubito.core import limits, params
 from dubito.methods.variational import convert
-from dubito.methods.variational.correlations import Correlations
-from dubito.methods.variational.joint import JointModule
+from dubito.methods.variational.joint import Correlations, JointModule
 from oracles import LinearRegression, fixed_normal, regression_data, seeded
 
 pytestmark = pytest.mark.slow

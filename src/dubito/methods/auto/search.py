@@ -22,9 +22,8 @@ from dubito.fitting.output_noise import share_noise
 from dubito.fitting.posterior import Posterior
 from dubito.fitting.problems import resolved_training
 from dubito.fitting.recipe import FitCall, Recipe
-from dubito.methods.auto.held_out import HeldOut, Split, hold_out
 from dubito.methods.auto.recipe import Auto
-from dubito.methods.auto.scores import MEASURES
+from dubito.methods.auto.scores import MEASURES, HeldOut, Split, hold_out
 from dubito.methods.auto.table import TEMPERATURE, AutoCandidate, ScoreTable, candidates
 from dubito.methods.ensembles import Ensemble
 from dubito.methods.map import MAP

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from dubito.fitting.history import Trace
-from dubito.methods.mcmc.history import function_traces
+from dubito.methods.mcmc.diagnosis import function_traces
 from dubito.methods.mcmc.posterior import ParticlePosterior
 
 

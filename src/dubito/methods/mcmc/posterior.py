@@ -193,7 +193,7 @@ class ParticlePosterior(Posterior):
 
     def history(self) -> History | None:
         """Return the text of the diagnosis and the traces that mix worst; None without a chain."""
-        from dubito.methods.mcmc.history import history
+        from dubito.methods.mcmc.diagnosis import history
 
         return history(self) if self.recipe.is_chain else None
 

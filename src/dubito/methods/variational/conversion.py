@@ -15,8 +15,7 @@ from dubito.core.arguments import checked_arguments
 from dubito.core.constraints import Count, Positive, check
 from dubito.core.errors import InputError
 from dubito.fitting.working_copies import private_copy
-from dubito.methods.variational.correlations import Family
-from dubito.methods.variational.joint import JointModule
+from dubito.methods.variational.joint import Family, JointModule
 from dubito.methods.variational.layer import StochasticLayer, make_stochastic
 from dubito.methods.variational.mean_field import MeanField
 from dubito.methods.variational.module import VariationalModule
@@ -30,6 +29,17 @@ from dubito.select.rule import SelectionRule
 
 Estimator = Literal["local", "flipout", "weight"]
 Biases = Literal["deterministic", "random"]
+
+_KINDS = {
+    "prior": Prior,
+    "estimator": Estimator,
+    "initial_scale": Positive | dict[str, Tensor],
+    "biases": Biases,
+    "weights": SelectionRule | Selection,
+    "rest": Literal["train", "hold"],
+    "family": Family,
+    "rank": Count,
+}
 
 
 @checked_arguments
@@ -102,7 +112,7 @@ def _converted(
         for name, value in parameters.items():
             value.requires_grad_(value.requires_grad and (name in selection.indices or chosen.is_whole(name)))
     if isinstance(prior, GroupPrior):
-        from dubito.methods.variational.groups.convert import convert_groups
+        from dubito.methods.variational.groups.module import convert_groups
 
         return convert_groups(network, selection, prior, estimator, initial_scale, hold_rest)
     posterior = _fields(parameters, selection, prior, initial_scale, hold_rest)
@@ -204,15 +214,3 @@ def _check(model: nn.Module, **arguments: Any) -> None:
     require_real(arguments["prior"])
     if any(isinstance(module, VariationalModule | StochasticLayer) for module in model.modules()):
         raise InputError("The model is converted already: convert the plain network, or its mean_module().")
-
-
-_KINDS = {
-    "prior": Prior,
-    "estimator": Estimator,
-    "initial_scale": Positive | dict[str, Tensor],
-    "biases": Biases,
-    "weights": SelectionRule | Selection,
-    "rest": Literal["train", "hold"],
-    "family": Family,
-    "rank": Count,
-}

@@ -23,8 +23,8 @@ from dubito.core.settings import Setting
 from dubito.fitting.functions import weight_predictor
 from dubito.fitting.posterior import Posterior, Predictor
 from dubito.fitting.traceable import Traceable
-from dubito.methods.variational.correlations import Correlations
 from dubito.methods.variational.diagnosis import diagnose
+from dubito.methods.variational.joint import Correlations
 from dubito.methods.variational.predicting import local_predictor, moment_forms, predict_to
 from dubito.networks.selection import Selection
 

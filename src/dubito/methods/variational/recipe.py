@@ -17,7 +17,7 @@ from dubito.core.settings import setting
 from dubito.fitting.inference import Inference, Problem
 from dubito.fitting.recipe import Recipe
 from dubito.methods.variational.conversion import Biases, Estimator, check_family, convert
-from dubito.methods.variational.correlations import Family
+from dubito.methods.variational.joint import Family
 from dubito.methods.variational.natural import check_prior
 from dubito.select import all as all_weights
 from dubito.select.rule import SelectionRule

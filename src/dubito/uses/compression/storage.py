@@ -27,7 +27,7 @@ from dubito.networks.layers import rule_for
 from dubito.networks.swapping import put
 from dubito.networks.twin import copied
 from dubito.uses.compression import coding
-from dubito.uses.compression.deltas import BASE, with_base, without_base
+from dubito.uses.compression.coding import BASE, with_base, without_base
 from dubito.uses.compression.quantize import rounded
 
 Format = Literal["dense", "csr", "coded"]

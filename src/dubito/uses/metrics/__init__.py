@@ -8,7 +8,7 @@ so) with integer `targets` [N]; further position axes, [N, T, C] with [N, T], ar
 from dubito.beliefs.prediction.uncertainty import EntropyDecomposition, entropy_decomposition
 from dubito.uses.metrics.accumulator import ClassificationMetrics, RegressionMetrics
 from dubito.uses.metrics.calibration import ReliabilityBins, classwise_ece, ece, mce, reliability
-from dubito.uses.metrics.detection import aupr, auroc, fpr95
+from dubito.uses.metrics.detection import RiskCoverage, aupr, aurc, auroc, fpr95, risk_coverage
 from dubito.uses.metrics.proper import accuracy, brier, nll
 from dubito.uses.metrics.regression import (
     QuantileCalibration,
@@ -21,7 +21,6 @@ from dubito.uses.metrics.regression import (
     quantile_calibration_error,
     rmse,
 )
-from dubito.uses.metrics.selective import RiskCoverage, aurc, risk_coverage
 
 __all__ = [
     "ClassificationMetrics",

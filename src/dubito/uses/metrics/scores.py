@@ -16,12 +16,15 @@ from dataclasses import dataclass
 from torch import Tensor
 
 from dubito.beliefs.prediction import RegressionPrediction
-from dubito.uses.metrics.detection import aupr, auroc, fpr95
+from dubito.uses.metrics.detection import aupr, aurc, auroc, fpr95
 from dubito.uses.metrics.proper import brier_sum, nll_per_row
 from dubito.uses.metrics.regression import CheckedMixture, quantile_calibration_error
-from dubito.uses.metrics.selective import aurc
 
 DETECTION = ("scores", "labels")
+
+_OOD = "with out-of-distribution inputs as positives"
+# How uncertain a prediction is, higher for less certain. The first of each task orders the risk-coverage curve.
+UNCERTAINTIES = {"classification": ("max-probability", "entropy", "epistemic"), "regression": ("stddev", "epistemic")}
 
 
 @dataclass(frozen=True)
@@ -49,7 +52,6 @@ class Score:
     power: float = 1.0
 
 
-_OOD = "with out-of-distribution inputs as positives"
 SCORES: dict[str, Score] = {
     "accuracy": Score("Accuracy", math.inf, "Fraction of targets whose most probable class is right."),
     "rmse": Score(
@@ -91,9 +93,6 @@ SCORES: dict[str, Score] = {
 }  # fmt: skip
 CLASS_SUMS = {name: score.class_sum for name, score in SCORES.items() if score.class_sum is not None}
 NUMBER_SUMS = {name: score.number_sum for name, score in SCORES.items() if score.number_sum is not None}
-
-# How uncertain a prediction is, higher for less certain. The first of each task orders the risk-coverage curve.
-UNCERTAINTIES = {"classification": ("max-probability", "entropy", "epistemic"), "regression": ("stddev", "epistemic")}
 
 
 def computed(vectors: dict[str, Tensor]) -> dict[str, float]:

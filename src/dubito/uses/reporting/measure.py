@@ -38,7 +38,7 @@ from dubito.uses.reporting.evaluation import (
 )
 from dubito.uses.reporting.examples import Decode, ExampleFinder
 from dubito.uses.reporting.groups import group_scores
-from dubito.uses.reporting.trust import trust_in
+from dubito.uses.reporting.verdict import trust_in
 
 _MAX_POINTS = 200  # of a curve
 _NUM_BINS = 40  # of a histogram
@@ -46,6 +46,8 @@ _NUM_PARTS = 50  # of the data, from which the standard error of a difference be
 FEWEST = 20  # answers that must be left for a threshold to be worth telling
 
 Shifts = Mapping[str, Data | Mapping[float, Data]]
+
+Shifted = tuple[Scores, ShiftedConfidence | None]
 
 
 @distributed.together()
@@ -136,9 +138,6 @@ def _task(done: EvaluationPass) -> Task:
 def _check_order(data: Any, groups: Mapping[str, Any] | None) -> None:
     if groups and isinstance(data, DataLoader):
         raise InputError("`groups` needs data in a fixed order: give (inputs, targets) or a Dataset, not a DataLoader.")
-
-
-Shifted = tuple[Scores, ShiftedConfidence | None]
 
 
 def _shifted(predictor: RescaledDraws, shifts: Shifts, main: EvaluationPass) -> Iterator[tuple[str, Shifted]]:

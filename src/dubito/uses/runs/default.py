@@ -16,7 +16,7 @@ from dubito.fitting.posterior import Posterior
 from dubito.fitting.recipe import Recipe
 from dubito.fitting.training import Training
 from dubito.methods.auto import Auto
-from dubito.methods.auto.held_out import FEWEST
+from dubito.methods.auto.scores import FEWEST
 from dubito.methods.laplace import Laplace
 from dubito.methods.map import MAP
 

@@ -17,13 +17,12 @@ from dubito.core.errors import DubitoError
 from dubito.data import Table
 from dubito.uses.runs.folder import load
 from dubito.uses.runs.run import TableRun
-from dubito.uses.serving.gate import Gate
+from dubito.uses.serving.gate import Gate, Telemetry
 from dubito.uses.serving.limits import ServingLimits
 from dubito.uses.serving.openapi import describe
 from dubito.uses.serving.playground import Playground, Question
 from dubito.uses.serving.rows import read_json, table_of
 from dubito.uses.serving.service import Answer, Batcher, FullError, Service
-from dubito.uses.serving.telemetry import Telemetry
 
 if TYPE_CHECKING:
     from starlette.applications import Starlette

@@ -15,9 +15,8 @@ from dubito.core.errors import UnsupportedError
 from dubito.core.params import Params
 from dubito.core.randomness import default_generator
 from dubito.fitting.inference import State
-from dubito.methods.variational.groups.convert import convert_groups
 from dubito.methods.variational.groups.layout import GroupedAxis
-from dubito.methods.variational.groups.module import GroupModule
+from dubito.methods.variational.groups.module import GroupModule, convert_groups
 from dubito.methods.variational.groups.scales import GateScales
 from dubito.methods.variational.posterior import Record, VariationalPosterior
 from dubito.methods.variational.trainer import EVALUATION_DRAWS, VariationalTrainer
