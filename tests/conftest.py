@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from dubito.core.errors import warn_once
-from dubito.curvature.workspace import Workspace
+from dubito.curvature.products import Workspace
 
 torch.set_num_threads(1)
 Workspace.overwrites = True  # lent memory that is used after its block shows as NaN

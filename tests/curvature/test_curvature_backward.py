@@ -16,7 +16,7 @@ from dubito import models
 from dubito.core import limits
 from dubito.curvature import backward
 from dubito.curvature.engine import Engine
-from dubito.curvature.workspace import Workspace
+from dubito.curvature.products import Workspace
 
 TOLERANCE = {"rtol": 1e-11, "atol": 1e-12}
 

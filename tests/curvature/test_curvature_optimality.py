@@ -11,7 +11,7 @@ from torch import nn
 from dubito import select
 from dubito.beliefs.likelihoods import Categorical
 from dubito.core.batches import Source
-from dubito.core.frozen import Frozen
+from dubito.core.params import Frozen
 from dubito.curvature.optimality import steepest_gain
 
 

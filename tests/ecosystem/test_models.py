@@ -12,7 +12,7 @@ from torch import nn
 import dubito
 from dubito import SGMCMC, SWAG, Ensemble, Laplace, MCDropout, Rank1, Training, Variational, select
 from dubito.core.batches import Source
-from dubito.core.frozen import Frozen
+from dubito.core.params import Frozen
 from dubito.fitting.initialization import reset_parameters
 from ecosystem import tiny_models
 from extras import needs

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 import dubito
 from dubito import MAP, SGMCMC, SWAG, Ensemble, Laplace, Rank1, Snapshot, Training, Variational, select
 from dubito.core.errors import FileFormatError, InputError
-from dubito.core.frozen import Frozen
+from dubito.core.params import Frozen
 from dubito.networks.adapters import adapter_names
 
 X = torch.randn(24, 4, generator=torch.Generator().manual_seed(0))

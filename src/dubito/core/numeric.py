@@ -1,12 +1,15 @@
-"""Numerical helpers that several methods share."""
+"""Numerical helpers that several methods share, and a counter of floating-point operations."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable
+from typing import Any
 
 import torch
 from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils.flop_counter import flop_registry
 
 
 def all_finite(tensors: Iterable[Tensor]) -> bool:
@@ -69,3 +72,32 @@ def digamma(x: Tensor) -> Tensor:
     inverse = 1 / (shifted * shifted)
     series = inverse * (1 / 12 - inverse * (1 / 120 - inverse * (1 / 252 - inverse * (1 / 240 - inverse / 132))))
     return shifted.log() - 0.5 / shifted - series - total
+
+
+class OperationCounter(TorchDispatchMode):
+    """Count the floating-point operations inside of a ``with`` block, as torch's `FlopCounterMode` does.
+
+    Attributes:
+        total: The number of operations so far; a multiplication and an addition are two.
+    """
+
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        return False  # else the first call imports torch's compiler, which takes seconds
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.total = 0
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        given = dict(kwargs or {})
+        count = flop_registry.get(getattr(func, "_overloadpacket", None))
+        if count is None and hasattr(func, "decompose"):
+            with self:
+                found = func.decompose(*args, **given)
+            if found is not NotImplemented:
+                return found
+        found = func(*args, **given)
+        if count is not None:
+            self.total += int(count(*args, **given, out_val=found))
+        return found

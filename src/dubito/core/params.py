@@ -1,33 +1,68 @@
 """Operations on `Params`: a network's weights as a dict from the user's own parameter names to tensors.
 
-Tied parameters appear once, under the first name that `model.named_parameters()` gives them.
+Tied parameters appear once, under the first name that `model.named_parameters()` gives them. `Frozen` weights of a base
+are in memory that the user's network owns: they are shared, never written to, never saved.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, nullcontext
-from typing import Any
+from typing import Any, Self
 
 import torch
 from torch import Tensor, nn
+from torch.nn import functional as F
+from torch.nn.attention import SDPBackend, sdpa_kernel
+from torch.overrides import TorchFunctionMode
 
 from dubito.core import precision
 from dubito.core.errors import InputError
-from dubito.core.frozen import Frozen
 from dubito.core.numeric import all_finite
 
 # The name under which a compiled module holds the one that it was made from.
 COMPILED = "_orig_mod"
-
 # What is wrong where parts of a network with other weights are called again in the backward pass.
 CHECKPOINTED = (
     "gradient checkpointing calls parts of the network again in the backward pass, when its weights are other ones; "
     "switch it off: model.gradient_checkpointing_disable() for Hugging Face models"
 )
-
 Params = dict[str, Tensor]
 Buffers = dict[str, Tensor]
+
+
+class Frozen(nn.Parameter):
+    """A parameter whose memory belongs to another network.
+
+    A deep copy of it is an ordinary parameter with memory of its own, which may be written to.
+
+    >>> import copy
+    >>> base = nn.Parameter(torch.ones(2), requires_grad=False)
+    >>> shared = Frozen.of(base)
+    >>> shared.data_ptr() == base.data_ptr(), type(copy.deepcopy(shared)).__name__
+    (True, 'Parameter')
+    """
+
+    @classmethod
+    def of(cls, value: Tensor) -> Self:
+        """Return a frozen parameter in the memory of a tensor."""
+        return cls(value.detach(), requires_grad=False)
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> nn.Parameter:
+        if id(self) not in memo:
+            memo[id(self)] = nn.Parameter(self.detach().clone(), requires_grad=self.requires_grad)
+        found: nn.Parameter = memo[id(self)]
+        return found
+
+    def load_(self, value: Tensor) -> None:
+        """Refer to other values; the present ones stay as they are, because others may use them."""
+        if value.data_ptr() != self.data_ptr() and not torch.equal(value.to(self), self.detach()):
+            self.data = value.detach().to(self).clone()
+
+
+def frozen_names(model: nn.Module) -> list[str]:
+    """Return the names of the frozen parameters of a private network."""
+    return [name for name, value in model.named_parameters() if isinstance(value, Frozen)]
 
 
 def of(model: nn.Module) -> Params:
@@ -201,3 +236,21 @@ def check_same(a: Mapping[str, Tensor], b: Mapping[str, Tensor]) -> None:
         if a[name].shape != b[name].shape:
             shapes = f"{tuple(a[name].shape)} in one set and {tuple(b[name].shape)} in another"
             raise InputError(f"'{name}' has shape {shapes}.")
+
+
+@contextmanager
+def differentiable_twice() -> Iterator[None]:
+    """Compute attention by its plain implementation, and a hard sigmoid as a clamp: others have one derivative only."""
+    with sdpa_kernel(SDPBackend.MATH), _Plain():
+        yield
+
+
+class _Plain(TorchFunctionMode):
+    def __torch_function__(
+        self, func: Callable[..., Any], types: Any, args: tuple[Any, ...] = (), kwargs: Mapping[str, Any] | None = None
+    ) -> Any:
+        return (_hardsigmoid if func is F.hardsigmoid else func)(*args, **(kwargs or {}))
+
+
+def _hardsigmoid(input: Tensor, inplace: bool = False) -> Tensor:
+    return F.relu6(input + 3) / 6

@@ -30,10 +30,6 @@ class Accumulator(ABC):
     """Sums curvature of one structure over the selected weights.
 
     The sums are tensors only, so they can be checkpointed, summed over processes, and added to with new data.
-
-    Args:
-        engine: Computes gradients in factored form.
-        selection: The weights.
     """
 
     passes = 1  # the number of passes over the data

@@ -19,7 +19,7 @@ from torch import Tensor
 from torch.autograd.graph import GradientEdge
 
 from dubito.core.tracing import is_tracing
-from dubito.curvature.workspace import Workspace
+from dubito.curvature.products import Workspace
 
 Node = Any  # a torch.autograd.graph.Node; its type does not declare the saved values
 # Maps a node and the columns at its output to the columns at its inputs, by index; an omitted input has no rule.

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -50,10 +50,7 @@ class CurvaturePass:
             `MOST_EXACT` columns for each example, ``"fisher-mc"`` above.
         num_samples: Sampled targets per example for ``"fisher-mc"``.
         mode: How ``"kron"`` treats weights shared over positions.
-        rank: The number of eigenpairs of ``"low-rank"``.
-        draws: The number of samples of ``"sampled"``.
-        steps: The largest number of its solver steps.
-        generator: The source of randomness of ``"low-rank"`` and ``"sampled"``.
+        options: Those of other structures; see `make_accumulator`.
     """
 
     def __init__(
@@ -66,10 +63,7 @@ class CurvaturePass:
         curvature: output_columns.Kind = "auto",
         num_samples: int = 1,
         mode: str = "expand",
-        rank: int = 50,
-        draws: int = 16,
-        steps: int = 20,
-        generator: torch.Generator | None = None,
+        **options: Any,
     ) -> None:
         self.structure, self.curvature, self.num_samples = structure, curvature, num_samples
         self.carries: list[Tensor] = []  # what rounding left out of the sums of this pass, on a device without float64
@@ -78,10 +72,10 @@ class CurvaturePass:
         # the noise of a Gaussian only scales the curvature
         self.likelihood = Gaussian(noise=1.0) if isinstance(likelihood, Gaussian) else likelihood
         self.engine = Engine(model, selection.names)
+        hessian_of = self.likelihood if curvature == "hessian" else None
         self.accumulator = make_accumulator(
-            structure, self.engine, selection, mode=mode, rank=rank, draws=draws, steps=steps, generator=generator,
-            hessian_of=self.likelihood if curvature == "hessian" else None,
-        )  # fmt: skip
+            structure, self.engine, selection, mode=mode, hessian_of=hessian_of, **options
+        )
 
     def zeros(self, source: Source) -> Sums:
         """Return the sums before the first batch; all processes have the same ones."""

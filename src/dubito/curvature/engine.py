@@ -26,14 +26,13 @@ from dubito.core import batches, limits, params
 from dubito.core.errors import InputError, UnsupportedError, warn_once
 from dubito.core.randomness import drawing_aside
 from dubito.curvature import backward, per_example, tryout
-from dubito.curvature.call_gradients import CallGradient
-from dubito.curvature.calls import LayerCall, ModuleCall
+from dubito.curvature.call_gradients import CallGradient, LayerCall, ModuleCall
 from dubito.curvature.factor import ExplicitFactor, Factor
 from dubito.curvature.factors import make_factor
 from dubito.curvature.graph_calls import GraphCall, GraphUse
 from dubito.curvature.per_example import SubspaceGradients
+from dubito.curvature.products import Workspace
 from dubito.curvature.roles import Roles, find_roles, without
-from dubito.curvature.workspace import Workspace
 from dubito.networks.layers import LayerRule, class_rule, require_rule
 from dubito.networks.parameter_uses import Node, nodes_below
 from dubito.networks.subspace import SubspaceNetwork

@@ -17,8 +17,7 @@ from dubito.core.limits import numbers, slices
 from dubito.core.tracing import is_tracing
 from dubito.curvature.call_gradients import CallGradient
 from dubito.curvature.factor import Factor, QuadraticForms
-from dubito.curvature.products import closed, explicit_products, rotated_square_sum, weighted_outer
-from dubito.curvature.workspace import Workspace
+from dubito.curvature.products import Workspace, closed, explicit_products, rotated_square_sum, weighted_outer
 from dubito.networks.layers.rows import DenseRows, IndexRows
 
 

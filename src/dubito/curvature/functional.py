@@ -21,9 +21,8 @@ from dubito.curvature.factor import ExplicitFactor, Factor
 from dubito.curvature.factors import CallsFactor, OuterFactor
 from dubito.curvature.layer_factors import LayerFactor, layer_factors, paired_names, with_ones
 from dubito.curvature.one_layer import OneLayer, one_layer
-from dubito.curvature.products import closed
+from dubito.curvature.products import Workspace, closed
 from dubito.curvature.structures import jacobian
-from dubito.curvature.workspace import Workspace
 from dubito.networks.selection import Selection
 
 

@@ -16,15 +16,15 @@ from dubito.beliefs.likelihoods import Likelihood
 from dubito.core import batches, limits, params
 from dubito.core.errors import InputError, warn_once
 from dubito.core.limits import numbers, slices
-from dubito.core.twice import differentiable_twice
+from dubito.core.params import differentiable_twice
 from dubito.curvature import matrices as linalg
 from dubito.curvature import output_columns, positions
 from dubito.curvature.engine import Engine, Tape
 from dubito.curvature.factor import Factor
 from dubito.curvature.functional import FunctionalTerms, joint_covariance
 from dubito.curvature.output_columns import is_direct
+from dubito.curvature.products import Workspace
 from dubito.curvature.structures import jacobian_width
-from dubito.curvature.workspace import Workspace
 from dubito.networks.selection import Selection
 
 # The most columns of one vector-Jacobian product; more outputs than this take several products.

@@ -22,9 +22,8 @@ from torch import Tensor, nn
 from dubito.beliefs.likelihoods import Likelihood
 from dubito.core import batches, distributed, limits, params
 from dubito.core.batches import Source
-from dubito.core.frozen import frozen_names
 from dubito.core.limits import numbers, slices
-from dubito.core.twice import differentiable_twice
+from dubito.core.params import differentiable_twice, frozen_names
 from dubito.curvature.evidence import known_noise
 from dubito.curvature.matrices import Matrix
 from dubito.networks.selection import Selection

@@ -23,7 +23,7 @@ from dubito.beliefs.likelihoods.categorical import softmax_root
 from dubito.core import limits
 from dubito.core.errors import InputError
 from dubito.core.limits import numbers
-from dubito.curvature.calls import LayerCall
+from dubito.curvature.call_gradients import LayerCall
 from dubito.curvature.engine import Tape
 from dubito.curvature.matrices.base import eigh
 from dubito.networks.layers.rows import DenseRows

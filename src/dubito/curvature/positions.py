@@ -17,13 +17,12 @@ from torch import Tensor
 
 from dubito.beliefs.likelihoods import Categorical, Likelihood
 from dubito.core.tracing import is_tracing
-from dubito.curvature.call_gradients import RotatedGradient
-from dubito.curvature.calls import LayerCall
+from dubito.curvature.call_gradients import LayerCall, RotatedGradient
 from dubito.curvature.engine import Tape
 from dubito.curvature.factor import Factor
 from dubito.curvature.factors import make_factor
 from dubito.curvature.output_columns import is_direct
-from dubito.curvature.workspace import Workspace
+from dubito.curvature.products import Workspace
 from dubito.networks.layers.rows import DenseRows, rows_as
 
 

@@ -10,8 +10,8 @@ from torch import Tensor, nn
 from dubito.beliefs.likelihoods import Likelihood
 from dubito.core import batches, params
 from dubito.core.errors import InputError, UnsupportedError
+from dubito.core.params import differentiable_twice
 from dubito.core.randomness import default_generator
-from dubito.core.twice import differentiable_twice
 from dubito.curvature import matrices as linalg
 from dubito.curvature.accumulator import Accumulator, Sums, curvature_product, most_full
 from dubito.curvature.engine import Engine, Tape
@@ -202,7 +202,10 @@ def make_accumulator(
     generator: torch.Generator | None = None,
     hessian_of: Likelihood | None = None,
 ) -> Accumulator:
-    """Return the accumulator of a structure by its name; see `Laplace`."""
+    """Return the accumulator of a structure by its name; see `Laplace`.
+
+    `rank` eigenpairs are those of ``"low-rank"``; `draws` samples, in at most `steps` solver steps, of ``"sampled"``.
+    """
     if hessian_of is not None:
         return HessianAccumulator(engine, selection, hessian_of)
     match structure:

@@ -34,7 +34,7 @@ from dubito.beliefs.likelihoods import Bernoulli, Categorical, Gaussian, Likelih
 from dubito.core import batches
 from dubito.core.batches import Data, Source
 from dubito.core.errors import NotConvergedWarning, TrustWarning
-from dubito.core.operations import OperationCounter
+from dubito.core.numeric import OperationCounter
 from dubito.core.randomness import derive_seed
 from dubito.core.subsets import fold_numbers, num_examples, subset
 from dubito.fitting.checks import outputs_of

@@ -17,8 +17,7 @@ from torch import Tensor, nn
 from dubito.beliefs.likelihoods import Likelihood
 from dubito.core import batches, params
 from dubito.core.errors import UnsupportedError
-from dubito.core.params import Params
-from dubito.core.twice import differentiable_twice
+from dubito.core.params import Params, differentiable_twice
 from dubito.fitting.checked_predictions import Predictor
 from dubito.networks.twin import twin
 

@@ -11,10 +11,10 @@ from torch import Tensor, nn
 from dubito.core import distributed, params
 from dubito.core.batches import Batch, take
 from dubito.core.errors import InputError, UnsupportedError
-from dubito.core.frozen import Frozen
-from dubito.core.params import Buffers, Params
+from dubito.core.params import Buffers, Frozen, Params
 from dubito.fitting.inference import Info, Problem, State, check_loss
 from dubito.fitting.optimizers import Optimizer
+from dubito.fitting.training import Training
 
 # Maps the module in training mode, a batch, the hyper-parameters and our generator to this process's share of the mean
 # loss.
@@ -147,6 +147,26 @@ def negative_log_likelihood(problem: Problem) -> Loss:
         return -problem.likelihood.log_prob(outputs, batch.targets, hyper).sum() / batch.size
 
     return loss
+
+
+def prior_decay(training: Training, prior_precision: float, num_data: int) -> float:
+    """Return the L2 coefficient in the mean loss that corresponds to a normal prior."""
+    if prior_precision and training.optimizer == "adamw":
+        raise InputError("prior_precision needs optimizer 'adam' or 'sgd': the decay of 'adamw' is not a prior.")
+    return prior_precision / num_data
+
+
+def plain_descent(problem: Problem, prior_precision: float, epochs: int | None = None) -> GradientDescent:
+    """Return gradient descent on the negative log posterior of the network's weights under a normal prior."""
+    decay = problem.training.weight_decay + prior_decay(problem.training, prior_precision, problem.num_data)
+    return GradientDescent(
+        problem,
+        problem.model,
+        negative_log_likelihood(problem),
+        hyper=problem.likelihood.hyper(),
+        weight_decay={name: decay for name, _ in problem.model.named_parameters()},
+        epochs=epochs,
+    )
 
 
 def _compile(module: nn.Module, problem: Problem, backend: str) -> None:

@@ -15,7 +15,7 @@ from torch.nn.utils import parametrize
 
 from dubito.core import params
 from dubito.core.errors import InputError, warn_once
-from dubito.core.frozen import Frozen
+from dubito.core.params import Frozen
 from dubito.networks.output_layer import output_layer
 from dubito.networks.twin import light_copy
 

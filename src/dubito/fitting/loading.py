@@ -22,7 +22,7 @@ from dubito.fitting.fit_record import FitRecord
 from dubito.fitting.posterior import Posterior, first_tensor
 from dubito.fitting.recipe import Recipe
 from dubito.networks.adapters import copied_beside_base
-from dubito.networks.compiled import uncompile_parts
+from dubito.networks.swapping import uncompile_parts
 
 
 @checked_arguments

@@ -18,11 +18,7 @@ Logger = Callable[[Mapping[str, float]], Any]
 
 
 class Log:
-    """A logger inside of settings; it does not determine the result, so that all are equal.
-
-    Args:
-        function: The callable.
-    """
+    """A logger inside of settings; it does not determine the result, so that all are equal."""
 
     def __init__(self, function: Logger) -> None:
         if not callable(function):

@@ -19,9 +19,8 @@ from dubito.core.arguments import checked_arguments
 from dubito.core.batches import Data
 from dubito.core.constraints import Count, LargeCount, check
 from dubito.core.errors import InputError, UnsupportedError
-from dubito.core.frozen import frozen_names
 from dubito.core.limits import numbers
-from dubito.core.params import Params
+from dubito.core.params import Params, frozen_names
 from dubito.core.randomness import default_generator
 from dubito.core.widest import at_home, computing_on
 from dubito.fitting.auto_explanation import AutoExplanation

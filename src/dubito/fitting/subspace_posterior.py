@@ -65,9 +65,7 @@ class SubspacePosterior(Posterior):
 
     Args:
         model: The network at the centre.
-        likelihood: The likelihood.
-        recipe: The recipe.
-        num_data: The total number of examples.
+        likelihood, recipe, num_data: As for `Posterior`.
         selection: The subspace.
         inner: The posterior over the coordinates.
     """

@@ -18,15 +18,17 @@ from torch import nn
 
 from dubito.core import distributed, params
 from dubito.core.errors import InputError, UnsupportedError
-from dubito.core.frozen import Frozen
 from dubito.core.locks import ProcessLock
+from dubito.core.params import Frozen
 from dubito.networks.adapters import copied_beside_base
-from dubito.networks.compiled import uncompile_parts
+from dubito.networks.swapping import uncompile_parts
 from dubito.networks.twin import BufferVersions, twin
 
 T = TypeVar("T")
 # Attributes that belong to one object and are not copied with it.
 _IDLE, _ORIGIN, _BUFFERS = "_idle", "_origin", "_buffers_seen"
+
+_computing = ProcessLock()
 
 
 class HasWorkingCopies:
@@ -119,9 +121,6 @@ def _networks(holder: HasWorkingCopies) -> Iterator[nn.Module]:
                 yield each
             elif isinstance(each, HasWorkingCopies) and each is not vars(holder).get(_ORIGIN):
                 yield from _networks(each)
-
-
-_computing = ProcessLock()
 
 
 def check_model(model: nn.Module) -> None:

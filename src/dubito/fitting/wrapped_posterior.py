@@ -20,9 +20,6 @@ class WrappedPosterior(Posterior):
     """Base class of posteriors that change predictions; weights, prior and evidence are those of the posterior inside.
 
     A subclass defines `predictor`, `state` (with `inside_state`) and `from_state` (with `inside_of`).
-
-    Args:
-        posterior: The posterior inside.
     """
 
     def __init__(self, posterior: Posterior) -> None:

@@ -1,7 +1,7 @@
 """Adapters: small trainable layers beside a frozen base, as peft adds them (LoRA, IA3, prompts and their relatives).
 
 They are recognized by their class. A private copy of a network with adapters shares the memory of its base
-(`core/frozen`).
+(`core/params`).
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from typing import Any
 
 from torch import nn
 
-from dubito.core.frozen import Frozen
+from dubito.core.params import Frozen
 from dubito.networks.twin import copied
 
 

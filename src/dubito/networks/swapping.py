@@ -1,4 +1,8 @@
-"""Change modules of a private network: `swap_class` keeps the tensors and their names, `put` replaces the module."""
+"""Change modules of a private network: `swap_class` keeps the tensors and their names, `put` replaces the module.
+
+Hooks, swapped weights and gradients per layer need plain modules: `uncompile_parts` replaces those that `torch.compile`
+made, and `switch_off_checkpointing` ends the second calls of parts in the backward pass.
+"""
 
 from __future__ import annotations
 
@@ -9,7 +13,17 @@ from typing import Any, ClassVar
 from torch import nn
 from torch.overrides import TorchFunctionMode
 
+from dubito.core.errors import warn_once
+from dubito.core.params import COMPILED, is_compiled
+
 _CLASSES: dict[tuple[type[nn.Module], type[nn.Module]], type[nn.Module]] = {}
+
+# Modules with a fused path that reads the weights of their parts instead of calling them.
+_FUSED = (nn.MultiheadAttention, nn.TransformerEncoderLayer, nn.TransformerEncoder)
+# The attributes by which these modules decide on the fused path, before they read any weight.
+_DECIDED_BY = ("activation_relu_or_gelu", "use_nested_tensor")
+# How modules of Hugging Face and of timm say that they are checkpointed.
+FLAGS = ("gradient_checkpointing", "grad_checkpointing")
 
 
 class Swapped(nn.Module):
@@ -66,12 +80,6 @@ def _blank(mixin: type[Swapped], plain: type[nn.Module]) -> nn.Module:
     return cls.__new__(cls)
 
 
-# Modules with a fused path that reads the weights of their parts instead of calling them.
-_FUSED = (nn.MultiheadAttention, nn.TransformerEncoderLayer, nn.TransformerEncoder)
-# The attributes by which these modules decide on the fused path, before they read any weight.
-_DECIDED_BY = ("activation_relu_or_gelu", "use_nested_tensor")
-
-
 def fused_modules(network: nn.Module) -> list[nn.Module]:
     """Return the modules that may take a fused path, which reads weights instead of calling layers."""
     return [module for module in network.modules() if isinstance(module, _FUSED)]
@@ -103,3 +111,52 @@ class _Watching(TorchFunctionMode):
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         return func(*args, **(kwargs or {}))
+
+
+class Uncompiled(nn.Module):
+    """Stands in the place of a compiled part, with the same parameter names, and calls the plain module."""
+
+    def __init__(self, plain: nn.Module) -> None:
+        super().__init__()
+        self.add_module(COMPILED, plain)
+
+    def __getattr__(self, name: str) -> Any:
+        try:
+            return super().__getattr__(name)
+        except AttributeError:  # the network may use attributes of its part
+            if name == COMPILED:
+                raise
+            return getattr(super().__getattr__(COMPILED), name)
+
+    def forward(self, *args: Any, **kwargs: Any) -> Any:
+        """Call the plain module."""
+        return self.get_submodule(COMPILED)(*args, **kwargs)
+
+
+def uncompile_parts(model: nn.Module) -> nn.Module:
+    """Replace compiled parts of a private network by the modules that they were made from, in place.
+
+    A compiled forward pass knows nothing of hooks and other weights that come after it was compiled: dropout that
+    should stay on would be off. The names of parameters stay the same.
+    """
+    for module in list(model.modules()):
+        for name, part in module.named_children():
+            if is_compiled(part):
+                setattr(module, name, Uncompiled(part.get_submodule(COMPILED)))
+    return model
+
+
+def switch_off_checkpointing(model: nn.Module) -> None:
+    """Switch checkpointing off in a private network whose calls draw noise or have weights of their own.
+
+    Its second call would not be the same as the first. Networks that call `torch.utils.checkpoint` without a flag are
+    refused when they are trained.
+    """
+    flagged = [(module, flag) for module in model.modules() for flag in FLAGS if getattr(module, flag, False) is True]
+    for module, flag in flagged:
+        setattr(module, flag, False)
+    if flagged:
+        warn_once(
+            "Gradient checkpointing is switched off in the copy of the model that is trained, because this method "
+            "changes the network from call to call. Training takes more memory; the result is the same."
+        )

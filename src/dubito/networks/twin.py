@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
-from dubito.core.frozen import Frozen
+from dubito.core.params import Frozen
 
 M = TypeVar("M", bound=nn.Module)
 

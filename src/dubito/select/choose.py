@@ -50,12 +50,7 @@ class Chooser:
     """The choice of a subnetwork by a rule that needs data.
 
     Args:
-        rule: The rule.
-        model: The network.
-        source: The training data.
-        likelihood: The likelihood.
         prior: The prior precision λ.
-        generator: The source of randomness.
     """
 
     rule: subnetwork

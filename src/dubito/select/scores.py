@@ -36,9 +36,6 @@ class ScoreSums:
 
     If the gradient of each example is an outer product, so is its elementwise square, and the sum over examples is one
     matrix product. It is computed for many rows at once, because reading and writing the total is slow.
-
-    Args:
-        weights: The weights.
     """
 
     def __init__(self, weights: Selection) -> None:

@@ -29,9 +29,6 @@ Part = tuple[Tensor, Tensor]
 class ScoreTable:
     """One score per candidate and held-out example.
 
-    Args:
-        goal: The goal of `Auto`.
-
     Attributes:
         problems: Why a candidate could not be fitted, by its name.
         fitted: Posteriors that were fitted to all training data, by name.

@@ -142,12 +142,7 @@ class Change:
 
 
 class AugmentedPosterior(Posterior):
-    """Predict for changed copies of every input with another posterior, and average.
-
-    Args:
-        inner: The inner posterior.
-        recipe: The recipe.
-    """
+    """Predict for changed copies of every input with another posterior, and average."""
 
     family = "TestTimeAugmentation"
     passes_options = True

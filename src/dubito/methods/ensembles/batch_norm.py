@@ -40,8 +40,7 @@ class BatchNormNoise(Recipe):
         num_samples: The number of batches whose statistics are stored after training.
         prior_precision: The precision of a zero-mean normal prior on every weight; 0 is a flat prior.
         train: False keeps the model's weights as they are.
-        start: ``"model"`` starts from the model's weights, ``"fresh"`` from newly initialized ones,
-            ``"head"`` with a new output layer.
+        start: Where training starts, as for `MAP`.
     """
 
     setting_name = "ensembles.BatchNormNoise"
@@ -80,9 +79,7 @@ class BatchNormPosterior(Posterior):
 
     Args:
         model: The network, with its running statistics.
-        likelihood: The likelihood.
-        recipe: The recipe.
-        num_data: The number of examples.
+        likelihood, recipe, num_data: As for `Posterior`.
         statistics: Means and variances of each batch ``[S, ...]``, by the names of the model's buffers.
     """
 

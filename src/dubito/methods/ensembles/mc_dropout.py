@@ -17,15 +17,14 @@ from dubito.core.errors import InputError, UnsupportedError
 from dubito.core.params import Params
 from dubito.core.randomness import default_generator, draw_seed
 from dubito.core.settings import setting
-from dubito.fitting.gradient_training import GradientDescent, validation_score
+from dubito.fitting.gradient_training import GradientDescent, prior_decay, validation_score
 from dubito.fitting.inference import Inference, Problem, State
 from dubito.fitting.output_noise import fit_hyper, noise_share
 from dubito.fitting.posterior import Posterior, Predictor
 from dubito.fitting.recipe import Recipe
 from dubito.methods.ensembles.masks import OWN, bernoulli, concrete, dropping, inner_layers, own_layers
-from dubito.methods.ensembles.points import prior_decay
-from dubito.networks.checkpointing import switch_off_checkpointing
 from dubito.networks.layers import require_rule
+from dubito.networks.swapping import switch_off_checkpointing
 from dubito.networks.twin import light_copy
 
 # Masks add variance to the outputs, about in proportion to the rate and to the variance of targets. A regression with
@@ -61,8 +60,7 @@ class MCDropout(Recipe):
         repeats: How often each batch is repeated in a step, with different masks: less noisy gradients for more time.
         prior_precision: The precision of a zero-mean normal prior on every weight; 0 is a flat prior.
         train: False keeps the model's weights as they are.
-        start: ``"model"`` starts from the model's weights, ``"fresh"`` from newly initialized ones,
-            ``"head"`` with a new output layer.
+        start: Where training starts, as for `MAP`.
     """
 
     setting_name = "MCDropout"
@@ -200,9 +198,7 @@ class DropoutPosterior(Posterior):
 
     Args:
         model: The network, in evaluation mode, so its own dropout layers are off.
-        likelihood: The likelihood.
-        recipe: The recipe.
-        num_data: The number of examples.
+        likelihood, recipe, num_data: As for `Posterior`.
         rates: The dropout rate at each site: a layer's input, or a dropout layer.
     """
 

@@ -16,8 +16,7 @@ from dubito.core import params
 from dubito.core.batches import Data
 from dubito.core.constraints import Count, check
 from dubito.core.errors import InputError, UnsupportedError
-from dubito.core.frozen import frozen_names
-from dubito.core.params import Params
+from dubito.core.params import Params, frozen_names
 from dubito.core.randomness import default_generator, derive_seed, draw_seed
 from dubito.fitting.functions import Functions
 from dubito.fitting.loading import family_of, restored
@@ -31,10 +30,6 @@ from dubito.methods.map.recipe import MAP
 
 class EnsemblePosterior(Posterior):
     """An equal mixture of posteriors. Each member has weights, buffers, likelihood and uncertainty of its own.
-
-    Args:
-        members: The posteriors.
-        recipe: How they were found.
 
     Attributes:
         members: The posteriors; each can be used on its own.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 
 import torch
 
@@ -12,10 +13,11 @@ from dubito.core.constraints import Count, NonNegative, Start
 from dubito.core.errors import InputError
 from dubito.core.params import Buffers, Params
 from dubito.core.settings import setting
+from dubito.fitting.gradient_training import plain_descent
 from dubito.fitting.inference import Inference, Info, Problem, State
 from dubito.fitting.recipe import Recipe
 from dubito.fitting.training import Training
-from dubito.methods.ensembles.points import check_training, plain_descent, point
+from dubito.methods.ensembles.points import check_training, point
 from dubito.methods.ensembles.posterior import EnsemblePosterior
 from dubito.methods.map.recipe import MAP
 from dubito.networks.twin import light_copy
@@ -34,8 +36,7 @@ class Snapshot(Recipe):
     Args:
         cycles: The number of cycles, which is the number of members.
         prior_precision: The precision of a zero-mean normal prior on every weight; 0 is a flat prior.
-        start: ``"model"`` starts from the model's weights, ``"fresh"`` from newly initialized ones,
-            ``"head"`` with a new output layer.
+        start: Where training starts, as for `MAP`.
     """
 
     setting_name = "Snapshot"
@@ -78,7 +79,7 @@ class _SnapshotRun:
     def __init__(self, recipe: Snapshot, problem: Problem, steps: int) -> None:
         self.recipe, self.problem, self.steps = recipe, problem, steps
         training = Cyclic(**problem.training.fields(), cycles=recipe.cycles)
-        self.descent = plain_descent(problem, training, recipe.prior_precision)
+        self.descent = plain_descent(replace(problem, training=training), recipe.prior_precision)
 
     def init(self, initial: Params, buffers: Buffers, generator: torch.Generator) -> State:
         return {**self.descent.init(initial, buffers, generator), "members": []}

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any, ClassVar, Literal
 
 import torch
@@ -18,11 +19,12 @@ from dubito.core.params import Buffers, Params
 from dubito.core.randomness import default_generator, derive_seed, draw_seed
 from dubito.core.settings import setting
 from dubito.fitting.functions import Functions, network_functions, weight_predictor
+from dubito.fitting.gradient_training import plain_descent
 from dubito.fitting.inference import Inference, Info, Problem, State
 from dubito.fitting.posterior import Posterior, Predictor
 from dubito.fitting.recipe import Recipe
 from dubito.fitting.training import Training
-from dubito.methods.ensembles.points import check_training, plain_descent, point
+from dubito.methods.ensembles.points import check_training, point
 from dubito.methods.map.recipe import MAP
 from dubito.networks.normalization import recalibrate, running_norms, running_statistics
 from dubito.networks.selection import Selection
@@ -56,8 +58,7 @@ class SWAG(Recipe):
         prior_precision: The precision of a zero-mean normal prior on every weight; 0 is a flat prior.
         temperature: A factor of the covariance; below 1 makes the posterior narrower.
         num_samples: The number of posterior samples with their own BatchNorm statistics, if there are such layers.
-        start: ``"model"`` starts from the model's weights, ``"fresh"`` from newly initialized ones,
-            ``"head"`` with a new output layer.
+        start: Where training starts, as for `MAP`.
     """
 
     setting_name = "SWAG"
@@ -141,7 +142,7 @@ class _SWAGRun:
             )
         end = training.lr / 5 if recipe.lr is None else recipe.lr
         averaging = Averaging(**training.fields(), burn_in=recipe.burn_in, end_lr=end)
-        self.descent = plain_descent(problem, averaging, recipe.prior_precision)
+        self.descent = plain_descent(replace(problem, training=averaging), recipe.prior_precision)
 
     def init(self, initial: Params, buffers: Buffers, generator: torch.Generator) -> State:
         state = self.descent.init(initial, buffers, generator)
@@ -187,9 +188,7 @@ class SWAGPosterior(Posterior):
 
     Args:
         model: The network at the mean, with BatchNorm statistics recomputed for it.
-        likelihood: The likelihood.
-        recipe: The recipe.
-        num_data: The number of examples.
+        likelihood, recipe, num_data: As for `Posterior`.
         selection: Which weights are random.
         variance: $s^2$ ``[D]``, the variance of each weight over the collected iterates.
         deviations: $R$ ``[K, D]``; without rows the covariance is $T \operatorname{diag}(s^2)$.

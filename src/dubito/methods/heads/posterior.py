@@ -34,9 +34,7 @@ class HeadPosterior(Posterior):
 
     Args:
         model: The network at the means.
-        likelihood: The likelihood.
-        recipe: The recipe.
-        num_data: The number of examples.
+        likelihood, recipe, num_data: As for `Posterior`.
         layer: The name of the last layer.
         roots: A root of the covariance of each output's weights, ``[C, P, P]``.
         prior_variance: The prior variance of each of these weights.

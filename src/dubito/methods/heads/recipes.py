@@ -56,8 +56,7 @@ class VBLL(HeadRecipe):
     Args:
         prior_scale: The prior standard deviation of an output whose F features are all 1: each weight has the prior
             variance prior_scale² / F.
-        start: ``"model"`` starts from the model's weights, ``"fresh"`` from newly initialized ones, ``"head"`` with a
-            new output layer.
+        start: Where training starts, as for `MAP`.
     """
 
     setting_name = "VBLL"
@@ -84,7 +83,7 @@ class SNGP(HeadRecipe):
         num_features: The number of random features.
         spectral_norm: The bound on the singular values; None for none.
         prior_precision: λ.
-        start: As in `VBLL`.
+        start: Where training starts, as for `MAP`.
     """
 
     setting_name = "SNGP"
@@ -127,7 +126,7 @@ class DKL(HeadRecipe):
         inducing: The number of inducing points; at most the number of training examples.
         spectral_norm: A bound on the largest singular value of every other layer, against features that collapse;
             None for none.
-        start: As in `VBLL`.
+        start: Where training starts, as for `MAP`.
     """  # noqa: E501 - a formula
 
     setting_name = "DKL"

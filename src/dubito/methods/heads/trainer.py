@@ -36,12 +36,7 @@ NOISE_RATE = 10.0
 
 
 class BoundTrainer:
-    """The steps of `VBLL` and `DKL`: one update is one optimizer step on the bound.
-
-    Args:
-        recipe: The recipe.
-        problem: Model, data and likelihood.
-    """
+    """The steps of `VBLL` and `DKL`: one update is one optimizer step on the bound."""
 
     def __init__(self, recipe: Any, problem: Problem) -> None:
         self.recipe, self.problem = recipe, problem

@@ -23,13 +23,7 @@ from dubito.networks.twin import light_copy
 
 
 class Collector:
-    """The steps of `Laplace` as an `Inference`: sums over batches.
-
-    Args:
-        recipe: The recipe.
-        problem: Model, data and likelihood.
-        selection: Which weights are random.
-    """
+    """The steps of `Laplace` as an `Inference`: sums over batches."""
 
     def __init__(self, recipe: Laplace, problem: Problem, selection: Selection) -> None:
         check_prior(recipe, selection)

@@ -14,7 +14,7 @@ from dubito.core.precision import widened
 from dubito.core.tracing import record_with_gradients, rows_to_record
 from dubito.curvature import links, output_columns
 from dubito.curvature import matrices as linalg
-from dubito.curvature.calls import LayerCall
+from dubito.curvature.call_gradients import LayerCall
 from dubito.curvature.engine import Tape
 from dubito.curvature.functional import FunctionalTerms
 from dubito.curvature.last_layer import LastLayer

@@ -42,9 +42,7 @@ class LaplacePosterior(Posterior):
 
     Args:
         model: The network at the trained weights.
-        likelihood: The likelihood.
-        recipe: The recipe.
-        num_data: The number of examples.
+        likelihood, recipe, num_data: As for `Posterior`.
         selection: Which weights are random.
         sums: The accumulated curvature at unit noise.
         fit: The fit of the trained weights to the data.

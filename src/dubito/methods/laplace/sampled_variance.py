@@ -15,7 +15,7 @@ from torch import Tensor
 
 from dubito.core import batches, limits, params
 from dubito.core.limits import slices
-from dubito.core.twice import differentiable_twice
+from dubito.core.params import differentiable_twice
 from dubito.fitting.functions import jacobian_product
 
 if TYPE_CHECKING:
@@ -26,12 +26,7 @@ DRAWS = 32
 
 
 class SampledVariance:
-    """Estimates the variances of the outputs; the samples are the same for all batches.
-
-    Args:
-        posterior: The posterior.
-        generator: The source of randomness.
-    """
+    """Estimates the variances of the outputs; the samples are the same for all batches."""
 
     def __init__(self, posterior: LaplacePosterior, generator: torch.Generator) -> None:
         self.posterior, size = posterior, posterior.selection.num_weights

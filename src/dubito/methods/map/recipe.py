@@ -9,7 +9,7 @@ from dubito.core.constraints import NonNegative, Positive, Start
 from dubito.core.errors import InputError
 from dubito.core.settings import setting
 from dubito.fitting.automatic import has_learned_noise
-from dubito.fitting.gradient_training import GradientDescent, negative_log_likelihood, validation_score
+from dubito.fitting.gradient_training import GradientDescent, plain_descent, prior_decay, validation_score
 from dubito.fitting.inference import Inference, Problem, State
 from dubito.fitting.output_noise import fit_hyper, tune_temperature, unfitted_noise
 from dubito.fitting.recipe import Recipe
@@ -64,8 +64,7 @@ class MAP(Recipe):
         """Return the training steps."""
         if self.temperature == "validation" and problem.validation is None:
             raise InputError("temperature='validation' needs validation data: pass `validation=` to fit.")
-        if self.prior_precision and problem.training.optimizer == "adamw":
-            raise InputError("prior_precision needs optimizer 'adam' or 'sgd': the decay of 'adamw' is not a prior.")
+        prior_decay(problem.training, self.prior_precision, problem.num_data)  # raises if it is no prior
         epochs = problem.training.epochs if self.train else 0
         by_evidence = self.train and problem.training.evidence_every is not None
         if by_evidence and self.prior is not None:
@@ -99,12 +98,4 @@ class MAP(Recipe):
             return FunctionDescent(problem, self.prior, self.prior_weight, epochs)
         if isinstance(self.prior, Prior) and epochs:
             return PriorDescent(problem, self.prior, self.prior_weight, epochs)
-        decay = problem.training.weight_decay + self.prior_precision / problem.num_data
-        return GradientDescent(
-            problem,
-            problem.model,
-            negative_log_likelihood(problem),
-            hyper=problem.likelihood.hyper(),
-            weight_decay={name: decay for name, _ in problem.model.named_parameters()},
-            epochs=epochs,
-        )
+        return plain_descent(problem, self.prior_precision, epochs)

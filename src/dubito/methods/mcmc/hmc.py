@@ -11,7 +11,7 @@ from dubito.fitting.inference import Inference, Problem
 from dubito.fitting.posterior import Posterior
 from dubito.fitting.training import Training
 from dubito.methods.mcmc.posterior import ParticlePosterior
-from dubito.methods.mcmc.recipe import Sampler, check_sampler
+from dubito.methods.mcmc.recipe import Sampler
 from dubito.select import all as all_weights
 from dubito.select.rule import SelectionRule
 
@@ -32,12 +32,10 @@ class HMC(Sampler):
 
     Args:
         method: ``"nuts"`` chooses the length of each trajectory; ``"hmc"`` takes `num_steps` leapfrog steps;
-            ``"microcanonical"`` takes as many of unit speed (see `dubito.mcmc.microcanonical`), as MILE does from the
+            ``"microcanonical"`` takes as many of unit speed (see `dubito.mcmc.hamiltonian`), as MILE does from the
             members of an ensemble.
         weights: Which weights are random; the others stay at their trained values.
-        prior: One of `dubito.priors`, with fixed scales. None is a normal density around the model's weights with a
-            quarter of their root mean square as standard deviation; the standard normal if the start is fresh, or if
-            they are all 0, as the coordinates of a subspace are.
+        prior: As for `SGMCMC`.
         adapt: Whether burn-in adapts step size and masses; otherwise `step_size` and unit masses are used.
         num_samples: The number of samples per chain.
         chains: The number of chains; several processes divide them among themselves.
@@ -70,9 +68,6 @@ class HMC(Sampler):
     temperature: Positive = 1.0
     start: ChainStart = "model"
     memory: Positive = 64.0
-
-    def __post_init__(self) -> None:
-        check_sampler(self)
 
     @property
     def explores_modes(self) -> bool:

@@ -39,6 +39,13 @@ class Sampler(Recipe):
     is_chain: ClassVar[bool] = True
     """Whether samples form a Markov chain, so that R-hat and effective sample sizes are defined."""
 
+    def __post_init__(self) -> None:
+        prior = self.fields()["prior"]
+        if prior is not None:
+            check_prior(prior, self.setting_name)
+        if self.redraws and isinstance(getattr(prior, "loc", None), str):
+            raise InputError(f"start='{self.start}' discards weights this prior is centred on: use start='model'.")
+
     @abstractmethod
     def build_after(self, problem: Problem, before: ParticlePosterior | None) -> Inference:
         """Return the steps; in an update, the particles of `before` are the prior and the start."""
@@ -98,15 +105,6 @@ def _load_start(start: Any, network: nn.Module) -> None:
             "start='model'."
         )
     params.load_(network, params.of(start.model))
-
-
-def check_sampler(recipe: Any) -> None:
-    """Raise an error if the sampler cannot use its prior."""
-    if recipe.prior is None:
-        return
-    check_prior(recipe.prior, recipe.setting_name)
-    if recipe.redraws and isinstance(getattr(recipe.prior, "loc", None), str):
-        raise InputError(f"start='{recipe.start}' discards weights this prior is centred on: use start='model'.")
 
 
 @setting

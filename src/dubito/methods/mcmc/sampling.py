@@ -30,7 +30,6 @@ class Setup:
 
     Args:
         recipe: The recipe, with `weights`, `prior` and `temperature`.
-        problem: Model, data and likelihood.
         before: In an update, the posterior whose particles are the prior and the start.
     """
 

@@ -11,7 +11,7 @@ from dubito.core.settings import setting
 from dubito.fitting.inference import Inference, Problem
 from dubito.fitting.training import Training
 from dubito.methods.mcmc.posterior import ParticlePosterior
-from dubito.methods.mcmc.recipe import Sampler, check_sampler
+from dubito.methods.mcmc.recipe import Sampler
 from dubito.methods.mcmc.schedule import Schedule
 from dubito.select import all as all_weights
 from dubito.select.rule import SelectionRule
@@ -66,7 +66,7 @@ class SGMCMC(Sampler):
     memory: Positive = 64.0
 
     def __post_init__(self) -> None:
-        check_sampler(self)
+        super().__post_init__()
         if self.kernel == "psgld" and self.burn_in == 0:
             raise InputError("SGMCMC('psgld') adapts its preconditioner during burn-in: set burn_in to at least 1.")
 

@@ -21,7 +21,7 @@ from dubito.fitting.optimizers import Optimizer
 from dubito.fitting.training import Training
 from dubito.methods.mcmc.cached_head import cached_features
 from dubito.methods.mcmc.posterior import ParticlePosterior
-from dubito.methods.mcmc.recipe import Sampler, check_sampler
+from dubito.methods.mcmc.recipe import Sampler
 from dubito.methods.mcmc.sampling import Setup
 from dubito.networks.normalization import running_norms
 from dubito.select import all as all_weights
@@ -45,9 +45,7 @@ class SVGD(Sampler):
     Args:
         num_particles: n, the number of particles.
         weights: Which weights are random; the others stay at their trained values.
-        prior: One of `dubito.priors`, with fixed scales. None is a normal density around the model's weights with a
-            quarter of their root mean square as standard deviation; the standard normal if the start is fresh, or if
-            they are all 0, as the coordinates of a subspace are.
+        prior: As for `SGMCMC`.
         temperature: T; below 1 makes the posterior narrower.
         start: ``"model"`` starts around the model's weights, ``"fresh"`` at newly initialized ones,
             ``"head"`` with a new output layer.
@@ -61,9 +59,6 @@ class SVGD(Sampler):
     prior: Prior | None = None
     temperature: Positive = 1.0
     start: Start = "model"
-
-    def __post_init__(self) -> None:
-        check_sampler(self)
 
     @property
     def explores_modes(self) -> bool:

@@ -33,8 +33,6 @@ class Trajectories:
     Every process sees all the data and moves its own chains.
 
     Args:
-        recipe: The recipe.
-        problem: Model, data and likelihood.
         before: In an update, the posterior whose particles are the prior and the start.
     """
 

@@ -39,8 +39,6 @@ class Transitions:
     Every process sees whole batches and moves its own chains.
 
     Args:
-        recipe: The recipe.
-        problem: Model, data and likelihood.
         before: In an update, the posterior whose particles are the prior and the start.
     """
 

@@ -13,13 +13,11 @@ from dubito.core.errors import InputError
 from dubito.fitting.checks import outputs_of
 from dubito.fitting.working_copies import private_copy
 from dubito.methods.rank1 import families
-from dubito.methods.rank1.attention import FactoredAttention
+from dubito.methods.rank1.composite_layers import FactoredAttention, FactoredLSTM
 from dubito.methods.rank1.layers import Factored, FactoredLayer, make_factored
 from dubito.methods.rank1.norm import ComponentNorm, make_component_norms
-from dubito.methods.rank1.recurrent import FactoredLSTM
 from dubito.methods.rank1.sites import Layout, find_layout, scalable_rule, unselected, without_batch_axis
-from dubito.networks.checkpointing import switch_off_checkpointing
-from dubito.networks.swapping import calling_every_layer, fused_modules, restore_class
+from dubito.networks.swapping import calling_every_layer, fused_modules, restore_class, switch_off_checkpointing
 from dubito.networks.twin import light_copy
 
 if TYPE_CHECKING:

@@ -60,9 +60,7 @@ class Rank1Posterior(Posterior):
 
     Args:
         model: The network with the shared weights.
-        likelihood: The likelihood.
-        recipe: The recipe.
-        num_data: The number of examples seen.
+        likelihood, recipe, num_data: As for `Posterior`.
         mixture: The tensors that differ between components.
     """
 

@@ -23,7 +23,29 @@ Start = Annotated[
 
 
 @setting
-class Rank1(Recipe):
+class _FactorRecipe(Recipe):
+    """What `Rank1` and `BatchEnsemble` share."""
+
+    def starting(self, start: str) -> Recipe:
+        """As in `Recipe.starting`; factors that were to start near 1 still do."""
+        own = self.fields()["start"]
+        if not isinstance(own, str):
+            raise InputError(
+                f"{self.setting_name} starts from one posterior here, but each member needs its own start: leave out "
+                "its `start`."
+            )
+        near_one = {"initial": "normal"} if (own, start) == ("model", "fresh") else {}
+        return self.replace(start=start, **near_one)
+
+    def build(self, problem: Problem) -> Inference:
+        """Return the steps of training."""
+        from dubito.methods.rank1.trainer import Rank1Trainer
+
+        return Rank1Trainer(self, problem).inference()  # type: ignore[arg-type]
+
+
+@setting
+class Rank1(_FactorRecipe):
     r"""Train a mixture over cheap factors of one shared network (Dusenberry et al. 2020, arXiv 2005.07186).
 
     In component k every layer is $y = ((x \circ s_k) W) \circ r_k + b_k$: its weight is $W \circ r_k s_k^\top$. The
@@ -98,19 +120,9 @@ class Rank1(Recipe):
         """Return itself."""
         return self
 
-    def starting(self, start: str) -> Recipe:
-        """As in `Recipe.starting`; factors that were to start near 1 still do."""
-        return _starting(self, start)
-
-    def build(self, problem: Problem) -> Inference:
-        """Return the steps of training."""
-        from dubito.methods.rank1.trainer import Rank1Trainer
-
-        return Rank1Trainer(self, problem).inference()
-
 
 @setting
-class BatchEnsemble(Recipe):
+class BatchEnsemble(_FactorRecipe):
     r"""Train an ensemble whose members share one matrix per layer (Wen et al. 2020, https://arxiv.org/abs/2002.06715).
 
     Member k has the weights $W \circ r_k s_k^\top$ and biases of its own: `Rank1` with point components and no prior on
@@ -147,24 +159,3 @@ class BatchEnsemble(Recipe):
         """Return the equivalent `Rank1` recipe."""
         fields = {name: value for name, value in self.fields().items() if name != "members"}
         return Rank1(components=self.members, prior=None, family="delta", **fields)
-
-    def starting(self, start: str) -> Recipe:
-        """As in `Recipe.starting`; factors that were to start near 1 still do."""
-        return _starting(self, start)
-
-    def build(self, problem: Problem) -> Inference:
-        """Return the steps of training."""
-        from dubito.methods.rank1.trainer import Rank1Trainer
-
-        return Rank1Trainer(self, problem).inference()
-
-
-def _starting(recipe: Recipe, start: str) -> Recipe:
-    own = recipe.fields()["start"]
-    if not isinstance(own, str):
-        raise InputError(
-            f"{recipe.setting_name} starts from one posterior here, but each member needs its own start: leave out "
-            "its `start`."
-        )
-    near_one = {"initial": "normal"} if (own, start) == ("model", "fresh") else {}
-    return recipe.replace(start=start, **near_one)

@@ -25,8 +25,8 @@ from dubito.methods.rank1.layers import can_merge, merge
 from dubito.methods.rank1.module import Rank1Module, split_blocks
 from dubito.methods.rank1.posterior import Components, Rank1Posterior
 from dubito.methods.rank1.sites import find_layout, unselected, without_batch_axis
-from dubito.networks.checkpointing import switch_off_checkpointing
 from dubito.networks.normalization import recalibrate
+from dubito.networks.swapping import switch_off_checkpointing
 from dubito.networks.twin import light_copy
 
 if TYPE_CHECKING:
@@ -53,8 +53,6 @@ class Rank1Trainer:
     """The steps of `Rank1` and `BatchEnsemble`.
 
     Args:
-        recipe: The recipe.
-        problem: Model, data and likelihood.
         module: A module that is trained already; by default one is made.
     """
 

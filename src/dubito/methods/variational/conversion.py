@@ -20,9 +20,9 @@ from dubito.methods.variational.layer import StochasticLayer, make_stochastic
 from dubito.methods.variational.mean_field import MeanField
 from dubito.methods.variational.module import VariationalModule
 from dubito.networks.adapters import adapter_names
-from dubito.networks.checkpointing import switch_off_checkpointing
 from dubito.networks.layers import is_norm, rule_for
 from dubito.networks.selection import Selection
+from dubito.networks.swapping import switch_off_checkpointing
 from dubito.select import SelectionWarning
 from dubito.select import all as all_weights
 from dubito.select.rule import SelectionRule

@@ -66,14 +66,12 @@ class VariationalPosterior(Posterior):
 
     Args:
         model: The network at the means.
-        likelihood: The likelihood.
-        recipe: The recipe.
-        num_data: The number of examples of all fits together.
+        likelihood, recipe, num_data: As for `Posterior`.
         selection: Which weights are random.
         scale: The marginal standard deviations ``[D]`` of the random weights.
         priors: The prior of each parameter's random entries, with its learned values.
         record: The measurements on the training data.
-        factor: The correlations of a ``"low-rank"`` or ``"full"`` family; see `dubito.variational.correlations`.
+        factor: The correlations of a ``"low-rank"`` or ``"full"`` family; see `dubito.variational.joint`.
     """
 
     family = "Variational"

@@ -42,8 +42,7 @@ class Variational(Recipe):
         weights: Which weights are random. The others keep their values, or are trained if the start is fresh.
         biases: Whether biases and the gains of normalization layers are random too, or trained as points.
         initial_scale: The initial standard deviation of every weight.
-        start: ``"model"`` starts at the model's weights, ``"fresh"`` at newly initialized ones,
-            ``"head"`` with a new output layer.
+        start: Where training starts, as for `MAP`.
         kl_warmup: The fraction of all steps over which the weight of the KL divergence rises from 0 to `temperature`;
             or a pair, the fractions at which the rise begins and ends.
         kl_cycles: The number of warm-ups, in equal parts of the training; `kl_warmup` is then a fraction of one part
@@ -56,7 +55,7 @@ class Variational(Recipe):
             gradients (see `dubito.variational.natural`), at about the cost of Adam; they always sample weights,
             whatever the estimator.
         family: ``"mean-field"``: independent weights. ``"low-rank"`` and ``"full"``: correlated weights, for small
-            selections (see `dubito.variational.correlations`); they always sample weights, whatever the estimator.
+            selections (see `dubito.variational.joint`); they always sample weights, whatever the estimator.
         rank: The rank of the correlations of ``"low-rank"``.
     """
 

@@ -34,8 +34,6 @@ class VariationalTrainer:
     """The steps of `Variational`.
 
     Args:
-        recipe: The recipe.
-        problem: Model, data and likelihood.
         module: The converted network.
         before: In an update, the posterior that is the prior.
     """

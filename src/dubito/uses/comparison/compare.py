@@ -184,13 +184,7 @@ class Fits:
 
 
 class FitsOfSeed:
-    """The fits of one seed. Recipes that need a trained network share one, trained by `base` on first use.
-
-    Args:
-        fits: What all fits share.
-        model: The initial network.
-        seed: The seed.
-    """
+    """The fits of one seed. Recipes that need a trained network share one, trained by `base` on first use."""
 
     def __init__(self, fits: Fits, model: nn.Module, seed: int) -> None:
         self.fits, self.model, self.seed = fits, model, seed

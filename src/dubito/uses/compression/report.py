@@ -17,7 +17,7 @@ from torch import nn
 from dubito.core import batches, params
 from dubito.core.arguments import checked_arguments
 from dubito.core.errors import MissingDataError
-from dubito.core.operations import OperationCounter
+from dubito.core.numeric import OperationCounter
 from dubito.networks.layers import class_rule
 from dubito.uses.compression import storage
 from dubito.uses.compression.csr import seconds as shortest

@@ -88,12 +88,7 @@ class _Probed:
 
 
 class _Probing:
-    """A network in which linear layers and embeddings that are called once return made-up numbers.
-
-    Args:
-        model: The network.
-        inputs: One example.
-    """
+    """A network in which linear layers and embeddings that are called once return made-up numbers."""
 
     def __init__(self, model: nn.Module, inputs: Any) -> None:
         self.model = copied(model).double().eval()

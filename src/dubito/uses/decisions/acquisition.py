@@ -14,9 +14,8 @@ from dubito.core.arguments import checked_arguments
 from dubito.core.batches import Data
 from dubito.core.constraints import Count, Range, check
 from dubito.core.errors import InputError, UnsupportedError
-from dubito.core.params import Params
+from dubito.core.params import Params, differentiable_twice
 from dubito.core.randomness import default_generator
-from dubito.core.twice import differentiable_twice
 from dubito.fitting.decision_rule import DecisionRule
 from dubito.fitting.posterior import Posterior
 from dubito.uses.decisions.batch_information import greedy_batch

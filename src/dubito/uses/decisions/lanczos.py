@@ -24,7 +24,7 @@ from torch import Tensor, nn
 from dubito.core import batches, limits, params
 from dubito.core.batches import Data
 from dubito.core.limits import numbers
-from dubito.core.twice import differentiable_twice
+from dubito.core.params import differentiable_twice
 from dubito.curvature.per_example import by_loop, by_vmap
 from dubito.fitting.functions import jacobian_product
 from dubito.fitting.posterior import Posterior

@@ -111,7 +111,6 @@ class GuardedPosterior(WrappedPosterior):
     """A posterior that is less certain outside of the range of its training rows.
 
     Args:
-        posterior: The posterior inside.
         known: What the training rows showed.
     """
 

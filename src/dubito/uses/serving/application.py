@@ -59,12 +59,7 @@ def application(
 
 
 class Endpoints:
-    """The answers to requests, with the state that they share.
-
-    Args:
-        service: Predicts.
-        limits: Bounds on requests.
-    """
+    """The answers to requests, with the state that they share."""
 
     def __init__(self, service: Service, limits: ServingLimits) -> None:
         self.service, self.limits, self.telemetry = service, limits, Telemetry()

@@ -55,12 +55,7 @@ class Question:
 
 
 class Playground:
-    """Answers for the page.
-
-    Args:
-        service: Predicts.
-        limits: Bounds on requests.
-    """
+    """Answers for the page."""
 
     def __init__(self, service: Service, limits: ServingLimits) -> None:
         run = service.run

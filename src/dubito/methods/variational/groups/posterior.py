@@ -65,9 +65,7 @@ class GroupPosterior(VariationalPosterior):
 
     Args:
         model: The network at the means.
-        likelihood: The likelihood.
-        recipe: The recipe.
-        num_data: The number of examples of all fits together.
+        likelihood, recipe, num_data: As for `Posterior`.
         selection: Which weights are random.
         factors: The parameters of the posteriors of $\tilde w$ and z, by name, as in the state of a `GroupModule`.
         record: The measurements on the training data.
