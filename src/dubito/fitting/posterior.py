@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import os
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from itertools import chain
 from typing import Any, ClassVar, Self
 
@@ -14,6 +14,7 @@ from torch import Tensor, nn
 
 from dubito.beliefs.likelihoods import Likelihood
 from dubito.beliefs.prediction import Prediction
+from dubito.beliefs.priors import Prior
 from dubito.core import batches, io, limits, params, precision
 from dubito.core.arguments import checked_arguments
 from dubito.core.batches import Data
@@ -72,6 +73,8 @@ class Posterior(ChecksPredictions, HasWorkingCopies, HasTraceable, ABC):
     """Whether the weights are uncertain, so that epistemic uncertainty is expected."""
     more_spread: ClassVar[str] = "Use a smaller prior precision (a wider prior), or select more weights."
     """What to do if the epistemic uncertainty is too small."""
+    members: Sequence[Posterior] = ()
+    """The posteriors of an ensemble; each can be used on its own."""
     noise_shrinks: ClassVar[bool] = True
     """Whether the learned noise of a regression is that of training data, to which the network was fitted."""
     fit_record: FitRecord | None = None
@@ -160,6 +163,14 @@ class Posterior(ChecksPredictions, HasWorkingCopies, HasTraceable, ABC):
             keep: Boolean masks by parameter name; parameters without a mask are kept whole.
         """
         raise UnsupportedError(f"A {self.family} posterior cannot be conditioned on its weights; Laplace(...) can.")
+
+    def groups(self) -> tuple[Any, ...]:
+        """Return the groups of weights that share a scale, each kind with its relevance; none without such a prior."""
+        return ()
+
+    def learned_priors(self) -> Mapping[str, Prior]:
+        """Return the prior of each parameter, with its learned numbers, if it was trained with all of its weights."""
+        return {}
 
     def diagnose(self) -> Diagnosis:
         """Return what was found about this posterior, whether to trust it, why, and what to do; print it to read it."""

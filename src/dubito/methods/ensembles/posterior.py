@@ -159,7 +159,7 @@ class EnsemblePosterior(Posterior):
         return f"<Ensemble of {len(self.members)} posteriors over {weights:,} weights by {self.recipe!r}>"
 
 
-def _as_samples(members: list[Posterior]) -> Traceable | None:
+def _as_samples(members: Sequence[Posterior]) -> Traceable | None:
     """Return the mixture of plain networks as that of weight samples, which takes fewer steps; None for others."""
     points = [member for member in members if type(member) is PointPosterior and member.temperature == 1]
     likelihoods = [member.likelihood for member in members]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Any, Self
 
 import torch
@@ -43,6 +43,13 @@ class PointPosterior(Posterior):
         self.temperature = temperature
         self.learned_prior = learned_prior  # the prior of all matrices, if it was trained with them; else None
         self.precision = precision  # of the prior, by parameter, if the evidence chose it; else None
+
+    def learned_priors(self) -> Mapping[str, Prior]:
+        """Return the prior that was trained with all matrices."""
+        if self.learned_prior is None:
+            return {}
+        moving = [name for name, value in self.model.named_parameters() if value.ndim > 1 and value.requires_grad]
+        return dict.fromkeys(moving, self.learned_prior)
 
     def sample(self, num_samples: int, *, generator: torch.Generator | None = None) -> Params:
         """Return the same weights `num_samples` times."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any, Literal, Self
 
@@ -241,6 +241,10 @@ class VariationalPosterior(Posterior):
         from dubito.methods.variational.online import UpdateVariational
 
         return UpdateVariational(self).fit(self.model, data, likelihood=self.likelihood, **options)  # type: ignore[return-value]
+
+    def learned_priors(self) -> Mapping[str, Prior]:
+        """Return the priors of the parameters that are random as a whole."""
+        return {name: prior for name, prior in self.priors.items() if self.selection.is_whole(name)}
 
     def diagnose(self) -> VariationalDiagnosis:
         """Return whether the posterior can be trusted, and what to change if not."""

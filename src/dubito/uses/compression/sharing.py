@@ -13,7 +13,6 @@ from dubito.core import params
 from dubito.core.arguments import checked_arguments
 from dubito.core.errors import UnsupportedError
 from dubito.fitting.posterior import Posterior
-from dubito.networks.selection import Selection
 from dubito.networks.twin import copied
 
 
@@ -69,10 +68,4 @@ def shared_network(posterior: Posterior, codes: dict[str, Codes]) -> nn.Module:
 
 def _mixtures(posterior: Posterior) -> dict[str, Mixture]:
     """Return the learned mixture of each parameter that has one."""
-    learned = getattr(posterior, "learned_prior", None)
-    if isinstance(learned, Mixture):
-        values = {name: value for name, value in posterior.model.named_parameters() if value.ndim > 1}
-        return {name: learned for name, value in values.items() if value.requires_grad}
-    found = {n: prior for n, prior in getattr(posterior, "priors", {}).items() if isinstance(prior, Mixture)}
-    selection: Selection | None = getattr(posterior, "selection", None)
-    return {name: prior for name, prior in found.items() if selection is None or selection.is_whole(name)}
+    return {name: prior for name, prior in posterior.learned_priors().items() if isinstance(prior, Mixture)}

@@ -40,7 +40,7 @@ def default_rule(posterior: Posterior) -> Rule:
     under ARD, removing a weight never raises the evidence, because the prior of each weight was fitted to it);
     otherwise `ModelReduction()`.
     """
-    if hasattr(posterior, "groups"):
+    if posterior.groups():
         return GroupRelevance()
     prior = getattr(posterior.recipe, "prior", None)
     return LogAlpha(3) if getattr(prior, "adapts", False) else ModelReduction()
@@ -70,9 +70,7 @@ def statistics_of(posterior: Posterior, rule: Rule) -> WeightStatistics:
     try:
         mean, variance = posterior.marginals()
     except UnsupportedError as error:
-        advice = (
-            "compress one of its members, or distill it first" if hasattr(posterior, "members") else "distill it first"
-        )
+        advice = "compress one of its members, or distill it first" if posterior.members else "distill it first"
         raise UnsupportedError(
             f"The {posterior.family} posterior has no marginals, so there is no average network to prune: {advice}."
         ) from error
@@ -82,8 +80,7 @@ def statistics_of(posterior: Posterior, rule: Rule) -> WeightStatistics:
     chosen_mean, chosen_variance = ({name: part[name] for name in names} for part in (mean, variance))
     prior, reason = _prior(posterior, names)
     precision = precision_diagonal(posterior, names) if rule.needs_precision else {}
-    groups = posterior.groups() if hasattr(posterior, "groups") else ()
-    return WeightStatistics(chosen_mean, chosen_variance, precision, prior, reason, groups)
+    return WeightStatistics(chosen_mean, chosen_variance, precision, prior, reason, posterior.groups())
 
 
 def _prior(posterior: Posterior, names: list[str]) -> tuple[tuple[Params, Params] | None, str]:

@@ -137,7 +137,7 @@ def predict_jointly(
         inside = predict_jointly(posterior.posterior, inputs, num_samples, generator)
         return tempered(inside, posterior.temperature)
     if posterior.draws_functions:
-        if not all(member.draws_functions for member in getattr(posterior, "members", ())):
+        if not all(member.draws_functions for member in posterior.members):
             raise UnsupportedError("'batchbald' cannot draw functions of an ensemble of Laplaces: use 'bald'.")
         return posterior.predict(inputs, num_samples=num_samples, generator=generator)
     # A linearized predictive draws each output from its own marginal; here whole functions are drawn instead.
