@@ -5,7 +5,7 @@ import gc
 import pytest
 import torch
 
-from dubito.core.errors import warn_once
+from dubito.core.once import warn_once
 from dubito.curvature.products import Workspace
 
 torch.set_num_threads(1)

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from dubito import MAP, Laplace, select
 from dubito.beliefs.likelihoods import Categorical
 from dubito.core import limits
-from dubito.core.errors import warn_once
+from dubito.core.once import warn_once
 from dubito.curvature import output_columns
 from dubito.curvature.kronecker import WideFactorWarning
 from dubito.curvature.linearized import SampledWarning

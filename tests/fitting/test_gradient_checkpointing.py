@@ -10,7 +10,8 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from dubito import MAP, BatchEnsemble, Laplace, MCDropout, Rank1, Training, Variational
-from dubito.core.errors import UnsupportedError, warn_once
+from dubito.core.errors import UnsupportedError
+from dubito.core.once import warn_once
 
 X = torch.randn(16, 4, generator=torch.Generator().manual_seed(0))
 Y = torch.arange(16) % 3

@@ -20,7 +20,7 @@ from dubito.core.data_forms import bare_inputs as bare_inputs
 from dubito.core.data_forms import is_dataset as is_dataset
 from dubito.core.data_forms import is_empty as is_empty
 from dubito.core.data_forms import split as split
-from dubito.core.errors import InputError, UnsupportedError, WarnOnce
+from dubito.core.errors import InputError, UnsupportedError
 from dubito.core.nests import as_tensors as as_tensors
 from dubito.core.nests import concatenate as concatenate
 from dubito.core.nests import is_finite as is_finite
@@ -30,6 +30,7 @@ from dubito.core.nests import map_leaves as map_leaves
 from dubito.core.nests import num_rows as num_rows
 from dubito.core.nests import place as place
 from dubito.core.nests import take as take
+from dubito.core.once import WarnOnce
 from dubito.core.precision import at_least_single
 from dubito.core.randomness import Stream
 

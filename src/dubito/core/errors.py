@@ -1,4 +1,4 @@
-"""Exceptions and warnings, each with one sentence that says what is wrong and what to do.
+"""Exceptions, each with one sentence that says what is wrong and what to do.
 
 Every error that Dubito raises on purpose is a `DubitoError`, so that a script can catch them all. Each one also
 inherits from the built-in exception that fits it, such as `ValueError`.
@@ -6,7 +6,6 @@ inherits from the built-in exception that fits it, such as `ValueError`.
 
 from __future__ import annotations
 
-import warnings
 from typing import Any
 
 # The most characters of a message.
@@ -56,33 +55,3 @@ class TrustWarning(UserWarning):
 
 class NotConvergedWarning(TrustWarning):
     """A training that ended while it still improved, made things worse, or did not happen."""
-
-
-class WarnOnce:
-    """A callable that emits each warning once, even if the warning filters change in between.
-
-    >>> warn = WarnOnce()
-    >>> with warnings.catch_warnings(record=True) as given:
-    ...     warnings.simplefilter("always")
-    ...     warn("This is slow.")
-    ...     warn("This is slow.")
-    >>> len(given)
-    1
-    """
-
-    def __init__(self) -> None:
-        self._given: set[str] = set()
-
-    def __call__(self, sentence: str, category: type[Warning] = UserWarning) -> None:
-        """Warn, unless the same warning was emitted before."""
-        if sentence not in self._given:
-            warnings.warn(sentence, category, stacklevel=2)
-            self._given.add(sentence)
-
-    def forget(self) -> None:
-        """Forget all warnings, so that they can be emitted again."""
-        self._given.clear()
-
-
-# For warnings that are emitted once per process.
-warn_once = WarnOnce()

@@ -11,7 +11,8 @@ from torch import Tensor, nn
 from dubito.beliefs.likelihoods import Gaussian, Likelihood
 from dubito.core import batches
 from dubito.core.batches import Batch, Source
-from dubito.core.errors import NonFiniteError, warn_once
+from dubito.core.errors import NonFiniteError
+from dubito.core.once import warn_once
 from dubito.core.widest import compensated_sum, has_double
 from dubito.curvature import output_columns, positions
 from dubito.curvature.engine import Engine
@@ -25,17 +26,11 @@ from dubito.networks.selection import Selection
 
 
 class PassKind(NamedTuple):
-    """How the columns of a batch are made.
+    """How the columns of a batch are made."""
 
-    Attributes:
-        kind: The curvature.
-        few: Whether only a last layer with many outputs is random, whose curvature needs few columns.
-        by_position: Whether the positions of the outputs are treated as examples.
-    """
-
-    kind: output_columns.Kind
-    few: bool = False
-    by_position: bool = False
+    kind: output_columns.Kind  # the curvature
+    few: bool = False  # whether only a last layer with many outputs is random, whose curvature needs few columns
+    by_position: bool = False  # whether the positions of the outputs are treated as examples
 
 
 class CurvaturePass:

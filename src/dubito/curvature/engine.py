@@ -23,7 +23,8 @@ from torch import Tensor, nn
 from torch.autograd.graph import GradientEdge, get_gradient_edge
 
 from dubito.core import batches, limits, params
-from dubito.core.errors import InputError, UnsupportedError, warn_once
+from dubito.core.errors import InputError, UnsupportedError
+from dubito.core.once import warn_once
 from dubito.core.randomness import drawing_aside
 from dubito.curvature import backward, per_example, tryout
 from dubito.curvature.call_gradients import CallGradient, LayerCall, ModuleCall

@@ -15,7 +15,8 @@ import torch
 from torch import Tensor, nn
 
 from dubito.core import limits
-from dubito.core.errors import InputError, UnsupportedError, warn_once
+from dubito.core.errors import InputError, UnsupportedError
+from dubito.core.once import warn_once
 from dubito.core.precision import at_least_single, widened
 from dubito.core.widest import carried
 from dubito.curvature import matrices as linalg

@@ -14,8 +14,9 @@ from torch import Tensor
 
 from dubito.beliefs.likelihoods import Likelihood
 from dubito.core import batches, limits, params
-from dubito.core.errors import InputError, warn_once
+from dubito.core.errors import InputError
 from dubito.core.limits import numbers, slices
+from dubito.core.once import warn_once
 from dubito.core.params import differentiable_twice
 from dubito.curvature import matrices as linalg
 from dubito.curvature import output_columns, positions

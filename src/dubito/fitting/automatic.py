@@ -42,7 +42,7 @@ from dubito.fitting.fit_record import constant_score
 from dubito.fitting.held_out_scores import best_epochs, best_variance, gain_of_heavy_tails, gain_over_constant
 from dubito.fitting.inference import Problem
 from dubito.fitting.joint_search import can_join, joined
-from dubito.fitting.loggers import progress_bar
+from dubito.fitting.progress import progress_bar
 from dubito.fitting.recipe import Recipe
 from dubito.fitting.search import Curve, SearchRun, SeparateRuns, by_division, watch
 from dubito.fitting.training import AUTO, Training

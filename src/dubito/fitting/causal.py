@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from dubito.beliefs.likelihoods import Categorical, Likelihood
 from dubito.core import batches, params
 from dubito.core.batches import Batch
-from dubito.core.errors import warn_once
+from dubito.core.once import warn_once
 
 # Examples with which the model's own loss is compared, and the relative difference that counts as rounding.
 TRIED, TOLERANCE = 8, 1e-3

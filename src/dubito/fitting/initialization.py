@@ -14,7 +14,8 @@ from torch import nn
 from torch.nn.utils import parametrize
 
 from dubito.core import params
-from dubito.core.errors import InputError, warn_once
+from dubito.core.errors import InputError
+from dubito.core.once import warn_once
 from dubito.core.params import Frozen
 from dubito.networks.output_layer import output_layer
 from dubito.networks.twin import light_copy

@@ -1,4 +1,4 @@
-"""Where the numbers of a run go: a progress bar, and `Training(log=...)`, which takes any callable.
+"""Where the numbers of a run go: `Training(log=...)` takes any callable, and these are ready ones.
 
 A logger is called in the first process with ``{"epoch": 0, "batch": 3, "loss": 0.7, "lr": 0.001}`` after every step,
 and with ``{"epoch": 0, "validation": -0.4}``, the mean log score of the validation data, after every epoch of training
@@ -11,7 +11,6 @@ from collections.abc import Callable, Mapping
 from importlib import import_module
 from typing import Any
 
-from dubito.core import distributed
 from dubito.core.errors import InputError, UnsupportedError
 
 Logger = Callable[[Mapping[str, float]], Any]
@@ -85,21 +84,3 @@ def _imported(name: str) -> Any:
         return import_module(name)
     except ImportError as error:
         raise UnsupportedError(f"This logger needs the package {name}: pip install {name}.") from error
-
-
-def progress_bar(
-    total: int | None, shown: bool, description: str | None = None, *, done: int = 0, unit: str = "step"
-) -> Any:
-    """Return a progress bar for a terminal; elsewhere it shows nothing."""
-    from tqdm.auto import tqdm
-
-    quiet = None if shown and distributed.rank() == 0 else True
-    return tqdm(
-        total=total, initial=done, disable=quiet, leave=False, unit=unit, dynamic_ncols=True, desc=description
-    )  # fmt: skip
-
-
-def batch_bar(per_epoch: int | None, epochs: int, done: tuple[int, int], shown: bool) -> Any:
-    """Return the bar of a fit: batches per epoch if known, epochs, and the finished epochs and batches of the next."""
-    total = None if per_epoch is None else per_epoch * epochs
-    return progress_bar(total, shown, done=0 if per_epoch is None else per_epoch * done[0] + done[1], unit="batch")

@@ -24,9 +24,9 @@ from dubito.fitting import run_identity
 from dubito.fitting.checks import Template, check_batch, explaining_shapes
 from dubito.fitting.inference import Inference, LossWatch, NonFinite, Problem, State
 from dubito.fitting.interrupts import Interrupts, Terminated
-from dubito.fitting.loggers import batch_bar
 from dubito.fitting.posterior import Posterior
 from dubito.fitting.problems import build, checked, finish, make_problem, resolve
+from dubito.fitting.progress import batch_bar
 from dubito.fitting.recipe import FitCall, Recipe
 from dubito.fitting.run_identity import LoaderDigest
 

@@ -13,7 +13,7 @@ from typing import Any, ClassVar
 from torch import nn
 from torch.overrides import TorchFunctionMode
 
-from dubito.core.errors import warn_once
+from dubito.core.once import warn_once
 from dubito.core.params import COMPILED, is_compiled
 
 _CLASSES: dict[tuple[type[nn.Module], type[nn.Module]], type[nn.Module]] = {}

@@ -17,10 +17,10 @@ from dubito.core.errors import DubitoError, TrustWarning
 from dubito.core.randomness import default_generator, derive_seed, draw_seed
 from dubito.fitting.auto_explanation import AutoExplanation
 from dubito.fitting.automatic import ResolvedTraining, warn_if_trained
-from dubito.fitting.loggers import progress_bar
 from dubito.fitting.output_noise import share_noise
 from dubito.fitting.posterior import Posterior
 from dubito.fitting.problems import resolved_training
+from dubito.fitting.progress import progress_bar
 from dubito.fitting.recipe import FitCall, Recipe
 from dubito.methods.auto.recipe import Auto
 from dubito.methods.auto.scores import MEASURES, HeldOut, Split, hold_out

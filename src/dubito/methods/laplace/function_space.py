@@ -17,8 +17,9 @@ import torch
 from torch import Tensor
 
 from dubito.beliefs.priors.function_space import ContextPrior
-from dubito.core.errors import InputError, warn_once
+from dubito.core.errors import InputError
 from dubito.core.limits import current, numbers
+from dubito.core.once import warn_once
 from dubito.core.params import of
 from dubito.curvature.accumulator import back_along
 from dubito.curvature.engine import Engine

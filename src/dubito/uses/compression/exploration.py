@@ -19,8 +19,8 @@ from dubito.core.batches import Data
 from dubito.core.constraints import Count
 from dubito.core.errors import InputError, UnsupportedError
 from dubito.core.widest import at_home
-from dubito.fitting.loggers import progress_bar
 from dubito.fitting.posterior import Posterior
+from dubito.fitting.progress import progress_bar
 from dubito.fitting.recipe import Recipe
 from dubito.fitting.training import Training
 from dubito.uses.compression.budget import repeated
