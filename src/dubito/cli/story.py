@@ -31,15 +31,10 @@ MEMBERS, SHOWN = 5, 5
 
 @dataclass(frozen=True)
 class Story:
-    """A chapter for each thing that a posterior is good for, in words and figures.
+    """A chapter for each thing that a posterior is good for, in words and figures."""
 
-    Attributes:
-        sections: The chapters, for the report.
-        epochs: The number of epochs that training took.
-    """
-
-    sections: tuple[Section, ...]
-    epochs: int
+    sections: tuple[Section, ...]  # the chapters, for the report
+    epochs: int  # the number of epochs that training took
 
     def lines(self) -> Iterator[str]:
         """Yield the story for a terminal."""

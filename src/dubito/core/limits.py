@@ -20,67 +20,36 @@ MIB = 2**20
 
 @dataclass(frozen=True)
 class Limits:
-    """Bytes that each kind of intermediate result may take.
+    """Bytes that each kind of intermediate result may take."""
 
-    Args:
-        gradients: Gradients of one vector-Jacobian product; batches and columns are split to stay below.
-        cached_gradients: The same, where they should fit the processor's cache; larger parts are no faster.
-        activation: The largest activation of one forward pass of the curvature engine.
-        cached_products: Explicit gradients of convolutions, which should fit the processor's cache.
-        kept_gradients: Explicit per-example gradients that are used twice; further ones are formed again.
-        chunk: Explicit per-example gradients, output Hessians, sampled logits and other short-lived arrays.
-        full_matrix: A float64 matrix over pairs of weights; a structure that needs a larger one is refused.
-        kept_rows: Rows of Jacobians that the greedy selection keeps; further ones are computed again on each pass.
-        drawn_weights: Float64 weight samples that are drawn or averaged at a time.
-        kept_weights: Weight samples that a prediction keeps from batch to batch; further ones are drawn again.
-        cached_features: Features of frozen layers that a sampler keeps in place of its inputs.
-        kept_samples: Samples of a prediction on a Dataset or a loader; beyond it only their summary is kept.
-        kept_logits: Sampled logits of one example that a linearized prediction keeps.
-        covariance_factor: The factor of a correlated variational covariance; a larger one is refused.
-        float64_factor: A Kronecker factor in float64; a larger one is summed in the model's precision.
-        kronecker_factor: A Kronecker factor in float64; that of a wider side (a vocabulary) becomes its diagonal.
-        outputs: The outputs of one forward pass of a prediction, of all samples; larger batches are split.
-        exact_report: A float64 matrix over all weights, with which a report compares a selection exactly.
-        context_jacobian: The Jacobian at all context points of a prior over functions; a larger one is refused.
-        probed_activation: The largest activation of a call that follows changed channels through a network.
-        fitted_outputs: Outputs of layers of a large network to which smaller ones are fitted at a time.
-        exponentials: Numbers that are exponentiated at a time, which should fit the processor's cache.
-        compared_inputs: The inputs whose neighbours are searched.
-        file_part: The part of a file that is read or unpacked at a time.
-        unpacked: The content of a compressed file, however small the file is.
-        summed: Float64 numbers that processes sum in one message.
-        kept_examples: Examples of a loader that are kept to judge a fit by.
-        message: Any other message between processes.
-    """
-
-    gradients: int = 96 * MIB
-    cached_gradients: int = 8 * MIB
-    activation: int = 12 * MIB
-    cached_products: int = 4 * MIB
-    kept_gradients: int = 256 * MIB
-    chunk: int = 16 * MIB
-    full_matrix: int = 8 * 20_000**2
-    kept_rows: int = 512 * MIB
-    drawn_weights: int = 64 * MIB
-    kept_weights: int = 256 * MIB
-    cached_features: int = 1024 * MIB
-    kept_samples: int = 64 * MIB
-    kept_logits: int = 4 * 4096
-    covariance_factor: int = 64 * MIB
-    float64_factor: int = 8 * 2048**2
-    kronecker_factor: int = 8 * 8192**2
-    outputs: int = 64 * MIB
-    exact_report: int = 8 * 3000**2
-    context_jacobian: int = 2048 * MIB
-    probed_activation: int = 64 * MIB
-    fitted_outputs: int = 128 * MIB
-    exponentials: int = 4 * 2**15
-    compared_inputs: int = 4 * 5_000_000
-    file_part: int = 4 * MIB
-    unpacked: int = 100 * MIB
-    summed: int = 128 * MIB
-    kept_examples: int = 64 * MIB
-    message: int = 16 * MIB
+    gradients: int = 96 * MIB  # gradients of one vector-Jacobian product; batches and columns are split to stay below
+    cached_gradients: int = 8 * MIB  # the same, where they should fit the processor's cache; larger parts are no faster
+    activation: int = 12 * MIB  # the largest activation of one forward pass of the curvature engine
+    cached_products: int = 4 * MIB  # explicit gradients of convolutions, which should fit the processor's cache
+    kept_gradients: int = 256 * MIB  # explicit per-example gradients that are used twice; further ones are formed again
+    chunk: int = 16 * MIB  # per-example gradients, output Hessians, sampled logits and other short-lived arrays
+    full_matrix: int = 8 * 20_000**2  # a float64 matrix over pairs of weights; a structure with a larger one is refused
+    kept_rows: int = 512 * MIB  # rows of Jacobians that the greedy selection keeps; others are computed again each time
+    drawn_weights: int = 64 * MIB  # float64 weight samples that are drawn or averaged at a time
+    kept_weights: int = 256 * MIB  # weight samples that a prediction keeps for the next batch; others are drawn again
+    cached_features: int = 1024 * MIB  # features of frozen layers that a sampler keeps in place of its inputs
+    kept_samples: int = 64 * MIB  # samples of a prediction on a Dataset or a loader; of more, a summary is kept
+    kept_logits: int = 4 * 4096  # sampled logits of one example that a linearized prediction keeps
+    covariance_factor: int = 64 * MIB  # the factor of a correlated variational covariance; a larger one is refused
+    float64_factor: int = 8 * 2048**2  # a Kronecker factor in float64; a larger one is summed in the model's precision
+    kronecker_factor: int = 8 * 8192**2  # a Kronecker factor; a larger one (of a vocabulary) becomes a diagonal
+    outputs: int = 64 * MIB  # the outputs of one forward pass of a prediction, of all samples; larger batches are split
+    exact_report: int = 8 * 3000**2  # a float64 matrix over all weights, with which a report is exact
+    context_jacobian: int = 2048 * MIB  # the Jacobian at the context points of a prior over functions; else refused
+    probed_activation: int = 64 * MIB  # the largest activation of a call that follows changed channels
+    fitted_outputs: int = 128 * MIB  # outputs of layers of a large network to which smaller ones are fitted at a time
+    exponentials: int = 4 * 2**15  # numbers that are exponentiated at a time, which should fit the processor's cache
+    compared_inputs: int = 4 * 5_000_000  # the inputs whose neighbours are searched
+    file_part: int = 4 * MIB  # the part of a file that is read or unpacked at a time
+    unpacked: int = 100 * MIB  # the content of a compressed file, however small the file is
+    summed: int = 128 * MIB  # float64 numbers that processes sum in one message
+    kept_examples: int = 64 * MIB  # examples of a loader that are kept to judge a fit by
+    message: int = 16 * MIB  # any other message between processes
 
 
 _current: ContextVar[Limits] = ContextVar("limits", default=Limits())  # noqa: B039 - frozen

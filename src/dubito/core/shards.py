@@ -29,23 +29,14 @@ _log = logging.getLogger("dubito")
 
 
 class DataSummary(NamedTuple):
-    """What the other processes need to know about the data of one process.
+    """What the other processes need to know about the data of one process."""
 
-    Args:
-        inputs: A digest of the inputs.
-        targets: A digest of the targets.
-        varied: Whether the targets are not all equal; constant targets have equal digests in different data.
-        examples: The number of examples, 0 if unknown.
-        batches: The number of batches, or None if unknown.
-        declared: Whether a sampler declares this data to be one shard.
-    """
-
-    inputs: str
-    targets: str
-    varied: bool
-    examples: int
-    batches: int | None
-    declared: bool
+    inputs: str  # a digest of the inputs
+    targets: str  # a digest of the targets
+    varied: bool  # whether the targets are not all equal; constant targets have equal digests in different data
+    examples: int  # the number of examples, 0 if unknown
+    batches: int | None  # the number of batches, or None if unknown
+    declared: bool  # whether a sampler declares this data to be one shard
 
 
 def summarize(

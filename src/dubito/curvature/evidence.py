@@ -31,17 +31,11 @@ LOW, HIGH = math.log(1e-6), math.log(1e8)
 
 @dataclass(frozen=True)
 class DataFit:
-    """The fit of the posterior's mean to the data, from which the log-likelihood at any noise follows.
+    """The fit of the posterior's mean to the data, from which the log-likelihood at any noise follows."""
 
-    Args:
-        log_likelihood: The sum of log-probabilities, for likelihoods without noise.
-        squared_error: The sum of squared residuals, for a Gaussian; else None.
-        num_residuals: The number of residuals.
-    """
-
-    log_likelihood: float = 0.0
-    squared_error: float | None = None
-    num_residuals: int = 0
+    log_likelihood: float = 0.0  # the sum of log-probabilities, for likelihoods without noise
+    squared_error: float | None = None  # the sum of squared residuals, for a Gaussian; else None
+    num_residuals: int = 0  # the number of residuals
 
     def __add__(self, other: DataFit) -> DataFit:
         squared = None if self.squared_error is None else self.squared_error + (other.squared_error or 0.0)

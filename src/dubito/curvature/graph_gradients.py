@@ -110,19 +110,13 @@ class GraphGradient(CallGradient):
 
 @dataclass
 class ChainedGradient(CallGradient):
-    """The gradient of a parameter from which the operation's argument is computed, example by example.
-
-    Args:
-        inner: The gradient of the argument.
-        top: The gradient edge of the argument.
-        leaf: The parameter.
-    """
+    """The gradient of a parameter from which the operation's argument is computed, example by example."""
 
     fills = False  # there are only explicit gradients
 
-    inner: CallGradient = field(kw_only=True)
-    top: GradientEdge = field(kw_only=True)
-    leaf: Tensor = field(kw_only=True)
+    inner: CallGradient = field(kw_only=True)  # the gradient of the argument
+    top: GradientEdge = field(kw_only=True)  # the gradient edge of the argument
+    leaf: Tensor = field(kw_only=True)  # the parameter
 
     @property
     def kind(self) -> None:

@@ -17,17 +17,11 @@ from dubito.networks.selection import Selection
 
 @dataclass
 class OneLayer:
-    """The case that all random weights are one whole linear layer called once per example: ``J = G ⊗ (a, 1)``.
+    """The case that all random weights are one whole linear layer called once per example: ``J = G ⊗ (a, 1)``."""
 
-    Args:
-        grads: ``[V, B, O]``.
-        inputs: ``[B, I]``, with a column of ones if the bias is random.
-        has_bias: Whether the bias is random; the flat selection then holds weight ``[O, I]`` and bias ``[O]``.
-    """
-
-    grads: Tensor
-    inputs: Tensor
-    has_bias: bool
+    grads: Tensor  # ``[V, B, O]``
+    inputs: Tensor  # ``[B, I]``, with a column of ones if the bias is random
+    has_bias: bool  # whether the bias is random; the flat selection then holds weight ``[O, I]`` and bias ``[O]``
 
     def add_curvature(self, total: Tensor) -> None:
         r"""Add ``JᵀJ``, :math:`\sum_n (\sum_v G_{vn} G_{vn}^\top) \otimes a_n a_n^\top`, to the upper half of `total`.

@@ -22,15 +22,10 @@ from dubito.networks.parameter_uses import Node
 
 @dataclass
 class Elementwise:
-    """``y = factor ⊙ w + …``, where `w` is repeated along some axes of `y`.
+    """``y = factor ⊙ w + …``, where `w` is repeated along some axes of `y`."""
 
-    Args:
-        shape: That of `w` with as many axes as `y`: 1 along an axis where it is repeated.
-        factor: A tensor that broadcasts with `y`, or a number.
-    """
-
-    shape: tuple[int, ...]
-    factor: Tensor | float
+    shape: tuple[int, ...]  # that of `w` with as many axes as `y`: 1 along an axis where it is repeated
+    factor: Tensor | float  # a tensor that broadcasts with `y`, or a number
 
 
 @dataclass
@@ -42,15 +37,10 @@ class MatrixProduct:
 
 @dataclass
 class Convolution:
-    """A convolution of `inputs` with the kernel `w`.
+    """A convolution of `inputs` with the kernel `w`."""
 
-    Args:
-        inputs: The inputs.
-        layer: The settings, as `nn.Conv2d` and its like have them.
-    """
-
-    inputs: Tensor
-    layer: Any
+    inputs: Tensor  # the inputs
+    layer: Any  # the settings, as `nn.Conv2d` and its like have them
 
     @property
     def rule(self) -> LayerRule[Any]:

@@ -29,19 +29,12 @@ _NAMES = {",": "commas", ";": "semicolons", "\t": "tabs", "|": "bars", " ": "spa
 
 @dataclass(frozen=True)
 class Dialect:
-    """How a text file is written.
+    """How a text file is written."""
 
-    Attributes:
-        separator: What separates the cells.
-        encoding: The encoding of its characters.
-        decimal: The decimal mark of its numbers.
-        sure: False if the numbers leave the decimal mark open, as "376,532" does, and it was guessed.
-    """
-
-    separator: str = ","
-    encoding: str = "utf-8"
-    decimal: Mark = "."
-    sure: bool = True
+    separator: str = ","  # what separates the cells
+    encoding: str = "utf-8"  # the encoding of its characters
+    decimal: Mark = "."  # the decimal mark of its numbers
+    sure: bool = True  # false if the numbers leave the decimal mark open, as "376,532" does, and it was guessed
 
     def __str__(self) -> str:
         between = _NAMES.get(self.separator, repr(self.separator))

@@ -44,31 +44,18 @@ class Raw:
 
 @dataclass(frozen=True)
 class CatalogEntry:
-    """One entry of the catalogue: where a data set is, how it is read, and what it must look like.
+    """One entry of the catalogue: where a data set is, how it is read, and what it must look like."""
 
-    Attributes:
-        name: What `dubito.data.load` calls it.
-        task: `"classification"` or `"regression"`.
-        read: `read(root, split, gap)` gives the `Raw` split.
-        num_rows: Rows of training and test part together.
-        input_shape: The shape of one input; `()` for text.
-        files: What must lie under a data folder; empty for sets that need no file.
-        num_splits: How many train/test splits there are.
-        num_gap_splits: How many gap splits there are.
-        obtain: Where the files come from, or what provides a set without files.
-        extra_roots: Further folders to look into, such as a system package's.
-    """
-
-    name: str
-    task: Task
-    read: Callable[[Path, int, bool], Raw]
-    num_rows: int
-    input_shape: tuple[int, ...]
-    files: tuple[str, ...] = ()
-    num_splits: int = 1
-    num_gap_splits: int = 0
-    obtain: str = ""
-    extra_roots: tuple[Path, ...] = ()
+    name: str  # what `dubito.data.load` calls it
+    task: Task  # `"classification"` or `"regression"`
+    read: Callable[[Path, int, bool], Raw]  # `read(root, split, gap)` gives the `Raw` split
+    num_rows: int  # rows of training and test part together
+    input_shape: tuple[int, ...]  # the shape of one input; `()` for text
+    files: tuple[str, ...] = ()  # what must lie under a data folder; empty for sets that need no file
+    num_splits: int = 1  # how many train/test splits there are
+    num_gap_splits: int = 0  # how many gap splits there are
+    obtain: str = ""  # where the files come from, or what provides a set without files
+    extra_roots: tuple[Path, ...] = ()  # further folders to look into, such as a system package's
 
     def root(self) -> Path | None:
         """Return the folder that holds the files, None if no file is needed; raise `MissingDataError` if none does."""

@@ -28,18 +28,12 @@ class TextColumn:
     A word w that is in $n_w$ of N training texts weighs $1 + \log(N / n_w)$ in a text that holds it. The features of a
     text are divided by their norm and multiplied by the square root of the usual number of known words, so that a word
     counts more in a short text. A missing text, and one without a known word, are all zeros.
-
-    Attributes:
-        name: The name of the column.
-        words: The words, the most frequent first.
-        weights: The weight of each word.
-        size: The norm of the features of a text.
     """
 
-    name: str
-    words: tuple[str, ...]
-    weights: tuple[float, ...]
-    size: float
+    name: str  # the name of the column
+    words: tuple[str, ...]  # the words, the most frequent first
+    weights: tuple[float, ...]  # the weight of each word
+    size: float  # the norm of the features of a text
     holds: ClassVar[str] = "text"
     indicator: ClassVar[bool] = False
     fill: ClassVar[str] = ""

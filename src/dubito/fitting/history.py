@@ -41,15 +41,10 @@ class Trace:
 
 @dataclass(frozen=True)
 class History:
-    """The diagnosis and the traces of a fit.
+    """The diagnosis and the traces of a fit."""
 
-    Attributes:
-        words: The diagnosis, one line each.
-        traces: Some quantities along the chains; none if there are too few samples.
-    """
-
-    words: tuple[str, ...]
-    traces: tuple[Trace, ...]
+    words: tuple[str, ...]  # the diagnosis, one line each
+    traces: tuple[Trace, ...]  # some quantities along the chains; none if there are too few samples
 
 
 def evenly_spaced(size: int, max_points: int) -> Tensor:

@@ -102,17 +102,11 @@ def on_disk(path: str | os.PathLike[str]) -> str:
 
 @dataclass
 class LoaderDigest:
-    """A digest of the batches of a loader's first pass, by which its data is recognized.
+    """A digest of the batches of a loader's first pass, by which its data is recognized."""
 
-    Attributes:
-        count: The number of batches.
-        first: The digest of the first batch.
-        chain: The digest of all batches.
-    """
-
-    count: int = 0
-    first: str = ""
-    chain: str = ""
+    count: int = 0  # the number of batches
+    first: str = ""  # the digest of the first batch
+    chain: str = ""  # the digest of all batches
 
     def add(self, raw: Any) -> None:
         """Add the next batch."""

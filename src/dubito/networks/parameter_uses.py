@@ -63,17 +63,11 @@ class Use:
 
 @dataclass
 class Uses:
-    """The uses of some parameters in one network.
+    """The uses of some parameters in one network."""
 
-    Args:
-        order: The nodes of the graph of the first batch, in the order of `nodes_below`.
-        axes: By node, which axes of its result have rows of the batch.
-        found: The uses of each parameter; a parameter may have none.
-    """
-
-    order: list[Node]
-    axes: dict[Node, tuple[int, ...]]
-    found: dict[str, list[Use]]
+    order: list[Node]  # the nodes of the graph of the first batch, in the order of `nodes_below`
+    axes: dict[Node, tuple[int, ...]]  # by node, which axes of its result have rows of the batch
+    found: dict[str, list[Use]]  # the uses of each parameter; a parameter may have none
 
     def is_inner(self, node: Node) -> bool:
         """Return whether a view of a result shows that the batch is the inner part of an axis with positions."""

@@ -47,17 +47,13 @@ class SelectionWarning(UserWarning):
 
 @dataclass(frozen=True)
 class Chooser:
-    """The choice of a subnetwork by a rule that needs data.
-
-    Args:
-        prior: The prior precision λ.
-    """
+    """The choice of a subnetwork by a rule that needs data."""
 
     rule: subnetwork
     model: nn.Module
     source: Source
     likelihood: Likelihood
-    prior: float
+    prior: float  # the prior precision λ
     generator: torch.Generator
 
     def choose(self, candidates: Selection, budget: SelectionBudget) -> Ranking:

@@ -25,21 +25,13 @@ from dubito.networks.selection import Selection
 
 @dataclass(frozen=True)
 class LocalGaussian:
-    """A Gaussian over selected weights.
+    """A Gaussian over selected weights."""
 
-    Args:
-        engine: The engine that computes the gradients of the outputs.
-        selection: The weights.
-        likelihood: The likelihood; the noise of a Gaussian one is a number.
-        matrix: The curvature of the loss, at noise 1.
-        prior: The prior precision.
-    """
-
-    engine: Engine
-    selection: Selection
-    likelihood: Likelihood
-    matrix: linalg.Matrix
-    prior: Tensor
+    engine: Engine  # the engine that computes the gradients of the outputs
+    selection: Selection  # the weights
+    likelihood: Likelihood  # the likelihood; the noise of a Gaussian one is a number
+    matrix: linalg.Matrix  # the curvature of the loss, at noise 1
+    prior: Tensor  # the prior precision
 
     @property
     def scale(self) -> Tensor:

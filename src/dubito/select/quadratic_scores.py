@@ -27,17 +27,11 @@ from dubito.select.directions import at_each_position, direction_columns
 
 @dataclass(frozen=True)
 class ScoreForms:
-    """Squared derivatives and curvature as forms of the gradients of `columns`, K of them at each of T positions.
+    """Squared derivatives and curvature as forms of the gradients of `columns`, K of them at each of T positions."""
 
-    Args:
-        columns: The output columns, ``[T·K, *outputs]``.
-        squares: The weights w of both forms, ``[B, 2, T·K]``.
-        sums: The weights u of both forms, ``[B, T, 2, K]``; None for zeros.
-    """
-
-    columns: Tensor
-    squares: Tensor
-    sums: Tensor | None = None
+    columns: Tensor  # the output columns, ``[T·K, *outputs]``
+    squares: Tensor  # the weights w of both forms, ``[B, 2, T·K]``
+    sums: Tensor | None = None  # the weights u of both forms, ``[B, T, 2, K]``; None for zeros
 
     @classmethod
     def of(cls, likelihood: Likelihood, outputs: Tensor, targets: Tensor) -> ScoreForms | None:

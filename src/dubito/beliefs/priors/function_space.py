@@ -101,19 +101,12 @@ class FunctionSpace(Setting):
 
 @dataclass(frozen=True)
 class ContextPrior:
-    """The prior of the outputs at the context points.
+    """The prior of the outputs at the context points."""
 
-    Args:
-        points: C ``[M, ...]``.
-        whitener: W ``[M, M]`` in float64, with ``W K Wᵀ = I``.
-        mean: m.
-        trace: The trace of K.
-    """
-
-    points: Tensor
-    whitener: Tensor
-    mean: float
-    trace: float
+    points: Tensor  # C ``[M, ...]``
+    whitener: Tensor  # W ``[M, M]`` in float64, with ``W K Wᵀ = I``
+    mean: float  # m
+    trace: float  # the trace of K
 
     def whiten(self, outputs: Tensor) -> Tensor:
         """Return ``W (f(C) − m)`` ``[M, O]``, whose entries are independent standard normal under the prior."""

@@ -171,15 +171,10 @@ class DenseCovariance(Covariance):
 
 @dataclass
 class PackedTriangle:
-    """A lower triangular matrix `X`, stored below the diagonal of another matrix.
+    """A lower triangular matrix `X`, stored below the diagonal of another matrix."""
 
-    Args:
-        matrix: Holds `X` below its diagonal, and other values above.
-        diagonal: The diagonal of `X`.
-    """
-
-    matrix: Tensor
-    diagonal: Tensor
+    matrix: Tensor  # holds `X` below its diagonal, and other values above
+    diagonal: Tensor  # the diagonal of `X`
 
     def __len__(self) -> int:
         return len(self.matrix)

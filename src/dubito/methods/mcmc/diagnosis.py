@@ -32,17 +32,11 @@ OUTPUTS, WEIGHTS = 2, 1
 
 @dataclass(frozen=True)
 class Mixing:
-    """How well a set of quantities has mixed: the largest R-hat and the smallest effective sample sizes.
+    """How well a set of quantities has mixed: the largest R-hat and the smallest effective sample sizes."""
 
-    Args:
-        rhat: The largest R-hat.
-        ess_bulk: The smallest effective sample size for the centre.
-        ess_tail: The smallest one for the tails.
-    """
-
-    rhat: float
-    ess_bulk: float
-    ess_tail: float
+    rhat: float  # the largest R-hat
+    ess_bulk: float  # the smallest effective sample size for the centre
+    ess_tail: float  # the smallest one for the tails
 
     @classmethod
     def of(cls, draws: Tensor) -> Mixing | None:

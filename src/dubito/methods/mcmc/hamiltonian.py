@@ -51,23 +51,14 @@ class Point(NamedTuple):
 
 
 class Transition(NamedTuple):
-    """The result of a transition.
+    """The result of a transition."""
 
-    Args:
-        point: The new position.
-        acceptance: The mean acceptance probability of its proposals.
-        energy: The Hamiltonian before the transition.
-        divergent: Whether the energy rose by too much.
-        num_steps: The number of leapfrog steps.
-        stopped: Whether the trajectory has ended; if not, it reached its largest number of doublings.
-    """
-
-    point: Point
-    acceptance: Number
-    energy: Number
-    divergent: Flag
-    num_steps: Number
-    stopped: Flag = True
+    point: Point  # the new position
+    acceptance: Number  # the mean acceptance probability of its proposals
+    energy: Number  # the Hamiltonian before the transition
+    divergent: Flag  # whether the energy rose by too much
+    num_steps: Number  # the number of leapfrog steps
+    stopped: Flag = True  # whether the trajectory has ended; if not, it reached its largest number of doublings
 
 
 def at(potential: Potential, position: Tensor) -> Point:

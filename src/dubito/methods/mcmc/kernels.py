@@ -26,19 +26,12 @@ ChainState = dict[str, Tensor]  # views of one chain's tensors
 
 
 class KernelStep(NamedTuple):
-    """The numbers of one transition.
+    """The numbers of one transition."""
 
-    Args:
-        size: ε, the step size over the number of examples.
-        temperature: T; 0 means no noise.
-        adapting: Whether the kernel may adapt, as it does during burn-in.
-        number: The number of transitions before this one.
-    """
-
-    size: float
-    temperature: float
-    adapting: bool
-    number: int = 0
+    size: float  # ε, the step size over the number of examples
+    temperature: float  # T; 0 means no noise
+    adapting: bool  # whether the kernel may adapt, as it does during burn-in
+    number: int = 0  # the number of transitions before this one
 
 
 class SGLD:

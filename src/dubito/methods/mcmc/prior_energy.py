@@ -35,17 +35,11 @@ class PriorDensity(Protocol):
 
 @dataclass(frozen=True)
 class Quadratic:
-    r"""A normal density, $\tfrac12 (w - m)^\top \Lambda (w - m)$.
+    r"""A normal density, $\tfrac12 (w - m)^\top \Lambda (w - m)$."""
 
-    Args:
-        size: D.
-        loc: The mean: a number or ``[D]``.
-        precision: A number, ``[D]`` for independent weights, or a matrix ``[D, D]``.
-    """
-
-    size: int
-    loc: float | Tensor
-    precision: float | Tensor
+    size: int  # D
+    loc: float | Tensor  # the mean: a number or ``[D]``
+    precision: float | Tensor  # a number, ``[D]`` for independent weights, or a matrix ``[D, D]``
 
     def energy(self, flat: Tensor) -> Tensor:
         """Return the quadratic form."""

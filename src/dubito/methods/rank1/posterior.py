@@ -32,23 +32,14 @@ HEAVY_DRAWS = 4
 
 @dataclass(frozen=True)
 class Components:
-    """The tensors that differ between components.
+    """The tensors that differ between components."""
 
-    Args:
-        loc: The locations of the factors ``[K, D]``.
-        scale: Their scales ``[K, D]``, or ``[1, D]`` if components share them; None for point estimates.
-        bias: The biases of the factored layers ``[K, E]``.
-        norms: Gains and statistics of normalization layers ``[K, ...]`` by name, if each component has its own.
-        left_out: Layers without factors because their inputs have no batch axis.
-        mergeable: Whether a sample of the factors can be merged into the weights of a plain network.
-    """
-
-    loc: Tensor
-    scale: Tensor | None
-    bias: Tensor
-    norms: Params
-    left_out: tuple[str, ...]
-    mergeable: bool
+    loc: Tensor  # the locations of the factors ``[K, D]``
+    scale: Tensor | None  # their scales ``[K, D]``, or ``[1, D]`` if components share them; None for point estimates
+    bias: Tensor  # the biases of the factored layers ``[K, E]``
+    norms: Params  # gains and statistics of normalization layers ``[K, ...]`` by name, if each component has its own
+    left_out: tuple[str, ...]  # layers without factors because their inputs have no batch axis
+    mergeable: bool  # whether a sample of the factors can be merged into the weights of a plain network
 
 
 class Rank1Posterior(Posterior):

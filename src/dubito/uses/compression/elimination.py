@@ -40,17 +40,11 @@ RIDGE = 1e-3
 
 @dataclass
 class Reader:
-    r"""A layer that reads units.
+    r"""A layer that reads units."""
 
-    Args:
-        matrix: Its weights, a row per output and tap, and a column of zeros for the constant: ``[O, I + 1]``.
-        moments: $E[a a^\top]$ with a ridge, ``[I + 1, I + 1]``.
-        curvature: $g$, ``[O]``.
-    """
-
-    matrix: Tensor
-    moments: Tensor
-    curvature: Tensor
+    matrix: Tensor  # its weights, a row per output and tap, and a column of zeros for the constant: ``[O, I + 1]``
+    moments: Tensor  # $E[a a^\top]$ with a ridge, ``[I + 1, I + 1]``
+    curvature: Tensor  # $g$, ``[O]``
 
     @classmethod
     def of(cls, model: nn.Module, layer: str, moments: Tensor, precision: Tensor) -> Self:

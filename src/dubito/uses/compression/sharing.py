@@ -17,15 +17,10 @@ from dubito.networks.twin import copied
 
 
 class Codes(NamedTuple):
-    """One parameter as a codebook and the position of each weight in it.
+    """One parameter as a codebook and the position of each weight in it."""
 
-    Args:
-        indices: Which value each weight has, ``uint8`` in the shape of the parameter; 0 is the value 0.
-        codebook: The values ``[K]``.
-    """
-
-    indices: Tensor
-    codebook: Tensor
+    indices: Tensor  # which value each weight has, ``uint8`` in the shape of the parameter; 0 is the value 0
+    codebook: Tensor  # the values ``[K]``
 
     @property
     def weights(self) -> Tensor:

@@ -35,17 +35,11 @@ IntervalMethod = Literal["stddev", "quantile"]
 
 @dataclass(frozen=True, eq=False)
 class CalibrationScores:
-    """The nonconformity of calibration data.
+    """The nonconformity of calibration data."""
 
-    Attributes:
-        scores: One number per datum and output ``[n, O]``, float64.
-        groups: The group of each datum ``[n]``, or None for one group.
-        weights: The weight of each datum ``[n]``, or None for equal ones.
-    """
-
-    scores: Tensor
-    groups: Tensor | None = None
-    weights: Tensor | None = None
+    scores: Tensor  # one number per datum and output ``[n, O]``, float64
+    groups: Tensor | None = None  # the group of each datum ``[n]``, or None for one group
+    weights: Tensor | None = None  # the weight of each datum ``[n]``, or None for equal ones
 
     def __post_init__(self) -> None:
         if self.scores.ndim != 2 or self.scores.numel() == 0:

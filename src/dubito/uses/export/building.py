@@ -83,23 +83,14 @@ class Built(NamedTuple):
 
 @dataclass(frozen=True)
 class Job:
-    """The export of one posterior with fixed draws.
+    """The export of one posterior with fixed draws."""
 
-    Attributes:
-        posterior: The posterior.
-        inputs: The example.
-        front: The preprocessing, or None.
-        decisions: The decisions in the file.
-        draws: The posterior samples in the file.
-        options: Options of `predict`.
-    """
-
-    posterior: Posterior
-    inputs: Inputs
-    front: nn.Module | None
-    decisions: Decisions
-    draws: Draws
-    options: Mapping[str, Any]
+    posterior: Posterior  # the posterior
+    inputs: Inputs  # the example
+    front: nn.Module | None  # the preprocessing, or None
+    decisions: Decisions  # the decisions in the file
+    draws: Draws  # the posterior samples in the file
+    options: Mapping[str, Any]  # options of `predict`
 
     def given(self, rows: int | None = None) -> Any:
         """Return the first rows of the example as the network takes them; by default all."""

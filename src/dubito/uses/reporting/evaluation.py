@@ -37,30 +37,19 @@ class Reliability:
 
 @dataclass(frozen=True)
 class RiskCoverageCurve:
-    """The mean loss when only the most certain fraction of inputs is answered.
+    """The mean loss when only the most certain fraction of inputs is answered."""
 
-    Attributes:
-        coverage: The fraction answered.
-        risk: The error rate (classification) or mean squared error (regression) of the answered inputs.
-    """
-
-    coverage: Numbers
-    risk: Numbers
+    coverage: Numbers  # the fraction answered
+    risk: Numbers  # the error rate (classification) or mean squared error (regression) of the answered inputs
 
 
 @dataclass(frozen=True)
 class Histogram:
-    """Histograms of one uncertainty in and out of distribution, over shared bins.
+    """Histograms of one uncertainty in and out of distribution, over shared bins."""
 
-    Attributes:
-        edges: The edges of the bins; the last bin also holds everything above it.
-        inside: Counts of the evaluated data.
-        outside: Counts of each out-of-distribution set, by name.
-    """
-
-    edges: Numbers
-    inside: Numbers
-    outside: dict[str, Numbers]
+    edges: Numbers  # the edges of the bins; the last bin also holds everything above it
+    inside: Numbers  # counts of the evaluated data
+    outside: dict[str, Numbers]  # counts of each out-of-distribution set, by name
 
 
 @dataclass(frozen=True)
@@ -78,40 +67,24 @@ class Quantiles:
 
 @dataclass(frozen=True)
 class Band:
-    """The prediction along a single input, ordered by it.
+    """The prediction along a single input, ordered by it."""
 
-    Attributes:
-        x: The input, as the network sees it.
-        mean: The predicted mean.
-        low: The lower end of the central interval.
-        high: Its upper end.
-        targets: The observed values.
-        level: The probability of the interval.
-    """
-
-    x: Numbers
-    mean: Numbers
-    low: Numbers
-    high: Numbers
-    targets: Numbers
-    level: float
+    x: Numbers  # the input, as the network sees it
+    mean: Numbers  # the predicted mean
+    low: Numbers  # the lower end of the central interval
+    high: Numbers  # its upper end
+    targets: Numbers  # the observed values
+    level: float  # the probability of the interval
 
 
 @dataclass(frozen=True)
 class GroupScores:
-    """What was claimed and what came true in parts of the data.
+    """What was claimed and what came true in parts of the data."""
 
-    Attributes:
-        labels: The names of the groups.
-        counts: How many data each has.
-        claimed: The mean confidence of its answers, or the level of its intervals.
-        observed: The share of right answers, or of intervals that hold the truth.
-    """
-
-    labels: tuple[str, ...]
-    counts: Numbers
-    claimed: Numbers
-    observed: Numbers
+    labels: tuple[str, ...]  # the names of the groups
+    counts: Numbers  # how many data each has
+    claimed: Numbers  # the mean confidence of its answers, or the level of its intervals
+    observed: Numbers  # the share of right answers, or of intervals that hold the truth
 
 
 @dataclass(frozen=True)
@@ -142,27 +115,16 @@ class ShiftedConfidence:
 
 @dataclass(frozen=True)
 class Example:
-    """One datum to look at.
+    """One datum to look at."""
 
-    Attributes:
-        kind: ``"uncertain"`` or ``"wrong"``: wrong and certain of it.
-        index: Its place in the data, from 0.
-        truth: The target.
-        answer: The prediction.
-        sure: How certain the prediction was.
-        cells: The input as text, or by column.
-        shape: The height, the width and the channels of a picture; empty for other inputs.
-        pixels: The picture: one byte a value, in base64.
-    """
-
-    kind: str
-    index: int
-    truth: str
-    answer: str
-    sure: str
-    cells: dict[str, str] = field(default_factory=dict)
-    shape: tuple[int, ...] = ()
-    pixels: str = ""
+    kind: str  # ``"uncertain"`` or ``"wrong"``: wrong and certain of it
+    index: int  # its place in the data, from 0
+    truth: str  # the target
+    answer: str  # the prediction
+    sure: str  # how certain the prediction was
+    cells: dict[str, str] = field(default_factory=dict)  # the input as text, or by column
+    shape: tuple[int, ...] = ()  # the height, the width and the channels of a picture; empty for other inputs
+    pixels: str = ""  # the picture: one byte a value, in base64
 
 
 @dataclass(frozen=True)
@@ -197,15 +159,10 @@ class Curves:
 
 @dataclass(frozen=True)
 class Trust:
-    """Whether the evaluated posterior can be trusted, as its own diagnosis and the scores say.
+    """Whether the evaluated posterior can be trusted, as its own diagnosis and the scores say."""
 
-    Attributes:
-        verdict: ``"yes"``, ``"with care"`` or ``"no"``.
-        findings: What is wrong and what to do, one entry each.
-    """
-
-    verdict: str
-    findings: tuple[str, ...] = ()
+    verdict: str  # ``"yes"``, ``"with care"`` or ``"no"``
+    findings: tuple[str, ...] = ()  # what is wrong and what to do, one entry each
 
     def __str__(self) -> str:
         return "\n- ".join([f"Can it be trusted? {self.verdict.capitalize()}.", *self.findings])

@@ -40,17 +40,11 @@ class Stop:
 
 @dataclass(frozen=True, eq=False)
 class Readings:
-    """The stops of one pair of axes.
+    """The stops of one pair of axes."""
 
-    Attributes:
-        axes: The axes.
-        stops: The stops, in their order.
-        by: Along which axis one moves, ``"x"`` or ``"y"``.
-    """
-
-    axes: Axes
-    stops: tuple[Stop, ...]
-    by: str = "x"
+    axes: Axes  # the axes
+    stops: tuple[Stop, ...]  # the stops, in their order
+    by: str = "x"  # along which axis one moves, ``"x"`` or ``"y"``
 
     def to_json(self, width: float, height: float) -> dict[str, Any]:
         """Return the readings in the pixels of a drawing of this size, whose layout is final."""

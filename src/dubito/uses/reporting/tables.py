@@ -52,19 +52,12 @@ class Cell:
 
 @dataclass(frozen=True)
 class Column:
-    """One score of all methods.
+    """One score of all methods."""
 
-    Attributes:
-        title: What stands over it.
-        hint: ``"↑"`` if higher is better, ``"↓"`` if lower, or nothing.
-        cells: One per method.
-        group: The title over several neighbouring columns, or nothing.
-    """
-
-    title: str
-    hint: str
-    cells: tuple[Cell, ...]
-    group: str = ""
+    title: str  # what stands over it
+    hint: str  # ``"↑"`` if higher is better, ``"↓"`` if lower, or nothing
+    cells: tuple[Cell, ...]  # one per method
+    group: str = ""  # the title over several neighbouring columns, or nothing
 
 
 def describe(name: str) -> str:

@@ -29,17 +29,11 @@ DIGITS = 7
 
 @dataclass(frozen=True)
 class Predicted:
-    """What was predicted.
+    """What was predicted."""
 
-    Attributes:
-        num_rows: How many rows.
-        num_asked: For how many of them the decision is to ask.
-        tally: The cells that the training rows did not prepare for.
-    """
-
-    num_rows: int
-    num_asked: int
-    tally: Tally
+    num_rows: int  # how many rows
+    num_asked: int  # for how many of them the decision is to ask
+    tally: Tally  # the cells that the training rows did not prepare for
 
     def to_json(self) -> dict[str, Any]:
         """Return plain values."""

@@ -25,31 +25,18 @@ _PIXEL = re.compile(r"(?P<stem>\D*?)_?(?P<first>\d+)(?:[_x](?P<second>\d+))?")
 
 @dataclass(frozen=True)
 class Control:
-    """One input of the page.
+    """One input of the page."""
 
-    Attributes:
-        name: The column.
-        kind: What the column holds.
-        start: The value that the page starts with: the median, or the most frequent.
-        low: The smallest value of the training rows: a number, or a date as text.
-        high: The largest.
-        first: The first value of the slider.
-        last: The last value of the slider.
-        step: The step of the slider.
-        levels: The known categories.
-        may_be_missing: Whether training rows lacked the value.
-    """
-
-    name: str
-    kind: Kind
-    start: Any
-    low: Any = None
-    high: Any = None
-    first: float = 0.0
-    last: float = 1.0
-    step: float = 1.0
-    levels: tuple[str, ...] = ()
-    may_be_missing: bool = False
+    name: str  # the column
+    kind: Kind  # what the column holds
+    start: Any  # the value that the page starts with: the median, or the most frequent
+    low: Any = None  # the smallest value of the training rows: a number, or a date as text
+    high: Any = None  # the largest
+    first: float = 0.0  # the first value of the slider
+    last: float = 1.0  # the last value of the slider
+    step: float = 1.0  # the step of the slider
+    levels: tuple[str, ...] = ()  # the known categories
+    may_be_missing: bool = False  # whether training rows lacked the value
 
     def steps(self, num: int) -> list[float]:
         """Return evenly spaced values of the slider's range."""
@@ -58,21 +45,13 @@ class Control:
 
 @dataclass(frozen=True)
 class Picture:
-    """Columns that are the pixels of a picture.
+    """Columns that are the pixels of a picture."""
 
-    Attributes:
-        height: The number of its rows.
-        width: The number of its columns.
-        names: The column of each pixel, row by row; None for one that is left out.
-        low: The value of an empty pixel.
-        high: The value of a full one.
-    """
-
-    height: int
-    width: int
-    names: tuple[str | None, ...]
-    low: float
-    high: float
+    height: int  # the number of its rows
+    width: int  # the number of its columns
+    names: tuple[str | None, ...]  # the column of each pixel, row by row; None for one that is left out
+    low: float  # the value of an empty pixel
+    high: float  # the value of a full one
 
 
 def controls_of(encoder: TableTransform, rows: Mapping[str, Sequence[Any]]) -> tuple[Control, ...]:

@@ -38,17 +38,11 @@ STEPS, NEAREST, EXAMPLES = 41, 5, 50
 
 @dataclass(frozen=True)
 class Question:
-    """A row, and the column that is swept through its range, if any.
+    """A row, and the column that is swept through its range, if any."""
 
-    Attributes:
-        inputs: The row and then the swept ones, encoded ``[1 + steps, features]``.
-        notes: What is odd about the row.
-        swept: The column.
-    """
-
-    inputs: Tensor
-    notes: list[str]
-    swept: Control | None
+    inputs: Tensor  # the row and then the swept ones, encoded ``[1 + steps, features]``
+    notes: list[str]  # what is odd about the row
+    swept: Control | None  # the column
 
     def __len__(self) -> int:
         return len(self.inputs)

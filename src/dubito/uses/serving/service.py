@@ -25,15 +25,10 @@ from dubito.uses.serving.rows import as_json
 
 @dataclass(frozen=True)
 class Answer:
-    """What is said about the rows of one request.
+    """What is said about the rows of one request."""
 
-    Attributes:
-        predictions: The columns of `dubito predict` for each row.
-        tally: The cells that the training rows did not prepare for.
-    """
-
-    predictions: list[dict[str, Any]]
-    tally: Tally
+    predictions: list[dict[str, Any]]  # the columns of `dubito predict` for each row
+    tally: Tally  # the cells that the training rows did not prepare for
 
     def to_json(self) -> dict[str, Any]:
         """Return plain values."""

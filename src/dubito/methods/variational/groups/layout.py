@@ -15,32 +15,20 @@ Side = Literal["inputs", "outputs"]
 
 @dataclass(frozen=True)
 class GroupedAxis:
-    """One axis of one parameter that the scales of a kind of groups multiply.
+    """One axis of one parameter that the scales of a kind of groups multiply."""
 
-    Args:
-        parameter: The name of the parameter.
-        axis: Its axis.
-        side: Whether the entries of that axis are inputs or outputs of its layer.
-    """
-
-    parameter: str
-    axis: int
-    side: Side
+    parameter: str  # the name of the parameter
+    axis: int  # its axis
+    side: Side  # whether the entries of that axis are inputs or outputs of its layer
 
 
 @dataclass(frozen=True)
 class AxisGroups:
-    """Groups of one kind, such as the inputs of one layer, and the parameters that they scale.
+    """Groups of one kind, such as the inputs of one layer, and the parameters that they scale."""
 
-    Args:
-        name: Such as ``"0.inputs"`` or ``"lstm.gates_l0"``.
-        members: The parameters that the groups scale.
-        size: The number of groups.
-    """
-
-    name: str
-    members: tuple[GroupedAxis, ...]
-    size: int
+    name: str  # such as ``"0.inputs"`` or ``"lstm.gates_l0"``
+    members: tuple[GroupedAxis, ...]  # the parameters that the groups scale
+    size: int  # the number of groups
 
 
 def find_groups(network: nn.Module, names: list[str], groups: str) -> list[AxisGroups]:
