@@ -60,13 +60,19 @@ def test_one_network_equals_scipy(name: str) -> None:
         oracle = _oracle(likelihood, outputs[row].numpy())
         y = torch.tensor([[3.0]], dtype=torch.float64)
         one: Any = prediction[row]
-        log_prob = oracle.logpmf(3) if prediction.family.is_count else oracle.logpdf(3)
+        log_prob = oracle.logpmf(3) if prediction.distribution.is_count else oracle.logpdf(3)
         assert float(one.log_prob(y)) == pytest.approx(log_prob, rel=1e-10)
         assert float(one.cdf(y)) == pytest.approx(oracle.cdf(3), rel=1e-10)
         assert float(one.mean) == pytest.approx(oracle.mean(), rel=1e-12)
         assert float(one.stddev) == pytest.approx(oracle.std(), rel=1e-12)
         for level in (0.01, 0.5, 0.975):
             assert float(one.quantile(level)) == pytest.approx(oracle.ppf(level), rel=1e-9)
+
+
+def test_the_old_name_of_the_distribution_warns() -> None:
+    prediction: Any = StudentT().predict(torch.zeros(1, 2))
+    with pytest.warns(DeprecationWarning, match="write `distribution`"):
+        assert prediction.family is prediction.distribution
 
 
 GRID = np.linspace(-12, 12, 4001)  # the trapezoidal rule is exact to rounding for such smooth functions

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from abc import ABC, abstractmethod
 from dataclasses import dataclass, replace
 from functools import cache
@@ -60,7 +61,7 @@ class DistributionPrediction(RegressionPrediction):
 
     Args:
         outputs: The parameters of each component ``[K, B, C]``: the network's outputs, and learned numbers.
-        family: The distribution of the targets given the outputs.
+        distribution: The distribution of the targets given the outputs.
         weights: The weights of the components ``[K]``.
         independent: Whether the targets of a datum are independent mixtures (the components are nodes of a quadrature),
             or share their component (the components are posterior samples).
@@ -69,7 +70,7 @@ class DistributionPrediction(RegressionPrediction):
     """
 
     outputs: Tensor
-    family: TargetDistribution
+    distribution: TargetDistribution
     weights: Tensor
     independent: bool
     loc: Tensor
@@ -79,18 +80,24 @@ class DistributionPrediction(RegressionPrediction):
 
     @classmethod
     def of(
-        cls, family: TargetDistribution, outputs: Tensor, weights: Tensor | None = None, *, independent: bool = False
+        cls, given: TargetDistribution, outputs: Tensor, weights: Tensor | None = None, *, independent: bool = False
     ) -> DistributionPrediction:
         """Return the mixture of the components with outputs ``[K, B, C]``; equal weights by default."""
-        means, variances = family.target_moments(outputs)
+        means, variances = given.target_moments(outputs)
         if weights is None:
             weights = outputs.new_full((len(outputs),), 1 / len(outputs))
         width = means.shape[-1]
         return cls(
-            means=means, noise_variance=variances, function_variance=family.function_variance(outputs),
-            outputs=outputs, family=family, weights=weights, independent=independent, loc=means.new_zeros(width),
+            means=means, noise_variance=variances, function_variance=given.function_variance(outputs),
+            outputs=outputs, distribution=given, weights=weights, independent=independent, loc=means.new_zeros(width),
             scale=means.new_ones(width),
         )  # fmt: skip
+
+    @property
+    def family(self) -> TargetDistribution:
+        """The old name of `distribution`."""
+        warnings.warn("`family` is the old spelling: write `distribution`.", DeprecationWarning, stacklevel=2)
+        return self.distribution
 
     @property
     def mean(self) -> Tensor:
@@ -114,13 +121,13 @@ class DistributionPrediction(RegressionPrediction):
         if self.independent:
             return self.log_prob_each(at).sum(dim=-1)
         scale = self.scale.to(at)
-        joint = self.family.joint_log_prob(self.outputs, (at - self.loc.to(at)) / scale) - scale.log().sum()
+        joint = self.distribution.joint_log_prob(self.outputs, (at - self.loc.to(at)) / scale) - scale.log().sum()
         return (self._weights.log()[..., 0] + joint).logsumexp(dim=0)
 
     def log_prob_each(self, y: Tensor) -> Tensor:
         """Return the log-probability of each output's target ``[B, O]``."""
         at, scale = self.checked_targets(y), self.scale.to(self.means)
-        each = self.family.target_log_prob(self.outputs, (at - self.loc.to(at)) / scale) - scale.log()
+        each = self.distribution.target_log_prob(self.outputs, (at - self.loc.to(at)) / scale) - scale.log()
         return (self._weights.log() + each).logsumexp(dim=0)
 
     def cdf(self, y: Tensor) -> Tensor:
@@ -130,7 +137,7 @@ class DistributionPrediction(RegressionPrediction):
     def pit(self, y: Tensor) -> Tensor:
         """Return the probability integral transform ``[B, O]``; of a count, half-way through the step at it."""
         at = self.checked_targets(y)
-        return (self._cdf(at) + self._cdf(at - 1)) / 2 if self.family.is_count else self._cdf(at)
+        return (self._cdf(at) + self._cdf(at - 1)) / 2 if self.distribution.is_count else self._cdf(at)
 
     @checked_arguments
     def quantile(self, q: float) -> Tensor:
@@ -139,7 +146,7 @@ class DistributionPrediction(RegressionPrediction):
             raise InputError(f"A quantile must lie strictly between 0 and 1, got {q}.")
         if is_tracing():
             raise UnsupportedError(
-                f"A graph cannot compute the quantiles of {self.family!r}: leave 'lower' and 'upper' out."
+                f"A graph cannot compute the quantiles of {self.distribution!r}: leave 'lower' and 'upper' out."
             )
         return self._wide._quantile(q).to(self.means.dtype)
 
@@ -157,7 +164,7 @@ class DistributionPrediction(RegressionPrediction):
         """
         wide = self._wide
         truth = wide.checked_targets(y)
-        score = wide._count_crps(truth) if self.family.is_count else wide._smooth_crps(truth)
+        score = wide._count_crps(truth) if self.distribution.is_count else wide._smooth_crps(truth)
         return score.to(self.means.dtype)
 
     def summary(self) -> RegressionPrediction:  # type: ignore[override]
@@ -178,7 +185,7 @@ class DistributionPrediction(RegressionPrediction):
 
     @classmethod
     def mixed(cls, parts: list[DistributionPrediction]) -> DistributionPrediction:
-        """Return the equal mixture of several predictions of the same family for the same data."""
+        """Return the equal mixture of several predictions of the same distribution for the same data."""
         names = ("means", "noise_variance", "function_variance", "outputs")
         joined = {name: torch.cat([getattr(part, name) for part in parts]) for name in names}
         weights = torch.cat([part.weights for part in parts]) / len(parts)
@@ -203,7 +210,7 @@ class DistributionPrediction(RegressionPrediction):
 
     def _cdf(self, y: Tensor) -> Tensor:
         z = (y - self.loc.to(y)) / self.scale.to(y)
-        return (self._weights * self.family.target_cdf(self.outputs, z)).sum(dim=0).clamp(0, 1)
+        return (self._weights * self.distribution.target_cdf(self.outputs, z)).sum(dim=0).clamp(0, 1)
 
     def _quantile(self, q: float | Tensor) -> Tensor:
         """Bisect the distribution function between Cantelli's bounds; levels may differ by target."""
@@ -211,14 +218,14 @@ class DistributionPrediction(RegressionPrediction):
         odds = (level / (1 - level)).sqrt()
         low = self.mean - 1.001 * self.stddev / odds - 1e-9
         high = self.mean + 1.001 * self.stddev * odds + 1e-9
-        if self.family.is_count:
+        if self.distribution.is_count:
             low, high = low.clamp_min(0).floor() - 1, high.ceil() + 1
         for _ in range(_BISECTIONS):
             middle = (low + high) / 2
-            middle = middle.floor() if self.family.is_count else middle
+            middle = middle.floor() if self.distribution.is_count else middle
             below = self._cdf(middle) < level
             low, high = torch.where(below, middle, low), torch.where(below, high, middle)
-            enough = 1.0 if self.family.is_count else _PRECISION * (low.abs() + high.abs() + self.stddev)
+            enough = 1.0 if self.distribution.is_count else _PRECISION * (low.abs() + high.abs() + self.stddev)
             if bool((high - low <= enough).all()):
                 break
         return high
@@ -249,7 +256,7 @@ class DistributionPrediction(RegressionPrediction):
     def __repr__(self) -> str:
         components, batch, width = self.means.shape
         outputs = f"{width} output{'s' if width > 1 else ''}"
-        return f"DistributionPrediction({self.family!r}, {batch} data, {outputs}, {components} components)"
+        return f"DistributionPrediction({self.distribution!r}, {batch} data, {outputs}, {components} components)"
 
 
 @cache

@@ -70,7 +70,9 @@ def tempered(prediction: Prediction, temperature: Positive) -> Prediction:
     -1.0
     """
     if isinstance(prediction, DistributionPrediction):
-        raise UnsupportedError(f"Only classes and Gaussian predictions can be tempered, not {prediction.family!r}.")
+        raise UnsupportedError(
+            f"Only classes and Gaussian predictions can be tempered, not {prediction.distribution!r}."
+        )
     if isinstance(prediction, RegressionPrediction):
         mean, square = prediction.mean, temperature**2
         both = (prediction.covariance, prediction.noise_covariance)
