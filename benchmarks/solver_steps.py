@@ -3,12 +3,14 @@
     DUBITO_DATA=... python benchmarks/solver_steps.py [--draws 16 64]
 
 All samples are solved for together, so more of them search more directions in each step. The steps are those of
-`dubito.curvature.sampled`, in float64 with the full matrix in the place of passes over the data.
+`dubito.curvature.sampled`, in float64 with the full matrix in the place of passes over the data, with the Kronecker
+factors alone as the preconditioner and together with the rows of some examples.
 """
 
 from __future__ import annotations
 
 import argparse
+from types import SimpleNamespace
 from typing import Any
 
 import torch
@@ -18,7 +20,10 @@ from torch.nn import functional as F
 
 import dubito
 from dubito import Laplace
+from dubito.core.batches import Batch
+from dubito.curvature.curvature_pass import CurvaturePass
 from dubito.curvature.sampled import orthonormal
+from dubito.curvature.subset import SubsetInverse
 
 STEPS = 8
 
@@ -50,8 +55,21 @@ def trained(x: Tensor, y: Tensor) -> nn.Module:
     return model.eval()
 
 
-def steps(curvature: Tensor, prior: float, covariance: Any, num_draws: int) -> list[str]:
+def kept_rows(fit: Any, x: Tensor, y: Tensor) -> dict[str, Any]:
+    """Return the rows of the Jacobian that a fit of samples keeps."""
+    batch = Batch(x, y, len(x))
+    curvature = CurvaturePass("sampled", fit.model, fit.selection, fit.likelihood)
+    sums = curvature.zeros(SimpleNamespace(num_data=len(x), first=lambda: batch))  # type: ignore[arg-type]
+    curvature.add(sums, batch)
+    return sums["subset"]
+
+
+def steps(curvature: Tensor, prior: float, preconditioners: list[Any], num_draws: int) -> list[str]:
     """Return, after each step, the error of the outputs, its estimate and the share of their variance."""
+
+    def turn(residual: Tensor) -> Tensor:
+        return torch.cat([each.solve(residual).to(residual) for each in preconditioners])
+
     precision = curvature + prior * torch.eye(len(curvature), dtype=torch.float64)
     root = torch.linalg.cholesky(precision)
     noise = torch.randn(len(root), num_draws, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
@@ -59,16 +77,16 @@ def steps(curvature: Tensor, prior: float, covariance: Any, num_draws: int) -> l
     exact = torch.cholesky_solve(residual.mT, root).mT
     variance = ((exact @ curvature) * exact).sum()
     draws, found = torch.zeros_like(exact), []
-    directions = orthonormal(covariance.solve(residual).to(residual))
+    directions = orthonormal(turn(residual))
     for _ in range(STEPS):
         products = directions @ precision
         inner = torch.linalg.cholesky((directions @ products.mT + products @ directions.mT) / 2)
         step = torch.cholesky_solve(directions @ residual.mT, inner).mT
         draws, residual = draws + step @ directions, residual - step @ products
-        turned = covariance.solve(residual).to(residual)
+        turned = turn(residual)
         missing = draws - exact
         error = float((((missing @ curvature) * missing).sum() / variance).sqrt())
-        estimate = float(((residual * turned).sum() / variance).sqrt())
+        estimate = min(float(((residual * each).sum() / variance).sqrt()) for each in turned.split(num_draws))
         found.append(f"{error:.2f}, {estimate:.2f}, {float(((draws @ curvature) * draws).sum() / variance):.2f}")
         directions = orthonormal(turned - torch.cholesky_solve(products @ turned.mT, inner).mT @ directions)
     return found
@@ -88,13 +106,17 @@ def main() -> None:
         for name in ("full", "kron")
     }
     curvature = fits["full"].matrix.matrix.double()
-    print(f"{len(curvature):,} weights. After each step: error of the outputs, its estimate, share of their variance")
+    kept = kept_rows(fits["full"], x, y)
+    print(f"{len(curvature):,} weights, rows of every {kept['every']}th example. After each step:")
+    print("error of the outputs, its estimate, share of their variance", flush=True)
     for prior in (3.0, 30.0, 300.0):
         ones = torch.ones(len(curvature), dtype=torch.float64)
-        covariance = fits["kron"].matrix.covariance(prior * ones, torch.ones((), dtype=torch.float64))
+        scale = torch.ones((), dtype=torch.float64)
+        both = [fits["kron"].matrix.covariance(prior * ones, scale), SubsetInverse(kept, prior * ones, scale)]
         for num_draws in options.draws:
-            found = " | ".join(steps(curvature, prior, covariance, num_draws))
-            print(f"| {prior:g}, {num_draws} samples | {found} |", flush=True)
+            for name, used in {"kron": both[:1], "both": both}.items():
+                found = " | ".join(steps(curvature, prior, used, num_draws))
+                print(f"| {prior:g}, {num_draws} samples, {name} | {found} |", flush=True)
 
 
 if __name__ == "__main__":

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 import dubito
 from dubito import Laplace, Training, select
 from dubito.core import limits
-from dubito.curvature import sampled
+from dubito.curvature import sampled, subset
 from oracles import fixed_normal
 
 LABELS = torch.randint(3, (40,), generator=torch.Generator().manual_seed(1))
@@ -54,6 +54,56 @@ def test_the_solver_solves(kind: str, some: bool, monkeypatch: pytest.MonkeyPatc
     posterior = _fit(model, inputs, structure="sampled", weights=weights, temperature=0.5, draws=4, steps=90)
     assert posterior.sums["error"] <= 1e-9
     torch.testing.assert_close(full.precision_matmul(kept["draws"]), kept["right"], rtol=1e-6, atol=1e-7)
+
+
+@pytest.mark.parametrize("prior", [torch.tensor(0.7), torch.linspace(0.5, 2.0, 30)], ids=["one", "each"])
+def test_the_inverse_of_some_rows_is_exact(prior: Tensor) -> None:
+    rows = fixed_normal(12, 30).bfloat16()
+    kept = {"rows": rows, "used": 8, "seen": 24}  # each row stands for three
+    with limits.using(chunk=4 * 8 * 7):  # seven columns at a time
+        inverse = subset.SubsetInverse(kept, prior.double(), torch.tensor(0.5))
+        found = inverse.solve(fixed_normal(4, 30))
+    used = rows[:8].double()
+    expected = torch.linalg.inv(0.5 * 3 * used.T @ used + prior.double().expand(30).diag())
+    torch.testing.assert_close(found, fixed_normal(4, 30) @ expected, rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("every", [1, 3])
+def test_rows_of_the_same_examples_are_kept_in_any_batches(every: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    model, inputs = _network("mlp")
+    monkeypatch.setattr(subset, "MOST_ROWS", 120 // every)
+    kept: list[dict[str, Any]] = []
+    begin = sampled.SampledAccumulator.begin
+
+    def keeping(self: Any, sums: Any, *rest: Any) -> None:
+        kept.append({key: sums["subset"][key] for key in ("rows", "used", "seen", "every")})
+        begin(self, sums, *rest)
+
+    monkeypatch.setattr(sampled.SampledAccumulator, "begin", keeping)
+    for size in (40, 7):
+        training = Training(epochs=1, batch_size=size, shuffle=False)
+        recipe = Laplace(structure="sampled", prior_precision=0.5, draws=4)
+        recipe.fit(model, (inputs, LABELS), training=training, progress=False)
+    assert [(each["used"], each["seen"], each["every"]) for each in kept] == [
+        (2 * len(range(0, 40, every)), 80, every)
+    ] * 2
+    grams = [each["rows"].double().T @ each["rows"].double() for each in kept]
+    torch.testing.assert_close(grams[0], grams[1])  # the order of columns and examples differs
+    if every == 1:
+        full = _fit(model, inputs, structure="full").matrix
+        exact = full.matmul(torch.eye(38, dtype=torch.float64))
+        torch.testing.assert_close(grams[0], exact, rtol=0.02, atol=0.02 * float(exact.abs().max()))
+
+
+def test_rows_of_some_examples_save_steps() -> None:
+    model, inputs = _network("convolution")
+    errors = []
+    for size in (0, 2**20):
+        with limits.using(subset_rows=size):
+            posterior = _fit(model, inputs, structure="sampled", draws=4, steps=3, prior_precision=0.01)
+        errors.append(posterior.sums["error"])
+    assert errors[0] > 5 * sampled.TOLERANCE
+    assert errors[1] <= sampled.TOLERANCE
 
 
 def test_samples_have_the_covariance_of_the_full_structure() -> None:

@@ -74,6 +74,11 @@ class Accumulator(ABC):
         """Return the tensors that are sums over the examples of this pass; several processes add theirs up."""
         return list(io.tensors(sums))
 
+    def reset(self, sums: Sums) -> None:
+        """Forget all examples, in place: they only showed which sums there are."""
+        for tensor in self.partial(sums):
+            tensor.zero_()
+
     def next_pass(self, sums: Sums) -> None:  # noqa: B027 - most structures see the data once
         """Prepare `sums`, in place, for the next pass over the data, if there is one."""
 

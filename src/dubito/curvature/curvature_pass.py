@@ -82,10 +82,7 @@ class CurvaturePass:
             self.engine.try_out(first.inputs)  # on several examples: after one alone, it would be tried again
             one = Batch(batches.take(first.inputs, slice(0, 1)), first.targets[:1], 1)
             self.add(sums, one, torch.Generator().manual_seed(0))
-            for tensor in self.accumulator.partial(sums):
-                tensor.zero_()
-            if "parts" in sums:
-                sums["parts"] = 0
+            self.accumulator.reset(sums)
         self.carries = []
         return sums
 

@@ -5,8 +5,10 @@ $$\delta = P^{-1}\Big(\Lambda^{1/2} \varepsilon_0 + \sum_n J_n^\top (s H_n)^{1/2
 
 because the right-hand side has covariance `P` (Papandreou & Yuille 2010; Antorán et al. 2022,
 https://arxiv.org/abs/2210.04994, by stochastic gradients). All samples are solved for together by block conjugate
-gradients (O'Leary 1980), with the Kronecker approximation of `P` as the preconditioner: every step is one pass over
-the data and one product of the exact Gauss-Newton matrix with all directions. Neither `P` nor `J` is formed.
+gradients (O'Leary 1980) with two preconditioners, the Kronecker approximation of `P` and the exact `P` of some examples
+(`curvature/subset`): a step is exact in the span of the directions that both propose (Bridson & Greif 2006). Every step
+is one pass over the data and one product of the exact Gauss-Newton matrix with all directions. Neither `P` nor `J` is
+formed.
 """
 
 from __future__ import annotations
@@ -22,7 +24,9 @@ from dubito.core.randomness import derive_seed, draw_seed
 from dubito.curvature import matrices as linalg
 from dubito.curvature.accumulator import Accumulator, Sums, back_along, curvature_product
 from dubito.curvature.engine import Engine, Tape
+from dubito.curvature.factor import Factor
 from dubito.curvature.kronecker import KroneckerAccumulator
+from dubito.curvature.subset import SubsetInverse, blank_rows, forget_rows, keep_rows
 from dubito.networks.selection import Selection
 
 # The error of the outputs at the training inputs, relative to their standard deviation, at which the solver stops.
@@ -55,11 +59,12 @@ class SampledAccumulator(Accumulator):
         self.factors = KroneckerAccumulator(engine, selection, mode)
         self.draws, self.generator, self.passes = draws, generator, 1 + steps
         self._covariance: linalg.Covariance | None = None
+        self._inverse: SubsetInverse | None = None
 
     @property
     def extra(self) -> int:
         """The products of each column with all directions."""
-        return self.draws
+        return 2 * self.draws
 
     def zeros(self) -> Sums:
         """Return no factors, and right-hand sides of zero."""
@@ -81,6 +86,7 @@ class SampledAccumulator(Accumulator):
                     self.factors.add_pulled(sums["factors"], factors, first=turn == 0)
                     noise = self._noise(sums, len(some), tape.outputs)
                     sums["right"] += back_along(factors, self.selection, noise)
+                    self._keep(sums, factors, first=turn == 0)
                 else:
                     sums["products"] += curvature_product(factors, self.selection, directions)
 
@@ -91,6 +97,21 @@ class SampledAccumulator(Accumulator):
         sums["parts"] += 1
         return torch.randn(num_columns, len(outputs), self.draws, generator=generator, dtype=outputs.dtype).to(outputs)
 
+    def _keep(self, sums: Sums, factors: dict[str, Factor], first: bool) -> None:
+        """Keep the gradients of some examples; several processes have no rows in common, and keep none."""
+        if distributed.is_active():
+            return
+        if "subset" not in sums:
+            sums["subset"] = blank_rows(self.selection, self.num_data * self.engine.num_outputs, sums["right"])
+        keep_rows(sums["subset"], factors, self.selection, first)
+
+    def reset(self, sums: Sums) -> None:
+        """Forget all examples, and draw the same noise again."""
+        super().reset(sums)
+        sums["parts"] = 0
+        if "subset" in sums:
+            forget_rows(sums["subset"])
+
     def begin(self, sums: Sums, prior: Tensor, scale: Tensor) -> None:
         """Set the prior precision and the factor of the curvature, and complete the right-hand sides."""
         right: Tensor = sums["right"]
@@ -100,13 +121,18 @@ class SampledAccumulator(Accumulator):
         noise = torch.randn(right.shape, generator=generator, dtype=right.dtype).to(right)
         right += prior.sqrt().to(right) * noise
         sums["draws"], sums["residual"], sums["error"] = self._blank(), right.clone(), 1.0
-        sums["directions"] = orthonormal(self._precondition(sums, right))
+        sums["directions"] = orthonormal(torch.cat(self._precondition(sums, right)))
         sums["products"] = torch.zeros_like(sums["directions"])
 
-    def _precondition(self, sums: Sums, vectors: Tensor) -> Tensor:
+    def _precondition(self, sums: Sums, vectors: Tensor) -> list[Tensor]:
+        """Return what each preconditioner makes of vectors ``[K, D]``."""
         if self._covariance is None:
             self._covariance = self.factors.matrix(sums["factors"]).covariance(sums["prior"], sums["scale"])
-        return self._covariance.solve(vectors).to(vectors)
+        found = [self._covariance.solve(vectors).to(vectors)]
+        if "subset" in sums and sums["subset"]["used"]:
+            self._inverse = self._inverse or SubsetInverse(sums["subset"], sums["prior"], sums["scale"])
+            found.append(self._inverse.solve(vectors))
+        return found
 
     def partial(self, sums: Sums) -> list[Tensor]:
         """Return the factors and right-hand sides, then the products; nothing once the samples have converged."""
@@ -126,19 +152,20 @@ class SampledAccumulator(Accumulator):
         sums["draws"] += step @ directions
         residual -= step @ products
         turned = self._precondition(sums, residual)
-        sums["error"] = self._error(sums, turned)
+        sums["error"] = min(self._error(sums, each) for each in turned)
         if sums["error"] <= TOLERANCE:
             self.finish(sums)
             return
-        conjugate = turned - torch.cholesky_solve(products @ turned.mT, inner).mT @ directions
-        sums["directions"] = orthonormal(conjugate)
+        both = torch.cat(turned)
+        sums["directions"] = orthonormal(both - torch.cholesky_solve(products @ both.mT, inner).mT @ directions)
         sums["products"].zero_()
 
     def _error(self, sums: Sums, turned: Tensor) -> float:
         """Return the error of the outputs at the training inputs, relative to their standard deviation.
 
-        The squared error of a sample in the norm of `P`, of which the first is a part, is estimated by the
-        preconditioner; the sum of the outputs' variances is ``δᵀ (P − Λ) δ``, at least `NEGLIGIBLE` of that norm.
+        The squared error of a sample in the norm of `P`, of which the first is a part, is estimated by a preconditioner
+        (the smaller estimate is still above the error in docs/laplace.md). The sum of the outputs' variances is
+        ``δᵀ (P − Λ) δ``, at least `NEGLIGIBLE` of that norm.
         """
         draws, residual = sums["draws"], sums["residual"]
         prior = sums["prior"].to(draws)
@@ -151,7 +178,7 @@ class SampledAccumulator(Accumulator):
         found: Sums = {"draws": self._blank(), "error": 1.0}
         if "directions" not in saved:
             return found
-        directions = found["draws"][: saved["directions"].shape[0]]
+        directions = found["draws"].new_zeros(saved["directions"].shape)
         blank = {"residual": found["draws"], "directions": directions, "products": directions}
         return {**sums, **found, **io.clone(blank), "prior": saved["prior"], "scale": saved["scale"]}
 
