@@ -135,3 +135,10 @@ def test_threads_and_slices() -> None:
         MAP(train=False).fit(_network(), (X, Y), **OPTIONS).functions(0)
     tempered = dubito.decisions.TemperedPosterior(MAP(train=False).fit(_network(), (X, Y), **OPTIONS), 2.0)
     assert tempered.functions(1)(X).shape == (1, 30, 1)
+
+
+@pytest.mark.parametrize("recipe", [Laplace(prior_precision=1.0), MAP(train=False)], ids=["expanded", "at weights"])
+def test_inputs_of_another_width_are_refused(recipe: Any) -> None:
+    drawn = recipe.fit(_network(), (X, Y), **OPTIONS).functions(2)
+    with pytest.raises(InputError, match=r"cannot be called on inputs of shape \(4, 3\)"):
+        drawn(fixed_normal(4, 3))

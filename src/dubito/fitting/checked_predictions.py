@@ -100,18 +100,19 @@ class ChecksPredictions:
             params.check_finite(self.model)
             raise
         except io.CONTENT_ERRORS:
-            self._check_fit(inputs)
+            check_call(self.model, inputs)
             with io.explaining_content(self._file):
                 raise  # the network can process them, so the error has another cause
 
-    def _check_fit(self, inputs: Any) -> None:
-        """Raise an error unless the network can be called on the first of these inputs."""
-        try:
-            params.call(self.model, batches.map_leaves(torch.clone, batches.take(inputs, slice(0, 1))))
-        except io.CONTENT_ERRORS as error:
-            shapes = " and ".join(f"{tuple(leaf.shape)} {leaf.dtype}" for leaf in batches.leaves(inputs))
-            why = next(iter(str(error).strip().splitlines()), type(error).__name__)
-            raise InputError(f"The network cannot be called on inputs of shape {shapes}: {why}") from error
+
+def check_call(model: nn.Module, inputs: Any) -> None:
+    """Raise an error unless the network can be called on the first of these inputs."""
+    try:
+        params.call(model, batches.map_leaves(torch.clone, batches.take(inputs, slice(0, 1))))
+    except io.CONTENT_ERRORS as error:
+        shapes = " and ".join(f"{tuple(leaf.shape)} {leaf.dtype}" for leaf in batches.leaves(inputs))
+        why = next(iter(str(error).strip().splitlines()), type(error).__name__)
+        raise InputError(f"The network cannot be called on inputs of shape {shapes}: {why}") from error
 
 
 def _row_shapes(inputs: Any) -> Shapes:

@@ -15,10 +15,10 @@ import torch
 from torch import Tensor, nn
 
 from dubito.beliefs.likelihoods import Likelihood
-from dubito.core import batches, params
+from dubito.core import batches, io, params
 from dubito.core.errors import UnsupportedError
 from dubito.core.params import Params, differentiable_twice
-from dubito.fitting.checked_predictions import Predictor
+from dubito.fitting.checked_predictions import Predictor, check_call
 from dubito.networks.twin import twin
 
 Function = Callable[[Any], Tensor]
@@ -65,7 +65,11 @@ def network_functions(model: nn.Module, draws: Sequence[Params], *, center: Para
     private, lock = twin(model).eval(), threading.Lock()  # a call changes the weights of the network for its length
 
     def call(weights: Params, x: Any) -> Tensor:
-        return params.functional_call(private, weights, x)
+        try:
+            return params.functional_call(private, weights, x)
+        except io.CONTENT_ERRORS:
+            check_call(private, x)
+            raise  # the network can process the inputs, so the error has another cause
 
     def function(draw: Params) -> Function:
         if center is None:
