@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from dubito import MAP, Laplace, Training, rules
 from dubito.uses.compression.costs import LayerCosts
-from dubito.uses.compression.elimination import RIDGE, Elimination, Reader, _Running, input_moments
+from dubito.uses.compression.elimination import BALANCE, RIDGE, Elimination, Reader, _Running, input_moments
 from dubito.uses.compression.search import score_of
 from dubito.uses.compression.units_by_fx import trace
 
@@ -99,6 +99,21 @@ def test_costs_follow_what_is_left() -> None:
     costs.remove(second, 4)
     assert costs.of_unit(first) == pytest.approx(100 + 4)
     assert costs.of_unit(second) == pytest.approx(4 + 2)
+
+
+@pytest.mark.parametrize("budgeted", [True, False])
+def test_no_layer_loses_far_more_than_the_others_for_a_budget(budgeted: bool) -> None:
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(9, 40), nn.ReLU(), nn.Linear(40, 40), nn.ReLU(), nn.Linear(40, 2)).double()
+    x = torch.randn(200, 9).double()
+    groups = trace(model, x) or []
+    precision = {"2.weight": torch.ones(40, 40).double(), "4.weight": 1e-9 * torch.ones(2, 40).double()}
+    costs = LayerCosts(model, groups, "macs", x) if budgeted else None
+    ranks = list(Elimination(model, groups, [x], precision, costs).relevance.values())
+    for rank in range(60):  # the units of the second layer are free
+        first, second = (float((each > rank).double().mean()) for each in ranks)
+        assert not budgeted or min(first, second) > BALANCE * (first + second) / 2 - 0.05
+    assert (second < 0.1) == (not budgeted)
 
 
 @pytest.mark.slow

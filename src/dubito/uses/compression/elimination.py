@@ -36,6 +36,9 @@ from dubito.uses.compression.units_by_fx import LayerChannels, UnitGroup
 STEP = 0.02
 # What is added to the diagonal of the moments, as a share of its mean: moments of few rows have no inverse.
 RIDGE = 1e-3
+# A layer keeps at least this share of the units that layers keep on average: moments of a few rows say little of units
+# that are hardly used in them, and training cannot make up for a layer that is cut through.
+BALANCE = 0.6
 
 
 @dataclass
@@ -99,6 +102,11 @@ class _Queue:
     damage: Tensor = field(init=False)
 
     @property
+    def share(self) -> float:
+        """The share of the units that is left."""
+        return float(self.left.double().mean())
+
+    @property
     def num_removable(self) -> int:
         """How many units may still go."""
         return int(self.left.sum()) - num_always_kept(self.group)
@@ -108,6 +116,12 @@ class _Queue:
         units = self.left.nonzero().flatten()
         self.damage = torch.full((self.group.size,), math.inf, dtype=torch.float64)
         self.damage[units] = sum(readers[name].damages(columns[units]) for name, columns in self.columns.items())
+
+
+def _balanced(some: list[_Queue], queues: list[_Queue]) -> list[_Queue]:
+    """Return those of some queues that have lost not much more than all have on average; all of them if none has."""
+    least = BALANCE * sum(queue.share for queue in queues) / len(queues)
+    return [queue for queue in some if queue.share > least] or some
 
 
 class Elimination:
@@ -155,6 +169,8 @@ class Elimination:
         for queue in queues:
             queue.measure(running)
         while open_queues := [queue for queue in queues if queue.num_removable > 0]:
+            if costs is not None:
+                open_queues = _balanced(open_queues, queues)
             best = min(open_queues, key=lambda q: float(q.damage.min()) / (costs.of_unit(q.group) if costs else 1.0))
             count = min(best.num_removable, max(1, int(STEP * int(best.left.sum()))))
             gone = best.damage.topk(count, largest=False).indices
