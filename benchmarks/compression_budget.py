@@ -288,29 +288,48 @@ def size(args: argparse.Namespace) -> None:
             )
 
 
+# What a smaller network costs, in per cent of the large one.
+COSTS: dict[str, Callable[[dict[str, float]], float]] = {
+    "operations": lambda found: 100 * found["macs"],
+    "time for 128 inputs": lambda found: 100 / found["faster 128"],
+    "bytes of the ONNX file": lambda found: 100 * found["bytes"] / found["dense bytes"],
+}
+
+
 def plot(args: argparse.Namespace) -> None:
-    """Draw the accuracy against the share of MACs: a row for each number of epochs, a column for each network."""
+    """Draw accuracy against what is left, seed 0: a row for each cost, a column for each network.
+
+    Full lines are without retraining, dashed ones after three epochs.
+    """
     from matplotlib.figure import Figure
 
-    figure = Figure(figsize=(4 * len(args.networks), 3.2 * len(args.epochs)), layout="constrained")
-    places = figure.subplots(len(args.epochs), len(args.networks), squeeze=False).flat
-    for axes, (epochs, name) in zip(places, product(args.epochs, args.networks), strict=True):
-        dense = _values(f"budget-{name}-dense")
-        for method in METHODS:
-            cells = [_values(f"budget-{name}-{method}-{share}-{epochs}".replace(" ", "_")) for share in SHARES]
-            known = [(100 * share, 100 * statistics.fmean(c)) for share, c in zip(SHARES, cells, strict=True) if c]
-            known = [(100.0, 100 * statistics.fmean(dense)), *known] if known and dense else known
-            axes.plot(*zip(*known, strict=True), marker="o", markersize=3, label=method) if known else None
-        axes.set(title=f"{name}, {epochs} epochs", xlabel="MACs left (%)", ylabel="accuracy (%)", xscale="log")
+    figure = Figure(figsize=(3.6 * len(args.networks), 8.2), layout="constrained")
+    places = figure.subplots(len(COSTS), len(args.networks), squeeze=False).flat
+    for axes, (cost, name) in zip(places, product(COSTS, args.networks), strict=True):
+        dense = json.loads((RESULTS / f"budget-{name}-dense-0.json").read_text())["accuracy"]
+        for (place, method), epochs in product(enumerate(METHODS), (0, 3)):
+            stems = [f"budget-{name}-{method}-{share}-{epochs}".replace(" ", "_") for share in SHARES]
+            cells = [found for stem in stems for found in _cells(stem, "0")]
+            known = [(COSTS[cost](found), 100 * found["accuracy"]) for found in cells]
+            start = [(100.0, 100 * dense)] if known and epochs == 0 else []
+            label = method if epochs == 0 and known else None
+            style: dict[str, Any] = {"color": f"C{place}", "linestyle": "-" if epochs == 0 else "--", "markersize": 3}
+            if known:
+                axes.plot(*zip(*start, *known, strict=True), marker="o", label=label, **style)
+        axes.axhline(100 * dense, color="gray", linewidth=0.6)
+        axes.set(title=name, xlabel=f"{cost} left (%)", ylabel="accuracy (%)", xscale="log")
         axes.set_xticks([10, 25, 50, 100], ["10", "25", "50", "100"])
         axes.minorticks_off()
         axes.grid(alpha=0.3)
-    figure.axes[0].legend(fontsize=7)
-    figure.savefig(Path(__file__).parents[1] / "docs" / "img" / "budget.png", dpi=110)
+    labels = {
+        label: line for axes in figure.axes for line, label in zip(*axes.get_legend_handles_labels(), strict=True)
+    }
+    figure.legend(labels.values(), labels, loc="outside lower center", ncols=5, fontsize=8)
+    figure.savefig(Path(__file__).parents[1] / "docs" / "img" / "budget.png", dpi=90)
 
 
-def _cells(stem: str) -> list[dict[str, float]]:
-    return [json.loads(Path(p).read_text()) for p in sorted(RESULTS.glob(f"{stem}-[0-9].json"))]
+def _cells(stem: str, seed: str = "[0-9]") -> list[dict[str, float]]:
+    return [json.loads(Path(p).read_text()) for p in sorted(RESULTS.glob(f"{stem}-{seed}.json"))]
 
 
 def _values(stem: str) -> list[float]:
