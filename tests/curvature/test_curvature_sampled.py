@@ -72,6 +72,7 @@ def test_the_inverse_of_some_rows_is_exact(prior: Tensor) -> None:
 def test_rows_of_the_same_examples_are_kept_in_any_batches(every: int, monkeypatch: pytest.MonkeyPatch) -> None:
     model, inputs = _network("mlp")
     monkeypatch.setattr(subset, "MOST_ROWS", 120 // every)
+    monkeypatch.setattr(subset, "FEWEST_ROWS", 1)
     kept: list[dict[str, Any]] = []
     begin = sampled.SampledAccumulator.begin
 

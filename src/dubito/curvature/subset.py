@@ -23,12 +23,15 @@ from dubito.networks.selection import Selection
 
 # The largest number of rows: the matrix of their products costs about one pass over the data.
 MOST_ROWS = 1024
+# If fewer rows fit into memory, none is kept: they would hardly help.
+FEWEST_ROWS = 64
 
 
 def blank_rows(selection: Selection, num_rows: int, like: Tensor) -> Sums:
     """Return room for rows of the Jacobian, of `num_rows` in all, and which examples they will come from."""
     size = selection.num_weights
-    most = min(MOST_ROWS, limits.current().subset_rows // (2 * size), num_rows)
+    most = min(MOST_ROWS, limits.current().subset_rows // (2 * size))
+    most = 0 if most < FEWEST_ROWS else min(most, num_rows)
     rows = like.new_zeros(most, size, dtype=torch.bfloat16)
     return {"rows": rows, "every": -(-num_rows // max(most, 1)), "start": 0, "examples": 0, "used": 0, "seen": 0}
 
@@ -40,17 +43,14 @@ def keep_rows(kept: Sums, factors: dict[str, Factor], selection: Selection, firs
         kept["start"] = -kept["examples"] % kept["every"]
         kept["examples"] += some.size
     kept["seen"] += some.size * some.columns
-    room = len(kept["rows"]) - kept["used"]
-    if kept["start"] >= some.size or not room:
-        return
-    parts = []
-    for name in selection.names:
-        values = factors[name].per_sample(slice(kept["start"], None, kept["every"])).flatten(2).flatten(0, 1)[:room]
-        chosen = selection.indices[name]
-        parts.append(values if chosen is None else values[:, chosen.to(values.device)])
-    found = torch.cat(parts, dim=1)
-    kept["rows"][kept["used"] : kept["used"] + len(found)] = found
-    kept["used"] += len(found)
+    free = kept["rows"][kept["used"] :]
+    examples, columns = slice(kept["start"], None, kept["every"]), slice(len(free))
+    count = min(len(free), len(range(some.size)[examples]) * len(range(some.columns)[columns]))
+    for name in selection.names if count else ():
+        values, chosen = factors[name].per_sample(examples, columns).flatten(2), selection.indices[name]
+        values = values if chosen is None else values[:, :, chosen.to(values.device)]
+        free[:count, selection.slices[name]] = values.flatten(0, 1)[:count].to(free)
+    kept["used"] += count
 
 
 def forget_rows(kept: Sums) -> None:
