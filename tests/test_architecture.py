@@ -170,6 +170,28 @@ def test_no_file_is_too_long() -> None:
     assert not {name: length for name, length in lengths.items() if length > 400}
 
 
+def defined(statement: ast.stmt) -> list[str]:
+    """The names that a statement at the top of a file gives a meaning; an overload repeats its function's name."""
+    match statement:
+        case ast.FunctionDef(name=name) | ast.AsyncFunctionDef(name=name) | ast.ClassDef(name=name):
+            return [] if any("overload" in ast.unparse(each) for each in statement.decorator_list) else [name]
+        case ast.Assign(targets=targets):
+            nodes = [node for target in targets for node in ast.walk(target) if isinstance(node, ast.Name)]
+            return [node.id for node in nodes if isinstance(node.ctx, ast.Store)]
+        case ast.AnnAssign(target=ast.Name(id=name)):
+            return [name]
+        case ast.Import(names=names) | ast.ImportFrom(names=names):
+            return [each.asname or each.name for each in names]
+    return []
+
+
+def test_no_name_of_a_file_is_given_two_meanings() -> None:
+    """When files are joined, a constant of one must not replace that of the other."""
+    for file in FILES:
+        names = [name for statement in tree_of(file).body for name in defined(statement) if name != "_"]
+        assert not {name for name in names if names.count(name) > 1}, relative(file)
+
+
 def test_heavy_libraries_are_imported_only_where_they_are_used() -> None:
     for file in (file for file in FILES if room_of(file) not in ("cli", "sklearn.py")):
         found = imports(tree_of(file))

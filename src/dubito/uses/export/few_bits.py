@@ -24,11 +24,10 @@ from dubito.uses.export.graph import record
 from dubito.uses.export.inputs import Inputs, as_inputs
 from dubito.uses.export.outputs import Output
 
-# The largest difference that rounding may cause, relative to the largest output.
-TOLERANCE = 0.1
+# The largest difference that weights in few bits may cause, relative to the largest output.
+FEW_BITS_TOLERANCE = 0.1
 # The first version of the standard with integers of 4 bits.
 OPSET, IR_VERSION = 21, 10
-
 # The largest difference that rounding explains in float32, where nothing but the network is computed.
 TOLERANCE = 1e-5
 
@@ -102,8 +101,8 @@ def _written(
     with torch.no_grad():
         expected = params.call(private, inputs.rebuilt(inputs.tensors))
         found = file_format.load(content)(inputs.tensors)
-    errors = check.differences([Output("output", lambda _: expected)], found, [expected], TOLERANCE)
-    if not errors["output"] <= TOLERANCE:
+    errors = check.differences([Output("output", lambda _: expected)], found, [expected], FEW_BITS_TOLERANCE)
+    if not errors["output"] <= FEW_BITS_TOLERANCE:
         raise FileFormatError(
             f"With weights in few bits the outputs differ by {errors['output']:.2g} from the network's, so it was not "
             "written: use more bits, or the plain file."

@@ -35,7 +35,7 @@ _TITLES = {
     "regression": {"uncertain": "The least certain", "wrong": "The most unexpected"},
 }
 # How many letters of a class fit below a picture.
-_LETTERS = 11
+_CLASS_LETTERS = 11
 
 
 @dataclass
@@ -173,9 +173,9 @@ def _panel(title: str, found: Sequence[Example]) -> Panel | None:
 def _caption(each: Example) -> str:
     """Return the truth and the answer, below each other if their names are long, and how sure the answer is."""
     truth, answer = (
-        name if len(name) <= _LETTERS else f"{name[: _LETTERS - 1]}…" for name in (each.truth, each.answer)
+        name if len(name) <= _CLASS_LETTERS else f"{name[: _CLASS_LETTERS - 1]}…" for name in (each.truth, each.answer)
     )
-    between = " → " if len(truth + answer) < _LETTERS - 2 else "\n→ "
+    between = " → " if len(truth + answer) < _CLASS_LETTERS - 2 else "\n→ "
     return f"{truth}{between}{answer}\n{each.sure}"
 
 
