@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from dubito import MAP, Laplace, Posterior, compression, rules
+from dubito.uses.compression import storage
 from dubito.uses.compression.report import num_macs
 from dubito.uses.compression.shrink import largest_difference
 from dubito.uses.compression.units_by_probing import probe
@@ -136,6 +137,21 @@ def test_the_small_network_equals_the_masked_one(
     assert largest_difference(compression.load(tmp_path / "coded", Reader()), made.model, data[0]) < 0.1
     with pytest.raises(FileFormatError, match="saved for another network"):
         compression.load(tmp_path / "dense", Reader().blocks)
+
+
+def test_an_old_file_without_numbers_of_heads_warns(
+    posterior: Posterior, data: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    heads = compress(posterior, rules.Magnitude(0.5, scope="layer"), structure="heads", data=data).model
+    narrow = rules.Magnitude({"blocks.0.mlp.0": 0.5}, scope="layer")
+    widths = compress(posterior, narrow, structure="units", data=data).model
+    with monkeypatch.context() as old:
+        old.setattr(storage, "_integers", lambda model: {})
+        compression.save(tmp_path / "heads", heads)
+        compression.save(tmp_path / "widths", widths)
+    with pytest.warns(UserWarning, match="'num_heads', .* of 'blocks.0.attention', and 'qkv' is narrower"):
+        compression.load(tmp_path / "heads", Reader())
+    assert largest_difference(compression.load(tmp_path / "widths", Reader()), widths, data[0]) == 0  # no warning
 
 
 @pytest.mark.slow

@@ -6,6 +6,7 @@ import json
 import math
 import os
 import struct
+import warnings
 import zlib
 from collections.abc import Mapping
 from itertools import pairwise
@@ -93,6 +94,7 @@ def load(path: str | os.PathLike[str], model: nn.Module) -> nn.Module:
     with io.reading(path):
         tensors = with_base(path, _read(Path(path), _Sizes(path, model)), _tensors(model))
         found = copied(model)
+        says_counts = INTEGERS in tensors or COUNTS in tensors
         for key in (INTEGERS, COUNTS):
             if key in tensors:
                 _set_counts(path, found, json.loads(bytes(tensors.pop(key).tolist())), strict=key == COUNTS)
@@ -105,6 +107,8 @@ def load(path: str | os.PathLike[str], model: nn.Module) -> nn.Module:
             if there != here:
                 raise _another(path, name, there, here)
             own[name].data.copy_(tensors[name])
+    if not says_counts:
+        _question_counts(path, model, found)
     return found.eval()
 
 
@@ -129,6 +133,25 @@ def _set_counts(path: str | os.PathLike[str], model: nn.Module, counts: Any, *, 
                 setattr(modules[name], attribute, value)
             elif strict:
                 raise FileFormatError(f"'{path}' was saved for another network: '{name}' has no such '{attribute}'.")
+
+
+def _question_counts(path: str | os.PathLike[str], model: nn.Module, found: nn.Module) -> None:
+    """Warn if an old file, which says no numbers of heads, has narrower layers in a module that may read one."""
+    for name, own in _integers(model).items():
+        for part, layer in model.get_submodule(name).named_children():
+            rule, after = rule_for(layer), found.get_submodule(f"{name}.{part}" if name else part)
+            if rule is None or rule.weight_axis(layer, "output") is None:
+                continue
+            width = rule.num_outputs(layer)
+            heads = [f"'{key}'" for key, value in own.items() if 1 < value < width and width % value == 0]
+            if heads and rule.num_outputs(after) < width:
+                warnings.warn(
+                    f"'{path}' was written by an old version, which did not store {', '.join(heads)} of '{name}', and "
+                    f"'{part}' is narrower in it: if heads were removed, this is another network. Compress the large "
+                    "one again.",
+                    stacklevel=4,
+                )
+                return
 
 
 def _another(path: str | os.PathLike[str], name: str, there: Any, here: Any) -> FileFormatError:
