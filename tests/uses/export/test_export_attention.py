@@ -61,6 +61,34 @@ def test_attention_takes_few_operations(module: Attention, masks: int) -> None:
         torch.testing.assert_close(program.module()(tokens[:rows]), module(tokens[:rows]), rtol=1e-5, atol=1e-6)
 
 
+class Mixer(nn.Module):
+    """Dense layers of sequences, with and without a bias, a function between them, and a shape that is changed."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.first, self.second, self.third = nn.Linear(6, 8), nn.Linear(8, 6), nn.Linear(4, 3, bias=False)
+
+    def forward(self, *inputs: Tensor) -> tuple[Tensor]:
+        (x,) = inputs
+        x = x + self.second(F.gelu(self.first(x), approximate="tanh"))
+        return (self.third(x.flatten(1).unflatten(1, (-1, 4))),)
+
+
+@pytest.mark.parametrize("length", [(5,), (2, 3)])  # axes between the batch and the features
+def test_dense_layers_of_sequences_see_rows(length: tuple[int, ...]) -> None:
+    module, x = Mixer(), torch.randn(7, *length, 6, generator=torch.Generator().manual_seed(0))
+    if length == (5,):
+        x = torch.cat([x, x[:, :1]], 1)  # 6 x 6 divides into rows of 4
+    program = record(module, (x,))
+    layers = [node for node in program.graph.nodes if node.target == aten.linear.default]
+    assert [node.meta["val"].ndim for node in layers] == [2, 2, 3]
+    assert layers[1].args[0].target == aten.gelu.default  # nothing but the function between them
+    assert [node.target for node in program.graph.nodes].count(aten.flatten.using_ints) == 0
+    for rows in (1, 7):
+        torch.testing.assert_close(program.module()(x[:rows]), module(x[:rows]), rtol=1e-5, atol=1e-6)
+
+
 @pytest.mark.parametrize(
     ("equation", "is_product"),
     [
@@ -108,5 +136,5 @@ def test_onnxruntime_joins_what_is_written(tmp_path: Path) -> None:
     options.log_severity_level = 3
     onnxruntime.InferenceSession(str(made.path), options, providers=["CPUExecutionProvider"])
     found = {node.op_type for node in onnx.load(tmp_path / "fast.onnx").graph.node}
-    assert {"BiasGelu", "FusedMatMul"} <= found
+    assert {"Gelu", "Gemm", "FusedMatMul"} <= found
     assert not found & {"Einsum", "Erf", "Expand"}

@@ -111,6 +111,8 @@ def _join_heads(graph: fx.Graph, node: fx.Node, constants: Constants) -> None:
     joined = graph.call_function(aten.linear.default, (given, weight, *bias))
     divided = graph.call_function(aten.unflatten.int, (joined, -1, [sum(counts), own.size[1]]))
     turned = graph.call_function(aten.transpose.int, (divided, 1, 2))
+    if (like := given.meta.get("val")) is not None:
+        divided.meta["val"] = like.new_empty((*like.shape[:-1], sum(counts), own.size[1]))
     parts = graph.call_function(aten.split_with_sizes.default, (turned, counts, 1))
     for place, each in enumerate(found):
         part = graph.call_function(operator.getitem, (parts, place))

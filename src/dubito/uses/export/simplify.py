@@ -13,6 +13,7 @@ from torch import fx
 
 from dubito.uses.export.attention import ATTENTION
 from dubito.uses.export.constants import Constants
+from dubito.uses.export.rows import ROWS
 
 aten = torch.ops.aten
 # Weights of at most so many numbers are stored a second time if that saves operations.
@@ -29,7 +30,8 @@ def simplify(graph: fx.Graph, values: dict[fx.Node, Any]) -> None:
         values: Its constants, to which new ones are added.
     """
     constants = Constants(graph, values)
-    for rule in (_exponential_of_logarithm, _stack, _scaled_product, _positive_factors, _positions, *ATTENTION):
+    rules = (_exponential_of_logarithm, _stack, _scaled_product, _positive_factors, _positions, *ATTENTION, *ROWS)
+    for rule in rules:
         graph.eliminate_dead_code()
         for node in list(graph.nodes):
             if node.op == "call_function":
