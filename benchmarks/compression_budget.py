@@ -55,6 +55,7 @@ SHARES = (0.5, 0.25, 0.1)
 MEASURED = 2000
 RULES: dict[str, rules.Rule | None] = {
     "elimination": None,
+    "elimination, multiples of 1": None,
     "elimination, multiples of 8": None,
     "elimination, multiples of 16": None,
     "posterior damage": rules.PosteriorDamage(),
@@ -150,11 +151,11 @@ def gradients(model: nn.Module, importance: Any, kind: str, few: Pair) -> None:
         importance._accu_grad, importance._counter = squares, dict.fromkeys(squares, 64)
 
 
-def eliminated(name: str, seed: int, share: float, epochs: int, multiple: int = 1) -> nn.Module:
+def eliminated(name: str, seed: int, share: float, epochs: int, multiple: int | None = None) -> nn.Module:
     """The network of `compress` under a budget of MACs, from its file where there is one."""
     train, _ = load(name)
     model, few = trained(name, seed, train), measured(train)
-    path = RESULTS / f"budget-{name}-{share}-{epochs}-{multiple}-{seed}.network"
+    path = RESULTS / f"budget-{name}-{share}-{epochs}-{multiple or 'usual'}-{seed}.network"
     if not path.is_file():
         if epochs:
             small = retrained(eliminated(name, seed, share, 0, multiple), train, epochs)
@@ -162,6 +163,11 @@ def eliminated(name: str, seed: int, share: float, epochs: int, multiple: int = 
             small = compress(diagonal(model, few), budget=Budget(macs=share, multiple=multiple), data=few).model
         save_network(path, small, "dense")
     return load_network(path, model)
+
+
+def by_rule(model: nn.Module, rule: rules.Rule | None, share: float, few: Pair) -> nn.Module:
+    """The network of `compress` under a budget of MACs by another ranking, of any width."""
+    return compress(diagonal(model, few), rule, budget=Budget(macs=share, multiple=1), data=few).model
 
 
 def measured(train: Pair) -> Pair:
@@ -195,11 +201,11 @@ def run(args: argparse.Namespace) -> None:
                 model: nn.Module = model, few: Pair = few, train: Pair = train, test: Pair = test,
             ) -> dict[str, Any]:  # fmt: skip
                 if method.startswith("elimination"):
-                    small = eliminated(name, seed, share, epochs, int(method.split()[-1]) if "," in method else 1)
+                    small = eliminated(name, seed, share, epochs, int(method.split()[-1]) if "," in method else None)
                 else:
                     small = (
                         by_torch_pruning(model, method, share, few) if method in PEERS
-                        else compress(diagonal(model, few), RULES[method], budget=Budget(macs=share), data=few).model
+                        else by_rule(model, RULES[method], share, few)
                     )  # fmt: skip
                     recalibrate_on(small, few[0].split(100))
                     small = retrained(small, train, epochs) if epochs else small
@@ -228,7 +234,7 @@ def speed(args: argparse.Namespace) -> None:
     """Print the reduction of MACs and of the time in onnxruntime, by elimination: means over seeds."""
     names = ("fewer MACs", "accuracy %", "faster, batch 1", "batch 128", "share of the reduction", "batch 128")
     print(f"| network | multiples of | {' | '.join(names)} |\n|---|---|{'---|' * len(names)}")
-    for name, share, method in product(args.networks, args.shares, list(RULES)[:3]):
+    for name, share, method in product(args.networks, args.shares, list(RULES)[:4]):
         cells = _cells(f"budget-{name}-{method}-{share}-0".replace(" ", "_"))
         rows = [
             (
@@ -242,7 +248,7 @@ def speed(args: argparse.Namespace) -> None:
         ]
         if rows:
             shown = " | ".join(f"{statistics.fmean(column):.2f}" for column in zip(*rows, strict=True))
-            print(f"| {name} ({len(rows)}) | {method.split()[-1] if ',' in method else 1} | {shown} |")
+            print(f"| {name} ({len(rows)}) | {method.split()[-1] if ',' in method else 'usual'} | {shown} |")
 
 
 def in_onnxruntime(model: nn.Module, small: nn.Module, x: Tensor) -> dict[str, float]:

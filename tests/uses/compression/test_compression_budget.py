@@ -67,12 +67,23 @@ def test_a_network_that_is_fast_enough_stays() -> None:
     assert made.candidates[0].seconds is not None
 
 
-@pytest.mark.parametrize("limit", [Budget(macs=0.6, multiple=8), Budget(latency="10 s", macs=0.6)])
-def test_units_stay_in_blocks(limit: Budget) -> None:
+@pytest.mark.parametrize(
+    ("limit", "multiple", "fewest"),
+    [
+        (Budget(macs=0.6, multiple=8), 8, 8),
+        (Budget(latency="10 s", macs=0.6), 16, 16),
+        (Budget(macs=0.6), 4, 8),
+        (Budget(size="1 kB"), 1, 1),
+    ],
+)
+def test_units_stay_in_blocks(limit: Budget, multiple: int, fewest: int) -> None:
+    assert limit.blocks == (multiple, fewest)
+    if limit.macs is None:
+        return
     made = compress(posterior(), budget=limit, data=HELD_OUT)
     left = [made.model[0].out_features, made.model[2].out_features]  # type: ignore[index]
     assert left != [40, 20]
-    assert all(each % limit.block == 0 or each < limit.block or each in (40, 20) for each in left), left
+    assert all(each % multiple == 0 or each < fewest or each in (40, 20) for each in left), left
     assert num_macs(made.model, HELD_OUT[0]) <= 0.6 * num_macs(made.dense, HELD_OUT[0])
 
 

@@ -16,6 +16,7 @@ from dubito.core import batches, params
 from dubito.core.constraints import Count, Probability, Range, check
 from dubito.core.errors import InputError
 from dubito.uses.compression.csr import seconds
+from dubito.uses.compression.pruner import ANY_NUMBER, Multiples
 from dubito.uses.compression.quantize import ROUNDING
 from dubito.uses.compression.report import num_macs
 from dubito.uses.compression.search import Score
@@ -31,6 +32,8 @@ Runtime = Literal["torch", "onnxruntime"]
 ROUNDINGS = (0.0005, ROUNDING, 0.008, 0.032, 0.128)
 # Channels that onnxruntime computes at a time, and pads to, with AVX-512; a multiple of the 8 with AVX2.
 BLOCK = 16
+# It computes convolutions in such blocks only if their channels are a multiple of this; others take longer.
+ALIGNED = 4
 # Halvings of the share of weights or units that goes: to 1/256.
 HALVINGS = 8
 _SIZES = {"B": 1, "kB": 10**3, "MB": 10**6, "GB": 10**9, "KiB": 2**10, "MiB": 2**20, "GiB": 2**30}
@@ -51,7 +54,7 @@ class Budget:
         runtime: Where time is measured: ``"torch"`` or ``"onnxruntime"``.
         batch_size: The number of inputs in the calls that are measured.
         multiple: Every layer keeps a multiple of so many units, or fewer than these: runtimes compute channels in
-            blocks. By default 16 where time is limited, else 1.
+            blocks. By default 16 where time is limited, and where operations are 4 in layers that keep 8 or more.
 
     >>> Budget(size="200 kB", error=0.005).num_bytes
     200000
@@ -99,7 +102,15 @@ class Budget:
     @property
     def block(self) -> int:
         """How many units of a layer go or stay together."""
-        return (BLOCK if self.times else 1) if self.multiple is None else self.multiple
+        return self.blocks.multiple
+
+    @property
+    def blocks(self) -> Multiples:
+        """In which multiples layers keep units."""
+        if self.multiple is None and not self.times:
+            return Multiples(ALIGNED, 2 * ALIGNED) if self.cost == "macs" else ANY_NUMBER
+        multiple = BLOCK if self.multiple is None else self.multiple
+        return Multiples(multiple, multiple)
 
     @property
     def cost(self) -> Literal["macs", "bytes"]:

@@ -25,7 +25,7 @@ from dubito.uses.compression.budget import Budget, Candidate, Meter, search, tim
 from dubito.uses.compression.finetune import default_training
 from dubito.uses.compression.finetune import finetune as train_on
 from dubito.uses.compression.plan import Plan
-from dubito.uses.compression.pruner import Pruner, live_columns, live_features
+from dubito.uses.compression.pruner import ANY_NUMBER, Pruner, live_columns, live_features
 from dubito.uses.compression.quantize import ROUNDING
 from dubito.uses.compression.result import Compression
 from dubito.uses.compression.rules import ModelReduction, Rule
@@ -115,11 +115,11 @@ def compress(
         example = example_inputs(posterior, data, example, structure)
         if example is not None:
             outputs_of(posterior.model, example)
-        cost, block = (None, 1) if budget is None else (budget.cost, budget.block)
+        cost, blocks = (None, ANY_NUMBER) if budget is None else (budget.cost, budget.blocks)
         seen = data if finetune is None else finetune
         rows = measured_rows(posterior, seen, example) if structure != "weights" else ()
         timer = partial(time_of_call, budget, example) if budget is not None and budget.times else None
-        pruner = Pruner.of(posterior, rule, structure, example, allow_empty, generator, cost, rows, block, timer)
+        pruner = Pruner.of(posterior, rule, structure, example, allow_empty, generator, cost, rows, blocks, timer)
         rule, rounding, candidates = _amount(rule, budget, pruner, data, finetune is not None)
         plan, model = pruner.at(rule)
         if by_default and data is not None and finetune is None and isinstance(rule, ModelReduction):

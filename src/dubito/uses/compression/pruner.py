@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -33,6 +33,29 @@ from dubito.uses.compression.weight_statistics import data_precision, prunable, 
 FEWEST_ROWS = 256
 
 
+class Multiples(NamedTuple):
+    """In which multiples layers keep units.
+
+    >>> relevance = torch.tensor([3.0, 4.0, 5.0, 1.0, 2.0])
+    >>> Multiples(2, 2).filled(torch.tensor([True, True, True, False, False]), relevance).tolist()
+    [True, True, True, False, True]
+    """
+
+    multiple: int = 1
+    fewest: int = 1  # a layer that keeps less than these may keep any number
+
+    def filled(self, stays: Tensor, relevance: Tensor) -> Tensor:
+        """Return a mask with the most relevant units besides those that stay, up to a multiple."""
+        count = int(stays.sum())
+        if count < self.fewest:
+            return stays
+        count = min(len(stays), -(-count // self.multiple) * self.multiple)
+        return torch.zeros_like(stays).index_fill(0, relevance.topk(count).indices, True)
+
+
+ANY_NUMBER = Multiples()
+
+
 @dataclass(frozen=True)
 class Pruner:
     """The parts of a compression that do not depend on how much is removed.
@@ -47,7 +70,7 @@ class Pruner:
         example: A batch of inputs, or None.
         allow_empty: Whether a layer may lose all of its weights.
         elimination: Adapts the layers that read removed units, if the rule does so.
-        multiple: Every layer keeps a multiple of so many units, or fewer than these.
+        blocks: In which multiples layers keep units.
         rows: Batches of inputs on which its layers are then fitted to the outputs of the large network.
     """
 
@@ -61,7 +84,7 @@ class Pruner:
     allow_empty: bool
     elimination: Elimination | None = None
     rows: tuple[Any, ...] = ()
-    multiple: int = 1
+    blocks: Multiples = ANY_NUMBER
 
     @classmethod
     def of(
@@ -74,7 +97,7 @@ class Pruner:
         generator: torch.Generator | None,
         cost: Cost | None = None,
         inputs: Iterable[Any] = (),
-        multiple: int = 1,
+        blocks: Multiples = ANY_NUMBER,
         timer: Timer | None = None,
     ) -> Pruner:
         """Compute the relevances and, for units, the groups; with a cost, relevances are per cost.
@@ -104,9 +127,7 @@ class Pruner:
                 relevance = unit_relevance(center, groups, relevance, rule)
                 relevance = relevance if costs is None else per_cost(groups, relevance, costs)
             require_units(relevance)
-        return cls(
-            posterior, center, rule, relevance, groups, columns, example, allow_empty, elimination, rows, multiple
-        )
+        return cls(posterior, center, rule, relevance, groups, columns, example, allow_empty, elimination, rows, blocks)
 
     def at(self, rule: Rule, *, rough: bool = False) -> tuple[Plan, nn.Module]:
         """Return the plan and the network of `rule`, which may differ from ours only in how much it removes.
@@ -114,9 +135,9 @@ class Pruner:
         A rough one has the shapes of the network, but its layers are not fitted to the outputs of the large one.
         """
         kept = {name: mask.cpu() for name, mask in rule.keep(self.relevance).items()}
-        for group in self.groups if self.multiple > 1 else ():
+        for group in self.groups if self.blocks.multiple > 1 else ():
             if not group.has_blocks:
-                kept[group.name] = in_blocks(kept[group.name], self.relevance[group.name].cpu(), self.multiple)
+                kept[group.name] = self.blocks.filled(kept[group.name], self.relevance[group.name].cpu())
         model = copied(self.center)
         if not self.groups:
             plan = Plan(kept, {}, None, rule).check(self.allow_empty, model)
@@ -149,21 +170,6 @@ class Pruner:
             return params.load_(model, self.posterior.conditional_mean(keep))
         except UnsupportedError:
             return model  # independent weights: the others do not move
-
-
-def in_blocks(stays: Tensor, relevance: Tensor, multiple: int) -> Tensor:
-    """Return a mask with the most relevant units besides those that stay, up to a multiple of a number.
-
-    Where fewer stay than that number, these stay alone.
-
-    >>> in_blocks(torch.tensor([True, True, True, False, False]), torch.tensor([3.0, 4.0, 5.0, 1.0, 2.0]), 2).tolist()
-    [True, True, True, False, True]
-    """
-    count = int(stays.sum())
-    if count < multiple:
-        return stays
-    count = min(len(stays), -(-count // multiple) * multiple)
-    return torch.zeros_like(stays).index_fill(0, relevance.topk(count).indices, True)
 
 
 def _groups(model: nn.Module, example: Any, structure: str) -> list[UnitGroup]:
