@@ -15,6 +15,7 @@ from torch import nn
 
 from dubito import MAP, Laplace, Posterior, Training, rules
 from dubito.uses.compression.costs import LayerCosts, layer_macs, per_cost
+from dubito.uses.compression.pruner import Multiples, Room
 from dubito.uses.compression.report import num_macs
 from dubito.uses.compression.search import score_of
 from dubito.uses.compression.units_by_fx import trace
@@ -81,10 +82,39 @@ def test_units_stay_in_blocks(limit: Budget, multiple: int, fewest: int) -> None
     if limit.macs is None:
         return
     made = compress(posterior(), budget=limit, data=HELD_OUT)
-    left = [made.model[0].out_features, made.model[2].out_features]  # type: ignore[index]
-    assert left != [40, 20]
+    inputs, classes = DATA[0].shape[1], int(DATA[1].max()) + 1
+    left = (made.model[0].out_features, made.model[2].out_features)  # type: ignore[index]
+    assert left != (40, 20)
     assert all(each % multiple == 0 or each < fewest or each in (40, 20) for each in left), left
-    assert num_macs(made.model, HELD_OUT[0]) <= 0.6 * num_macs(made.dense, HELD_OUT[0])
+
+    def macs(first: int, second: int) -> int:
+        return inputs * first + first * second + second * classes
+
+    assert macs(*left) == num_macs(made.model, HELD_OUT[0])
+    assert macs(*left) <= 0.6 * macs(40, 20)
+
+
+@pytest.mark.parametrize(
+    ("most", "left"),
+    [(195, [8, 8]), (215, [8, 12]), (275, [12, 8]), (279, [12, 12]), (280, [16, 8]), (356, [16, 12]), (1143, [20, 20])],
+)
+def test_blocks_come_back_while_there_is_room(most: int, left: list[int]) -> None:
+    model = nn.Sequential(nn.Linear(8, 40), nn.ReLU(), nn.Linear(40, 20), nn.ReLU(), nn.Linear(20, 3)).eval()
+    example = torch.randn(4, 8)
+    groups = trace(model, example)
+    assert groups is not None
+    assert [group.size for group in groups] == [40, 20]
+    kept = {group.name: torch.arange(group.size) < 8 for group in groups}
+    relevance = {  # 24 of the first group went first, and 20 of them stay away; then 12 of the second, 8 of the first
+        groups[0].name: torch.arange(40.0).flip(0) + torch.where(torch.arange(40) < 16, 100.0, 0.0),
+        groups[1].name: torch.arange(20.0).flip(0) + 50,
+    }
+    costs = LayerCosts(model, groups, "macs", example)
+    assert costs.left_after(groups, kept) == pytest.approx(8 * 8 + 8 * 8 + 8 * 3)
+    room = Room.of(model, groups, costs, example, (most + 0.5) / (8 * 40 + 40 * 20 + 20 * 3))
+    found = room.used(kept, relevance, Multiples(4, 8))
+    assert [int(found[group.name].sum()) for group in groups] == left
+    assert all(bool((found[group.name] | ~kept[group.name]).all()) for group in groups)
 
 
 @pytest.mark.slow

@@ -119,7 +119,8 @@ def compress(
         seen = data if finetune is None else finetune
         rows = measured_rows(posterior, seen, example) if structure != "weights" else ()
         timer = partial(time_of_call, budget, example) if budget is not None and budget.times else None
-        pruner = Pruner.of(posterior, rule, structure, example, allow_empty, generator, cost, rows, blocks, timer)
+        macs = None if budget is None else budget.macs
+        pruner = Pruner.of(posterior, rule, structure, example, allow_empty, generator, cost, rows, blocks, timer, macs)
         rule, rounding, candidates = _amount(rule, budget, pruner, data, finetune is not None)
         plan, model = pruner.at(rule)
         if by_default and data is not None and finetune is None and isinstance(rule, ModelReduction):

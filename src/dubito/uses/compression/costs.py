@@ -61,6 +61,17 @@ class LayerCosts:
             for part in parts:
                 self.left[part.layer, side] -= count * self._share(part, side, group)
 
+    def left_after(self, groups: list[UnitGroup], kept: Mapping[str, Tensor]) -> float:
+        """Return what the layers cost with the units that are kept."""
+        left = dict.fromkeys(self.channels, 1.0)
+        for group in groups:
+            gone = int((~kept[group.name]).sum())
+            for side, parts in (("output", group.producers), ("input", group.consumers)):
+                for part in parts:
+                    left[part.layer, side] -= gone * self._share(part, side, group)
+        sides = ("output", "input")
+        return sum(cost * math.prod(left.get((name, s), 1.0) for s in sides) for name, cost in self.costs.items())
+
     def _measured(self, model: nn.Module, groups: list[UnitGroup], example: Any, timer: Timer) -> Mapping[str, float]:
         r"""Return the time that an operation of each group takes, in units of the mean.
 

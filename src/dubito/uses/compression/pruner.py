@@ -21,6 +21,7 @@ from dubito.uses.compression.costs import Cost, LayerCosts, Timer, per_cost
 from dubito.uses.compression.elimination import Elimination
 from dubito.uses.compression.plan import Plan, both
 from dubito.uses.compression.reconstruction import reconstruct_
+from dubito.uses.compression.report import num_macs
 from dubito.uses.compression.rules import Masks, Rule
 from dubito.uses.compression.shrink import require_same, shrink, silenced, varied
 from dubito.uses.compression.units import feature_plan, removable, require_units, unit_plan, unit_relevance
@@ -57,6 +58,48 @@ ANY_NUMBER = Multiples()
 
 
 @dataclass(frozen=True)
+class Room:
+    """The operations that a budget leaves unused after layers were cut to multiples of units.
+
+    Args:
+        groups: The groups of units.
+        costs: The operations of their layers.
+        most: How many they may have.
+    """
+
+    groups: list[UnitGroup]
+    costs: LayerCosts
+    most: float
+
+    @classmethod
+    def of(cls, model: nn.Module, groups: list[UnitGroup], costs: LayerCosts, example: Any, share: float) -> Room:
+        """Return the room of a budget that leaves a share of all operations; those of other layers stay."""
+        whole = num_macs(model, batches.take(example, slice(0, 1)))
+        return cls(groups, costs, share * whole - (whole - sum(costs.costs.values())))
+
+    def used(self, kept: Masks, relevance: Params, blocks: Multiples) -> Masks:
+        """Return masks to which blocks of units came back, those that went last first, as long as there is room.
+
+        The half of the units that went first stays away: they take bytes, and the network hardly misses them.
+        """
+        gone = [relevance[group.name].cpu()[~kept[group.name]] for group in self.groups]
+        late = float(torch.cat(gone).median()) if sum(map(len, gone)) else math.inf
+        while True:
+            found: dict[float, Masks] = {}
+            for group in (each for each in self.groups if not each.has_blocks):
+                stays, ranks = kept[group.name], relevance[group.name].cpu()
+                if not bool(stays.all()):
+                    rank, unit = ranks.masked_fill(stays, -math.inf).max(0)
+                    back = blocks.filled(stays.index_fill(0, unit, True), ranks)
+                    found[float(rank)] = {**kept, group.name: back}
+            found = {rank: each for rank, each in found.items() if rank >= late}
+            small = [rank for rank, each in found.items() if self.costs.left_after(self.groups, each) <= self.most]
+            if not small:
+                return kept
+            kept = found[max(small)]
+
+
+@dataclass(frozen=True)
 class Pruner:
     """The parts of a compression that do not depend on how much is removed.
 
@@ -85,6 +128,7 @@ class Pruner:
     elimination: Elimination | None = None
     rows: tuple[Any, ...] = ()
     blocks: Multiples = ANY_NUMBER
+    room: Room | None = None
 
     @classmethod
     def of(
@@ -99,6 +143,7 @@ class Pruner:
         inputs: Iterable[Any] = (),
         blocks: Multiples = ANY_NUMBER,
         timer: Timer | None = None,
+        macs: float | None = None,
     ) -> Pruner:
         """Compute the relevances and, for units, the groups; with a cost, relevances are per cost.
 
@@ -112,7 +157,7 @@ class Pruner:
             relevance = {name: value.masked_fill(gone[name], -math.inf) for name, value in relevance.items()}
         groups: list[UnitGroup] = []
         columns: Params = {}
-        elimination, rows = None, ()
+        elimination, rows, room = None, (), None
         if structure != "weights":
             example = varied(example)
             first = first_matrix(center, example) if structure == "units" else None
@@ -127,7 +172,11 @@ class Pruner:
                 relevance = unit_relevance(center, groups, relevance, rule)
                 relevance = relevance if costs is None else per_cost(groups, relevance, costs)
             require_units(relevance)
-        return cls(posterior, center, rule, relevance, groups, columns, example, allow_empty, elimination, rows, blocks)
+            if macs is not None and blocks.multiple > 1:
+                room = Room.of(center, groups, LayerCosts(center, groups, "macs", example), example, macs)
+        return cls(
+            posterior, center, rule, relevance, groups, columns, example, allow_empty, elimination, rows, blocks, room
+        )
 
     def at(self, rule: Rule, *, rough: bool = False) -> tuple[Plan, nn.Module]:
         """Return the plan and the network of `rule`, which may differ from ours only in how much it removes.
@@ -138,6 +187,8 @@ class Pruner:
         for group in self.groups if self.blocks.multiple > 1 else ():
             if not group.has_blocks:
                 kept[group.name] = self.blocks.filled(kept[group.name], self.relevance[group.name].cpu())
+        if self.room is not None:
+            kept = self.room.used(kept, self.relevance, self.blocks)
         model = copied(self.center)
         if not self.groups:
             plan = Plan(kept, {}, None, rule).check(self.allow_empty, model)
