@@ -4,7 +4,7 @@
 
 All samples are solved for together, so more of them search more directions in each step. The steps are those of
 `dubito.curvature.sampled`, in float64 with the full matrix in the place of passes over the data, with the Kronecker
-factors alone as the preconditioner and together with the rows of some examples.
+factors or with mixtures of gradients as the preconditioner.
 """
 
 from __future__ import annotations
@@ -64,11 +64,11 @@ def kept_rows(fit: Any, x: Tensor, y: Tensor) -> dict[str, Any]:
     return sums["subset"]
 
 
-def steps(curvature: Tensor, prior: float, preconditioners: list[Any], num_draws: int) -> list[str]:
+def steps(curvature: Tensor, prior: float, preconditioner: Any, num_draws: int) -> list[str]:
     """Return, after each step, the error of the outputs, its estimate and the share of their variance."""
 
     def turn(residual: Tensor) -> Tensor:
-        return torch.cat([each.solve(residual).to(residual) for each in preconditioners])
+        return preconditioner.solve(residual).to(residual)
 
     precision = curvature + prior * torch.eye(len(curvature), dtype=torch.float64)
     root = torch.linalg.cholesky(precision)
@@ -86,7 +86,7 @@ def steps(curvature: Tensor, prior: float, preconditioners: list[Any], num_draws
         turned = turn(residual)
         missing = draws - exact
         error = float((((missing @ curvature) * missing).sum() / variance).sqrt())
-        estimate = min(float(((residual * each).sum() / variance).sqrt()) for each in turned.split(num_draws))
+        estimate = float(((residual * turned).sum() / variance).sqrt())
         found.append(f"{error:.2f}, {estimate:.2f}, {float(((draws @ curvature) * draws).sum() / variance):.2f}")
         directions = orthonormal(turned - torch.cholesky_solve(products @ turned.mT, inner).mT @ directions)
     return found
@@ -107,14 +107,14 @@ def main() -> None:
     }
     curvature = fits["full"].matrix.matrix.double()
     kept = kept_rows(fits["full"], x, y)
-    print(f"{len(curvature):,} weights, rows of every {kept['every']}th example. After each step:")
+    print(f"{len(curvature):,} weights, {kept['used']} mixtures. After each step:")
     print("error of the outputs, its estimate, share of their variance", flush=True)
     for prior in (3.0, 30.0, 300.0):
         ones = torch.ones(len(curvature), dtype=torch.float64)
         scale = torch.ones((), dtype=torch.float64)
-        both = [fits["kron"].matrix.covariance(prior * ones, scale), SubsetInverse(kept, prior * ones, scale)]
+        kron, mixtures = fits["kron"].matrix.covariance(prior * ones, scale), SubsetInverse(kept, prior * ones, scale)
         for num_draws in options.draws:
-            for name, used in {"kron": both[:1], "both": both}.items():
+            for name, used in {"kron": kron, "mixtures": mixtures}.items():
                 found = " | ".join(steps(curvature, prior, used, num_draws))
                 print(f"| {prior:g}, {num_draws} samples, {name} | {found} |", flush=True)
 

@@ -29,7 +29,7 @@ class Limits:
     kept_gradients: int = 256 * MIB  # explicit per-example gradients that are used twice; further ones are formed again
     chunk: int = 16 * MIB  # per-example gradients, output Hessians, sampled logits and other short-lived arrays
     full_matrix: int = 8 * 20_000**2  # a float64 matrix over pairs of weights; a structure with a larger one is refused
-    subset_rows: int = 512 * MIB  # rows of the Jacobian at some examples, which precondition exact posterior samples
+    subset_rows: int = 1152 * MIB  # mixtures of rows of the Jacobian, which precondition exact posterior samples
     kept_rows: int = 512 * MIB  # rows of Jacobians that the greedy selection keeps; others are computed again each time
     drawn_weights: int = 64 * MIB  # float64 weight samples that are drawn or averaged at a time
     kept_weights: int = 256 * MIB  # weight samples that a prediction keeps for the next batch; others are drawn again

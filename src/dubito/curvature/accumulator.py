@@ -49,6 +49,10 @@ class Accumulator(ABC):
         """The number of entries per example and column that `add` allocates besides the layers' gradients."""
         return 0
 
+    def is_complete(self, sums: Sums) -> bool:
+        """Return whether nothing is left to add in this pass or in a later one."""
+        return False
+
     def first_columns(self, sums: Sums) -> Kind | None:
         """Return a cheaper kind of output columns that is enough in this pass over the data; None if there is none."""
         return None
@@ -93,9 +97,13 @@ class Accumulator(ABC):
 
 def curvature_product(factors: dict[str, Factor], selection: Selection, directions: dict[str, Tensor]) -> Tensor:
     """Return ``Jᵀ J u`` as ``[K, D]`` for directions ``[K, *shape]`` of every parameter."""
+    return back_along(factors, selection, along(factors, selection, directions))
+
+
+def along(factors: dict[str, Factor], selection: Selection, directions: dict[str, Tensor]) -> Tensor:
+    """Return ``J u`` as ``[V, B, K]`` for directions ``[K, *shape]`` of every parameter."""
     keep_gradients(factors.values())
-    along = torch.stack([factors[name].dot(directions[name]) for name in selection.names]).sum(0)
-    return back_along(factors, selection, along)
+    return torch.stack([factors[name].dot(directions[name]) for name in selection.names]).sum(0)
 
 
 def back_along(factors: dict[str, Factor], selection: Selection, weights: Tensor) -> Tensor:
@@ -103,3 +111,11 @@ def back_along(factors: dict[str, Factor], selection: Selection, weights: Tensor
     keep_gradients(factors.values())
     back = {name: factors[name].backward_dot(weights) for name in selection.names}
     return selection.ravel({name: value.reshape(-1, *selection.shapes[name]) for name, value in back.items()})
+
+
+def add_back_along(total: Tensor, factors: dict[str, Factor], selection: Selection, weights: Tensor) -> None:
+    """Add ``Jᵀ r`` to `total` ``[K, D]``, one parameter after the other, without an array of all."""
+    keep_gradients(factors.values())
+    for name, chosen in selection.indices.items():
+        found = factors[name].backward_dot(weights)
+        total[:, selection.slices[name]] += found if chosen is None else found[:, chosen.to(found.device)]

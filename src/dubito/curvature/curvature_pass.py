@@ -98,7 +98,7 @@ class CurvaturePass:
             batch: The batch.
             generator: The source of randomness of sampled targets.
         """
-        if not batch.num_rows:
+        if not batch.num_rows or self.accumulator.is_complete(sums):
             return self.no_fit()
         if self.is_wide:
             return self._add(sums, batch, generator)

@@ -49,6 +49,15 @@ class Factor(ABC):
     def summed(self) -> Tensor:
         """Return the gradient summed over examples, ``[V, *shape]``."""
 
+    @property
+    def num_positions(self) -> int:
+        """The number of outer products whose sum is the gradient of one example."""
+        return 1
+
+    def mixed(self, weights: Tensor, rows: slice) -> Tensor:
+        """Return mixtures of the columns of some examples, ``[b, p, size of shape]``, for weights ``[B, V, p]``."""
+        return torch.einsum("bvp,vbs->bps", weights[rows], self.per_sample(rows).flatten(2))
+
     def chunks(self, all_columns: bool = False) -> Iterator[tuple[slice, slice, Tensor]]:
         """Yield slices of columns and examples, and their explicit gradients ``[v, b, size of shape]``."""
         size = max(math.prod(self.shape), 1)

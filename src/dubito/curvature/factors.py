@@ -18,7 +18,7 @@ from dubito.core.tracing import is_tracing
 from dubito.curvature.call_gradients import CallGradient
 from dubito.curvature.factor import Factor, QuadraticForms
 from dubito.curvature.products import Workspace, closed, explicit_products, rotated_square_sum, weighted_outer
-from dubito.networks.layers.rows import DenseRows, IndexRows
+from dubito.networks.layers.rows import ArrayRows, DenseRows, IndexRows
 
 
 @dataclass
@@ -32,6 +32,11 @@ class CallsFactor(Factor):
     def is_embedding(self) -> bool:
         """Whether all calls are of embeddings."""
         return bool(self.calls) and all(isinstance(call.rows, IndexRows) for call in self.calls)
+
+    @property
+    def num_positions(self) -> int:
+        """The number of outer products, of all calls."""
+        return sum(call.rows.shape[1] if isinstance(call.rows, ArrayRows) else 1 for call in self.calls)
 
     def per_sample(self, rows: slice = slice(None), columns: slice = slice(None)) -> Tensor:
         """Return the explicit gradients of all calls, added up."""
@@ -69,6 +74,11 @@ class CallsFactor(Factor):
         if not self.keeps:
             return super().backward_dot(weights)
         return weights.transpose(0, 1).flatten(0, 1).mT @ self._kept
+
+    def mixed(self, weights: Tensor, rows: slice) -> Tensor:
+        if not self.keeps:
+            return super().mixed(weights, rows)
+        return weights[rows].mT @ self._kept.unflatten(0, (self.size, self.columns))[rows]
 
     def rotated(self, left: Tensor | None, right: Tensor | None, workspace: Workspace | None = None) -> CallsFactor:
         """Return the factor of ``leftᵀ M right``: rows and gradients in other bases.
@@ -145,6 +155,10 @@ class OuterFactor(ContractedFactor):
         matrices = directions.reshape(-1, *self.shape)
         return torch.einsum("vbo,kbo->vbk", self.grads, torch.einsum("bi,koi->kbo", self.inputs, matrices))
 
+    def mixed(self, weights: Tensor, rows: slice) -> Tensor:
+        grads = torch.einsum("bvp,vbo->bpo", weights[rows], self.grads[:, rows])
+        return (grads[..., None] * self.inputs[rows, None, None]).flatten(2)
+
     def backward_dot(self, weights: Tensor) -> Tensor:
         mixed = torch.einsum("vbk,vbo->kbo", weights, self.grads)
         return torch.einsum("kbo,bi->koi", mixed, self.inputs).flatten(1)
@@ -169,7 +183,8 @@ class ConvolutionFactor(CallsFactor):
         """The explicit gradients, by one product per example for all columns."""
         call, grads = self.calls[0], self.calls[0].grads_as_rows().permute(1, 0, 3, 2)
         left = grads.reshape(self.size, -1, grads.shape[3])
-        product = torch.bmm(left, self.inputs).unflatten(1, grads.shape[1:3])
+        assert isinstance(call.rows, DenseRows)
+        product = torch.bmm(left, call.rows.columns().mT).unflatten(1, grads.shape[1:3])
         return call.rule.from_matrix(call.layer, product).reshape(self.size * self.columns, -1)
 
     def square_sum(self) -> Tensor:

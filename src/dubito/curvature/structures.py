@@ -20,6 +20,7 @@ from dubito.curvature.kronecker import KroneckerAccumulator, kronecker_matrix
 from dubito.curvature.layer_factors import layer_factors
 from dubito.curvature.one_layer import one_layer
 from dubito.curvature.sampled import SampledAccumulator
+from dubito.curvature.subset import fewest_fit
 from dubito.networks.selection import Selection
 
 __all__ = [
@@ -199,12 +200,14 @@ def make_accumulator(
     rank: int = 50,
     draws: int = 16,
     steps: int = 20,
+    tunes: bool = True,
     generator: torch.Generator | None = None,
     hessian_of: Likelihood | None = None,
 ) -> Accumulator:
     """Return the accumulator of a structure by its name; see `Laplace`.
 
-    `rank` eigenpairs are those of ``"low-rank"``; `draws` samples, in at most `steps` solver steps, of ``"sampled"``.
+    `rank` eigenpairs are those of ``"low-rank"``; `draws` samples, in at most `steps` solver steps, of ``"sampled"``,
+    whose Kronecker factors are exact if prior or noise are chosen by them (`tunes`).
     """
     if hessian_of is not None:
         return HessianAccumulator(engine, selection, hessian_of)
@@ -222,7 +225,8 @@ def make_accumulator(
         case "low-rank":
             return LowRankAccumulator(engine, selection, rank, default_generator(generator))
         case "sampled":
-            return SampledAccumulator(engine, selection, mode, draws, steps, default_generator(generator))
+            thin = not tunes and fewest_fit(selection)
+            return SampledAccumulator(engine, selection, mode, draws, steps, default_generator(generator), thin)
     raise unknown_structure(structure)
 
 

@@ -51,6 +51,7 @@ def test_windows_give_the_same_without_their_rows(layer: nn.Module, batch: tuple
     some, basis = torch.tensor([3, 0, 3]), torch.linalg.qr(torch.randn(rows.a.shape[-1], rows.a.shape[-1])).Q
     assert lazy.shape == rows.a.shape
     assert torch.equal(lazy.at(some), rows.a[:, some])
+    assert torch.equal(rule.inputs_as_rows(layer, x).columns(), rows.a.mT)  # type: ignore[union-attr]
     product, expected = lazy.times(basis), rows.a @ basis
     is_convolved = isinstance(layer, nn.Conv2d) and layer.kernel_size != (1, 1)
     assert ("a" in vars(lazy), product is not None) == (False, is_convolved)

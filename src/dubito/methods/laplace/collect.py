@@ -32,6 +32,7 @@ class Collector:
             recipe.structure, problem.model, selection, problem.likelihood,
             curvature=recipe.curvature, num_samples=recipe.fisher_samples,
             mode=recipe.kron_mode, rank=recipe.rank, draws=recipe.draws, steps=recipe.steps,
+            tunes=isinstance(recipe.prior_precision, str) or isinstance(problem.likelihood, Gaussian),
             generator=problem.generator,
         )  # fmt: skip
         self.accumulator = self.curvature.accumulator
@@ -126,6 +127,7 @@ class SampledCollector(Collector):
         if state["turn"]:
             self.curvature.next_pass(state["sums"])
             return
+        self.accumulator.complete_factors(state["sums"])
         recipe = self.recipe.replace(structure="kron")
         found = tune(self.untuned(state, recipe, state["sums"]["factors"]), recipe, self.problem)
         state["tuned"] = {

@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 from torch import Tensor
 
-from dubito.curvature.sampled import TOLERANCE
+from dubito.curvature.sampled import tolerance
 from dubito.fitting.diagnosis import Finding
 
 
@@ -25,13 +25,14 @@ class Tuning(NamedTuple):
     num_rows: int = 0
 
 
-def findings(tuning: Tuning, prior_precision: Tensor, error: float) -> Iterator[Finding]:
+def findings(tuning: Tuning, prior_precision: Tensor, error: float, num_draws: int) -> Iterator[Finding]:
     """Yield what is wrong.
 
     Args:
         tuning: How the prior precision was chosen.
         prior_precision: What was chosen.
         error: The error of the solver of ``structure="sampled"``; 0 for others.
+        num_draws: The number of its samples.
     """
     if tuning.at_edge:
         yield Finding(
@@ -39,7 +40,7 @@ def findings(tuning: Tuning, prior_precision: Tensor, error: float) -> Iterator[
             f"The prior precision, {float(prior_precision.mean()):.1e}, is at the edge of the range that was searched, "
             "so the data do not determine it: give a number, or more validation data.",
         )  # fmt: skip
-    if error > TOLERANCE:
+    if error > tolerance(num_draws):
         yield Finding(
             "samples not converged", "care",
             f"The solver of structure='sampled' stopped at an error of {error:.0%} of the outputs' standard "

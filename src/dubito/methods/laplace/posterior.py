@@ -336,7 +336,7 @@ class LaplacePosterior(Posterior):
 
     def own_findings(self) -> Iterator[Finding]:
         """Yield what is wrong with the prior precision or the samples."""
-        yield from findings(self.tuning, self.prior_precision, self.sums.get("error", 0.0))
+        yield from findings(self.tuning, self.prior_precision, self.sums.get("error", 0.0), self.recipe.draws)
 
     def _updated(self, data: Data, **options: Any) -> LaplacePosterior:
         """Update with new data, with this posterior as the prior; see `dubito.methods.laplace.online`."""

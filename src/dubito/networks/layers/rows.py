@@ -47,6 +47,10 @@ class ArrayRows:
         """Return the array at some positions."""
         return self.a[:, positions]
 
+    def columns(self) -> Tensor:
+        """Return the array with its last two axes exchanged."""
+        return self.a.mT
+
     def times(self, basis: Tensor) -> Tensor | None:
         """Return ``a @ basis`` where that is faster without the array; otherwise None."""
         return None
