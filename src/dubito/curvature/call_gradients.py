@@ -82,6 +82,10 @@ class CallGradient:
         stored = weight.reshape(self.layer.get_parameter("weight").shape)
         return self.rule.to_matrix(self.layer, stored).flatten()
 
+    def matrices(self, weights: Tensor) -> Tensor:
+        """Return `to_matrix` of several weights ``[G, *shape]``, as ``[G, size]``."""
+        return torch.stack([self.to_matrix(weight) for weight in weights])
+
     def from_matrix(self, flat: Tensor) -> Tensor:
         """Undo `to_matrix`: return the values flat in the order of the parameter."""
         matrix = self.rule.to_matrix(self.layer, self.layer.get_parameter("weight"))
@@ -140,6 +144,10 @@ class RotatedGradient(CallGradient):
     def to_matrix(self, weight: Tensor) -> Tensor:
         """Return the values unchanged: they are in the order of the matrix."""
         return weight.flatten()
+
+    def matrices(self, weights: Tensor) -> Tensor:
+        """Return the values unchanged, without a copy."""
+        return weights.flatten(1)
 
     def from_matrix(self, flat: Tensor) -> Tensor:
         """Return the values unchanged."""

@@ -219,12 +219,13 @@ class ConvolutionFactor(CallsFactor):
         return self.weighted_squares(weight[None], closing=closing)[0]
 
     def weighted_squares(self, weights: Tensor, *, closing: bool = False) -> Tensor:
-        flat = torch.stack([self.calls[0].to_matrix(weight) for weight in weights], dim=1)
+        flat = self.calls[0].matrices(weights)
         found = self.like.new_zeros(self.size, self.columns + closing, len(weights))
         for examples, entries, grads in self.products():
+            some = flat[:, entries].mT
             if closing:
-                found[examples, -1] += grads.sum(1).square_() @ flat[entries]
-            found[examples, : self.columns] += grads.square_() @ flat[entries]
+                found[examples, -1] += grads.sum(1).square_() @ some
+            found[examples, : self.columns] += grads.square_() @ some
         return found.permute(2, 1, 0)
 
 

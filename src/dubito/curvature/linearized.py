@@ -40,6 +40,39 @@ class SampledWarning(UserWarning):
     """A quantity is estimated from samples, because computing it exactly takes too long."""
 
 
+class RowsInParts:
+    """An array whose rows are computed part by part.
+
+    Parts that are kept one by one between large arrays that are freed would fragment the memory.
+
+    Args:
+        size: The number of rows of all parts.
+
+    >>> parts = RowsInParts(3)
+    >>> parts.add(torch.zeros(2))
+    >>> parts.add(torch.ones(1))
+    >>> parts.whole()
+    tensor([0., 0., 1.])
+    """
+
+    def __init__(self, size: int) -> None:
+        self.size, self.filled = size, 0
+        self.array: Tensor | None = None
+
+    def add(self, rows: Tensor) -> None:
+        """Add a copy of the next rows."""
+        if self.array is None:
+            self.array = rows.new_empty(self.size, *rows.shape[1:])
+        assert rows.shape[1:] == self.array.shape[1:]
+        self.array[self.filled : self.filled + len(rows)] = rows
+        self.filled += len(rows)
+
+    def whole(self) -> Tensor:
+        """Return the array."""
+        assert self.array is not None
+        return self.array[: self.filled]
+
+
 class Linearized:
     """Moments of the linearized outputs.
 
@@ -60,12 +93,11 @@ class Linearized:
 
         The Jacobian is contracted once for all of them. `first` is what `start` returned, if it was called already.
         """
-        outputs: list[Tensor] = []
-        found: list[list[Tensor]] = [[] for _ in range(len(covariances))]
-        first = first or self.start(inputs)
+        first, size = first or self.start(inputs), batches.num_rows(inputs)
         direct = is_direct(first)  # all examples share the columns, which are never copied
         closing = centred and not direct and self._closes(first.outputs)
-        is_all = len(first.outputs) == batches.num_rows(inputs)
+        is_all = len(first.outputs) == size
+        outputs, found = RowsInParts(size), [RowsInParts(size) for _ in range(len(covariances))]
         for tape in [first] if is_all else self._tapes(inputs, 1 if direct else MOST_COLUMNS):
             layout = self.likelihood.canonical(tape.outputs).shape
             if direct and (flat := self._by_position(tape)) is not None:
@@ -75,16 +107,15 @@ class Linearized:
                 columns = output_columns.identity(self.likelihood, tape.outputs, at_once, centred=centred)
                 each = self._variances(tape, columns, covariances, closing)
             for variances, values in zip(found, each, strict=True):
-                variances.append(values.reshape(layout))
-            outputs.append(tape.outputs.detach())
-        return torch.cat(outputs), [torch.cat(variances) for variances in found]
+                variances.add(values.reshape(layout))
+            outputs.add(tape.outputs.detach())
+        return outputs.whole(), [variances.whole() for variances in found]
 
     def variances_at(
         self, inputs: Any, covariances: Sequence[linalg.Covariance], where: Tensor, *, centred: bool
     ) -> tuple[Tensor, list[Tensor]]:
         """Return outputs ``[B · P, C]`` and their variances at chosen positions ``[B, P]`` of each example."""
-        outputs: list[Tensor] = []
-        found: list[list[Tensor]] = [[] for _ in range(len(covariances))]
+        outputs, found = RowsInParts(where.numel()), [RowsInParts(where.numel()) for _ in range(len(covariances))]
         start = 0
         for tape in self._tapes(inputs, MOST_COLUMNS):
             own = where[start : start + len(tape.outputs)]
@@ -101,9 +132,9 @@ class Linearized:
                 each = self._variances(tape, columns, covariances, closing=False)
                 picked = positions.at(canonical.flatten(1, -2), own).flatten(0, 1)
             for variances, values in zip(found, each, strict=True):
-                variances.append(values.reshape(picked.shape))
-            outputs.append(picked)
-        return torch.cat(outputs), [torch.cat(variances) for variances in found]
+                variances.add(values.reshape(picked.shape))
+            outputs.add(picked)
+        return outputs.whole(), [variances.whole() for variances in found]
 
     def _variances(
         self, tape: Tape, columns: Iterable[Tensor], covariances: Sequence[linalg.Covariance], closing: bool
@@ -180,7 +211,7 @@ class Linearized:
         width = self.likelihood.canonical(first).shape[-1]
         if 8 * width**2 > limits.current().kronecker_factor:
             raise InputError(f"The covariance of {width:,} logits does not fit into memory: use link='probit'.")
-        outputs, found = [], []
+        outputs, found = (RowsInParts(batches.num_rows(inputs)) for _ in range(2))
         for tape in self._tapes(inputs, self.likelihood.num_outputs(first)):
             layout = self.likelihood.canonical(tape.outputs).shape
             flat = positions.by_position(tape, self.likelihood) if tape.outputs.ndim > 2 else None
@@ -189,9 +220,9 @@ class Linearized:
             for columns in output_columns.identity(likelihood, own.outputs, width):
                 with own.lend() as memory:
                     blocks.append(self._terms(own.pull(columns, memory), memory).gram(covariance))
-            outputs.append(tape.outputs.detach())
-            found.append(torch.stack(blocks, dim=1).reshape(*layout, layout[-1]))
-        return torch.cat(outputs), torch.cat(found)
+            outputs.add(tape.outputs.detach())
+            found.add(torch.stack(blocks, dim=1).reshape(*layout, layout[-1]))
+        return outputs.whole(), found.whole()
 
     def whole_covariance(self, inputs: Any, covariance: linalg.Covariance, joint: bool) -> tuple[Tensor, Tensor]:
         """Return all outputs of each example, ``[B, O]`` in canonical order, and their covariance.
