@@ -25,6 +25,7 @@ class Limits:
     gradients: int = 96 * MIB  # gradients of one vector-Jacobian product; batches and columns are split to stay below
     cached_gradients: int = 8 * MIB  # the same, where they should fit the processor's cache; larger parts are no faster
     activation: int = 12 * MIB  # the largest activation of one forward pass of the curvature engine
+    activations: int = 128 * MIB  # all activations of a forward pass that is differentiated
     cached_products: int = 4 * MIB  # explicit gradients of convolutions, which should fit the processor's cache
     kept_gradients: int = 256 * MIB  # explicit per-example gradients that are used twice; further ones are formed again
     chunk: int = 16 * MIB  # per-example gradients, output Hessians, sampled logits and other short-lived arrays

@@ -28,6 +28,7 @@ from dubito.curvature.evidence import known_noise
 from dubito.curvature.matrices import Matrix
 from dubito.networks.selection import Selection
 from dubito.networks.twin import light_copy
+from dubito.networks.watching import watch
 
 # Training rows that are looked at.
 MOST_ROWS = 1000
@@ -143,6 +144,13 @@ def _over_rows(
 
 
 def _rows_at_once(model: nn.Module, inputs: object) -> int:
-    """Return how many rows have outputs of limited size."""
-    one = params.call(model, batches.map_leaves(torch.clone, batches.take(inputs, slice(0, 1))))
-    return numbers(limits.current().outputs) // max(1, one.numel())
+    """Return how many rows have outputs of the network, and of all its modules together, of limited size."""
+    sizes: list[int] = []
+
+    def count(_name: str, _module: nn.Module, _args: object, _kwargs: object, output: object) -> None:
+        sizes.extend(leaf.numel() for leaf in batches.leaves(output))
+
+    with watch(dict(model.named_modules()), after=count):
+        one = params.call(model, batches.map_leaves(torch.clone, batches.take(inputs, slice(0, 1))))
+    limit = limits.current()
+    return min(numbers(limit.outputs) // max(1, one.numel()), numbers(limit.activations) // max(1, sum(sizes)))
