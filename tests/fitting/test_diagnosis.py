@@ -104,6 +104,9 @@ def test_a_network_that_is_not_at_an_optimum() -> None:
     with pytest.warns(NotConvergedWarning, match="one more step would gain"):
         posterior = Laplace().fit(network(scale=0.01), classes(), progress=False)
     found(posterior, "not at an optimum")
+    posterior.fit_record = replace(posterior.fit_record, remaining_gain=257.0)
+    missing = -posterior.fit_record.centre.log_score
+    assert f"would gain {missing:.2f} nats" in found(posterior, "not at an optimum")  # no step gains more
     given = Laplace(prior_precision=1.0).fit(network(scale=0.01), classes(), progress=False)
     assert not any(finding.name == "not at an optimum" for finding in given.diagnose().findings)
 

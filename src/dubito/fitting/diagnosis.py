@@ -198,10 +198,10 @@ def _about_training(record: FitRecord, least_gain: float, has_spread: bool) -> I
             f"{centre.log_score:.3g} against {record.constant:.3g}): it is not trained, or its training diverged. "
             f"Train it first, or lower the learning rate.{hint}",
         )  # fmt: skip
-    elif record.remaining_gain is not None and record.remaining_gain > FAR_FROM_OPTIMUM:
+    elif record.possible_gain > FAR_FROM_OPTIMUM:
         yield Finding(
             "not at an optimum", "care",
-            f"The network is not trained to an optimum: one more step would gain {record.remaining_gain:.2f} nats per "
+            f"The network is not trained to an optimum: one more step would gain {record.possible_gain:.2f} nats per "
             f"training example. Train it longer first; the posterior is one around these weights.{hint}",
         )  # fmt: skip
     elif (why := _no_better(record, least_gain, has_spread)) is not None:

@@ -116,6 +116,15 @@ class FitRecord:
             return 2 * self.epistemic
         return self.epistemic / max(1 - self.epistemic, 1e-6)
 
+    @property
+    def possible_gain(self) -> float:
+        """`remaining_gain`, 0 if it was not measured; of classes at most what is missing to perfect predictions.
+
+        `remaining_gain` is that of a quadratic approximation, which can exceed it.
+        """
+        gain = self.remaining_gain or 0.0
+        return gain if self.centre.accuracy is None else min(gain, -self.centre.log_score)
+
     def with_held_out(self, found: Found) -> FitRecord:
         """Return the record with what a search saw of held-out examples."""
         return dataclasses.replace(
