@@ -169,7 +169,7 @@ def main() -> None:
     parser.add_argument("--steps", type=int, default=3, help="Of the solver, for resnet20.")
     parser.add_argument("--draws", type=int, default=16, help="For resnet20.")
     parser.add_argument(
-        "--prior", type=float, default=100.0, help="The prior precision, for resnet20; 0 lets the evidence choose."
+        "--prior", type=float, default=100.0, help="The prior precision, for resnet20; 0 lets the fit choose."
     )
     options = parser.parse_args()
     torch.set_num_threads(1)
