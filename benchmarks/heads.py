@@ -10,6 +10,7 @@ other defaults were developed too (see `benchmarks/defaults.py`). Rows are kept 
 from __future__ import annotations
 
 import argparse
+import itertools
 import json
 import statistics
 import warnings
@@ -46,23 +47,24 @@ def run(seeds: int) -> None:
     """Fill in what is missing."""
     ROWS.parent.mkdir(exist_ok=True)
     done = {(row["data"], row["seed"], row["case"]) for row in rows()}
-    for seed in range(seeds):
-        for name in SETS:
-            data = dubito.data.load(name, validation=0.2, generator=torch.Generator().manual_seed(seed))
-            outputs = data.num_outputs
-            for case, (recipe, rate) in cases().items():
-                if (name, seed, case) in done:
-                    continue
-                torch.manual_seed(seed)
-                network = models.mlp(data.train[0][0].numel(), outputs, hidden=50)
-                likelihood = "categorical" if data.task == "classification" else "gaussian"
-                with mock.patch.object(trainer, "HEAD_RATE", rate):
-                    posterior = recipe.fit(
-                        network, data.train, likelihood=likelihood, training=TRAINING.get(name, OTHERS), progress=False
-                    )
-                nll = -float(posterior.predict(data.validation[0]).log_prob(data.validation[1]).mean())
-                with ROWS.open("a") as file:
-                    file.write(json.dumps({"data": name, "seed": seed, "case": case, "nll": nll}) + "\n")
+    for seed, name in itertools.product(range(seeds), SETS):
+        data = dubito.data.load(name, validation=0.2, generator=torch.Generator().manual_seed(seed))
+        sizes = data.train[0][0].numel(), data.num_outputs
+        likelihood = "categorical" if data.task == "classification" else "gaussian"
+        for rate in sorted({rate for _, rate in cases().values()}):
+            own = {case: recipe for case, (recipe, its) in cases().items() if its == rate}
+            missing = {case: recipe for case, recipe in own.items() if (name, seed, case) not in done}
+            if not missing:
+                continue
+            with mock.patch.object(trainer, "HEAD_RATE", rate):
+                found = dubito.compare(
+                    lambda seed, sizes=sizes: models.mlp(*sizes, hidden=50), data.train, missing, test=data.validation,
+                    seeds=[seed], likelihood=likelihood, training=TRAINING.get(name, OTHERS), progress=False,
+                )  # fmt: skip
+            with ROWS.open("a") as file:
+                for run in found.runs:
+                    nll = run.evaluation.scores["nll"]
+                    file.write(json.dumps({"data": name, "seed": seed, "case": run.name, "nll": nll}) + "\n")
 
 
 def rows() -> list[dict[str, Any]]:

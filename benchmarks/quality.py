@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import json
 import statistics
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -68,25 +68,48 @@ def run(
     """Fill in every cell that is missing; `training` is that of `dubito.compare`."""
     for task_name, task in tasks.items():
         for seed in range(seeds):
-            missing = [name for name in methods if not cell(folder, task_name, name, seed).is_file()]
-            if not missing:
+            if not missing(folder, task_name, methods, seed):
                 continue
-            data = dubito.data.load(task.data, limit=task.limit, limit_test=task.limit_test)
-            ood = {name: dubito.data.load(name, like=data, limit_test=task.limit_test).test for name in task.ood}
+            data, ood = load(task)
+            network = trained_network(folder, task_name, task, data, seed)
+            fill(folder, task_name, methods, seed, network, data, ood, kinds, training)
 
-            def keep(run: Any, task_name: str = task_name) -> None:
-                if isinstance(run, Failure):
-                    raise run.error
-                cell(folder, task_name, run.name, run.seed).write_text(json.dumps(run.evaluation.to_json()))
-                nll = run.evaluation.scores["nll"]
-                print(f"{task_name} seed {run.seed} {run.name}: NLL {nll:.4f}", flush=True)
 
-            dubito.compare(
-                trained_network(folder, task_name, task, data, seed), data.train, {m: methods[m] for m in missing},
-                test=data.test, seeds=[seed], validation=data.validation, ood=ood,
-                shifts=dubito.data.shifts(data, kinds=kinds), base=MAP(train=False),
-                training=training, progress=keep,
-            )  # fmt: skip
+def missing(folder: str, task: str, methods: Mapping[str, Recipe], seed: int) -> dict[str, Recipe]:
+    """Return the methods whose cell is not there yet."""
+    return {name: recipe for name, recipe in methods.items() if not cell(folder, task, name, seed).is_file()}
+
+
+def load(task: Task) -> tuple[DataSet, dict[str, Tensor]]:
+    """Return the data of a task, and the inputs that are out of its distribution."""
+    data = dubito.data.load(task.data, limit=task.limit, limit_test=task.limit_test)
+    return data, {name: outside(name, data, task.limit_test) for name in task.ood}
+
+
+def fill(
+    folder: str,
+    task: str,
+    methods: Mapping[str, Recipe],
+    seed: int,
+    network: nn.Module,
+    data: DataSet,
+    ood: dict[str, Tensor],
+    kinds: tuple[str, ...],
+    training: Any = None,
+) -> None:
+    """Fill in the missing cells of one trained network."""
+
+    def keep(run: Any) -> None:
+        if isinstance(run, Failure):
+            raise run.error
+        cell(folder, task, run.name, run.seed).write_text(json.dumps(run.evaluation.to_json()))
+        print(f"{task} seed {run.seed} {run.name}: NLL {run.evaluation.scores['nll']:.4f}", flush=True)
+
+    if recipes := missing(folder, task, methods, seed):
+        dubito.compare(
+            network, data.train, recipes, test=data.test, seeds=[seed], validation=data.validation, ood=ood,
+            shifts=dubito.data.shifts(data, kinds=kinds), base=MAP(train=False), training=training, progress=keep,
+        )  # fmt: skip
 
 
 def trained_network(folder: str, task_name: str, task: Task, data: Any, seed: int) -> nn.Module:
@@ -109,7 +132,13 @@ def cell(folder: str, task: str, method: str, seed: int) -> Path:
     return RESULTS / folder / f"{task}-{name}-{seed}.json"
 
 
-def table(folder: str, task_name: str, methods: dict[str, Any], seeds: int) -> str:
+def table(
+    folder: str,
+    task_name: str,
+    methods: Iterable[str],
+    seeds: int,
+    columns: Callable[[Evaluation], dict[str, float]] | None = None,
+) -> str:
     """Return a Markdown table: mean ± standard deviation over the seeds that are there."""
     lines: list[str] = []
     for method in methods:
@@ -117,7 +146,7 @@ def table(folder: str, task_name: str, methods: dict[str, Any], seeds: int) -> s
         found = [Evaluation.from_json(json.loads(p.read_text())) for p in paths if p.is_file()]
         if not found:
             continue
-        rows = [_columns(result) for result in found]
+        rows = [(columns or _columns)(result) for result in found]
         if not lines:
             lines += [f"| method | {' | '.join(rows[0])} |", f"|---|{'---|' * len(rows[0])}"]
         cells = [mean_text([row[key] for row in rows]) for key in rows[0]]

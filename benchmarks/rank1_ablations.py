@@ -10,17 +10,18 @@ in benchmarks/results/rank1-ablations.
 from __future__ import annotations
 
 import argparse
+import itertools
 import json
 import statistics
 from pathlib import Path
 from typing import Any
 
 import torch
-from common import cpu_seconds
 from quality import RESULTS, mean_text
 
 import dubito
 from dubito import MAP, BatchEnsemble, Rank1, Training, models, priors
+from dubito.uses.comparison import Failure, Run
 
 FOLDER = RESULTS / "rank1-ablations"
 KINDS = ("noise", "rotation")
@@ -63,24 +64,6 @@ GROUPS: dict[str, dict[str, Any]] = {
 }
 
 
-def one_cell(name: str, recipe: Any, seed: int, data: Any) -> dict[str, float]:
-    """Train and measure one row."""
-    torch.manual_seed(seed)
-    inputs = data.train[0][0].numel()
-    model = models.mlp(inputs, 10, hidden=(100,))
-    training = TRAINING.replace(epochs=TRAINING.epochs * 2) if "2 x epochs" in name else TRAINING
-    kept: list[Any] = []
-    options: dict[str, Any] = {"training": training, "generator": torch.Generator().manual_seed(seed)}
-    seconds = cpu_seconds(lambda: kept.append(recipe.fit(model, data.train, progress=False, **options)))
-    result = dubito.evaluate(kept[0], data.test, shifts=dubito.data.shifts(data, kinds=KINDS))
-    shifted = [scores for by_severity in result.shifts.values() for scores in by_severity.values()]
-    return {
-        **{key: result.scores[key.lower()] for key in ("accuracy", "NLL", "ECE")},
-        **{f"c{key}": statistics.mean(s[key.lower()] for s in shifted) for key in ("NLL", "ECE")},
-        "training": seconds,
-    }
-
-
 def cell_file(name: str, row: str, seed: int) -> Path:
     """Return the file of one cell."""
     return FOLDER / f"{name}-{''.join(c if c.isalnum() else '-' for c in row)}-{seed}.json"
@@ -90,12 +73,34 @@ def run(name: str, seeds: int) -> None:
     """Fill in every cell that is missing."""
     FOLDER.mkdir(parents=True, exist_ok=True)
     data = dubito.data.load(name, limit=400 if name == "digits" else 2000, limit_test=1000)
-    for seed in range(seeds):
-        for rows in GROUPS.values():
-            for row, recipe in rows.items():
-                path = cell_file(name, row, seed)
-                if not path.is_file():
-                    path.write_text(json.dumps(one_cell(row, recipe, seed, data)))
+    inputs, shifts = data.train[0][0].numel(), dubito.data.shifts(data, kinds=KINDS)
+
+    def keep(run: Any) -> None:
+        if isinstance(run, Failure):
+            raise run.error
+        cell_file(name, run.name, run.seed).write_text(json.dumps(columns(run)))
+
+    rows = {row: recipe for some in GROUPS.values() for row, recipe in some.items()}
+    for seed, times in itertools.product(range(seeds), (1, 2)):
+        missing = {
+            row: recipe for row, recipe in rows.items()
+            if ("2 x epochs" in row) == (times == 2) and not cell_file(name, row, seed).is_file()
+        }  # fmt: skip
+        if missing:
+            dubito.compare(
+                lambda seed: models.mlp(inputs, 10, hidden=(100,)), data.train, missing, test=data.test, seeds=[seed],
+                training=TRAINING.replace(epochs=times * TRAINING.epochs), shifts=shifts, progress=keep,
+            )  # fmt: skip
+
+
+def columns(run: Run) -> dict[str, float]:
+    """Return what the table shows of one fit."""
+    shifted = [scores for _, _, scores in run.evaluation.shift_rows()]
+    return {
+        **{key: run.evaluation.scores[key.lower()] for key in ("accuracy", "NLL", "ECE")},
+        **{f"c{key}": statistics.mean(scores[key.lower()] for scores in shifted) for key in ("NLL", "ECE")},
+        "training": run.fit_seconds,
+    }
 
 
 def table(name: str, seeds: int) -> str:
@@ -111,7 +116,7 @@ def table(name: str, seeds: int) -> str:
             cost = statistics.median(cell.pop("training") for cell in found)
             base = base or cost
             if not lines:
-                titles = [*found[0], "training CPU", "seeds"]
+                titles = [*found[0], "training time", "seeds"]
                 lines += [f"| | | {' | '.join(titles)} |", f"|---|---|{'---|' * len(titles)}"]
             texts = [mean_text([cell[key] for cell in found]) for key in found[0]]
             lines.append(f"| {group} | {row} | {' | '.join(texts)} | {cost / base:.2f} | {len(found)} |")

@@ -1,33 +1,26 @@
 """The image tables of `subnetwork_quality.py`: trained classifiers, clean, shifted and out of distribution.
 
-All Laplace posteriors of one network are fitted and used together (`together.py`). Each cell (task, row, seed) is one
-JSON file; existing cells are not computed again.
+Each cell (task, row, seed) is one JSON file; existing cells are not computed again.
 """
 
 from __future__ import annotations
 
 import copy
 import dataclasses
-import json
 import statistics
-from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from pathlib import Path
-from typing import Any
 
-import together
+import quality
 import torch
-from quality import Task, cell, mean_text, outside, trained_network
+from quality import Task, fill, load, missing, trained_network
 from torch import Tensor, nn
 
 import dubito
-from dubito import MAP, SWAG, Ensemble, Laplace, Training, metrics, models, select
-from dubito.beliefs.prediction import ClassPrediction
+from dubito import MAP, SWAG, Ensemble, Laplace, Training, models, select
 from dubito.data import DataSet
 from dubito.fitting.recipe import Recipe
 from dubito.select.rule import SelectionRule
-
-Predictor = Callable[[Tensor], dict[str, ClassPrediction]]
+from dubito.uses.reporting import Evaluation
 
 SHIFTS = ("rotation", "noise", "blur")
 LAST, REST = select.last_layer(), ~select.last_layer()
@@ -61,7 +54,7 @@ QUICK = {
 
 @dataclass(frozen=True)
 class Scale:
-    """How large a run is, and where its cells lie.
+    """How large a run is.
 
     Args:
         quick: Whether it is on fewer images.
@@ -82,14 +75,6 @@ class Scale:
             return TASKS[name]
         limit, limit_test = QUICK[name]
         return dataclasses.replace(TASKS[name], limit=limit, limit_test=limit_test)
-
-    def cell(self, task: str, row: str, seed: int) -> Path:
-        """The file of one cell."""
-        return cell(self.folder, task, row, seed)
-
-    def has(self, task: str, seed: int, *rows: str) -> bool:
-        """Whether all of these rows are there."""
-        return all(self.cell(task, row, seed).is_file() for row in rows)
 
 
 def full(weights: SelectionRule) -> Laplace:
@@ -163,43 +148,6 @@ def rotated_context(data: DataSet, number: int = 1000) -> Tensor:
     return dubito.data.rotate(data.train[0][:number], angles, standardizer=data.encoder)
 
 
-def load(task: Task) -> tuple[DataSet, dict[str, Tensor]]:
-    """The data of a task, and the inputs that are out of its distribution."""
-    data = dubito.data.load(task.data, limit=task.limit, limit_test=task.limit_test)
-    return data, {name: outside(name, data, task.limit_test) for name in task.ood}
-
-
-def run(names: list[str], num_seeds: int, scale: Scale) -> None:
-    """Fill in what is missing."""
-    for seed in range(num_seeds):
-        for name in names:
-            data, ood = load(scale.task(name))
-            predictors = list(missing(name, data, seed, scale))
-            for row, scores in judge(predictors, data, ood).items():
-                scale.cell(name, row, seed).write_text(json.dumps(scores))
-                print(f"{name} seed {seed} {row}: {_brief(scores)}", flush=True)
-
-
-def missing(name: str, data: DataSet, seed: int, scale: Scale) -> Iterator[Predictor]:
-    """What predicts the rows that are not there yet."""
-    task, rows = scale.task(name), laplace_rows(name, data)
-    points = {key: point for key, point in POINTS.items() if not scale.has(name, seed, key)}
-    points = {key: point for key, point in points.items() if isinstance(point, MAP) or not scale.main_rows}
-    plain, cooler = (
-        {key: row for key, row in some.items() if not scale.has(name, seed, *_tunings(key))}
-        for some in (main_rows(rows) if scale.main_rows else rows, tempered_rows(rows))
-    )
-    if not (points or plain or cooler):
-        return
-    network = trained_network(scale.folder, name, task, data, seed)
-    if points:
-        yield point_predictor(points, network, data, task.training, seed)
-    if plain:
-        yield laplace_predictor(plain, network, data)
-    if cooler:
-        yield laplace_predictor(cooler, tempered(network, data), data)
-
-
 # The network itself, and what else is one network or a few of them.
 POINTS: dict[str, Recipe] = {
     "MAP": MAP(train=False),
@@ -208,100 +156,51 @@ POINTS: dict[str, Recipe] = {
 }
 
 
-def _tunings(row: str) -> list[str]:
-    return [f"{row}, {by}" for by in ("evidence", "validation")]
+def tuned(rows: dict[str, Laplace]) -> dict[str, Recipe]:
+    """Both ways of choosing the precision of every row."""
+    ways = ("evidence", "validation")
+    return {f"{key}, {by}": recipe.replace(prior_precision=by) for key, recipe in rows.items() for by in ways}
 
 
-def point_predictor(
-    points: dict[str, Recipe], network: nn.Module, data: DataSet, training: Training, seed: int
-) -> Predictor:
-    """Networks as they are; those of an ensemble are trained like the first one, from other starts."""
-    fitted = {
-        key: recipe.fit(
-            network, data.train, validation=data.validation, training=training,
-            generator=torch.Generator().manual_seed(seed), progress=False,
-        )
-        for key, recipe in points.items()
-    }  # fmt: skip
-    return lambda inputs: {key: posterior.predict(inputs) for key, posterior in fitted.items()}
+def plain_rows(name: str, data: DataSet, scale: Scale) -> dict[str, Recipe]:
+    """The rows of the network as it is."""
+    rows = laplace_rows(name, data)
+    if not scale.main_rows:
+        return POINTS | tuned(rows)
+    return {key: point for key, point in POINTS.items() if isinstance(point, MAP)} | tuned(main_rows(rows))
 
 
-def laplace_predictor(rows: dict[str, Laplace], network: nn.Module, data: DataSet) -> Predictor:
-    """All Laplace posteriors at once, each with both ways of choosing its precision."""
-    together.check(network, data.train, data.validation)
-    posteriors = {}
-    for key, raw in together.fit(network, rows, data.train).items():
-        for row, by in zip(_tunings(key), ("evidence", "validation"), strict=True):
-            posteriors[row] = together.tuned(raw, by, data.validation)
-    for row, posterior in posteriors.items():
-        print(f"  {row}: {posterior.selection.num_weights} weights, λ = {float(posterior.prior_precision):.3g}")
-    return lambda inputs: together.predict(posteriors, inputs)
+def run(names: list[str], num_seeds: int, scale: Scale) -> None:
+    """Fill in what is missing."""
+    for seed in range(num_seeds):
+        for name in names:
+            task = scale.task(name)
+            data, ood = load(task)
+            network = trained_network(scale.folder, name, task, data, seed)
+            # the networks of an ensemble are trained like the first one, from other starts
+            how = lambda recipe, task=task: task.training if isinstance(recipe, Ensemble) else None  # noqa: E731
+            plain, cooler = plain_rows(name, data, scale), tuned(tempered_rows(laplace_rows(name, data)))
+            fill(scale.folder, name, plain, seed, network, data, ood, SHIFTS, how)
+            if missing(scale.folder, name, cooler, seed):
+                fill(scale.folder, name, cooler, seed, tempered(network, data), data, ood, SHIFTS)
 
 
-def judge(predictors: list[Predictor], data: DataSet, ood: dict[str, Tensor]) -> dict[str, dict[str, Any]]:
-    """The scores of every row: clean, by shift and severity, and out of distribution."""
-    found: dict[str, dict[str, Any]] = {}
-    shifts = dubito.data.shifts(data, kinds=SHIFTS)
-    for predictor in predictors:
-        clean = predictor(data.test[0])
-        for row, prediction in clean.items():
-            found[row] = {"clean": scores_of(prediction, data.test[1]), "ood": {}} | {kind: [] for kind in SHIFTS}
-        for kind, (inputs, targets) in _shifted(shifts):
-            for row, prediction in predictor(inputs).items():
-                found[row][kind].append(scores_of(prediction, targets))
-        for name, inputs in ood.items():
-            for row, prediction in predictor(inputs).items():
-                found[row]["ood"][name] = detection(clean[row], prediction)
-    return found
-
-
-def _shifted(shifts: Any) -> Iterator[tuple[str, Any]]:
-    return ((kind, pair) for kind, by_severity in shifts.items() for pair in by_severity.values())
-
-
-def scores_of(prediction: ClassPrediction, targets: Tensor) -> dict[str, float]:
-    """Likelihood, calibration and accuracy."""
-    return {
-        "nll": -float(prediction.log_prob(targets).double().mean()),
-        "ece": float(metrics.ece(prediction.probs, targets)),
-        "accuracy": float(metrics.accuracy(prediction.probs, targets)),
-    }
-
-
-def detection(inside: ClassPrediction, outside: ClassPrediction) -> dict[str, float]:
-    """The AUROC of out-of-distribution images, by entropy and by epistemic uncertainty."""
-    labels = torch.cat([torch.zeros(len(inside.entropy)), torch.ones(len(outside.entropy))])
-    both = {"entropy": (inside.entropy, outside.entropy), "epistemic": (inside.epistemic, outside.epistemic)}
-    return {key: float(metrics.auroc(torch.cat(pair), labels)) for key, pair in both.items()}
-
-
-def _brief(scores: dict[str, Any]) -> str:
-    return ", ".join(f"{key} {value:.3f}" for key, value in columns(scores).items())
-
-
-def columns(scores: dict[str, Any]) -> dict[str, float]:
+def columns(result: Evaluation) -> dict[str, float]:
     """What the tables show: shifts as means over their severities."""
-    found = {"NLL": scores["clean"]["nll"], "ECE": scores["clean"]["ece"], "accuracy": scores["clean"]["accuracy"]}
+    found = {key: result.scores[key.lower()] for key in ("NLL", "ECE", "accuracy")}
     for kind in SHIFTS:
-        found[f"{kind} NLL"] = statistics.mean(each["nll"] for each in scores[kind])
-    found["shifted ECE"] = statistics.mean(each["ece"] for kind in SHIFTS for each in scores[kind])
-    for name, by_score in scores["ood"].items():
+        found[f"{kind} NLL"] = statistics.mean(scores["nll"] for scores in result.shifts[kind].values())
+    found["shifted ECE"] = statistics.mean(scores["ece"] for _, _, scores in result.shift_rows())
+    for name, by_score in result.ood.items():
         # a point has no epistemic part; its entropy is the best it has
-        found[f"AUROC {name}"] = max(by_score["entropy"], by_score["epistemic"])
+        found[f"AUROC {name}"] = max(
+            by_score[score]["auroc"] for score in ("entropy", "epistemic") if score in by_score
+        )
     return found
 
 
 def table(task: str, num_seeds: int, scale: Scale) -> str:
     """A Markdown table of what is there, mean ± standard deviation over seeds."""
-    data, _ = load(scale.task(task))
-    laplace = laplace_rows(task, data)
-    rows = [*POINTS, *(row for key in laplace | tempered_rows(laplace) for row in _tunings(key))]
-    lines: list[str] = []
-    for row in rows:
-        paths = [scale.cell(task, row, seed) for seed in range(num_seeds)]
-        found = [columns(json.loads(path.read_text())) for path in paths if path.is_file()]
-        if found and not lines:
-            lines = [f"| {task} | {' | '.join(found[0])} |", f"|---|{'---|' * len(found[0])}"]
-        if found:
-            lines.append(f"| {row} | {' | '.join(mean_text([each[key] for each in found]) for key in found[0])} |")
-    return "\n".join(lines)
+    laplace = laplace_rows(task, load(scale.task(task))[0])
+    rows = [*POINTS, *tuned(laplace | tempered_rows(laplace))]
+    return quality.table(scale.folder, task, rows, num_seeds, columns)

@@ -16,19 +16,15 @@ from torch import Tensor, nn
 
 import dubito
 from dubito import MAP, Laplace, Training, likelihoods, models, select
-from dubito.core.batches import Source
-from dubito.data import DataSet, Pair
-from dubito.fitting.posterior import Posterior
+from dubito.data import DataSet
+from dubito.fitting.recipe import Recipe
 from dubito.methods.laplace import LaplacePosterior
-from dubito.methods.laplace.tuning import tune
 
 FOLDER = RESULTS / "subnetwork-uci"
 SETS = ("boston", "concrete", "energy", "wine", "yacht")
 KINDS = ("standard", "gap")
 SHARE = 0.1
 TRAINING = Training(epochs=300, batch_size=32, lr=1e-2)
-# Tried on validation data: multiples of the noise that the evidence prefers.
-NOISE_FACTORS = [2 ** (step / 2) for step in range(-2, 11)]
 LAST = select.last_layer()
 
 
@@ -74,42 +70,23 @@ def measure(data: DataSet, seed: int) -> dict[str, dict[str, float]]:
     """The scores of every row on one split."""
     torch.manual_seed(seed)
     model = models.mlp(data.input_shape[0], 1, hidden=50)
-    options = {"likelihood": likelihoods.Gaussian(), "progress": False, "validation": data.validation}
+    options: dict[str, Any] = {"likelihood": likelihoods.Gaussian(), "validation": data.validation, "progress": False}
     generator = torch.Generator().manual_seed(seed)
-    point = MAP(prior_precision=1.0).fit(model, data.train, training=TRAINING, generator=generator, **options)
-    trained = point.model
-    found = {"MAP": _nll(point, data)}
-    tuned = MAP(train=False, temperature="validation").fit(trained, data.train, **options)
-    found["MAP, tuned noise"] = _nll(tuned, data)
+    trained = MAP(prior_precision=1.0).fit(model, data.train, training=TRAINING, generator=generator, **options).model
     choices = rules(spread_inputs(data.train[0]))
     recipes = {"full": Laplace(structure="full"), "K-FAC": Laplace(structure="kron")}
     recipes |= {"diagonal": Laplace(structure="diag"), "last layer": Laplace(structure="full", weights=LAST)}
     recipes |= {key: Laplace(structure="full", weights=rule) for key, rule in choices.items()}
+    plain = MAP(train=False)
+    rows: dict[str, Recipe] = {"MAP": plain, "MAP, tuned noise": MAP(train=False, temperature="validation")}
     for key, recipe in recipes.items():
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore", select.SelectionWarning)
-            posterior = recipe.replace(prior_precision="evidence").fit(trained, data.train, **options)
-        found[f"{key}, evidence"] = _nll(posterior, data)
-        found[f"{key}, validation"] = _nll(by_validation(posterior, data.validation), data)
-        if key == "full":
-            whole = posterior
-    found["captured"] = captured(trained, data, whole, choices | {"last layer": LAST})
-    return found
-
-
-def by_validation(posterior: LaplacePosterior, validation: Pair) -> LaplacePosterior:
-    """The same curvature with the λ and the noise of the best validation likelihood."""
-    recipe, source = posterior.recipe.replace(prior_precision="validation"), Source(validation)
-    tried = []
-    for factor in NOISE_FACTORS:
-        noise = likelihoods.Gaussian(noise=factor * float(posterior.noise))
-        tried.append(tune(posterior.with_settings(posterior.prior_precision, noise), recipe, source))
-    return max(tried, key=lambda each: float(each.predict(validation[0]).log_prob(validation[1]).sum()))
-
-
-def _nll(posterior: Posterior, data: DataSet) -> dict[str, float]:
-    """The mean negative log-likelihood of the standardized test targets."""
-    return {"nll": -float(posterior.predict(data.test[0]).log_prob(data.test[1]).double().mean())}
+        rows |= {f"{key}, {by}": recipe.replace(prior_precision=by) for by in ("evidence", "validation")}
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", select.SelectionWarning)
+        compared = dubito.compare(trained, data.train, rows, test=data.test, seeds=[seed], base=plain, **options)
+        whole: Any = rows["full, evidence"].fit(trained, data.train, **options)
+        found = {run.name: {"nll": run.evaluation.scores["nll"]} for run in compared.runs}
+        return found | {"captured": captured(trained, data, whole, choices | {"last layer": LAST})}
 
 
 def captured(model: nn.Module, data: DataSet, whole: LaplacePosterior, choices: dict[str, Any]) -> dict[str, float]:
@@ -119,9 +96,7 @@ def captured(model: nn.Module, data: DataSet, whole: LaplacePosterior, choices: 
     found = {}
     for key, rule in choices.items():
         recipe = Laplace(structure="full", weights=rule, prior_precision=prior)
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore", select.SelectionWarning)
-            part = recipe.fit(model, data.train, likelihood=likelihood, progress=False)
+        part = recipe.fit(model, data.train, likelihood=likelihood, progress=False)
         found[key] = float(part.functional(data.test[0])[1].sum() / total)
     return found
 
