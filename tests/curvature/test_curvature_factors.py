@@ -156,7 +156,7 @@ def test_one_layer(names: list[str], shared: bool) -> None:
     rows = torch.cat([chosen[n].per_sample().flatten(2) for n in names], dim=-1)
     assert layer is not None
     found = torch.zeros(selection.num_weights, selection.num_weights, dtype=rows.dtype)
-    layer.add_curvature(found)
+    layer.curvature.add_to(found)
     close(found.triu(), torch.einsum("vbd,vbe->de", rows, rows).triu())
 
 

@@ -49,6 +49,22 @@ def test_full_gauss_newton_in_blocks_of_columns(name: str, monkeypatch: pytest.M
         close(dense(accumulate(case, selection, "full")), gauss_newton(case, selection))
 
 
+@pytest.mark.parametrize(("chunk", "waits"), [(1, False), (2**24, True)])
+def test_parts_of_one_layer_are_added_together(chunk: int, waits: bool) -> None:
+    case = build("mlp")
+    selection = Selection.all_of(case.model, ["2.weight", "2.bias"])
+    engine = Engine(case.model, selection.names)
+    accumulator = make_accumulator("full", engine, selection)
+    sums = accumulator.zeros()
+    with limits.using(chunk=chunk), accumulator.gathered(sums):
+        for part in (slice(0, 2), slice(2, None)):
+            tape = engine.run(case.inputs[part])
+            columns = output_columns.columns("ggn", case.likelihood, tape.outputs, case.targets[part], most=3)
+            accumulator.add(sums, tape, columns)
+            assert bool(sums["full"].any()) != waits
+    close(dense(accumulator.matrix(sums)), gauss_newton(case, selection))
+
+
 def test_sums_take_more_data_after_a_covariance_took_their_lower_half() -> None:
     case = build("mlp")
     selection = selections(case.model)["all"]

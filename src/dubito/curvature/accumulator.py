@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Iterable
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import torch
@@ -73,6 +74,10 @@ class Accumulator(ABC):
     @abstractmethod
     def add(self, sums: Sums, tape: Tape, columns: Iterable[Tensor], targets: Tensor | None = None) -> None:
         """Add one batch to `sums`, in place; only the exact Hessian uses the targets."""
+
+    def gathered(self, sums: Sums) -> AbstractContextManager[None]:
+        """Return a block in which `add` may wait for more parts of a batch; all are added when it ends."""
+        return nullcontext()
 
     def partial(self, sums: Sums) -> list[Tensor]:
         """Return the tensors that are sums over the examples of this pass; several processes add theirs up."""

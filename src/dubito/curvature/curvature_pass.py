@@ -135,19 +135,20 @@ class CurvaturePass:
             some = slice(None, None, every)
             batch = Batch(batches.take(batch.inputs, some), batch.targets[some], batch.size)
         num_columns = 1 if how.few else self._num_columns(kind)
-        for rows, tape in self.engine.chunks(batch.inputs, num_columns, self.accumulator.extra):
-            targets, likelihood = batch.targets[rows], self.likelihood
-            fit += self._fit(tape.outputs.detach(), targets)
-            if how.by_position and (flat := positions.by_position(tape, likelihood)) is not None:
-                targets = positions.targets_by_position(likelihood, targets)
-                tape, likelihood = flat, flat.likelihood(likelihood)
-            outputs = tape.outputs.detach()
-            columns = output_columns.columns(
-                kind, likelihood, outputs, targets,
-                num_samples=self.num_samples, most=self.engine.columns_at_once(MOST_COLUMNS), generator=generator,
-            )  # fmt: skip
-            merged = [few_columns(self._merged(outputs), likelihood, outputs, targets)] if how.few else columns
-            self.accumulator.add(sums, tape, merged, targets)
+        with self.accumulator.gathered(sums):
+            for rows, tape in self.engine.chunks(batch.inputs, num_columns, self.accumulator.extra):
+                targets, likelihood = batch.targets[rows], self.likelihood
+                fit += self._fit(tape.outputs.detach(), targets)
+                if how.by_position and (flat := positions.by_position(tape, likelihood)) is not None:
+                    targets = positions.targets_by_position(likelihood, targets)
+                    tape, likelihood = flat, flat.likelihood(likelihood)
+                outputs = tape.outputs.detach()
+                columns = output_columns.columns(
+                    kind, likelihood, outputs, targets,
+                    num_samples=self.num_samples, most=self.engine.columns_at_once(MOST_COLUMNS), generator=generator,
+                )  # fmt: skip
+                merged = [few_columns(self._merged(outputs), likelihood, outputs, targets)] if how.few else columns
+                self.accumulator.add(sums, tape, merged, targets)
         return fit
 
     def data_fit(self, fit: Tensor) -> DataFit:

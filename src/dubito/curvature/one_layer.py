@@ -16,20 +16,30 @@ from dubito.networks.selection import Selection
 
 
 @dataclass
-class OneLayer:
-    """The case that all random weights are one whole linear layer called once per example: ``J = G ⊗ (a, 1)``."""
+class OneLayerCurvature:
+    """``JᵀJ`` of some examples, ``Σ_n W_n ⊗ a_n a_nᵀ`` with ``W_n = Σ_v g_vn g_vnᵀ``."""
 
-    grads: Tensor  # ``[V, B, O]``
-    inputs: Tensor  # ``[B, I]``, with a column of ones if the bias is random
-    has_bias: bool  # whether the bias is random; the flat selection then holds weight ``[O, I]`` and bias ``[O]``
+    weights: Tensor  # ``[O, O, B]``
+    inputs: Tensor  # ``[B, I]``, as in `OneLayer`
+    has_bias: bool
 
-    def add_curvature(self, total: Tensor) -> None:
-        r"""Add ``JᵀJ``, :math:`\sum_n (\sum_v G_{vn} G_{vn}^\top) \otimes a_n a_n^\top`, to the upper half of `total`.
+    @property
+    def size(self) -> int:
+        """The number of numbers that are held."""
+        return self.weights.numel() + self.inputs.numel()
+
+    @classmethod
+    def joined(cls, parts: list[OneLayerCurvature]) -> OneLayerCurvature:
+        """Return the curvature of the examples of all parts."""
+        weights = torch.cat([part.weights for part in parts], dim=2)
+        return cls(weights, torch.cat([part.inputs for part in parts]), parts[0].has_bias)
+
+    def add_to(self, total: Tensor) -> None:
+        """Add it to the upper half of `total`.
 
         It costs about `B·O²·I²/4`, not `V·B·O²·I²`, because of the symmetry in outputs and in inputs.
         """
-        weights = torch.einsum("vbo,vbp->opb", self.grads, self.grads)
-        outputs, width = len(weights), self.inputs.shape[-1] - self.has_bias
+        weights, outputs, width = self.weights, len(self.weights), self.inputs.shape[-1] - self.has_bias
         first_bias, features = outputs * width, self.inputs[:, :width]
         whole = total[:first_bias, :first_bias].unflatten(1, (outputs, width)).unflatten(0, (outputs, width))
         for o in range(outputs):
@@ -38,6 +48,21 @@ class OneLayer:
             across = torch.einsum("opb,bi->oip", weights, features).to(total.device)
             total[:first_bias, first_bias:] += across.flatten(0, 1)
             total[first_bias:, first_bias:] += weights.sum(-1).to(total.device)
+
+
+@dataclass
+class OneLayer:
+    """The case that all random weights are one whole linear layer called once per example: ``J = G ⊗ (a, 1)``."""
+
+    grads: Tensor  # ``[V, B, O]``
+    inputs: Tensor  # ``[B, I]``, with a column of ones if the bias is random
+    has_bias: bool  # whether the bias is random; the flat selection then holds weight ``[O, I]`` and bias ``[O]``
+
+    @property
+    def curvature(self) -> OneLayerCurvature:
+        """The terms of ``JᵀJ``."""
+        weights = torch.einsum("vbo,vbp->opb", self.grads, self.grads)
+        return OneLayerCurvature(weights, self.inputs, self.has_bias)
 
     def blocks(self, flat: Tensor) -> Tensor:
         """Return a matrix over the flat selection as ``[O, I, O, I]``."""

@@ -2,14 +2,16 @@ r"""Curvature of a given structure, summed over batches: :math:`H = \sum_n J_n^\
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 
 import torch
 from torch import Tensor, nn
 
 from dubito.beliefs.likelihoods import Likelihood
-from dubito.core import batches, params
+from dubito.core import batches, limits, params
 from dubito.core.errors import InputError, UnsupportedError
+from dubito.core.limits import numbers
 from dubito.core.params import differentiable_twice
 from dubito.core.randomness import default_generator
 from dubito.curvature import matrices as linalg
@@ -18,7 +20,7 @@ from dubito.curvature.engine import Engine, Tape
 from dubito.curvature.factor import Factor
 from dubito.curvature.kronecker import KroneckerAccumulator, kronecker_matrix
 from dubito.curvature.layer_factors import layer_factors
-from dubito.curvature.one_layer import one_layer
+from dubito.curvature.one_layer import OneLayerCurvature, one_layer
 from dubito.curvature.sampled import SampledAccumulator
 from dubito.curvature.subset import fewest_fit
 from dubito.networks.selection import Selection
@@ -66,6 +68,8 @@ class DiagonalAccumulator(Accumulator):
 class FullAccumulator(Accumulator):
     """The full matrix over few weights; the Jacobian is computed for the selected weights only."""
 
+    waiting: list[OneLayerCurvature] | None = None  # parts that are not added yet; None outside of `gathered`
+
     def __init__(self, engine: Engine, selection: Selection) -> None:
         super().__init__(engine, selection)
         if selection.num_weights > most_full():
@@ -91,9 +95,29 @@ class FullAccumulator(Accumulator):
             with tape.lend() as memory:
                 factors = tape.pull(some, memory)
                 if (layer := one_layer(factors, self.selection)) is not None:
-                    layer.add_curvature(sums["full"])
+                    if self.waiting is None:
+                        layer.curvature.add_to(sums["full"])
+                        continue
+                    self.waiting.append(layer.curvature)
+                    if sum(part.size for part in self.waiting) >= numbers(limits.current().chunk):
+                        self._add_waiting(sums)
                 else:
                     add_gram(sums["full"], jacobian(factors, self.selection).flatten(0, 1))
+
+    @contextmanager
+    def gathered(self, sums: Sums) -> Iterator[None]:
+        """Add the parts of one layer's curvature together, as each addition goes through the whole matrix."""
+        self.waiting = []
+        try:
+            yield
+            self._add_waiting(sums)
+        finally:
+            self.waiting = None
+
+    def _add_waiting(self, sums: Sums) -> None:
+        if self.waiting:
+            OneLayerCurvature.joined(self.waiting).add_to(sums["full"])
+            self.waiting = []
 
     def matrix(self, sums: Sums) -> linalg.Matrix:
         """Return a dense matrix; negative eigenvalues of an exact Hessian are set to zero."""
