@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Literal
 
 from dubito.beliefs.likelihoods import Bernoulli, Categorical, Gaussian, Likelihood
 from dubito.core.errors import NotConvergedWarning, TrustWarning
-from dubito.fitting.fit_record import FitRecord
+from dubito.fitting.fit_record import ExampleScores, FitRecord
 
 if TYPE_CHECKING:
     from dubito.fitting.posterior import Posterior
@@ -116,23 +116,23 @@ def warn_about(posterior: Posterior) -> None:
 def describe(record: FitRecord) -> Iterator[str]:
     """Yield a record in words."""
     own = record.training
-    parts = [f"log score {own.log_score:.3f}"]
-    if own.accuracy is not None:
-        parts += [f"accuracy {own.accuracy:.0%}", f"mean confidence {own.confidence:.0%}"]
-    yield f"On {own.num_rows} training examples: {', '.join(parts)}; the best constant has {record.constant:.3f}."
+    yield f"On {own.num_rows} training examples: {_in_words(own)}; the best constant has {record.constant:.3f}."
     if record.held_out_gain is not None and record.held_out_error is not None:
         yield (
             f"On {record.held_out} held-out examples the network beat the best constant by {record.held_out_gain:.3f} "
             f"(standard error {record.held_out_error:.3f})."
         )
     if (held := record.validation) is not None:
-        parts = [f"log score {held.log_score:.3f}"]
-        if held.accuracy is not None:
-            parts += [f"accuracy {held.accuracy:.0%}", f"mean confidence {held.confidence:.0%}"]
-        yield f"On {held.num_rows} validation examples: {', '.join(parts)}."
+        yield f"On {held.num_rows} validation examples: {_in_words(held)}."
     far = "" if record.epistemic_far is None else f", and {record.epistemic_far:.3g} far from the data"
     unit = "nats" if own.accuracy is not None else "of the variance (share)"
     yield f"Epistemic uncertainty: {record.epistemic:.3g} {unit} on the data{far}."
+
+
+def _in_words(scores: ExampleScores) -> str:
+    if scores.accuracy is None:
+        return f"log score {scores.log_score:.3f}"
+    return f"log score {scores.log_score:.3f}, accuracy {scores.accuracy:.0%}, mean confidence {scores.confidence:.0%}"
 
 
 def general_findings(posterior: Posterior) -> Iterator[Finding]:

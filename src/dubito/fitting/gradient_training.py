@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import torch
@@ -108,15 +108,20 @@ class GradientDescent:
                 f"A batch of {batch.num_rows} is too small for batch normalization, which needs at least two rows: "
                 "choose a batch_size that does not leave such a last batch, or a loader with drop_last=True."
             ) from error
-        gradients = torch.autograd.grad(loss, values, allow_unused=True, materialize_grads=True)
-        if distributed.is_active():
-            gradients = tuple(each.contiguous() for each in gradients)  # not views, because they are summed in place
-        return loss.detach(), dict(zip(names, gradients, strict=True))
+        return with_gradients(loss, names, values)
 
     def load(self, state: State) -> nn.Module:
         """Return the module with the weights and buffers of `state`, in evaluation mode."""
         params.load_(self.module, state["params"], state["buffers"])
         return self.module.eval()
+
+
+def with_gradients(loss: Tensor, names: Iterable[str], values: Sequence[Tensor]) -> tuple[Tensor, Params]:
+    """Return a loss and its gradients by name."""
+    gradients = torch.autograd.grad(loss, values, allow_unused=True, materialize_grads=True)
+    if distributed.is_active():
+        gradients = tuple(each.contiguous() for each in gradients)  # not views, because they are summed in place
+    return loss.detach(), dict(zip(names, gradients, strict=True))
 
 
 def in_parts(batch: Batch, count: int, gradients: Callable[[Batch], tuple[Tensor, Params]]) -> tuple[Tensor, Params]:

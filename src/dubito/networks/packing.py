@@ -19,7 +19,6 @@ from dubito.networks.swapping import put
 from dubito.networks.twin import copied, light_copy
 
 Conv = nn.Conv1d | nn.Conv2d | nn.Conv3d
-Norm = nn.BatchNorm1d | nn.BatchNorm2d | nn.BatchNorm3d | nn.LayerNorm | nn.GroupNorm
 Role = Literal["first", "hidden", "last"]
 _PLAIN = (nn.Linear, nn.Conv1d, nn.Conv2d, nn.Conv3d)
 _NORMS = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d, nn.LayerNorm, nn.GroupNorm)

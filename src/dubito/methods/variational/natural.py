@@ -33,7 +33,7 @@ from dubito.core.batches import Batch
 from dubito.core.errors import InputError
 from dubito.core.params import Buffers, Params
 from dubito.core.randomness import beside
-from dubito.fitting.gradient_training import Loss, in_parts
+from dubito.fitting.gradient_training import Loss, in_parts, with_gradients
 from dubito.fitting.inference import Info, Problem, State, check_loss
 from dubito.fitting.optimizers import Optimizer
 from dubito.methods.variational.mean_field import MeanField
@@ -277,10 +277,7 @@ class NaturalGradientDescent:
         def of_part(part: Batch) -> tuple[Tensor, Params]:
             with torch.enable_grad():
                 loss = self.loss(self.module.network, part, self.hyper, generator)
-            gradients = torch.autograd.grad(loss, values, allow_unused=True, materialize_grads=True)
-            if distributed.is_active():
-                gradients = tuple(gradient.contiguous() for gradient in gradients)
-            return loss.detach(), dict(zip(moved, gradients, strict=True))
+            return with_gradients(loss, moved, values)
 
         return in_parts(batch, self.problem.training.accumulate, of_part)
 
