@@ -200,7 +200,8 @@ def _predict_rows(
     draws = noise.like(outputs)[:, 0]
     copies = torch.eye(draws.shape[1], dtype=draws.dtype, device=draws.device).repeat(1, len(draws))
     spread = torch.diag_embed(draws).permute(1, 0, 2).flatten(1)  # [C, S·C]
-    logits = at_least_float32(torch.addmm(outputs @ copies, variance.sqrt(), spread))
+    both = torch.cat([outputs, variance.sqrt()], dim=1)
+    logits = at_least_float32(both @ torch.cat([copies, spread]))
     assert link.log_probs is not None
     log_probs = link.log_probs(likelihood, outputs, variance, outputs)
     _, aleatoric, epistemic = split_rows(logits, len(draws))

@@ -52,6 +52,23 @@ def still_used(x: Tensor) -> Tensor:
     return active * OTHER + active
 
 
+NEXT = torch.linspace(1, -1, 6).reshape(2, 3)
+
+
+def factors_before_a_layer(x: Tensor, offset: Tensor = OFFSET) -> Tensor:
+    active = torch.addcmul(offset, x @ WEIGHT, POSITIVE).relu()
+    return torch.addcmul(OFFSET[:2], F.linear(active * OTHER, NEXT), OTHER[1:])
+
+
+def factors_and_large_biases(x: Tensor) -> Tensor:
+    return factors_before_a_layer(x, 200 * OFFSET)
+
+
+def two_roots(x: Tensor) -> Tensor:
+    product = torch.addmm(OFFSET, x, WEIGHT.abs())
+    return product.sqrt() / (1 + 0.4 * product).sqrt()
+
+
 @pytest.mark.parametrize(
     ("function", "gone", "stays"),
     [
@@ -59,6 +76,9 @@ def still_used(x: Tensor) -> Tensor:
         (scaled_and_not, {aten.mul.Tensor}, {aten.addmm.default}),
         (stacked, {aten.stack.default}, {aten.cat.default}),
         (factors, {aten.addcmul.default}, {aten.relu.default, aten.add.Tensor}),
+        (factors_before_a_layer, {aten.relu.default, aten.add.Tensor}, {aten.maximum.default, aten.addcmul.default}),
+        (factors_and_large_biases, {aten.maximum.default}, {aten.relu.default}),
+        (two_roots, {aten.add.Tensor}, {aten.addmm.default, aten.split_with_sizes.default}),
         (negative_factors, set(), {aten.addcmul.default}),
         (still_used, set(), {aten.addcmul.default}),
     ],

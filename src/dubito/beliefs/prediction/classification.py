@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from dubito.beliefs.prediction.base import Prediction, frame
-from dubito.beliefs.prediction.uncertainty import LOWEST_LOG, negative_sum, split_entropy
+from dubito.beliefs.prediction.uncertainty import LOWEST_LOG, absolute_sum, split_entropy
 from dubito.core.arrays import to_tensor
 from dubito.core.errors import InputError, UnsupportedError
 from dubito.core.tensor_checks import at_least_float32
@@ -70,7 +70,7 @@ class ClassPrediction(Prediction):
         """Predict from one network's logits ``[B, *positions, C]``: softmax, no epistemic part."""
         if is_tracing():  # without a sample axis, which takes steps to add and remove
             log_probs = _log_softmax(at_least_float32(logits))
-            aleatoric = negative_sum(log_probs.exp() * log_probs.clamp_min(LOWEST_LOG))
+            aleatoric = absolute_sum(log_probs.exp() * log_probs.clamp_min(LOWEST_LOG))
             return cls(log_probs, aleatoric, aleatoric * 0)
         return cls.from_logit_samples(logits.unsqueeze(0), keep_samples=False)
 

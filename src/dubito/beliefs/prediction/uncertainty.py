@@ -89,12 +89,11 @@ def split_entropy(samples: Tensor) -> EntropyDecomposition:
 def _split_in_one_piece(samples: Tensor) -> EntropyDecomposition:
     """Split the entropy with few operations and in the precision of the samples, for a graph."""
     probs = samples.exp()
-    aleatoric = (probs * samples.clamp_min(LOWEST_LOG)).sum((0, -1)) * (-1 / samples.shape[0])
+    products = probs * samples.clamp_min(LOWEST_LOG)
     if samples.shape[0] == 1:
+        aleatoric = products.sum((0, -1)) * -1
         return EntropyDecomposition(aleatoric, aleatoric, aleatoric * 0)
-    mean_probs = probs.mean(0)
-    epistemic = (_entropy(mean_probs.clamp_min(torch.finfo(samples.dtype).tiny)) - aleatoric).relu()
-    return EntropyDecomposition(aleatoric + epistemic, aleatoric, epistemic)
+    return _split_means(products.mean(0), probs.mean(0).clamp_min(torch.finfo(samples.dtype).tiny))
 
 
 def split_rows(logits: Tensor, num_samples: int) -> EntropyDecomposition:
@@ -105,18 +104,21 @@ def split_rows(logits: Tensor, num_samples: int) -> EntropyDecomposition:
     classes = logits.shape[1] // num_samples
     logs = logits.unflatten(1, (num_samples, classes)).log_softmax(-1).flatten(1)
     probs = logs.exp()
-    aleatoric = (probs * logs).sum(1) * (-1 / num_samples)
     average = torch.eye(classes, dtype=logits.dtype, device=logits.device).repeat(num_samples, 1) / num_samples
     tiny = torch.full((classes,), torch.finfo(logits.dtype).tiny, dtype=logits.dtype, device=logits.device)
-    epistemic = (_entropy(torch.addmm(tiny, probs, average)) - aleatoric).relu()  # tiny: a logarithm of 0 adds nothing
+    return _split_means((probs * logs) @ average, torch.addmm(tiny, probs, average))  # tiny: log 0 adds nothing
+
+
+def _split_means(products: Tensor, probs: Tensor) -> EntropyDecomposition:
+    r"""Split the entropy, given means over samples ``[..., C]`` of $p \log p$ and of positive $p$, for a graph.
+
+    $p \log p$ is convex, so its mean is at least that of the mean p, for every class: the sum of their distances needs
+    no clamping.
+    """
+    aleatoric, epistemic = absolute_sum(products), absolute_sum(products - probs * probs.log())
     return EntropyDecomposition(aleatoric + epistemic, aleatoric, epistemic)
 
 
-def negative_sum(values: Tensor) -> Tensor:
-    """Return minus the sum over the last axis of numbers that are at most 0, as one operation; for a graph."""
+def absolute_sum(values: Tensor) -> Tensor:
+    """Return the sum of absolute values over the last axis, one operation of a graph; without signs none is needed."""
     return torch.linalg.vector_norm(values, ord=1, dim=-1)
-
-
-def _entropy(probs: Tensor) -> Tensor:
-    """Return the entropy of positive probabilities, for a graph."""
-    return negative_sum(probs * probs.log())

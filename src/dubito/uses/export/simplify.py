@@ -6,10 +6,12 @@ is what an output costs.
 
 from __future__ import annotations
 
+import operator
 from typing import Any
 
 import torch
-from torch import fx
+from torch import Tensor, fx
+from torch.nn import functional as F
 
 from dubito.uses.export.attention import ATTENTION
 from dubito.uses.export.constants import Constants
@@ -20,6 +22,8 @@ aten = torch.ops.aten
 _SMALL_WEIGHTS = 2**14
 # Factors below this are not divided by.
 _SMALLEST_FACTOR = 1e-3
+# Biases above this stay where they are added: moved behind a product, their rounding errors would show.
+_LARGEST_BIAS = 100.0
 
 
 def simplify(graph: fx.Graph, values: dict[fx.Node, Any]) -> None:
@@ -30,7 +34,8 @@ def simplify(graph: fx.Graph, values: dict[fx.Node, Any]) -> None:
         values: Its constants, to which new ones are added.
     """
     constants = Constants(graph, values)
-    rules = (_exponential_of_logarithm, _stack, _scaled_product, _positive_factors, _positions, *ATTENTION, *ROWS)
+    own = (_exponential_of_logarithm, _stack, _scaled_product, _roots, _positive_factors, _positions)
+    rules = (*own, *ATTENTION, *ROWS)
     for rule in rules:
         graph.eliminate_dead_code()
         for node in list(graph.nodes):
@@ -85,8 +90,43 @@ def _scaled_product(graph: fx.Graph, node: fx.Node, constants: Constants) -> fx.
     return graph.call_function(aten.addmm.default, parts)
 
 
+def _roots(graph: fx.Graph, node: fx.Node, constants: Constants) -> fx.Node | None:
+    """Take the roots of two affine functions of the same rows at once: one product and one root, then two parts."""
+    first = _affine_root(node, constants)
+    if first is None or not node.users:
+        return None
+    rows, offset, weight = first
+    for root in [each for product in rows.users for each in product.users if node < each]:
+        second = _affine_root(root, constants)
+        if second is None or second[0] is not rows or not root.users:
+            continue
+        offsets, weights = torch.cat([offset, second[1]]), torch.cat([weight, second[2]], 1)
+        product = graph.call_function(aten.addmm.default, (constants.add(offsets), rows, constants.add(weights)))
+        both = graph.call_function(aten.sqrt.default, (product,))
+        parts = graph.call_function(aten.split_with_sizes.default, (both, [len(offset), len(second[1])], 1))
+        own, other = (graph.call_function(operator.getitem, (parts, place)) for place in range(2))
+        other.meta["val"] = root.meta.get("val")
+        root.replace_all_uses_with(other)
+        return own
+    return None
+
+
+def _affine_root(node: fx.Node, constants: Constants) -> tuple[fx.Node, Tensor, Tensor] | None:
+    """Return x, b and W of ``sqrt(b + x W)`` where b and W are small constants; None for other nodes."""
+    inner = node.args[0] if node.target == aten.sqrt.default else None
+    if not isinstance(inner, fx.Node) or inner.target != aten.addmm.default or inner.kwargs or len(inner.users) > 1:
+        return None
+    offset, rows, weight = constants.get(inner.args[0]), inner.args[1], constants.get(inner.args[2])
+    if offset is None or weight is None or not isinstance(rows, fx.Node) or offset.shape != weight.shape[1:]:
+        return None
+    return rows, offset, weight
+
+
 def _positive_factors(graph: fx.Graph, node: fx.Node, constants: Constants) -> fx.Node | None:
-    """Compute ``s relu(b + r y)`` as ``(r s) relu(b / r + y)`` for positive r: one pass less over the activations."""
+    """Compute ``s relu(b + r y)`` as ``(r s) max(y, -b / r) + s b`` for positive r: fewer passes over the activations.
+
+    If a product with constants follows, ``s b`` is added to the bias behind it; else it is ``(r s) relu(b / r + y)``.
+    """
     found = constants.get(node.args[1]) if node.target == aten.mul.Tensor else None
     active = node.args[0]
     if found is None or not isinstance(active, fx.Node) or active.target != aten.relu.default or len(active.users) > 1:
@@ -97,10 +137,29 @@ def _positive_factors(graph: fx.Graph, node: fx.Node, constants: Constants) -> f
     bias, given, factor = constants.get(inner.args[0]), inner.args[1], constants.get(inner.args[2])
     if bias is None or factor is None or not bool((factor > _SMALLEST_FACTOR).all()):
         return None
-    shifted = graph.call_function(aten.add.Tensor, (given, constants.add(bias / factor)))
-    return graph.call_function(
-        aten.mul.Tensor, (graph.call_function(aten.relu.default, (shifted,)), constants.add(factor * found))
-    )
+    threshold = bias / factor
+    if float(threshold.abs().max()) <= _LARGEST_BIAS and _add_behind(node, found * bias, constants):
+        kept = graph.call_function(aten.maximum.default, (given, constants.add(-threshold)))
+    else:
+        shifted = graph.call_function(aten.add.Tensor, (given, constants.add(threshold)))
+        kept = graph.call_function(aten.relu.default, (shifted,))
+    return graph.call_function(aten.mul.Tensor, (kept, constants.add(factor * found)))
+
+
+def _add_behind(node: fx.Node, value: Tensor, constants: Constants) -> bool:
+    """Add a value to a node through the bias of the one layer ``b + r (x W)`` that reads it; False if there is none."""
+    product = next(iter(node.users)) if len(node.users) == 1 else None
+    if product is None or product.target != aten.linear.default or len(product.users) != 1:
+        return False
+    layer, weight = next(iter(product.users)), constants.get(product.args[1])
+    if weight is None or len(product.args) > 2 or layer.target != aten.addcmul.default or layer.kwargs:
+        return False
+    bias, factor = constants.get(layer.args[0]), constants.get(layer.args[2])
+    if bias is None or factor is None or layer.args[1] is not product:
+        return False
+    shift = factor.double() * F.linear(value.double(), weight.double())
+    layer.update_arg(0, constants.add((bias.double() + shift).to(bias)))
+    return True
 
 
 def _positions(graph: fx.Graph, node: fx.Node, constants: Constants) -> fx.Node | None:
