@@ -167,3 +167,68 @@ def test_gradients_of_means_are_convolutions(pool: nn.Module) -> None:
     graph = record_with_gradients(gradient, (x,))
     assert aten.avg_pool2d_backward.default not in {node.target for node in graph.graph.nodes}
     torch.testing.assert_close(graph(x[:3]), gradient(x[:3]))
+
+
+def _numbers(*shape: int) -> Tensor:
+    return torch.randn(shape, generator=torch.Generator().manual_seed(sum(shape)))
+
+
+class Images(nn.Module):
+    """Convolutions with BatchNorm, pooling and a shortcut that skips pixels and adds channels."""
+
+    def __init__(self, width: int, pool: nn.Module, groups: int = 1) -> None:
+        super().__init__()
+        self.first, self.pool = nn.Conv2d(3, width, 3, padding=1, bias=groups > 1), pool
+        self.norm = nn.BatchNorm2d(width)
+        self.second = nn.Conv2d(width, 8, 3, stride=2, padding=1, groups=groups)
+        for value in (self.norm.weight, self.norm.bias, self.norm.running_mean):
+            value.data.copy_(_numbers(width))
+        self.norm.running_var.data.copy_(0.5 + _numbers(width) ** 2)
+
+    def forward(self, *inputs: Tensor) -> tuple[Tensor, ...]:
+        inner = self.second(self.pool(self.norm(self.first(*inputs)).relu()))
+        return (inner + F.pad(inputs[0][:, :, ::2, ::2], (0, 0, 0, 0, 2, 3)),)
+
+
+@pytest.mark.parametrize(
+    ("width", "pool", "groups", "channels"),
+    [
+        (13, nn.MaxPool2d(3, 1, 1), 1, 16),
+        (18, nn.AvgPool2d(3, 1, 1), 1, 32),
+        (20, nn.Tanh(), 1, 32),
+        (16, nn.Identity(), 1, 16),
+        (6, nn.Identity(), 1, 6),
+        (24, nn.Identity(), 2, 24),  # groups are not filled
+        (18, nn.Softmax(1), 1, 18),  # which new channels would change
+    ],
+)
+def test_convolutions_have_whole_blocks_of_channels(width: int, pool: nn.Module, groups: int, channels: int) -> None:
+    torch.manual_seed(0)
+    module = Images(width, pool, groups).eval()
+    program = record(module, (_numbers(4, 3, 8, 6),))
+    found = [node for node in program.graph.nodes if node.op == "call_function"]
+    assert not {aten.batch_norm.default, aten.pad.default, aten.slice.Tensor} & {node.target for node in found}
+    assert next(node for node in found if node.target == aten.conv2d.default).meta["val"].shape[1] == channels
+    for rows in (1, 7):
+        x = _numbers(rows, 3, 8, 6)
+        torch.testing.assert_close(program.module()(x)[0], module(x)[0], rtol=1e-5, atol=1e-5)
+    kept = record(module, (_numbers(4, 3, 8, 6),), keep_filters=True)
+    assert any(torch.equal(value, module.first.weight) for value in kept.state_dict.values())
+
+
+@pytest.mark.parametrize(
+    "shortcut",
+    [
+        lambda x: F.pad(x[:, :, 1::2], (0, 0, 0, 0, 0, 2)),
+        lambda x: F.pad(x[:, :, :4:2], (0, 0, 0, 0, 0, 2)),
+        lambda x: F.pad(x, (0, 0, 0, 0, 0, 2), value=1.0),
+        lambda x: F.pad(x[:, ::2], (0, 0, 0, 0, 0, 2)),
+        lambda x: F.pad(x, (1, 0, 0, 0, 0, 2)),
+        lambda x: F.pad(x, (0, 0, 1, 1, 0, 0), mode="reflect"),
+    ],
+)
+def test_other_paddings_stay(shortcut: Callable[[Tensor], Tensor]) -> None:
+    program = record(Program(shortcut), (_numbers(4, 3, 8, 6),))
+    assert aten.conv2d.default not in {node.target for node in program.graph.nodes}
+    x = _numbers(7, 3, 8, 6)
+    torch.testing.assert_close(program.module()(x)[0], shortcut(x))

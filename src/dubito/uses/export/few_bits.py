@@ -92,7 +92,7 @@ def _written(
     check_writable(target)
     with tempfile.TemporaryDirectory() as folder:
         plain, small = Path(folder) / "plain.onnx", Path(folder) / "small.onnx"
-        made = export_network(exported, plain, example)  # says what is missing
+        made = export_network(exported, plain, example, keep_filters=True)  # says what is missing
         convert(plain, small)
         content = small.read_bytes()
     private = copied(model).eval()
@@ -160,10 +160,13 @@ def _packed(numbers: Tensor) -> bytes:
     return packed
 
 
-def export_network(model: nn.Module, path: str | os.PathLike[str], example: Any) -> Exported:
+def export_network(
+    model: nn.Module, path: str | os.PathLike[str], example: Any, *, keep_filters: bool = False
+) -> Exported:
     """Write a network in the format that the ending of `path` names, run the file, and compare.
 
-    The batch size stays free. A network in half precision is written in float32.
+    The batch size stays free. A network in half precision is written in float32. With `keep_filters` convolutions have
+    the network's own weights; by default BatchNorm is part of them, and channels come in blocks.
     """
     target, file_format = find_format(path)
     check_writable(target)
@@ -173,7 +176,8 @@ def export_network(model: nn.Module, path: str | os.PathLike[str], example: Any)
     half = like.dtype in (torch.float16, torch.bfloat16)
     with torch.no_grad():
         expected = params.call(private, inputs.rebuilt(inputs.tensors))
-        recorded = record(_Network(private, inputs), inputs.traced_rows(), torch.float32 if half else None)
+        wide_type = torch.float32 if half else None
+        recorded = record(_Network(private, inputs), inputs.traced_rows(), wide_type, keep_filters=keep_filters)
         converted = file_format.convert(recorded, inputs.names, ["output"])
         content = file_format.content(converted, {})
         wide = tuple(t.float() if half and t.is_floating_point() else t for t in inputs.tensors)

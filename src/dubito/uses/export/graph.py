@@ -24,7 +24,12 @@ _CREATE = tuple(getattr(torch.ops.aten, name).default for name in ("full", "eye"
 
 
 def record(
-    module: nn.Module, inputs: tuple[Tensor, ...], dtype: torch.dtype | None = None, *, share: bool = False
+    module: nn.Module,
+    inputs: tuple[Tensor, ...],
+    dtype: torch.dtype | None = None,
+    *,
+    share: bool = False,
+    keep_filters: bool = False,
 ) -> ExportedProgram:
     """Record a module that takes tensors with a batch axis and returns a tuple of tensors; the batch size stays free.
 
@@ -34,12 +39,13 @@ def record(
         dtype: Compute in this type where the module computes in float16 or bfloat16.
         share: Keep products of large constants as operations, so that weights of members are stored once; dense layers
             of members that share a weight are joined.
+        keep_filters: Leave the weights of convolutions as they are, so that they can be found in the graph.
     """
     with recording(), torch.no_grad():
         found = export_any_batch(module, inputs)
         if any(_is_in_place(node) for node in found.graph.nodes):
             found = found.run_decompositions({})
-        tidy = _tidied(found, dtype, share)
+        tidy = _tidied(found, _Graph(dtype, share, keep_filters))
         placed = inputs if dtype is None else tuple(_retyped(each, dtype) for each in inputs)
         return export_any_batch(tidy, placed)
 
@@ -50,10 +56,10 @@ def _is_in_place(node: fx.Node) -> bool:
     return schema is not None and schema.is_mutable
 
 
-def _tidied(program: ExportedProgram, dtype: torch.dtype | None, share: bool) -> fx.GraphModule:
-    """Return a graph in which equal constants and equal operations occur once."""
+def _tidied(program: ExportedProgram, made: _Graph) -> fx.GraphModule:
+    """Return a graph in which equal constants and equal operations occur once, built in an empty one."""
     held = {spec.arg.name: spec.target for spec in program.graph_signature.input_specs if spec.target is not None}
-    tensors, made, place = {**program.state_dict, **program.constants}, _Graph(dtype, share), dict[fx.Node, fx.Node]()
+    tensors, place = {**program.state_dict, **program.constants}, dict[fx.Node, fx.Node]()
     for node in program.graph.nodes:
         if node.op == "placeholder":
             name = held.get(node.name)
@@ -63,7 +69,7 @@ def _tidied(program: ExportedProgram, dtype: torch.dtype | None, share: bool) ->
             made.graph.output(found[0] if program.call_spec.out_spec.is_leaf() else found)
         elif "assert" not in str(node.target):
             arguments = fx.node.map_arg((node.args, node.kwargs), lambda each: place[each])
-            place[node] = made.operation(node.target, *_with_type(arguments, dtype))
+            place[node] = made.operation(node.target, *_with_type(arguments, made.dtype))
         if node in place:
             place[node].meta.setdefault("val", node.meta.get("val"))
     return made.finished()
@@ -72,8 +78,8 @@ def _tidied(program: ExportedProgram, dtype: torch.dtype | None, share: bool) ->
 class _Graph:
     """A graph that is built node by node; what is there already is not added again."""
 
-    def __init__(self, dtype: torch.dtype | None, share: bool) -> None:
-        self.graph, self.dtype, self.share = fx.Graph(), dtype, share
+    def __init__(self, dtype: torch.dtype | None, share: bool, keep_filters: bool) -> None:
+        self.graph, self.dtype, self.share, self.keep_filters = fx.Graph(), dtype, share, keep_filters
         self.known: dict[Any, fx.Node] = {}
         self.values: dict[fx.Node, Any] = {}  # of constants
         self.products: dict[fx.Node, Tensor] = {}  # values of operations on constants that are kept
@@ -126,7 +132,7 @@ class _Graph:
         """Return the module of the graph, with the constants that are used."""
         if self.share:
             join_members(self.graph, self.values)
-        simplify(self.graph, self.values)
+        simplify(self.graph, self.values, self.keep_filters)
         self.graph.eliminate_dead_code()
         root = nn.Module()
         for node in self.graph.nodes:

@@ -14,6 +14,7 @@ from torch import Tensor, fx
 from torch.nn import functional as F
 
 from dubito.uses.export.attention import ATTENTION
+from dubito.uses.export.channels import CHANNELS
 from dubito.uses.export.constants import Constants
 from dubito.uses.export.rows import ROWS
 
@@ -26,16 +27,17 @@ _SMALLEST_FACTOR = 1e-3
 _LARGEST_BIAS = 100.0
 
 
-def simplify(graph: fx.Graph, values: dict[fx.Node, Any]) -> None:
+def simplify(graph: fx.Graph, values: dict[fx.Node, Any], keep_filters: bool = False) -> None:
     """Replace operations by fewer or cheaper ones.
 
     Args:
         graph: The graph.
         values: Its constants, to which new ones are added.
+        keep_filters: Leave the weights of convolutions as they are.
     """
     constants = Constants(graph, values)
     own = (_exponential_of_logarithm, _stack, _scaled_product, _roots, _positive_factors, _positions)
-    rules = (*own, *ATTENTION, *ROWS)
+    rules = (*own, *ATTENTION, *ROWS, *(() if keep_filters else CHANNELS))
     for rule in rules:
         graph.eliminate_dead_code()
         for node in list(graph.nodes):
