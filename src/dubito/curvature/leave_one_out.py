@@ -1,8 +1,8 @@
 r"""Leave-one-out residuals of a regression network, in closed form.
 
-Residuals of the training data are smaller than those of new data, because the network was fitted to them; these are
-not. If the last layer alone were trained again without example n, with the features of the layers before kept, its
-residual would be
+Residuals of the training data are smaller than those of new data, because the network was fitted to them;
+leave-one-out residuals are not. If the last layer alone were trained again without example n, with the features of the
+layers before kept, its residual would be
 
 $$r_{-n} = \frac{r_n}{1 - h_n}, \qquad h_n = a_n^\top (A^\top A + \rho I)^{-1} a_n,$$
 

@@ -118,7 +118,7 @@ class SubspaceGradients:
     """The products ``J P`` of the gradients of a network's weights, in factored form, with a subspace's directions.
 
     Args:
-        network: A network whose only parameter are the coordinates.
+        network: A network whose only parameter is the vector of coordinates.
         kind: The class `Engine`, which uses this one.
     """
 

@@ -38,7 +38,7 @@ class Raw:
 
     @property
     def is_text(self) -> bool:
-        """Return whether the inputs are strings."""
+        """Whether the inputs are strings."""
         return self.test[0].dtype == object
 
 

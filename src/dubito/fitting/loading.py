@@ -45,7 +45,7 @@ def load(path: str | os.PathLike[str], model: nn.Module | Posterior) -> Any:
                 raise InputError("it holds a decision rule without its posterior: give the posterior, not a network.")
             model = _posterior(path, tree["posterior"], model)
         elif model.digest() != tree["of"]:
-            raise InputError("it holds a decision rule that was fitted with another posterior.")
+            raise InputError("it holds a decision rule that was fitted with another posterior: give that one.")
         load_all()
         if tree["rule"] not in DecisionRule._kinds:
             raise FileFormatError(f"'{path}' holds a {tree['rule']!r}, which this version lacks: upgrade it.")

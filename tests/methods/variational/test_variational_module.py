@@ -343,7 +343,7 @@ class TestSelections:
         ({"rest": "perhaps"}, "`rest` must be"),
         ({"initial_scale": 0.0}, "initial_scale"),
         ({"initial_scale": "small"}, "initial_scale"),
-        ({"initial_scale": {}}, "no entry for the random '0.weight'"),
+        ({"initial_scale": {}}, "no entry for '0.weight', which is random"),
         ({"initial_scale": {"0.weight": torch.ones(2)}}, "must have shape"),
         ({"initial_scale": dict.fromkeys(("0.weight", "2.weight"), torch.tensor(-0.1))}, "no negative values"),
         ({"weights": "last"}, "one of dubito.select"),

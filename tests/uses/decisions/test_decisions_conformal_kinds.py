@@ -225,5 +225,5 @@ def test_faults_of_groups_weights_and_drift() -> None:
             ConformalSets(posterior, data, weights=weights)
     with pytest.raises(UnsupportedError, match="no groups and no weights"):
         OnlineConformal(sets)
-    with pytest.raises(InputError, match="another number of inputs"):
+    with pytest.raises(InputError, match="give one target for each input"):
         OnlineConformal(ConformalSets(posterior, data)).observed(x, y[:2])

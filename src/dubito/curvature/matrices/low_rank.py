@@ -26,7 +26,7 @@ class LowRank(Matrix):
         return ((vectors.double() @ self.vectors) * self.values) @ self.vectors.mT
 
     def log_det(self, prior: Tensor, scale: Tensor) -> Tensor:
-        r"""By a lemma, :math:`\sum \log\lambda + \log\det(I + s\,e^{1/2} U^\top \Lambda^{-1} U e^{1/2})`."""
+        r"""Determinant lemma: :math:`\sum \log\lambda + \log\det(I + s\,e^{1/2} U^\top \Lambda^{-1} U e^{1/2})`."""
         if prior.ndim == 0:
             rest = self.size - len(self.values)
             return rest * prior.log() + (scale * self.values + prior).log().sum()

@@ -38,7 +38,7 @@ class Collector:
         self.accumulator = self.curvature.accumulator
 
     def init(self, initial: Params, buffers: Buffers, generator: torch.Generator) -> State:
-        """Nothing seen yet."""
+        """Return the state before the first batch."""
         sums = self.curvature.zeros(self.problem.source)
         state = {"sums": sums, "fit": self.curvature.no_fit(), "seen": 0, "turn": 0}
         return state if self.curvature.is_wide else {**state, "carries": []}

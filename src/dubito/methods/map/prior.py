@@ -82,7 +82,9 @@ def check_map_prior(prior: Prior | FunctionSpace | None, prior_precision: float)
         return
     require_real(prior)
     if not prior.proper:
-        raise InputError(f"{prior!r} is improper: it is infinite at 0, so no weights are most probable.")
+        raise InputError(
+            f"{prior!r} is improper: it is infinite at 0, so no weights are most probable. Use priors.Normal()."
+        )
 
 
 def prior_moments(prior: Prior | FunctionSpace, model: nn.Module) -> tuple[Params, Params]:

@@ -32,8 +32,8 @@ class HMC(Sampler):
 
     Args:
         method: ``"nuts"`` chooses the length of each trajectory; ``"hmc"`` takes `num_steps` leapfrog steps;
-            ``"microcanonical"`` takes as many of unit speed (see `dubito.mcmc.hamiltonian`), as MILE does from the
-            members of an ensemble.
+            ``"microcanonical"`` takes as many steps of unit speed (see `dubito.mcmc.hamiltonian`); MILE does so
+            from the members of an ensemble.
         weights: Which weights are random; the others stay at their trained values.
         prior: As for `SGMCMC`.
         adapt: Whether burn-in adapts step size and masses; otherwise `step_size` and unit masses are used.
@@ -75,7 +75,7 @@ class HMC(Sampler):
         return (self.redraws or not isinstance(self.start, str)) and self.chains > 1
 
     def default_training(self) -> Training:
-        """Return settings with all the data in one batch, in order."""
+        """Return settings that read all the data in order; every step sums the gradients of all batches."""
         return Training(batch_size=1024, shuffle=False)
 
     def build_after(self, problem: Problem, before: ParticlePosterior | None) -> Inference:

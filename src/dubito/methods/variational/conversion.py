@@ -143,7 +143,7 @@ def _fields(
 def _scale_of(name: str, shape: tuple[int, ...], scales: dict[str, Tensor]) -> Tensor:
     """Return the scales of one parameter's random entries."""
     if name not in scales:
-        raise InputError(f"initial_scale has no entry for the random '{name}': add a tensor, or pass a number.")
+        raise InputError(f"initial_scale has no entry for '{name}', which is random: add a tensor, or pass a number.")
     scale = torch.as_tensor(scales[name])
     if scale.shape not in ((), shape) or not bool((scale >= 0).all()):  # a fitted scale may underflow to 0
         raise InputError(f"The initial_scale of '{name}' must have shape {tuple(shape)} and no negative values.")

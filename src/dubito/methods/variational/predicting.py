@@ -1,4 +1,4 @@
-"""Predict with a variational posterior: noise on outputs, as many samples as an error needs, moments for files."""
+"""Predict with a variational posterior: noise on outputs, samples up to a standard error, moments for exports."""
 
 from __future__ import annotations
 

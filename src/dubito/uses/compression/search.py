@@ -45,7 +45,7 @@ def score_of(posterior: Posterior, data: Data) -> Score:
 
     @torch.no_grad()
     def score(model: nn.Module) -> float:
-        right, count = 0.0, 0
+        total, count = 0.0, 0
         for batch in source.replay():
             outputs = outputs_of(model, batch.inputs)
             posterior.likelihood.check(outputs, batch.targets)
@@ -54,15 +54,15 @@ def score_of(posterior: Posterior, data: Data) -> Score:
                 given = batch.targets.reshape(prediction.mode.shape)
                 kept = posterior.likelihood.observed(given)
                 hits = prediction.mode == posterior.likelihood.aligned(given)
-                right += float((hits if kept is None else hits[kept]).sum())
+                total += float((hits if kept is None else hits[kept]).sum())
                 count += hits.numel() if kept is None else int(kept.sum())
             else:
                 assert isinstance(prediction, RegressionPrediction)
-                right += float((prediction.mean - batch.targets.reshape(prediction.mean.shape)).square().sum())
+                total += float((prediction.mean - batch.targets.reshape(prediction.mean.shape)).square().sum())
                 count += prediction.mean.numel()
         if count == 0:
             raise InputError("The held-out data is empty: give at least one example.")
-        return right / count if classes else -((right / count) ** 0.5)
+        return total / count if classes else -((total / count) ** 0.5)
 
     return score
 

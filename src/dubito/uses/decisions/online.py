@@ -80,8 +80,8 @@ class OnlineConformal(DecisionRule):
     def observed(self, x: Any, targets: Any) -> OnlineConformal:
         """Return the rule after data whose truth is known, one after the other in their order."""
         targets = torch.as_tensor(targets).to(self.posterior.device)
-        if len(targets) != batches.num_rows(batches.as_tensors(x)):
-            raise InputError(f"There are {len(targets)} targets for another number of inputs.")
+        if len(targets) != (rows := batches.num_rows(batches.as_tensors(x))):
+            raise InputError(f"There are {len(targets)} targets for {rows} inputs: give one target for each input.")
         new = copy.copy(self)
         for score in self.conformal.labelled_scores(x, targets):
             covered = bool(score <= new._threshold())
