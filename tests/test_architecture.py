@@ -206,6 +206,15 @@ def test_the_package_itself_imports_nothing_of_its_own() -> None:
     assert found.stdout.split() == ["dubito"]
 
 
+def test_type_checkers_see_every_public_name() -> None:
+    """They read `__all__` and the imports below it, and run nothing."""
+    body = ast.parse(Path(dubito.__file__).read_text()).body
+    assigned = {ast.unparse(each.targets[0]): each.value for each in body if isinstance(each, ast.Assign)}
+    (checked,) = [each.body for each in body if isinstance(each, ast.If) and ast.unparse(each.test) == "TYPE_CHECKING"]
+    imported = {alias.name for each in checked if isinstance(each, ast.ImportFrom) for alias in each.names}
+    assert {*ast.literal_eval(assigned["__all__"]), "sklearn"} == imported == set(dubito._PUBLIC)
+
+
 def test_every_public_name_can_be_touched() -> None:
     for name in dubito.__all__:
         assert getattr(dubito, name) is not None

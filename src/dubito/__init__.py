@@ -58,8 +58,15 @@ _PUBLIC: dict[str, tuple[str, str | None]] = {
     **{name: (f"{room}.{name}", None) for room, names in _MODULES.items() for name in names},
 }
 
-# without the estimators, for which scikit-learn would be imported
-__all__ = sorted(_PUBLIC.keys() - {"sklearn"})
+# spelled out, because type checkers do not run code; without the estimators, for which scikit-learn would be imported
+__all__ = [
+    "DKL", "HMC", "MAP", "MIMO", "SGMCMC", "SNGP", "SVGD", "SWAG", "VBLL", "Auto", "BatchEnsemble", "Ensemble",
+    "Laplace", "MCDropout", "Packed", "Posterior", "Prediction", "Rank1", "Selection", "Snapshot", "Training",
+    "Variational", "acquire", "compare", "compress", "compression", "data", "decisions", "distill", "ensembles",
+    "errors", "evaluate", "export", "kernels", "likelihoods", "load", "loggers", "mcmc", "metrics", "models",
+    "objectives", "optimization", "parse", "priors", "rank1", "report", "rules", "runs", "select", "serving",
+    "share_weights", "transfer", "variational",
+]  # fmt: skip
 
 if TYPE_CHECKING:
     from dubito import data, select, sklearn
