@@ -76,6 +76,7 @@ class Structure(NamedTuple):
     bound: float
     share_new: float
     share_train: float
+    captured: float  # at new inputs, of each variance at most the full one
 
 
 def measure(matrix: Tensor, full: Tensor, new: Tensor, prior: float, fit: float) -> Structure:
@@ -85,9 +86,12 @@ def measure(matrix: Tensor, full: Tensor, new: Tensor, prior: float, fit: float)
     covariance, reference = torch.linalg.inv(own), torch.linalg.inv(exact)
     evidence = fit - 0.5 * float(torch.linalg.slogdet(own)[1] - len(full) * math.log(prior))
     bound = evidence - 0.5 * (float((exact * covariance).sum()) - len(full))
-    ahead = float(((new @ covariance) * new).sum() / ((new @ reference) * new).sum())
+    variances, exact_variances = (((new @ each) * new).sum(1) for each in (covariance, reference))
+    ahead, captured = (
+        float(each.sum() / exact_variances.sum()) for each in (variances, variances.minimum(exact_variances))
+    )
     seen = float((full * covariance).sum() / (full * reference).sum())
-    return Structure(evidence, bound, ahead, seen)
+    return Structure(evidence, bound, ahead, seen, captured)
 
 
 def compare(given: Case, prior: float | None) -> dict[str, Structure]:
@@ -127,7 +131,9 @@ def main() -> None:
     parser.add_argument("--seeds", type=int, default=10)
     options = parser.parse_args()
     torch.set_num_threads(1)
-    below = " | ".join(f"{name} below K-FAC" for name in ("evidence", "bound", "share, new", "share, training"))
+    below = " | ".join(
+        f"{name} below K-FAC" for name in ("evidence", "bound", "share, new", "share, training", "captured")
+    )
     shares = " | ".join(f"{name}: below 1 in training, mean, error" for name in ("K-FAC", "EKFAC"))
     print(f"| task | networks | {below} | {shares} |")
     for task in ("classes", "numbers"):

@@ -178,7 +178,18 @@ class FunctionalTerms:
             size = math.prod(each.factor.shape)
             for some in slices(count, numbers(limits.current().kept_weights) // size):
                 found[some] += each.factor.weighted_squares(self._grid(each, covariances, some), closing=closing)
+        for place, columns in self.gathered.items():
+            found += self._dense_grid(columns, covariances, place, closing)
         return list(found)
+
+    def _dense_grid(self, columns: Tensor, covariances: linalg.Covariances, place: int, closing: bool) -> Tensor:
+        """Return the terms ``[G, V, B]`` of a block that is a full matrix, from its eigenvalues."""
+        assert isinstance(covariances.matrix, linalg.Kronecker)
+        block = covariances.matrix.blocks[place]
+        assert isinstance(block, linalg.Dense)
+        values, vectors = block.eigen
+        weights = 1 / (covariances.scale * values + covariances.priors[:, None].to(values))
+        return (closed(columns @ vectors.to(columns), closing).square() @ weights.mT.to(columns)).movedim(-1, 0)
 
     def _grid(self, each: LayerFactor, covariances: linalg.Covariances, some: slice) -> Tensor:
         """Return the variances ``[g, ...]`` of a factor's weights, for some of the λ."""

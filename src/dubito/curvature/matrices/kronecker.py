@@ -6,8 +6,8 @@ The block of a weight matrix is :math:`(G \otimes A)/n` with :math:`G = \sum g g
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from itertools import pairwise
 from typing import Any, Self
 
@@ -143,21 +143,9 @@ class Kronecker(Matrix):
         ]
         return KroneckerCovariance(parts, self.slices)
 
-    def covariances(self, priors: Tensor, scale: Tensor) -> Sequence[Covariance]:
-        """Return covariances that are computed when they are asked for; those of a dense block share its eigenbasis."""
-        shared = {
-            k: block.covariances(priors, scale) for k, block in enumerate(self.blocks) if isinstance(block, Dense)
-        }
-        if not shared:
-            return Covariances(self, priors, scale)
-        found = []
-        for which, prior in enumerate(priors):
-            parts = [
-                shared[k][which] if k in shared else _covariance_of(block, prior, scale)
-                for k, block in enumerate(self.blocks)
-            ]
-            found.append(KroneckerCovariance(parts, self.slices))
-        return found
+    def covariances(self, priors: Tensor, scale: Tensor) -> KroneckerCovariances:
+        """Return covariances that are computed when they are asked for."""
+        return KroneckerCovariances(self, priors, scale)
 
     def state(self) -> dict[str, Any]:
         """The blocks' tensors."""
@@ -178,6 +166,25 @@ class Kronecker(Matrix):
                 own, other = second.left, first.left
                 second.left = other if own is not None and other is not None and torch.equal(own, other) else own
         return cls(blocks)
+
+
+class KroneckerCovariances(Covariances):
+    """The covariances for several numbers λ; those of a dense block share its eigenbasis."""
+
+    matrix: Kronecker
+
+    @cached_property
+    def _shared(self) -> dict[int, list[Covariance]]:
+        blocks = enumerate(self.matrix.blocks)
+        return {k: block.covariances(self.priors, self.scale) for k, block in blocks if isinstance(block, Dense)}
+
+    def __getitem__(self, index: Any) -> Any:
+        """Compute one covariance."""
+        parts = [
+            self._shared[k][index] if k in self._shared else _covariance_of(block, self.priors[index], self.scale)
+            for k, block in enumerate(self.matrix.blocks)
+        ]
+        return KroneckerCovariance(parts, self.matrix.slices)
 
 
 class KroneckerCovariance(Covariance):
