@@ -21,6 +21,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from compression_cifar import vgg_like
 from torch import Tensor, nn
 
 import dubito
@@ -40,10 +41,11 @@ from dubito import (
 )
 from dubito.uses.export import export_network
 
-NETWORKS: dict[str, tuple[Callable[[], nn.Module], tuple[int, ...]]] = {
-    "mlp": (models.lenet_300_100, (784,)),
-    "lenet5": (models.lenet5, (1, 28, 28)),
-    "resnet20": (lambda: models.resnet20((1, 28, 28), 10), (1, 28, 28)),
+NETWORKS: dict[str, tuple[Callable[[], nn.Module], tuple[int, ...], str]] = {
+    "mlp": (models.lenet_300_100, (784,), "mnist"),
+    "lenet5": (models.lenet5, (1, 28, 28), "mnist"),
+    "vgg": (lambda: vgg_like(16, 0), (3, 32, 32), "cifar10"),
+    "resnet20": (lambda: models.resnet20((1, 28, 28), 10), (1, 28, 28), "mnist"),
 }
 OUTPUTS = ("probs", "aleatoric", "epistemic")
 SHORT = Training(epochs=1, batch_size=100)
@@ -110,9 +112,9 @@ def posterior_of(name: str, recipe: Any, trained: Any, data: Any) -> Any:
 
 
 def run(network: str, args: argparse.Namespace) -> None:
-    make, shape = NETWORKS[network]
+    make, shape, data = NETWORKS[network]
     torch.manual_seed(0)
-    found = dubito.data.load("mnist", limit=args.limit)
+    found = dubito.data.load(data, limit=args.limit)
     (x, y), (held_out, _) = found.train, found.test
     x, held_out = (part.reshape(len(part), *shape) for part in (x, held_out))
     trained = MAP().fit(make(), (x, y), training=Training(epochs=2, batch_size=100), progress=False)

@@ -232,3 +232,23 @@ def test_other_paddings_stay(shortcut: Callable[[Tensor], Tensor]) -> None:
     assert aten.conv2d.default not in {node.target for node in program.graph.nodes}
     x = _numbers(7, 3, 8, 6)
     torch.testing.assert_close(program.module()(x)[0], shortcut(x))
+
+
+def test_channels_of_members_with_shared_weights_are_filled() -> None:
+    first, second = 0.1 * _numbers(18, 15, 3, 3), 0.1 * _numbers(10, 18, 3, 3)
+    mean, variance = _numbers(18), 0.5 + _numbers(18) ** 2
+
+    def members(x: Tensor) -> Tensor:
+        images = x[:, :15, None, None].expand(-1, -1, 6, 6)
+        found = []
+        for v in MEMBERS:
+            inner = F.batch_norm(F.conv2d(images, first * v[:15, None, None]), mean, variance).relu()
+            found.append(F.conv2d(inner, second * v[:10, None, None, None]))
+        return torch.stack(found).sum(0)
+
+    program = record(Program(members), (_numbers(5, 30),), share=True)
+    convolutions = [node for node in program.graph.nodes if node.target == aten.conv2d.default]
+    assert [node.meta["val"].shape[1] for node in convolutions] == 3 * [32, 10]
+    assert aten.batch_norm.default not in {node.target for node in program.graph.nodes}
+    assert sum(value.numel() for value in program.state_dict.values()) < first.numel() + second.numel() + 3 * 200
+    torch.testing.assert_close(program.module()(_numbers(7, 30))[0], members(_numbers(7, 30)), rtol=1e-4, atol=1e-4)

@@ -34,18 +34,24 @@ def _normalized(graph: fx.Graph, node: fx.Node, constants: Constants) -> fx.Node
     inner = node.args[0] if node.target == aten.batch_norm.default else None
     if not isinstance(inner, fx.Node) or inner.target not in _CONVOLUTIONS or len(inner.users) > 1 or inner.kwargs:
         return None
-    weight, bias = constants.get(inner.args[1]), _argument(inner, 2)
+    weight, bias = inner.args[1], _argument(inner, 2)
     scale, shift, mean, variance = (constants.get(each) for each in node.args[1:5])
     offset = constants.get(0.0 if bias is None else bias)
-    if weight is None or offset is None or mean is None or variance is None or bool(node.args[5]):
+    if not constants.makes(weight) or offset is None or mean is None or variance is None or bool(node.args[5]):
         return None
     if (scale is None) != (node.args[1] is None) or (shift is None) != (node.args[2] is None):
         return None
     epsilon: Any = node.args[7]
     factor = (variance.double() + epsilon).rsqrt() * (1.0 if scale is None else scale.double())
     moved = (offset.double() - mean.double()) * factor + (0.0 if shift is None else shift.double())
-    folded = weight.double() * factor.reshape(-1, *[1] * (weight.ndim - 1))
-    return _convolution(graph, inner, folded.to(weight), moved.to(weight), constants)
+    columns = factor.reshape(-1, *[1] * (node.meta["val"].ndim - 1))
+    known = constants.get(weight)
+    if known is not None:
+        folded = constants.add((known.double() * columns).to(known))
+    else:
+        folded = graph.call_function(aten.mul.Tensor, (weight, constants.add(columns.to(mean))))
+        folded.meta["val"] = _value(weight, constants)
+    return _convolution(graph, inner, folded, constants.add(moved.to(mean)))
 
 
 def _shortcut(graph: fx.Graph, node: fx.Node, constants: Constants) -> fx.Node | None:
@@ -83,9 +89,7 @@ def _filled(graph: fx.Graph, node: fx.Node, constants: Constants) -> fx.Node | N
     """Give a convolution the channels of whole blocks; those that are new are zero and read with weights of zero."""
     if not _is_plain(node, constants):
         return None
-    weight = constants.get(node.args[1])
-    assert weight is not None
-    count, last, between = len(weight), node, list[fx.Node]()
+    count, last, between = _value(node.args[1], constants).shape[0], node, list[fx.Node]()
     while len(last.users) == 1 and (following := next(iter(last.users))).target in _SAFE and following.args[0] is last:
         last = following
         between.append(last)
@@ -95,15 +99,14 @@ def _filled(graph: fx.Graph, node: fx.Node, constants: Constants) -> fx.Node | N
     reader = next(iter(last.users))
     if not _is_plain(reader, constants) or reader.args[0] is not last:
         return None
-    wider = constants.get(reader.args[1])
-    assert wider is not None
-    reader.update_arg(1, constants.add(F.pad(wider, (0, 0, 0, 0, 0, more))))
+    with graph.inserting_before(reader):
+        reader.update_arg(1, _widened(graph, reader.args[1], (0, 0, 0, 0, 0, more), constants))
+    weight = _widened(graph, node.args[1], (0, 0, 0, 0, 0, 0, 0, more), constants)
     bias = constants.get(_argument(node, 2))
-    own = None if bias is None else F.pad(bias, (0, more))
-    made = _convolution(graph, node, F.pad(weight, (0, 0, 0, 0, 0, 0, 0, more)), own, constants)
+    made = _convolution(graph, node, weight, None if bias is None else constants.add(F.pad(bias, (0, more))))
     for each in (made, *between):
-        value = (node if each is made else each).meta.get("val")
-        each.meta["val"] = None if value is None else value.new_empty((value.shape[0], count + more, *value.shape[2:]))
+        value = (node if each is made else each).meta["val"]
+        each.meta["val"] = value.new_empty((value.shape[0], count + more, *value.shape[2:]))
     return made
 
 
@@ -112,18 +115,34 @@ def _is_plain(node: fx.Node, constants: Constants) -> bool:
     if node.target != aten.conv2d.default or node.kwargs or _argument(node, 6) not in (None, 1):
         return False
     bias = _argument(node, 2)
-    return constants.get(node.args[1]) is not None and (bias is None or constants.get(bias) is not None)
+    return constants.makes(node.args[1]) and (bias is None or constants.get(bias) is not None)
+
+
+def _widened(graph: fx.Graph, weight: Any, zeros: tuple[int, ...], constants: Constants) -> fx.Node:
+    """Return a weight with zeros as `torch.nn.functional.pad` adds them; those of one that is made are made too."""
+    known = constants.get(weight)
+    if known is not None:
+        return constants.add(F.pad(known, zeros))
+    made = graph.call_function(aten.constant_pad_nd.default, (weight, list(zeros)))
+    made.meta["val"] = F.pad(weight.meta["val"], zeros)
+    return made
+
+
+def _value(weight: Any, constants: Constants) -> Tensor:
+    """Return a weight, or if it is made of constants what a recording knows of it: its shape."""
+    known = constants.get(weight)
+    found: Tensor = weight.meta["val"] if known is None else known
+    return found
 
 
 def _argument(node: fx.Node, place: int) -> Any:
     return node.args[place] if len(node.args) > place else None
 
 
-def _convolution(graph: fx.Graph, like: fx.Node, weight: Tensor, bias: Tensor | None, constants: Constants) -> fx.Node:
+def _convolution(graph: fx.Graph, like: fx.Node, weight: fx.Node, bias: fx.Node | None) -> fx.Node:
     """Return a convolution with other weights."""
     target: Any = like.target
-    own = None if bias is None else constants.add(bias)
-    return graph.call_function(target, (like.args[0], constants.add(weight), own, *like.args[3:]))
+    return graph.call_function(target, (like.args[0], weight, bias, *like.args[3:]))
 
 
 CHANNELS: tuple[Rule, ...] = (_normalized, _shortcut, _filled)

@@ -31,6 +31,12 @@ class Constants:
         found = self.values.get(node) if isinstance(node, fx.Node) else None
         return found if isinstance(found, Tensor) and found.is_floating_point() else None
 
+    def makes(self, node: Any) -> bool:
+        """Return whether a node is a constant of floating type, or made of constants alone when a file is loaded."""
+        if self.get(node) is not None:
+            return True
+        return isinstance(node, fx.Node) and bool(node.all_input_nodes) and all(map(self.makes, node.all_input_nodes))
+
     def add(self, value: Tensor) -> fx.Node:
         """Return the node of a new constant, before all others."""
         with self.graph.inserting_before(next(iter(self.graph.nodes))):
