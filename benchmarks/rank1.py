@@ -17,7 +17,6 @@ import json
 import math
 import statistics
 from collections.abc import Callable
-from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -45,6 +44,7 @@ from dubito import (
     models,
     priors,
 )
+from dubito.uses.comparison import Failure
 
 KINDS = ("noise", "blur", "rotation")
 TRAINING = Training(epochs=15, lr=2e-3, batch_size=64, weight_decay=1e-4)
@@ -153,13 +153,21 @@ def chosen(task_name: str, name: str, data: Any) -> str:
     path = RESULTS / "rank1" / f"choice-{task_name}-{slug(name)}.json"
     found: dict[str, float] = json.loads(path.read_text()) if path.is_file() else {}
     task = TASKS[task_name]
-    task = replace(task, training=task.training.replace(epochs=SHORTER.get(task_name, task.training.epochs)))
-    for key in [key for key in candidates if key not in found]:
-        posterior = fitted(task, candidates[key], CHOOSING, data, make(task, CHOOSING))
-        found[key] = dubito.evaluate(posterior, data.validation).scores["nll"]
+    training = task.training.replace(epochs=SHORTER.get(task_name, task.training.epochs))
+
+    def keep(run: Any) -> None:
+        if isinstance(run, Failure):
+            raise run.error
+        found[run.name] = run.evaluation.scores["nll"]
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(json.dumps(found))
-        print(f"{task_name}, {name}, {key}: validation NLL {found[key]:.4f}", flush=True)
+        print(f"{task_name}, {name}, {run.name}: validation NLL {found[run.name]:.4f}", flush=True)
+
+    if missing := {key: recipe for key, recipe in candidates.items() if key not in found}:
+        dubito.compare(
+            lambda seed: task.model(), data.train, missing, test=data.validation, seeds=[CHOOSING],
+            validation=data.validation, training=training, progress=keep,
+        )  # fmt: skip
     return min(candidates, key=lambda key: found[key])
 
 
