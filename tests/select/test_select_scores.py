@@ -120,3 +120,12 @@ def test_inputs_of_wrong_width() -> None:
     one = case("bernoulli")
     with pytest.raises(InputError, match=r"cannot be called on the training inputs of shape \(4, 2\)"):
         scored(one._replace(inputs=one.inputs[:, :2]))
+
+
+def test_an_error_without_words_is_named_by_its_type() -> None:
+    class Silent(nn.Linear):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            raise ValueError
+
+    with pytest.raises(InputError, match=r"the context inputs of shape \(4, 2\): ValueError"):
+        scores.check_inputs(Silent(2, 1), torch.zeros(4, 2), "the context")

@@ -22,6 +22,7 @@ from dubito.beliefs.likelihoods.base import Hyper
 from dubito.core import batches, params
 from dubito.core.constraints import Count, LargeCount, NonNegative, check
 from dubito.core.errors import InputError
+from dubito.core.numeric import sum_scalars
 from dubito.core.settings import Setting, setting
 
 if TYPE_CHECKING:
@@ -152,7 +153,7 @@ class ELBO(Objective):
                 codes += [part.divergence.sum() / self.num_samples for part in _bottlenecks(module)]
         loss = -torch.stack(draws).mean() / step.batch_size
         if terms:
-            kl = terms[0] if len(terms) == 1 else torch.stack(terms).sum()
+            kl = sum_scalars(terms)
             loss = loss + kl * (step.temperature * step.rows / step.batch_size / step.num_data)
         return loss + torch.stack(codes).sum() * (step.temperature / step.batch_size) if codes else loss
 

@@ -55,3 +55,12 @@ class TrustWarning(UserWarning):
 
 class NotConvergedWarning(TrustWarning):
     """A training that ended while it still improved, made things worse, or did not happen."""
+
+
+def first_line(error: Exception) -> str:
+    """Return the first line of an error's text, or the error's type if it has none.
+
+    >>> first_line(ValueError("one line")), first_line(ValueError())
+    ('one line', 'ValueError')
+    """
+    return next(iter(str(error).strip().splitlines()), type(error).__name__)

@@ -154,6 +154,21 @@ def tensors(tree: Any) -> Iterator[Tensor]:
         yield from tensors(value)
 
 
+def check_shapes(path: str | os.PathLike[str], saved: Mapping[str, Tensor], own: Mapping[str, Tensor]) -> None:
+    """Raise an error unless a file has the tensors of a network."""
+    for name in {**own, **saved}:
+        there, here = (tuple(side[name].shape) if name in side else "missing" for side in (saved, own))
+        if there != here:
+            raise another_network(path, name, there, here)
+
+
+def another_network(path: str | os.PathLike[str], name: str, there: Any, here: Any) -> FileFormatError:
+    """Return the error for a tensor whose shape differs between a file and a network."""
+    return FileFormatError(
+        f"'{path}' was saved for another network: '{name}' is {there} in the file and {here} in the model."
+    )
+
+
 def is_finite(tree: Any) -> bool:
     """Return whether every floating tensor of a tree is free of NaN and infinities."""
     return all_finite(tensors(tree))

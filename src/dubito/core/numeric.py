@@ -12,6 +12,16 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.flop_counter import flop_registry
 
 
+def normal_log_density(z: Tensor, log_scale: Tensor) -> Tensor:
+    """Return the log-density of a normal distribution at `z` standard deviations from its mean."""
+    return -0.5 * z.square() - log_scale - 0.5 * math.log(2 * math.pi)
+
+
+def sum_scalars(terms: list[Tensor]) -> Tensor:
+    """Return the sum of scalars."""
+    return terms[0] if len(terms) == 1 else torch.stack(terms).sum()
+
+
 def all_finite(tensors: Iterable[Tensor]) -> bool:
     """Return whether floating tensors are free of NaN and infinities; an accelerator is read once for all of them."""
     far: dict[torch.device, list[Tensor]] = {}

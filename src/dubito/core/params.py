@@ -16,7 +16,7 @@ from torch.nn import functional as F
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.overrides import TorchFunctionMode
 
-from dubito.core import precision
+from dubito.core import nests, precision
 from dubito.core.errors import InputError
 from dubito.core.numeric import all_finite
 
@@ -132,6 +132,11 @@ def call(model: nn.Module, inputs: Any) -> Tensor:
     else:
         output = _call(model, inputs)
     return precision.widened(logits_of(output))
+
+
+def call_on_few(model: nn.Module, inputs: Any, rows: int = 1) -> Tensor:
+    """Call `model` on a copy of the first rows, which it may overwrite."""
+    return call(model, nests.map_leaves(torch.clone, nests.take(inputs, slice(0, rows))))
 
 
 def _call(model: nn.Module, inputs: Any) -> Any:

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor, fx, nn
 
 from dubito.core import nests
-from dubito.core.errors import DubitoError, UnsupportedError
+from dubito.core.errors import DubitoError, UnsupportedError, first_line
 from dubito.core.locks import ProcessLock
 
 if TYPE_CHECKING:
@@ -91,11 +91,9 @@ def export_any_batch(module: nn.Module, inputs: tuple[Tensor, ...]) -> ExportedP
 
 
 def _why(error: Exception) -> str:
-    text = str(error).strip()
-    if "data-dependent" in text or "DataDependent" in type(error).__name__:
+    if "data-dependent" in str(error) or "DataDependent" in type(error).__name__:
         return "This network cannot be exported: what it computes depends on values of its inputs (an `if`, a loop)."
-    first = text.splitlines()[0].rstrip(".") if text else type(error).__name__
-    return f"This network cannot be traced for export: {first}."
+    return f"This network cannot be traced for export: {first_line(error).rstrip('.')}."
 
 
 def record_with_gradients(function: Callable[..., Any], example: tuple[Tensor, ...]) -> fx.GraphModule:

@@ -23,7 +23,8 @@ from torch import Tensor, nn
 from torch.autograd.graph import GradientEdge, get_gradient_edge
 
 from dubito.core import batches, limits, params
-from dubito.core.errors import InputError, UnsupportedError
+from dubito.core.errors import InputError, UnsupportedError, first_line
+from dubito.core.limits import slices
 from dubito.core.once import warn_once
 from dubito.core.randomness import drawing_aside
 from dubito.curvature import backward, per_example, tryout
@@ -312,7 +313,7 @@ class Engine:
                 return list(_grad(outputs, inputs, columns, is_grads_batched=True))
             except RuntimeError as error:
                 self.batched = False
-                reason = _first_line(error)
+                reason = first_line(error)
                 warn_once(
                     f"The columns of a vector-Jacobian product are computed one by one, which is slower: {reason}",
                     FallbackWarning,
@@ -342,8 +343,7 @@ class Engine:
         most = max(1, min(MANY, passing, limit.gradients // bytes_of_one))
         cached = max(FEW, limit.cached_gradients // bytes_of_one)
         parts = max(-(-size // most), round(size / cached))  # of nearly equal size
-        step = -(-size // parts)
-        return [slice(start, min(start + step, size)) for start in range(0, size, step)]
+        return slices(size, -(-size // parts))
 
     def columns_at_once(self, most: int) -> int:
         """Return how many columns, up to `most`, one vector-Jacobian product of one example may have."""
@@ -392,7 +392,3 @@ class Engine:
 
 def _grad(outputs: Tensor, inputs: list[Any], columns: Tensor, **options: Any) -> tuple[Tensor | None, ...]:
     return torch.autograd.grad(outputs, inputs, columns, retain_graph=True, allow_unused=True, **options)
-
-
-def _first_line(error: Exception) -> str:
-    return next(iter(str(error).strip().splitlines()), type(error).__name__)

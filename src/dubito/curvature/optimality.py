@@ -151,6 +151,6 @@ def _rows_at_once(model: nn.Module, inputs: object) -> int:
         sizes.extend(leaf.numel() for leaf in batches.leaves(output))
 
     with watch(dict(model.named_modules()), after=count):
-        one = params.call(model, batches.map_leaves(torch.clone, batches.take(inputs, slice(0, 1))))
+        one = params.call_on_few(model, inputs)
     limit = limits.current()
     return min(numbers(limit.outputs) // max(1, one.numel()), numbers(limit.activations) // max(1, sum(sizes)))

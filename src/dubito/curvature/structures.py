@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from dubito.beliefs.likelihoods import Likelihood
 from dubito.core import batches, limits, params
-from dubito.core.errors import InputError, UnsupportedError
+from dubito.core.errors import InputError, UnsupportedError, first_line
 from dubito.core.limits import numbers
 from dubito.core.params import differentiable_twice
 from dubito.core.randomness import default_generator
@@ -162,7 +162,7 @@ class HessianAccumulator(FullAccumulator):
                     raise
                 raise UnsupportedError(
                     f"The Hessian of this network cannot be computed, because torch cannot differentiate a layer twice "
-                    f"({str(error).splitlines()[0]}): choose curvature='ggn'."
+                    f"({first_line(error)}): choose curvature='ggn'."
                 ) from error
             if found is not None:
                 sums["hessian"][rows] += found.double()

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from dubito.core import batches, params
-from dubito.core.errors import UnsupportedError
+from dubito.core.errors import UnsupportedError, first_line
 from dubito.curvature.factor import ExplicitFactor, Factor
 from dubito.curvature.factors import CallsFactor
 from dubito.curvature.graph_calls import GraphUse, graph_uses
@@ -205,7 +205,7 @@ def misfits(tape: Tape, names: list[str]) -> list[tuple[list[str], str]]:
             for column in columns
         ]
     except RuntimeError as error:  # reentrant checkpointing forbids autograd.grad
-        return [*found, (names, str(error).strip().splitlines()[0])]
+        return [*found, (names, first_line(error))]
     factors, dtype = tape.pull(columns), _coarsest(tape.outputs)
     pairs = zip(names, *truth, strict=True)
     wrong = [name for name, *grads in pairs if not _fits(factors[name], examples, grads, dtype)]
@@ -214,9 +214,8 @@ def misfits(tape: Tape, names: list[str]) -> list[tuple[list[str], str]]:
 
 def is_independent(tape: Tape) -> bool:
     """Return whether the first example alone gives the same outputs as in its batch."""
-    alone = batches.map_leaves(torch.clone, batches.take(tape.inputs, slice(0, 1)))
     with torch.enable_grad():  # as in the batch: some modules use other code without gradients
-        outputs = params.call(tape.engine.model, alone)
+        outputs = params.call_on_few(tape.engine.model, tape.inputs)
     return _close(outputs[0], tape.outputs[0], 0.0, _coarsest(tape.outputs))
 
 

@@ -16,7 +16,7 @@ from dubito.beliefs.prediction import ClassPrediction, Prediction
 from dubito.core import batches, io, limits, params
 from dubito.core.arguments import checked_arguments
 from dubito.core.constraints import Count, check
-from dubito.core.errors import DubitoError, InputError, NonFiniteError
+from dubito.core.errors import DubitoError, InputError, NonFiniteError, first_line
 from dubito.core.limits import numbers, slices
 from dubito.core.private_draws import PrivateDraws
 from dubito.core.settings import digest
@@ -108,11 +108,10 @@ class ChecksPredictions:
 def check_call(model: nn.Module, inputs: Any) -> None:
     """Raise an error unless the network can be called on the first of these inputs."""
     try:
-        params.call(model, batches.map_leaves(torch.clone, batches.take(inputs, slice(0, 1))))
+        params.call_on_few(model, inputs)
     except io.CONTENT_ERRORS as error:
         shapes = " and ".join(f"{tuple(leaf.shape)} {leaf.dtype}" for leaf in batches.leaves(inputs))
-        why = next(iter(str(error).strip().splitlines()), type(error).__name__)
-        raise InputError(f"The network cannot be called on inputs of shape {shapes}: {why}") from error
+        raise InputError(f"The network cannot be called on inputs of shape {shapes}: {first_line(error)}") from error
 
 
 def _row_shapes(inputs: Any) -> Shapes:

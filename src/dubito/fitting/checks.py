@@ -15,7 +15,7 @@ from torch.utils.checkpoint import CheckpointError
 from dubito.beliefs.likelihoods import Likelihood
 from dubito.core import batches, distributed, params
 from dubito.core.batches import Batch, Source
-from dubito.core.errors import DubitoError, InputError, UnsupportedError
+from dubito.core.errors import DubitoError, InputError, UnsupportedError, first_line
 from dubito.core.randomness import Stream
 from dubito.fitting.inference import Problem
 from dubito.networks.twin import light_copy
@@ -92,10 +92,9 @@ def _needs_two_rows(model: nn.Module, inputs: Any) -> bool:
     """Return whether the network cannot be trained on one row because of its BatchNorm layers."""
     if not any(isinstance(module, _BatchNorm) for module in model.modules()):
         return False
-    row = batches.map_leaves(torch.clone, batches.take(inputs, slice(0, 1)))
     try:
         with torch.no_grad(), Stream(0, next(model.parameters()).device).active():
-            params.call(light_copy(model).train(), row)
+            params.call_on_few(light_copy(model).train(), inputs)
     except (RuntimeError, TypeError, ValueError, LookupError) as error:  # other errors are explained by `outputs_of`
         return "more than 1 value per channel" in str(error)
     return False
@@ -165,8 +164,7 @@ def _explain_shapes(source: Source, error: Exception) -> None:
         shapes = [tuple(leaf.shape[1:]) for leaf in batches.leaves(batch.inputs)]
         first = first or shapes
         if shapes != first:
-            why = next(iter(str(error).strip().splitlines()), type(error).__name__)
             raise InputError(
                 f"The inputs of batch {number} have rows of shape {shapes}, those of batch 0 of {first}, and the "
-                f"network cannot take both: {why}"
+                f"network cannot take both: {first_line(error)}"
             ) from error

@@ -211,8 +211,7 @@ def _likeness(likelihood: Likelihood, source: Source) -> float | None:
 def _few(posterior: Posterior, inputs: Any, targets: Tensor) -> tuple[Any, Tensor]:
     """Return as many of the rows as have predictions of limited size, at least two."""
     # BatchNorm without running statistics takes no single row
-    two = params.call(posterior.model, batches.map_leaves(torch.clone, batches.take(inputs, slice(0, 2))))
-    size = two[0].numel()
+    size = params.call_on_few(posterior.model, inputs, rows=2)[0].numel()
     return batches.take((inputs, targets), slice(0, max(2, numbers(limits.current().chunk) // size)))
 
 

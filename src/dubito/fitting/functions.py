@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 from dubito.beliefs.likelihoods import Likelihood
 from dubito.core import batches, io, params
-from dubito.core.errors import UnsupportedError
+from dubito.core.errors import UnsupportedError, first_line
 from dubito.core.params import Params, differentiable_twice
 from dubito.fitting.checked_predictions import Predictor, check_call
 from dubito.networks.twin import twin
@@ -115,7 +115,7 @@ def jacobian_product(outputs: Tensor, weights: list[Tensor]) -> Callable[[list[T
                 raise
             raise UnsupportedError(
                 "The network cannot be linearized for this, because torch cannot differentiate one of its layers twice "
-                f"({str(error).splitlines()[0]}): make only weights after that layer random, such as "
+                f"({first_line(error)}): make only weights after that layer random, such as "
                 "weights=select.last_layer()."
             ) from error
         return change

@@ -61,13 +61,7 @@ def _posterior(path: str | os.PathLike[str], tree: Mapping[str, Any], model: nn.
     model = params.unwrapped(model)
     with computing_on(first_tensor(model).device), io.reading(path):
         model = family_of(tree).network_for(model, tree)
-        own, saved = _tensors(model), {**_base(path, tree, model), **tree["params"], **tree["buffers"]}
-        for name in {**own, **saved}:
-            there, here = (tuple(side[name].shape) if name in side else "missing" for side in (saved, own))
-            if there != here:
-                raise FileFormatError(
-                    f"'{path}' was saved for another network: '{name}' is {there} in the file and {here} in the model."
-                )
+        io.check_shapes(path, {**_base(path, tree, model), **tree["params"], **tree["buffers"]}, _tensors(model))
         found = restored({**tree, "state": io.clone(tree["state"], first_tensor(model).device)}, model)
         found._file = str(path)
         return found

@@ -21,7 +21,7 @@ from torch import Tensor, nn
 from dubito.beliefs.likelihoods import Gaussian, Likelihood
 from dubito.core import batches, distributed, limits, params
 from dubito.core.batches import Source
-from dubito.core.errors import InputError, NonFiniteError
+from dubito.core.errors import InputError, NonFiniteError, first_line
 from dubito.core.limits import numbers
 from dubito.curvature import Engine, Tape, output_columns
 from dubito.curvature.factors import OuterFactor
@@ -188,11 +188,11 @@ def check_inputs(model: nn.Module, inputs: Any, which: str) -> None:
         raise InputError(f"{which.capitalize()} inputs hold NaN or infinite values: clean or impute them first.")
     try:
         with torch.no_grad():
-            outputs = params.call(model, batches.map_leaves(torch.clone, batches.take(inputs, slice(0, 1))))
+            outputs = params.call_on_few(model, inputs)
     except (RuntimeError, TypeError, ValueError, LookupError) as error:
         shapes = " and ".join(str(tuple(leaf.shape)) for leaf in batches.leaves(inputs))
-        reason = str(error).strip().splitlines()[0]
-        raise InputError(f"The model cannot be called on {which} inputs of shape {shapes}: {reason}") from error
+        told = f"The model cannot be called on {which} inputs of shape {shapes}: {first_line(error)}"
+        raise InputError(told) from error
     if bool(outputs.isnan().any()):
         raise NonFiniteError(f"The model's outputs at {which} inputs are NaN: look at its weights.")
 

@@ -171,7 +171,7 @@ def test_weights_are_taken_as_they_are(tmp_path: Path) -> None:
     for name, value in [*run.posterior.mean().items(), *chosen.posterior.mean().items()]:
         assert torch.equal(value, dict(trained.named_parameters())[name])
     with pytest.raises(
-        FileFormatError, match=r"weights of another network: '1.weight' is \(8, 5\) in the file and \(9, 5\)"
+        FileFormatError, match=r"saved for another network: '1.weight' is \(8, 5\) in the file and \(9, 5\)"
     ):
         runs.fit(houses(), "price", weights=tmp_path / "w.safetensors", network="mlp(hidden=[9])", ignore=["cheap"])
     (tmp_path / "w.pt").touch()

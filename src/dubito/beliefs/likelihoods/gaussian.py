@@ -14,6 +14,7 @@ from dubito.beliefs.likelihoods.kinds import RegressionLikelihood
 from dubito.beliefs.prediction import RegressionPrediction
 from dubito.core.constraints import Positive, check
 from dubito.core.errors import InputError
+from dubito.core.numeric import normal_log_density
 from dubito.core.params import Params
 from dubito.core.settings import setting
 from dubito.core.tensor_checks import at_least_float32
@@ -62,7 +63,7 @@ class Gaussian(RegressionLikelihood):
         """Return the log-density of the targets ``[B]``, summed over outputs."""
         means, log_noise = self.canonical(outputs), self._log_noise(hyper, outputs)
         z = (rows(targets, "targets").to(means.dtype) - means) * (-log_noise).exp()
-        return (-0.5 * z.square() - log_noise - 0.5 * math.log(2 * math.pi)).sum(dim=-1)
+        return normal_log_density(z, log_noise).sum(dim=-1)
 
     def gradient(self, outputs: Tensor, targets: Tensor, hyper: Hyper = None) -> Tensor:
         r"""Return $(f - y) / \sigma^2$."""

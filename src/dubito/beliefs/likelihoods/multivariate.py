@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from typing import Annotated, Any
 
 import numpy as np
@@ -14,6 +13,7 @@ from dubito.beliefs.likelihoods.kinds import RegressionLikelihood
 from dubito.beliefs.prediction import RegressionPrediction
 from dubito.core.constraints import Positive, check
 from dubito.core.errors import InputError
+from dubito.core.numeric import normal_log_density
 from dubito.core.settings import setting
 from dubito.core.tensor_checks import at_least_float32
 
@@ -75,7 +75,7 @@ class MultivariateGaussian(RegressionLikelihood):
         means = self.canonical(outputs)
         z = self._whitened(rows(targets, "targets").to(means.dtype) - means)
         log_scales = self._factor(means).diagonal().log()
-        return (-0.5 * z.square() - log_scales - 0.5 * math.log(2 * math.pi)).sum(dim=-1)
+        return normal_log_density(z, log_scales).sum(dim=-1)
 
     def gradient(self, outputs: Tensor, targets: Tensor, hyper: Hyper = None) -> Tensor:
         r"""Return $\Sigma^{-1}(f - y)$."""

@@ -13,6 +13,7 @@ from dubito.beliefs.prediction import gaussian_mixture
 from dubito.beliefs.prediction.base import Prediction, frame
 from dubito.core.arguments import checked_arguments
 from dubito.core.errors import InputError
+from dubito.core.numeric import normal_log_density
 from dubito.core.tracing import is_tracing
 from dubito.core.widest import wide
 
@@ -125,7 +126,7 @@ class RegressionPrediction(Prediction):
         factor = torch.linalg.cholesky(self.noise_covariance + own).expand(*residuals.shape, -1)
         z = torch.linalg.solve_triangular(factor, residuals.unsqueeze(-1), upper=False).squeeze(-1)
         log_scale = factor.diagonal(dim1=-2, dim2=-1).log()
-        parts = -0.5 * z.square() - log_scale - 0.5 * math.log(2 * math.pi)
+        parts = normal_log_density(z, log_scale)
         return parts.sum(dim=-1).logsumexp(dim=0) - math.log(len(residuals))
 
     def log_prob_each(self, y: Tensor) -> Tensor:

@@ -11,6 +11,7 @@ from torch import Tensor
 
 from dubito.core import limits
 from dubito.core.errors import InputError, NonFiniteError
+from dubito.core.limits import slices
 
 # The number of column blocks of a symmetric product, and the fewest columns of one block.
 BLOCKS, NARROWEST = 8, 128
@@ -153,5 +154,4 @@ def column_blocks(size: int, narrowest: int | None = None) -> list[slice]:
     >>> column_blocks(300)
     [slice(0, 128, None), slice(128, 256, None), slice(256, 300, None)]
     """
-    width = max(narrowest or NARROWEST, -(-size // BLOCKS))
-    return [slice(start, min(start + width, size)) for start in range(0, size, width)]
+    return slices(size, max(narrowest or NARROWEST, -(-size // BLOCKS)))

@@ -14,6 +14,7 @@ from functools import cached_property
 import torch
 from torch import Tensor
 
+from dubito.core.limits import slices
 from dubito.curvature.matrices.base import (
     Covariance,
     Matrix,
@@ -123,8 +124,7 @@ class DenseCovariance(Covariance):
 
     def root_columns(self) -> Iterator[Tensor]:
         """Yield some columns of the root at a time, without the last rows that are all zero."""
-        for start in range(0, len(self.basis), AT_ONCE):
-            block = slice(start, min(start + AT_ONCE, len(self.basis)))
+        for block in slices(len(self.basis), AT_ONCE):
             if isinstance(self.basis, PackedTriangle):
                 yield self.basis.rows(block).mT
             else:
@@ -266,4 +266,4 @@ def _invert(half: PackedTriangle, block: slice, blocks: list[slice]) -> None:
 
 
 def _blocks(size: int) -> list[slice]:
-    return [slice(start, min(start + BLOCK, size)) for start in range(0, size, BLOCK)]
+    return slices(size, BLOCK)

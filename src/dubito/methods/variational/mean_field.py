@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from dubito.beliefs.priors import Normal, Prior
 from dubito.beliefs.priors.base import unchecked
 from dubito.core.errors import InputError
+from dubito.core.numeric import sum_scalars
 from dubito.core.randomness import own_generator
 from dubito.methods.variational.fused import NormalDraw, NormalMoments
 
@@ -143,7 +144,7 @@ def moments_and_kl(parts: Sequence[MeanField], means: Sequence[Tensor]) -> tuple
         *both, kl = NormalMoments.apply(*_arguments(parts, means, simple))
         found |= zip(simple, zip(both[: len(simple)], both[len(simple) :], strict=True), strict=True)
         terms.append(kl)
-    return [found[i] for i in range(len(parts))], _total(terms)
+    return [found[i] for i in range(len(parts))], sum_scalars(terms)
 
 
 def samples_and_kl(
@@ -162,7 +163,7 @@ def samples_and_kl(
         for i, weight in zip(simple, weights, strict=True):
             drawn[i] = weight
         terms.append(kl)
-    return drawn, _total(terms)
+    return drawn, sum_scalars(terms)
 
 
 def _by_prior(parts: Sequence[MeanField]) -> tuple[list[int], list[int]]:
@@ -174,7 +175,3 @@ def _by_prior(parts: Sequence[MeanField]) -> tuple[list[int], list[int]]:
 def _arguments(parts: Sequence[MeanField], means: Sequence[Tensor], simple: list[int]) -> list[Any]:
     numbers = [parts[i].numbers for i in simple]
     return [numbers, *(means[i] for i in simple), *(parts[i].log_scale for i in simple)]
-
-
-def _total(terms: list[Tensor]) -> Tensor:
-    return terms[0] if len(terms) == 1 else torch.stack(terms).sum()

@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from dubito.core import params
 from dubito.core.arguments import checked_arguments
 from dubito.core.errors import InputError
+from dubito.core.numeric import sum_scalars
 from dubito.core.params import Params
 from dubito.core.randomness import default_generator
 from dubito.fitting.training import Training
@@ -165,7 +166,7 @@ class VariationalModule(nn.Module):
             drawn, kl = samples_and_kl(*chosen, generator=self.weight_noise)
             self.ready |= zip(self.sampled, drawn, strict=True)
             terms.append(kl)
-        return terms[0] if len(terms) == 1 else torch.stack(terms).sum()
+        return sum_scalars(terms)
 
     def sample_weights(self, *, generator: torch.Generator | None = None) -> Params:
         """Draw all random parameters, by name; differentiable in means and scales."""

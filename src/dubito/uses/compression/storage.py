@@ -102,11 +102,9 @@ def load(path: str | os.PathLike[str], model: nn.Module) -> nn.Module:
             if (layer := _resized(name, module, tensors)) is not module:
                 found = put(found, name, layer)
         own = {**dict(found.named_parameters()), **dict(found.named_buffers())}
-        for name in {**own, **tensors}:
-            there, here = (tuple(side[name].shape) if name in side else "missing" for side in (tensors, own))
-            if there != here:
-                raise _another(path, name, there, here)
-            own[name].data.copy_(tensors[name])
+        io.check_shapes(path, tensors, own)
+        for name, value in own.items():
+            value.data.copy_(tensors[name])
     if not says_counts:
         _question_counts(path, model, found)
     return found.eval()
@@ -154,12 +152,6 @@ def _question_counts(path: str | os.PathLike[str], model: nn.Module, found: nn.M
                 return
 
 
-def _another(path: str | os.PathLike[str], name: str, there: Any, here: Any) -> FileFormatError:
-    return FileFormatError(
-        f"'{path}' was saved for another network: '{name}' is {there} in the file and {here} in the model."
-    )
-
-
 class _Sizes:
     """Check that no tensor of a file is larger than the tensor of the network.
 
@@ -179,7 +171,7 @@ class _Sizes:
         # a bias that only the file has holds the constants of removed units: one number per output
         here = self.own.get(name, self.own.get(f"{name.removesuffix('bias')}weight") if name.endswith("bias") else None)
         if here is None or math.prod(shape) > math.prod(here):
-            raise _another(self.path, name, tuple(shape), self.own.get(name, "missing"))
+            raise io.another_network(self.path, name, tuple(shape), self.own.get(name, "missing"))
         return shape
 
 

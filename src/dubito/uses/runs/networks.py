@@ -14,6 +14,7 @@ from typing import Any
 from torch import nn
 
 from dubito.beliefs.likelihoods import Likelihood
+from dubito.core import io
 from dubito.core.errors import DubitoError, FileFormatError, InputError, MissingDataError, UnsupportedError
 from dubito.data import DataSet, Vocabulary
 from dubito.networks.models import build
@@ -132,14 +133,10 @@ def load_weights(network: nn.Module, path: str | Path) -> None:
         found = load_file(path)
     except (SafetensorError, OSError, ValueError) as error:
         raise FileFormatError(f"{path} is not a safetensors file ({' '.join(str(error).split())[:200]}).") from error
-    own = network.state_dict()
-    for name in {**own, **found}:
-        there, here = (tuple(side[name].shape) if name in side else "missing" for side in (found, own))
-        if there != here:
-            raise FileFormatError(
-                f"{path} holds the weights of another network: '{name}' is {there} in the file and {here} in the "
-                "network; give the network as --model."
-            )
+    try:
+        io.check_shapes(path, found, network.state_dict())
+    except FileFormatError as error:
+        raise FileFormatError(f"{error} Give the network as --model.") from error
     network.load_state_dict(found)
 
 
