@@ -20,11 +20,10 @@ import statistics
 from collections.abc import Iterator, Sequence
 
 import torch
-from dubito.decisions import Detector
 from torch import Tensor, nn
 from torch.nn import functional
 
-from dubito import MAP, Ensemble, Laplace, Posterior, Training, data, metrics, models
+from dubito import MAP, Ensemble, Laplace, Posterior, Training, data, decisions, metrics, models
 from dubito.uses.decisions.scores import Score, score_prediction
 
 ACTIVATIONS, PRECISIONS, RADII = ("relu", "tanh"), (0.1, 1.0, 10.0), (0.1, 0.2, 0.4, 0.8)
@@ -136,7 +135,7 @@ def area(clean: Tensor, attacked: Tensor) -> float:
 
 def table(found: Posteriors, names: tuple[str, ...], calibration: Pair, test: Pair) -> Table:
     """Return, for each attack on test images, the accuracy, and AUROC and detected fraction of each detector."""
-    detectors = [Detector(found[name][0], calibration, score=found[name][1]) for name in names]
+    detectors = [decisions.Detector(found[name][0], calibration, score=found[name][1]) for name in names]
     images, labels = test
     rows: Table = {}
     for name, radius, attacked in attacks(found, images, labels):
