@@ -57,6 +57,7 @@ MEASURED = 2000
 RULES: dict[str, rules.Rule | None] = {
     "elimination": None,
     "elimination, multiples of 1": None,
+    "elimination, multiples of 4": None,
     "elimination, multiples of 8": None,
     "elimination, multiples of 16": None,
     "posterior damage": rules.PosteriorDamage(),
@@ -235,7 +236,7 @@ def speed(args: argparse.Namespace) -> None:
     """Print the reduction of MACs and of the time in onnxruntime, by elimination: means over seeds."""
     names = ("fewer MACs", "accuracy %", "faster, batch 1", "batch 128", "share of the reduction", "batch 128")
     print(f"| network | multiples of | {' | '.join(names)} |\n|---|---|{'---|' * len(names)}")
-    for name, share, method in product(args.networks, args.shares, list(RULES)[:4]):
+    for name, share, method in product(args.networks, args.shares, list(RULES)[:5]):
         cells = _cells(f"budget-{name}-{method}-{share}-0".replace(" ", "_"))
         rows = [
             (

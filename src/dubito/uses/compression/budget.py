@@ -54,7 +54,8 @@ class Budget:
         runtime: Where time is measured: ``"torch"`` or ``"onnxruntime"``.
         batch_size: The number of inputs in the calls that are measured.
         multiple: Every layer keeps a multiple of so many units, or fewer than these: runtimes compute channels in
-            blocks. By default 16 where time is limited, and where operations are 4 in layers that keep 8 or more.
+            blocks. By default 16 where time is limited. Where operations are, it is 16, or 4 in layers that keep 8 or
+            more, whichever leaves outputs closer to those of the large network.
 
     >>> Budget(size="200 kB", error=0.005).num_bytes
     200000
@@ -111,6 +112,12 @@ class Budget:
             return Multiples(ALIGNED, 2 * ALIGNED) if self.cost == "macs" else ANY_NUMBER
         multiple = BLOCK if self.multiple is None else self.multiple
         return Multiples(multiple, multiple)
+
+    @property
+    def choices(self) -> tuple[Multiples, ...]:
+        """The multiples of which the best is taken, by how close the outputs are to those of the large network."""
+        usual = self.multiple is None and not self.times and self.macs is not None
+        return (self.blocks, Multiples(BLOCK, BLOCK)) if usual else (self.blocks,)
 
     @property
     def cost(self) -> Literal["macs", "bytes"]:

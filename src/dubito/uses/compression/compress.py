@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
+import math
 import warnings
 from collections.abc import Iterator
 from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 import torch
 from torch import nn
 
 from dubito.beliefs.likelihoods import Likelihood
+from dubito.beliefs.prediction import ClassPrediction
 from dubito.core import batches, distributed
 from dubito.core.batches import Data, Source
 from dubito.core.constraints import check
@@ -121,8 +123,7 @@ def compress(
         timer = partial(time_of_call, budget, example) if budget is not None and budget.times else None
         macs = None if budget is None else budget.macs
         pruner = Pruner.of(posterior, rule, structure, example, allow_empty, generator, cost, rows, blocks, timer, macs)
-        rule, rounding, candidates = _amount(rule, budget, pruner, data, finetune is not None)
-        plan, model = pruner.at(rule)
+        pruner, rule, rounding, candidates, plan, model = _found(rule, budget, pruner, data, finetune is not None)
         if by_default and data is not None and finetune is None and isinstance(rule, ModelReduction):
             # the evidence judges weights one by one, but they go together, and it may keep nearly all
             judged = compress(
@@ -176,6 +177,53 @@ def retrained(
 def _usual_structure(budget: Any) -> Structure:
     """Return units for a budget of operations, time or error, else weights."""
     return "units" if isinstance(budget, Budget) and budget.cost == "macs" else "weights"
+
+
+class _Smaller(NamedTuple):
+    """A smaller network, and how it was found."""
+
+    pruner: Pruner
+    rule: Rule
+    rounding: float
+    candidates: tuple[Candidate, ...]
+    plan: Plan
+    model: nn.Module
+
+
+def _found(rule: Rule, budget: Budget | None, pruner: Pruner, data: Data | None, finetuned: bool) -> _Smaller:
+    """Return the network of a rule or budget: of several multiples of units, that with outputs closest to before."""
+    several = () if budget is None or not pruner.rows else budget.choices
+    best, least = None, math.inf
+    for blocks in several or (pruner.blocks,):
+        own = replace(pruner, blocks=blocks)
+        try:
+            amount = _amount(rule, budget, own, data, finetuned)
+        except InputError:  # coarse blocks may leave no network that is small enough
+            if best is None:
+                raise
+            continue
+        found = _Smaller(own, *amount, *own.at(amount[0]))
+        distance = _distance(own, found.model) if len(several) > 1 else 0.0
+        if best is None or distance < least:
+            best, least = found, distance
+    assert best is not None
+    return best
+
+
+@torch.no_grad()
+def _distance(pruner: Pruner, small: nn.Module) -> float:
+    """Return how far outputs are from those of the large network: their divergence in nats, or the squared distance."""
+    total, likelihood = 0.0, pruner.posterior.likelihood
+    for inputs in pruner.rows:
+        before, after = outputs_of(pruner.center, inputs), outputs_of(small, inputs)
+        large = likelihood.predict(before)
+        if isinstance(large, ClassPrediction):
+            logs = large.log_probs.clamp_min(torch.finfo(before.dtype).min)
+            parts = large.probs * (logs - likelihood.predict(after).log_probs)  # type: ignore[attr-defined]
+        else:
+            parts = (before - after).square()
+        total += float(parts.sum())
+    return total if math.isfinite(total) else math.inf
 
 
 def _amount(
