@@ -34,7 +34,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from compression_cells import RESULTS, cell, fitted
+from compression_cells import RESULTS, cell, fitted, taught
 from compression_cifar import vgg_like
 from dubito.compression import Budget, compress
 from dubito.compression import load as load_network
@@ -203,19 +203,22 @@ def run(args: argparse.Namespace) -> None:
                 model: nn.Module = model, few: Pair = few, train: Pair = train, test: Pair = test,
             ) -> dict[str, Any]:  # fmt: skip
                 if method.startswith("elimination"):
-                    small = eliminated(name, seed, share, epochs, int(method.split()[-1]) if "," in method else None)
+                    alone = 0 if args.teacher else epochs
+                    small = eliminated(name, seed, share, alone, int(method.split()[-1]) if "," in method else None)
                 else:
                     small = (
                         by_torch_pruning(model, method, share, few) if method in PEERS
                         else by_rule(model, RULES[method], share, few)
                     )  # fmt: skip
                     recalibrate_on(small, few[0].split(100))
-                    small = retrained(small, train, epochs) if epochs else small
+                    small = retrained(small, train, epochs) if epochs and not args.teacher else small
+                small = taught(small, model, train, epochs) if args.teacher else small
                 share_left = num_macs(small, few[0][:1]) / num_macs(model, few[0][:1])
                 return {"accuracy": accuracy(small, test), "macs": share_left, **in_onnxruntime(model, small, few[0])}
 
             try:
-                cell(f"budget-{name}-{method}-{share}-{epochs}".replace(" ", "_"), seed, work)
+                stem = f"budget-{name}-{method}-{share}-{epochs}{'-taught' if args.teacher else ''}"
+                cell(stem.replace(" ", "_"), seed, work)
             except InputError as error:  # a twentieth of the units always stays
                 print(f"{name}, {method}, {share:.0%}: {error}", flush=True)
 
@@ -377,6 +380,7 @@ def main() -> None:
     parser.add_argument("--epochs", nargs="*", type=int, default=[0])
     parser.add_argument("--shares", nargs="*", type=float, default=SHARES)
     parser.add_argument("--methods", nargs="*", help="Only these; all by default.")
+    parser.add_argument("--teacher", action="store_true", help="The large network teaches in retraining.")
     args = parser.parse_args()
     torch.set_num_threads(1)
     {"run": run, "table": table, "speed": speed, "faster": faster, "size": size, "plot": plot}[args.what](args)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import json
 import math
 import time
@@ -150,6 +151,27 @@ def shifted(train: Pair, batch_size: int, most: int = 2) -> DataLoader[Any]:
         return torch.cat([padded[some, :, i : i + height, j : j + width] for some, (i, j) in parts]), y[rows]
 
     return DataLoader(range(len(x)), batch_size, shuffle=True, collate_fn=collate)  # type: ignore[arg-type]
+
+
+def taught(small: nn.Module, large: nn.Module, train: Pair, epochs: int, temperature: float = 2.0) -> nn.Module:
+    """The network after so many epochs on the labels and, with the same weight, on the large network's outputs."""
+    (x, y), loss = train, nn.functional
+    with torch.no_grad():
+        answers = torch.cat([large.eval()(some) for some in x.split(500)]) / temperature
+    small = copy.deepcopy(small).requires_grad_().train()
+    optimizer = torch.optim.Adam(small.parameters(), lr=1e-3, fused=True)
+    generator, steps = torch.Generator().manual_seed(0), epochs * -(-len(x) // 100)
+    for step, rows in enumerate(
+        rows for _ in range(epochs) for rows in torch.randperm(len(x), generator=generator).split(100)
+    ):
+        optimizer.param_groups[0]["lr"] = 1e-3 * (1 - step / steps)
+        outputs = small(x[rows])
+        pair = ((outputs / temperature).log_softmax(-1), answers[rows].log_softmax(-1))
+        soft = temperature**2 * loss.kl_div(*pair, log_target=True, reduction="batchmean")
+        optimizer.zero_grad()
+        (0.5 * loss.cross_entropy(outputs, y[rows]) + 0.5 * soft).backward()
+        optimizer.step()
+    return small.eval()
 
 
 @torch.no_grad()
