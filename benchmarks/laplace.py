@@ -5,8 +5,8 @@
 Model A is the MLP 784-300-100-10, model B LeNet-5 (Caffe). Fit: 6,000 points; predict: 10,000. One thread, process CPU
 time, each ratio against an epoch measured right before it. With --peers laplace-torch is measured too (if
 installed), on fewer points and scaled up if it would take hours; --memory prints the peak above model and data. Fits
-include eigendecompositions; the factorization of a full matrix, which happens once at the first prediction, has its own
-line.
+include eigendecompositions, and the check at their end, for which a full matrix is factorized; the factorization alone
+has its own line.
 """
 
 from __future__ import annotations
