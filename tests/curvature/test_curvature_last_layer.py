@@ -9,6 +9,7 @@ import torch
 from torch import nn
 
 from dubito import Laplace, Posterior, select
+from dubito.curvature import last_layer
 from dubito.curvature.last_layer import LastLayer
 from oracles import seeded
 
@@ -53,3 +54,29 @@ def test_few_inputs_are_gathered_first() -> None:
     assert form.terms[0].used is not None
     assert form.terms[0].basis is not None
     assert len(form.terms[0].basis) == len(form.terms[0].used) <= 2
+
+
+@pytest.mark.parametrize("tolerance", [1e-6, 1e-3, 0.5])
+def test_directions_with_the_variance_of_the_prior_are_joined(tolerance: float, monkeypatch: Any) -> None:
+    """The error is at most the stated share, also for inputs that are unlike all the data, and never negative."""
+    model = seeded(lambda: nn.Sequential(nn.Linear(3, 30), nn.ReLU(), nn.Linear(30, 4))).double()
+    posterior: Any = Laplace(weights=LAST, prior_precision=30.0).fit(model, (X, Y))
+    columns = torch.eye(4, dtype=torch.float64) - 0.25
+    arguments = (posterior.covariance, posterior.selection, "2.bias", (4, 30), columns)
+    exact = LastLayer(*arguments)
+    monkeypatch.setattr(last_layer, "WORTH_JOINING", 1)
+    joined = LastLayer(*arguments, tolerance=tolerance)
+    features = torch.cat([model[:2](X), torch.randn(200, 30, generator=torch.Generator().manual_seed(1)).double()])
+    ratios = (joined(features) / exact(features)).detach()
+    assert float(ratios.min()) > 1 - 1e-10
+    assert float(ratios.max()) < 1 + tolerance + 1e-10
+    widths = [term.basis.shape[1] for term in joined.terms if term.basis is not None]
+    assert sum(widths) < (30 if tolerance < 0.5 else 10)
+
+
+def test_very_different_variances_are_not_joined(monkeypatch: Any) -> None:
+    monkeypatch.setattr(last_layer, "WORTH_JOINING", 1)
+    model = seeded(lambda: nn.Sequential(nn.Linear(3, 30), nn.ReLU(), nn.Linear(30, 4))).double()
+    posterior: Any = Laplace(weights=LAST, prior_precision=1e-6).fit(model, (X, Y))
+    form = LastLayer(posterior.covariance, posterior.selection, "2.bias", (4, 30), torch.eye(4).double() - 0.25, 1e-4)
+    assert [term.basis is not None for term in form.terms] == [True]

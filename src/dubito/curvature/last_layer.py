@@ -6,6 +6,13 @@ $a^\top M_v a$, because the Jacobian is $e_v \otimes a$. Here it is brought into
 $$v(a) = \sum_j (a A_j + \alpha_j)^{\circ 2}\, W_j + c ,$$
 
 which takes two matrix products. For a Kronecker or diagonal covariance all outputs share one basis $A$.
+
+The data say nothing of most directions of wide layers. These keep nearly the prior's variance $w$, and are not needed
+one by one:
+
+$$\sum_i W_i\, (a A_i)^2 \approx w\, \lVert a \rVert^2 - \sum_{i \le k} (w - W_i)\, (a A_i)^2 ,$$
+
+with an error of at most a share `tolerance` of the sum if $w - W_i \le \mathtt{tolerance} \cdot w$ for $i > k$.
 """
 
 from __future__ import annotations
@@ -23,6 +30,10 @@ from dubito.networks.selection import Selection
 NEGLIGIBLE = 1e-14
 # Columns of a root that are worked on at a time.
 AT_ONCE = 256
+# Directions are joined if that saves as many numbers as this of the basis: for fewer, two more operations cost more.
+WORTH_JOINING = 32_768
+# Directions are joined unless variances differ more than this: a difference of large numbers would lose digits.
+LARGEST_RATIO = 1000.0
 
 
 class Squares(NamedTuple):
@@ -57,6 +68,7 @@ class LastLayer:
         bias: The name of the bias, or None if none of it is random.
         shape: Outputs and inputs, ``(O, I)``.
         columns: The directions of the outputs whose variance is wanted, ``[V, O]``.
+        tolerance: The relative error that variances may have.
     """
 
     def __init__(
@@ -66,8 +78,10 @@ class LastLayer:
         bias: str | None,
         shape: tuple[int, int],
         columns: Tensor,
+        tolerance: float = 0.0,
     ) -> None:
         self.selection, self.bias, self.shape, self.columns = selection, bias, shape, columns.double()
+        self.tolerance = tolerance
         self.terms: list[Squares] = []
         self.constant = self.columns.new_zeros(len(columns))
         self.subtracts = isinstance(covariance, linalg.LowRankCovariance)
@@ -111,7 +125,19 @@ class LastLayer:
         if name == self.bias:
             self.constant = self.constant + weights.sum(1)
         else:
-            self.terms.append(Squares(None if block.right is None else block.right[0], None, weights.mT))
+            self._add_basis(None if block.right is None else block.right[0], weights.mT)
+
+    def _add_basis(self, basis: Tensor | None, weights: Tensor) -> None:
+        """Add the weights ``[I, V]`` of directions, of which those with nearly the largest variance are joined."""
+        most = weights.amax(0)
+        needed = (weights < (1 - self.tolerance) * most).any(1)
+        saved = int((~needed).sum()) * len(weights)
+        if basis is None or saved < WORTH_JOINING or bool((LARGEST_RATIO * weights.amin(0) < most).any()):
+            self.terms.append(Squares(basis, None, weights))
+            return
+        self.terms.append(Squares(None, None, most.expand_as(weights)))
+        if bool(needed.any()):
+            self.terms.append(Squares(basis[:, needed], None, weights[needed] - most))
 
     def _add_diagonal(self, variances: Tensor, names: list[str]) -> None:
         """Add independent weights."""

@@ -26,6 +26,9 @@ from dubito.networks.watching import first_argument, watch
 if TYPE_CHECKING:
     from dubito.methods.laplace.posterior import LaplacePosterior
 
+# The relative error of variances that counts as rounding in a file, by the precision of the network.
+ROUNDING = {torch.float64: 1e-6}
+USUAL_ROUNDING = 1e-4
 # From inputs to outputs in the model's layout and their variances in canonical layout.
 Moments = Callable[[Any], tuple[Tensor, Tensor]]
 
@@ -70,7 +73,8 @@ def _last_layer(posterior: LaplacePosterior, tape: Tape, centred: bool) -> Momen
     bias = posterior.engine.roles[layer].get("bias")
     weight: Any = layer.weight
     columns = _columns(posterior, tape, centred)[:, 0]
-    variance = LastLayer(posterior.covariance, posterior.selection, bias, tuple(weight.shape), columns)
+    tolerance = ROUNDING.get(posterior.dtype, USUAL_ROUNDING)
+    variance = LastLayer(posterior.covariance, posterior.selection, bias, tuple(weight.shape), columns, tolerance)
 
     def moments(inputs: Any) -> tuple[Tensor, Tensor]:
         seen: list[Tensor] = []
