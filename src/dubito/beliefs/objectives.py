@@ -150,12 +150,13 @@ class ELBO(Objective):
             draws, codes = [], []
             for _ in range(self.num_samples):
                 draws.append(step.log_likelihood(params.call(module, step.inputs)))
-                codes += [part.divergence.sum() / self.num_samples for part in _bottlenecks(module)]
+                codes += code_divergences(module, default_beta=1.0)
         loss = -torch.stack(draws).mean() / step.batch_size
         if terms:
             kl = sum_scalars(terms)
             loss = loss + kl * (step.temperature * step.rows / step.batch_size / step.num_data)
-        return loss + torch.stack(codes).sum() * (step.temperature / step.batch_size) if codes else loss
+        scale = step.temperature * step.rows / step.batch_size / self.num_samples
+        return loss + sum_scalars(codes) * scale if codes else loss
 
 
 @setting
@@ -254,3 +255,14 @@ def _converted_parts(module: nn.Module) -> list[VariationalModule]:
 def _bottlenecks(module: nn.Module) -> list[Any]:
     """Return the layers with random codes."""
     return [part for part in module.modules() if getattr(part, "has_codes", False)]
+
+
+def code_divergences(module: nn.Module, default_beta: float) -> list[Tensor]:
+    """Return, for each layer with random codes, β times the mean KL divergence of the codes of its last call.
+
+    `default_beta` is for layers without a β of their own.
+    """
+    return [
+        part.divergence.sum() / len(part.divergence) * (default_beta if part.beta is None else part.beta)
+        for part in _bottlenecks(module)
+    ]

@@ -8,9 +8,11 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from dubito.beliefs.objectives import code_divergences
 from dubito.core import distributed, params
 from dubito.core.batches import Batch, take
 from dubito.core.errors import InputError, UnsupportedError
+from dubito.core.numeric import sum_scalars
 from dubito.core.params import Buffers, Frozen, Params
 from dubito.fitting.inference import Info, Problem, State, check_loss
 from dubito.fitting.optimizers import Optimizer
@@ -19,6 +21,8 @@ from dubito.fitting.training import Training
 # Maps the module in training mode, a batch, the hyper-parameters and our generator to this process's share of the mean
 # loss.
 Loss = Callable[[nn.Module, Batch, Params, torch.Generator], Tensor]
+# β of the information bottleneck where a layer has none of its own: the best value of Alemi et al. (2017) for MNIST.
+RECIPE_BETA = 1e-3
 
 
 class GradientDescent:
@@ -34,6 +38,7 @@ class GradientDescent:
         weight_decay: L2 coefficients by parameter name; the default is that of the training settings.
         rates: Factors of the learning rate by parameter name.
         epochs: The number of epochs that the learning-rate schedule spans.
+        codes: Whether the divergence of random codes (`dubito.variational.Bottleneck`) is added to the loss.
     """
 
     def __init__(
@@ -46,8 +51,9 @@ class GradientDescent:
         weight_decay: dict[str, float] | None = None,
         rates: dict[str, float] | None = None,
         epochs: int | None = None,
+        codes: bool = True,
     ) -> None:
-        self.problem, self.module, self.loss, self.epochs = problem, module, loss, epochs
+        self.problem, self.module, self.loss, self.epochs, self.codes = problem, module, loss, epochs, codes
         if (how := problem.training.compile) is not False:
             _compile(module, problem, "inductor" if how is True else how)
         weight = next(module.parameters())
@@ -108,12 +114,20 @@ class GradientDescent:
                 f"A batch of {batch.num_rows} is too small for batch normalization, which needs at least two rows: "
                 "choose a batch_size that does not leave such a last batch, or a loader with drop_last=True."
             ) from error
+        if self.codes:
+            loss = loss + code_loss(self.module, batch)
         return with_gradients(loss, names, values)
 
     def load(self, state: State) -> nn.Module:
         """Return the module with the weights and buffers of `state`, in evaluation mode."""
         params.load_(self.module, state["params"], state["buffers"])
         return self.module.eval()
+
+
+def code_loss(module: nn.Module, batch: Batch, default_beta: float = RECIPE_BETA) -> Tensor | float:
+    """Return this process's share of the mean divergence of random codes in the last call; 0 if there are none."""
+    terms = code_divergences(module, default_beta)
+    return sum_scalars(terms) * (batch.num_rows / batch.size) if terms else 0.0
 
 
 def with_gradients(loss: Tensor, names: Iterable[str], values: Sequence[Tensor]) -> tuple[Tensor, Params]:

@@ -182,16 +182,22 @@ def _packed_norm(layer: Any, members: int, width: int) -> nn.Module:
 
 @torch.no_grad()
 def _check_members(network: nn.Module, example: Any, members: int) -> None:
-    """Raise an error if the outputs of the first member depend on the weights of the others."""
+    """Raise an error if the outputs of a member depend on the weights of another one."""
     if members == 1:
         return
-    rows, other = batches.take(example, slice(0, 2)), light_copy(network).eval()
-    for module in other.modules():
-        if isinstance(module, PackedLayer):
-            module.weight[1:] *= -0.5
-    one, two = (params.call(each, rows).unflatten(-1, (members, -1)) for each in (network.eval(), other))
-    if not torch.allclose(one[..., 0, :], two[..., 0, :], rtol=1e-4, atol=1e-5):
-        raise UnsupportedError("Packed needs a network that keeps the order of its channels, and this one mixes them.")
+    rows = batches.take(example, slice(0, 2))
+    before = params.call(network.eval(), rows).unflatten(-1, (members, -1))
+    for member in range(members):
+        other = light_copy(network).eval()
+        for module in other.modules():
+            if isinstance(module, PackedLayer):
+                module.weight[member] *= -0.5
+        after = params.call(other, rows).unflatten(-1, (members, -1))
+        kept = [each for each in range(members) if each != member]
+        if not torch.allclose(before[..., kept, :], after[..., kept, :], rtol=1e-4, atol=1e-5):
+            raise UnsupportedError(
+                "Packed needs a network that keeps the order of its channels, and this one mixes them."
+            )
 
 
 def widened(model: nn.Module, example: Tensor, roles: Mapping[str, Role], members: int) -> nn.Module:

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
+import copy
 import math
 
 import pytest
 import torch
-from dubito.errors import InputError
+from dubito.errors import InputError, UnsupportedError
 from torch import nn
 
-from dubito import Laplace, objectives, variational
+from dubito import MAP, Ensemble, Laplace, Packed, Training, Variational, objectives, variational
 from oracles import fixed_normal
 
 X, Y = fixed_normal(60, 4).float(), torch.arange(60) % 3
@@ -51,6 +52,59 @@ def test_codes_and_weights_can_both_be_random() -> None:
     assert 0 < float(parts.detach()) < 20
     with pytest.raises(InputError, match="no random weights"):
         objectives.ELBO()(nn.Linear(4, 3), X, Y, num_data=100)
+
+
+def with_beta(beta: float | None) -> nn.Sequential:
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Linear(4, 8), nn.Tanh(), variational.Bottleneck(8, 2, beta=beta), nn.Linear(2, 3))
+
+
+def test_recipes_add_beta_times_the_divergence() -> None:
+    """β is so large that a step of gradient descent is that on the divergence alone, which does not depend on draws."""
+    model = with_beta(1e6)
+    step = Training(epochs=1, lr=1e-9, batch_size=60, optimizer="sgd", momentum=0.0, schedule="constant", accumulate=3)
+    found = MAP().fit(model, (X, Y), training=step, progress=False).model[2].encoder.weight
+    model(X)
+    gradient = torch.autograd.grad(model[2].divergence.mean(), model[2].encoder.weight)[0]
+    torch.testing.assert_close((model[2].encoder.weight - found) / 1e-3, gradient, rtol=1e-2, atol=1e-3)
+
+
+@pytest.mark.parametrize(
+    "recipe", [MAP(), Ensemble(members=2), Variational(), Variational(optimizer="natural")], ids=repr
+)
+def test_a_larger_beta_keeps_less_in_every_recipe(recipe: MAP) -> None:
+    kept = []
+    for beta in (1e-4, 10.0):
+        model = with_beta(beta)
+        posterior = recipe.fit(model, (X, Y), training=Training(epochs=60, lr=0.02, batch_size=60), progress=False)
+        network = (posterior.members or (posterior,))[0].model
+        network(X)
+        kept.append(network[2].divergence.mean().item())
+    assert kept[1] < 0.3 * kept[0]
+
+
+def test_the_default_beta_is_that_of_the_paper() -> None:
+    step = Training(epochs=3, batch_size=60)
+    fits = [
+        MAP().fit(with_beta(beta), (X, Y), training=step, generator=torch.Generator().manual_seed(0), progress=False)
+        for beta in (None, 1e-3, 2e-3)
+    ]
+    weights = [fit.model[2].encoder.weight for fit in fits]
+    assert torch.equal(weights[0], weights[1])
+    assert not torch.equal(weights[0], weights[2])
+
+
+def test_a_network_can_be_copied_after_a_call() -> None:
+    model = network()
+    model(X)
+    copied = copy.deepcopy(model).eval()
+    torch.testing.assert_close(copied(X), model.eval()(X))
+    assert float(Laplace().fit(model, (X, Y), progress=False).predict(X).epistemic.mean()) > 0
+
+
+def test_packed_members_cannot_share_codes() -> None:
+    with pytest.raises(UnsupportedError, match="mixes"):
+        Packed(members=2).fit(network(), (X, Y), training=Training(epochs=1), progress=False)
 
 
 @pytest.mark.slow

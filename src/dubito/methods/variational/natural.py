@@ -33,7 +33,7 @@ from dubito.core.batches import Batch
 from dubito.core.errors import InputError
 from dubito.core.params import Buffers, Params
 from dubito.core.randomness import beside
-from dubito.fitting.gradient_training import Loss, in_parts, with_gradients
+from dubito.fitting.gradient_training import Loss, code_loss, in_parts, with_gradients
 from dubito.fitting.inference import Info, Problem, State, check_loss
 from dubito.fitting.optimizers import Optimizer
 from dubito.methods.variational.mean_field import MeanField
@@ -175,7 +175,7 @@ class NaturalGradientDescent:
         if problem.training.clip is not None:
             raise InputError("Natural gradients cannot be clipped: drop `clip`, or use optimizer='gradient'.")
         self.problem, self.module, self.loss, self.num_samples = problem, module, loss, num_samples
-        self.num_data = problem.num_data / temperature
+        self.num_data, self.temperature = problem.num_data / temperature, temperature
         parameters = dict(module.network.named_parameters())
         self.parts = {name: (part, parameters[name]) for name, part in module.parts()}
         for part, _ in self.parts.values():
@@ -277,6 +277,7 @@ class NaturalGradientDescent:
         def of_part(part: Batch) -> tuple[Tensor, Params]:
             with torch.enable_grad():
                 loss = self.loss(self.module.network, part, self.hyper, generator)
+                loss = loss + self.temperature * code_loss(self.module.network, part, default_beta=1.0)
             return with_gradients(loss, moved, values)
 
         return in_parts(batch, self.problem.training.accumulate, of_part)

@@ -68,7 +68,9 @@ class VariationalTrainer:
         scales = [name for name, _ in module.named_parameters() if not name.startswith("network.")]
         rates |= dict.fromkeys(scales, recipe.scale_rate)
         no_decay = dict.fromkeys([*scales, *(f"network.{name}" for name in module.selection.names)], 0.0)
-        return GradientDescent(problem, module, self._loss, hyper=self.hyper, weight_decay=no_decay, rates=rates)
+        return GradientDescent(
+            problem, module, self._loss, hyper=self.hyper, weight_decay=no_decay, rates=rates, codes=False
+        )
 
     def inference(self) -> Inference:
         """Return the steps for the fit loop."""
