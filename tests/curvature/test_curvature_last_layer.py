@@ -63,9 +63,9 @@ def test_directions_with_the_variance_of_the_prior_are_joined(tolerance: float, 
     posterior: Any = Laplace(weights=LAST, prior_precision=30.0).fit(model, (X, Y))
     columns = torch.eye(4, dtype=torch.float64) - 0.25
     arguments = (posterior.covariance, posterior.selection, "2.bias", (4, 30), columns)
-    exact = LastLayer(*arguments)
     monkeypatch.setattr(last_layer, "WORTH_JOINING", 1)
-    joined = LastLayer(*arguments, tolerance=tolerance)
+    exact, joined = LastLayer(*arguments), LastLayer(*arguments, tolerance=tolerance)
+    assert (exact.is_joined, joined.is_joined) == (False, True)
     features = torch.cat([model[:2](X), torch.randn(200, 30, generator=torch.Generator().manual_seed(1)).double()])
     ratios = (joined(features) / exact(features)).detach()
     assert float(ratios.min()) > 1 - 1e-10

@@ -68,7 +68,10 @@ class LastLayer:
         bias: The name of the bias, or None if none of it is random.
         shape: Outputs and inputs, ``(O, I)``.
         columns: The directions of the outputs whose variance is wanted, ``[V, O]``.
-        tolerance: The relative error that variances may have.
+        tolerance: The relative error that variances may have, so that directions are joined; None: none are.
+
+    Attributes:
+        is_joined: Whether directions with nearly the prior's variance are joined, so that variances have an error.
     """
 
     def __init__(
@@ -78,10 +81,10 @@ class LastLayer:
         bias: str | None,
         shape: tuple[int, int],
         columns: Tensor,
-        tolerance: float = 0.0,
+        tolerance: float | None = None,
     ) -> None:
         self.selection, self.bias, self.shape, self.columns = selection, bias, shape, columns.double()
-        self.tolerance = tolerance
+        self.tolerance, self.is_joined = tolerance, False
         self.terms: list[Squares] = []
         self.constant = self.columns.new_zeros(len(columns))
         self.subtracts = isinstance(covariance, linalg.LowRankCovariance)
@@ -130,11 +133,13 @@ class LastLayer:
     def _add_basis(self, basis: Tensor | None, weights: Tensor) -> None:
         """Add the weights ``[I, V]`` of directions, of which those with nearly the largest variance are joined."""
         most = weights.amax(0)
-        needed = (weights < (1 - self.tolerance) * most).any(1)
-        saved = int((~needed).sum()) * len(weights)
-        if basis is None or saved < WORTH_JOINING or bool((LARGEST_RATIO * weights.amin(0) < most).any()):
+        needed = (weights < (1 - (self.tolerance or 0.0)) * most).any(1)
+        is_worth_it = int((~needed).sum()) * len(weights) >= WORTH_JOINING
+        loses_digits = bool((LARGEST_RATIO * weights.amin(0) < most).any())
+        if basis is None or self.tolerance is None or not is_worth_it or loses_digits:
             self.terms.append(Squares(basis, None, weights))
             return
+        self.is_joined = True
         self.terms.append(Squares(None, None, most.expand_as(weights)))
         if bool(needed.any()):
             self.terms.append(Squares(basis[:, needed], None, weights[needed] - most))

@@ -236,3 +236,24 @@ def test_moments_that_are_too_far_off_give_way_to_samples(tmp_path: Path) -> Non
     assert made.form == "3 weight samples"
     assert not made.approximations
     assert made.difference < 1e-5
+
+
+def test_wide_last_layers_join_directions_and_say_so(tmp_path: Path) -> None:
+    """Variances of the file are at most 0.1 % too large for inputs of every kind; a small tolerance gets exact ones."""
+    with torch.random.fork_rng():
+        torch.manual_seed(0)
+        model = nn.Sequential(nn.Linear(4, 300), nn.ReLU(), nn.Linear(300, 2))
+    x = inputs(80, 0)
+    y = torch.stack([x[:, 0].sin(), x[:, 1]], 1)
+    recipe = Laplace(weights=select.last_layer(), prior_precision=10.0)
+    posterior = recipe.fit(model, (x, y), likelihood="gaussian", progress=False)
+    made = posterior.export(tmp_path / f"wide{SUFFIX}", ("mean", "epistemic"), example=x)
+    assert made.approximations == ("variances may be up to 0.1% too large",)
+    assert describe(made.path)["approximations"] == list(made.approximations)
+    assert made.difference < 1e-4
+    new = torch.cat([inputs(50, 5), 100 * inputs(50, 6)])
+    ratios = run_file(made.path, new)["epistemic"] / posterior.predict(new).epistemic
+    assert 1 - 1e-4 < float(ratios.min()) <= float(ratios.max()) < 1 + 1.1e-3
+    assert float(ratios.max()) > 1 + 1e-5
+    exact = posterior.export(tmp_path / f"exact{SUFFIX}", ("mean", "epistemic"), example=x, tolerance=1e-6)
+    assert exact.approximations == ()

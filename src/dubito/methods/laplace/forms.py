@@ -26,9 +26,8 @@ from dubito.networks.watching import first_argument, watch
 if TYPE_CHECKING:
     from dubito.methods.laplace.posterior import LaplacePosterior
 
-# The relative error of variances that counts as rounding in a file, by the precision of the network.
-ROUNDING = {torch.float64: 1e-6}
-USUAL_ROUNDING = 1e-4
+# The relative error that variances of a wide last layer may have, where it makes the file faster.
+TOLERANCE = 1e-3
 # From inputs to outputs in the model's layout and their variances in canonical layout.
 Moments = Callable[[Any], tuple[Tensor, Tensor]]
 
@@ -49,15 +48,18 @@ def linearized_forms(
             f"The gradient of '{unruled[0]}' has no rule that a file could follow: export weight "
             "samples with method='weights'."
         )
-    if is_one_linear(tape):
-        moments, form = _last_layer(posterior, tape, centred), "closed form of the last layer"
-    else:
-        moments, form = _jacobian(posterior, tape, centred), "linearized, by the Jacobian of the random layers"
 
-    def predict(inputs: Any) -> Any:
-        return links.predict(posterior.likelihood, *moments(inputs), noise, link)
+    def traceable(moments: Moments, *about: Any) -> Traceable:
+        return Traceable(lambda inputs: links.predict(posterior.likelihood, *moments(inputs), noise, link), *about)
 
-    yield Traceable(predict, form)
+    if not is_one_linear(tape):
+        yield traceable(_jacobian(posterior, tape, centred), "linearized, by the Jacobian of the random layers")
+        return
+    name, note = "closed form of the last layer", f"variances may be up to {TOLERANCE:.1%} too large"
+    moments, is_joined = _last_layer(posterior, tape, centred, TOLERANCE)
+    if is_joined:
+        yield traceable(moments, name, (note,))
+    yield traceable(_last_layer(posterior, tape, centred)[0], name)
 
 
 def _columns(posterior: LaplacePosterior, tape: Tape, centred: bool) -> Tensor:
@@ -66,14 +68,16 @@ def _columns(posterior: LaplacePosterior, tape: Tape, centred: bool) -> Tensor:
     return next(output_columns.identity(posterior.likelihood, tape.outputs, count, centred=centred))
 
 
-def _last_layer(posterior: LaplacePosterior, tape: Tape, centred: bool) -> Moments:
+def _last_layer(
+    posterior: LaplacePosterior, tape: Tape, centred: bool, tolerance: float | None = None
+) -> tuple[Moments, bool]:
+    """Return the moments, and whether their variances have an error of up to `tolerance`."""
     call, model = tape.calls[0], posterior.engine.model
     assert isinstance(call, LayerCall)
     layer = call.layer
     bias = posterior.engine.roles[layer].get("bias")
     weight: Any = layer.weight
     columns = _columns(posterior, tape, centred)[:, 0]
-    tolerance = ROUNDING.get(posterior.dtype, USUAL_ROUNDING)
     variance = LastLayer(posterior.covariance, posterior.selection, bias, tuple(weight.shape), columns, tolerance)
 
     def moments(inputs: Any) -> tuple[Tensor, Tensor]:
@@ -86,7 +90,7 @@ def _last_layer(posterior: LaplacePosterior, tape: Tape, centred: bool) -> Momen
             outputs = params.call(model, inputs)
         return outputs, variance(widened(seen[0]))
 
-    return moments
+    return moments, variance.is_joined
 
 
 def _jacobian(posterior: LaplacePosterior, tape: Tape, centred: bool) -> Moments:

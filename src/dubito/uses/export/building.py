@@ -121,10 +121,11 @@ class Job:
             for form in own.forms(self.given(), self.draws.num_samples, self.draws.generator(), **self.options):
                 if form.makes_weights and not file_format.computes_constants_once:
                     continue
-                allowed = tolerance or check.usual_tolerance(own.dtype, not form.approximations)
+                strict = form.reference_samples is None  # else it is compared with other samples than its own
+                allowed = tolerance or check.usual_tolerance(own.dtype, strict)
                 reference = expected if form.reference_samples is None else self.predict(form.reference_samples)
                 converted, errors = self._converted(own, form, file_format, outputs, reference, allowed)
-                failed = check.exceeded(outputs, errors, allowed, not form.approximations) or ""
+                failed = check.exceeded(outputs, errors, allowed, strict) or ""
                 if not failed:
                     about = {**metadata, **self._description(form, outputs, errors)}
                     return Built(file_format.content(converted, about), form.form, form.approximations, errors)
