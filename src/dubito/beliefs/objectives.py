@@ -9,7 +9,8 @@ from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
-from contextlib import ExitStack
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated, Any, cast
 
@@ -21,7 +22,7 @@ from dubito.beliefs.likelihoods import Likelihood
 from dubito.beliefs.likelihoods.base import Hyper
 from dubito.core import batches, params
 from dubito.core.constraints import Count, LargeCount, NonNegative, check
-from dubito.core.errors import InputError
+from dubito.core.errors import InputError, UnsupportedError
 from dubito.core.numeric import sum_scalars
 from dubito.core.settings import Setting, setting
 
@@ -117,6 +118,8 @@ class Objective(Setting, ABC):
         check("temperature", NonNegative, temperature)
         if not _converted_parts(module) and not _bottlenecks(module):
             raise InputError("The module has no random weights: convert it with dubito.variational.convert first.")
+        if self.needs_weight_samples and _bottlenecks(module):
+            raise UnsupportedError(f"{self!r} has no term for the random codes of a Bottleneck: use objectives.ELBO().")
         if self.needs_weight_samples and getattr(module, "estimator", "") != "weight":
             raise InputError(
                 f"{self!r} needs joint samples of all weights: give it the result of convert(..., estimator='weight') "
@@ -147,10 +150,8 @@ class ELBO(Objective):
         r"""Return $-\frac1B \sum_n \log p(y_n \mid x_n, w) + T\,\mathrm{KL} / N$."""
         with ExitStack() as stack:
             terms = [stack.enter_context(part.shared_moments()) for part in _converted_parts(module)]
-            draws, codes = [], []
-            for _ in range(self.num_samples):
-                draws.append(step.log_likelihood(params.call(module, step.inputs)))
-                codes += code_divergences(module, default_beta=1.0)
+            codes = stack.enter_context(code_divergences(module, default_beta=1.0))
+            draws = [step.log_likelihood(params.call(module, step.inputs)) for _ in range(self.num_samples)]
         loss = -torch.stack(draws).mean() / step.batch_size
         if terms:
             kl = sum_scalars(terms)
@@ -257,12 +258,21 @@ def _bottlenecks(module: nn.Module) -> list[Any]:
     return [part for part in module.modules() if getattr(part, "has_codes", False)]
 
 
-def code_divergences(module: nn.Module, default_beta: float) -> list[Tensor]:
-    """Return, for each layer with random codes, β times the mean KL divergence of the codes of its last call.
+@contextmanager
+def code_divergences(module: nn.Module, default_beta: float) -> Iterator[list[Tensor]]:
+    """Collect β times the mean KL divergence of random codes over the calls of a pass; the list is filled at the end.
 
-    `default_beta` is for layers without a β of their own.
+    A layer that is called several times counts each call, and one that is not called counts nothing. `default_beta` is
+    for layers without a β of their own.
     """
-    return [
-        part.divergence.sum() / len(part.divergence) * (default_beta if part.beta is None else part.beta)
-        for part in _bottlenecks(module)
-    ]
+    found: list[Tensor] = []
+    parts = _bottlenecks(module)
+    for part in parts:
+        part.is_counting, part.pass_divergence = True, None
+    try:
+        yield found
+        terms = [(part.pass_divergence, part.beta) for part in parts]
+        found += [term * (default_beta if beta is None else beta) for term, beta in terms if term is not None]
+    finally:
+        for part in parts:
+            part.is_counting, part.pass_divergence = False, None

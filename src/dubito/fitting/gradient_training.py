@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
+from functools import partial
 from typing import Any
 
 import torch
@@ -106,7 +107,8 @@ class GradientDescent:
         self, batch: Batch, generator: torch.Generator, names: tuple[str, ...], values: tuple[Tensor, ...]
     ) -> tuple[Tensor, Params]:
         try:
-            loss = self.loss(self.module, batch, self.hyper, generator)
+            own = partial(self.loss, self.module, batch, self.hyper, generator)
+            loss = with_codes(own, self.module, batch) if self.codes else own()
         except ValueError as error:
             if "more than 1 value per channel" not in str(error):
                 raise
@@ -114,8 +116,6 @@ class GradientDescent:
                 f"A batch of {batch.num_rows} is too small for batch normalization, which needs at least two rows: "
                 "choose a batch_size that does not leave such a last batch, or a loader with drop_last=True."
             ) from error
-        if self.codes:
-            loss = loss + code_loss(self.module, batch)
         return with_gradients(loss, names, values)
 
     def load(self, state: State) -> nn.Module:
@@ -124,10 +124,21 @@ class GradientDescent:
         return self.module.eval()
 
 
-def code_loss(module: nn.Module, batch: Batch, default_beta: float = RECIPE_BETA) -> Tensor | float:
-    """Return this process's share of the mean divergence of random codes in the last call; 0 if there are none."""
-    terms = code_divergences(module, default_beta)
-    return sum_scalars(terms) * (batch.num_rows / batch.size) if terms else 0.0
+def with_codes(
+    loss: Callable[[], Tensor], module: nn.Module, batch: Batch, beta: float = RECIPE_BETA, temperature: float = 1.0
+) -> Tensor:
+    """Return a loss that calls the module, plus this process's share of the mean divergence of its random codes.
+
+    Args:
+        loss: Computes the loss.
+        module: The module that it calls.
+        batch: The rows of this process.
+        beta: β of layers without one of their own.
+        temperature: It multiplies every β.
+    """
+    with code_divergences(module, beta) as codes:
+        found = loss()
+    return found + sum_scalars(codes) * (temperature * batch.num_rows / batch.size) if codes else found
 
 
 def with_gradients(loss: Tensor, names: Iterable[str], values: Sequence[Tensor]) -> tuple[Tensor, Params]:

@@ -102,6 +102,41 @@ def test_a_network_can_be_copied_after_a_call() -> None:
     assert float(Laplace().fit(model, (X, Y), progress=False).predict(X).epistemic.mean()) > 0
 
 
+class Twice(nn.Module):
+    """Calls its bottleneck as often as it is told."""
+
+    def __init__(self, calls: int) -> None:
+        super().__init__()
+        self.code, self.out, self.calls = variational.Bottleneck(4, 2, beta=1e6), nn.Linear(2, 3), calls
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        code = x[:, :2]
+        for k in range(self.calls):
+            code = code + self.code((k + 1) * x)
+        return self.out(code)
+
+
+@pytest.mark.parametrize("calls", [0, 1, 2])
+def test_every_call_of_a_bottleneck_counts(calls: int) -> None:
+    torch.manual_seed(0)
+    model = Twice(calls)
+    found = objectives.ELBO()(model, X, Y, num_data=60, temperature=1.0)
+    expected = torch.zeros(())
+    for k in range(calls):
+        model.code((k + 1) * X)
+        expected = expected + 1e6 * model.code.divergence.mean()
+    torch.testing.assert_close(found, expected, rtol=1e-4, atol=20.0)
+    posterior = MAP().fit(model, (X, Y), training=Training(epochs=1), progress=False)
+    assert posterior.model.code.pass_divergence is None
+
+
+def test_renyi_bounds_have_no_codes() -> None:
+    with pytest.raises(UnsupportedError, match="ELBO"):
+        Variational(objective=objectives.Renyi(0.5, 2), estimator="weight").fit(
+            network(), (X, Y), training=Training(epochs=1), progress=False
+        )
+
+
 def test_packed_members_cannot_share_codes() -> None:
     with pytest.raises(UnsupportedError, match="mixes"):
         Packed(members=2).fit(network(), (X, Y), training=Training(epochs=1), progress=False)

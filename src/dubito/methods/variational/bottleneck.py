@@ -32,8 +32,12 @@ class Bottleneck(nn.Module):
         beta: β. The default is 0.001, the best value of the paper for MNIST, and 1 where the ELBO is the objective
             (`objectives.ELBO`, `Variational`).
 
+    Samplers and `Laplace` take the mean codes, without a divergence.
+
     Attributes:
         divergence: The KL divergence of each code of the last call ``[B]``, in nats.
+        pass_divergence: Its mean over the rows of a call, summed over the calls of one pass in training; None outside
+            of one, and if the layer was not called.
 
     >>> layer = Bottleneck(8, 2).eval()
     >>> layer(torch.ones(5, 8)).shape, layer.divergence.shape
@@ -42,6 +46,8 @@ class Bottleneck(nn.Module):
 
     has_codes: ClassVar[bool] = True
     divergence: Tensor
+    pass_divergence: Tensor | None = None
+    is_counting: bool = False
 
     @checked_arguments
     def __init__(self, inputs: Count, size: Count, beta: NonNegative | None = None) -> None:
@@ -53,8 +59,11 @@ class Bottleneck(nn.Module):
         mean, raw = self.encoder(features).chunk(2, dim=-1)
         scale = functional.softplus(raw - 5.0) + 1e-6  # narrow at first, as in the paper
         self.divergence = (0.5 * (mean.square() + scale.square() - 1) - scale.log()).sum(dim=-1)
+        if self.is_counting:
+            own = self.divergence.sum() / len(self.divergence)
+            self.pass_divergence = own if self.pass_divergence is None else self.pass_divergence + own
         return mean + scale * torch.randn_like(mean) if self.training else mean
 
     def __getstate__(self) -> dict[str, Any]:
-        """Leave out the last divergence, whose graph cannot be copied."""
-        return {name: value for name, value in self.__dict__.items() if name != "divergence"}
+        """Leave out the last divergences, whose graphs cannot be copied."""
+        return {name: value for name, value in self.__dict__.items() if name not in ("divergence", "pass_divergence")}

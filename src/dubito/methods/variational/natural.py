@@ -22,6 +22,7 @@ offset. They stay independent over the weights of a step, and over the steps of 
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any, NamedTuple
 
 import torch
@@ -33,7 +34,7 @@ from dubito.core.batches import Batch
 from dubito.core.errors import InputError
 from dubito.core.params import Buffers, Params
 from dubito.core.randomness import beside
-from dubito.fitting.gradient_training import Loss, code_loss, in_parts, with_gradients
+from dubito.fitting.gradient_training import Loss, in_parts, with_codes, with_gradients
 from dubito.fitting.inference import Info, Problem, State, check_loss
 from dubito.fitting.optimizers import Optimizer
 from dubito.methods.variational.mean_field import MeanField
@@ -274,10 +275,12 @@ class NaturalGradientDescent:
         if batch.num_rows == 0:
             return values[0].new_zeros(()), params.zeros_like(moved)
 
+        network = self.module.network
+
         def of_part(part: Batch) -> tuple[Tensor, Params]:
             with torch.enable_grad():
-                loss = self.loss(self.module.network, part, self.hyper, generator)
-                loss = loss + self.temperature * code_loss(self.module.network, part, default_beta=1.0)
+                own = partial(self.loss, network, part, self.hyper, generator)
+                loss = with_codes(own, network, part, beta=1.0, temperature=self.temperature)
             return with_gradients(loss, moved, values)
 
         return in_parts(batch, self.problem.training.accumulate, of_part)
