@@ -9,7 +9,7 @@ import torch
 from dubito.errors import InputError, UnsupportedError
 from torch import Tensor, nn
 
-from dubito import HMC, Ensemble, Training, priors
+from dubito import HMC, Ensemble, Training, priors, select
 from dubito.methods.mcmc.hamiltonian import at, microcanonical_transition, turn
 from oracles import close, fixed_normal, seeded_generator
 
@@ -94,3 +94,10 @@ def test_what_cannot_be_sampled_is_refused() -> None:
     members = Ensemble(2).fit(normed, data(), training=Training(epochs=2))
     with pytest.raises(UnsupportedError, match="BatchNorm"):
         HMC(start=members, chains=2).fit(normed, data())
+    plain = nn.Sequential(nn.Linear(2, 4), nn.Tanh(), nn.Linear(4, 2)).double()
+    members = Ensemble(3).fit(plain, data(), training=Training(epochs=2))
+    few = HMC("microcanonical", start=members, burn_in=2, num_samples=2, num_steps=1)
+    with pytest.warns(UserWarning, match="2 of the 3 members: give chains=3"):
+        few.fit(plain, data(), progress=False)
+    with pytest.raises(InputError, match="weights that are not random"):
+        few.replace(chains=3, weights=select.last_layer()).fit(plain, data(), progress=False)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from typing import Any
 
 import torch
@@ -9,6 +10,7 @@ from torch import Tensor
 
 from dubito.beliefs.prediction import RegressionPrediction
 from dubito.core import batches, params
+from dubito.core.errors import InputError
 from dubito.core.params import Params
 from dubito.fitting.inference import Problem
 from dubito.fitting.initialization import redraw
@@ -65,9 +67,26 @@ class Setup:
         if isinstance(self.recipe.start, Posterior):
             drawn = params.unstack(self.recipe.start.sample(num))
             flat = torch.stack([self.selection.ravel(each) for each in drawn]).to(self.start)
+            self._check_starts(drawn, self.recipe.start)
             return torch.cat([flat, self.start[self.selection.num_weights :].expand(num, -1)], dim=1)
         others = [self._redrawn() if self.recipe.redraws else self.start for _ in range(num - 1)]
         return torch.stack([self.start, *others])
+
+    def _check_starts(self, drawn: list[Params], start: Posterior) -> None:
+        """Warn if members of an ensemble start no chain; raise if they differ in weights that are not random."""
+        if len(start.members) > len(drawn):
+            warnings.warn(
+                f"{len(drawn)} chains start at {len(drawn)} of the {len(start.members)} members: give "
+                f"chains={len(start.members)} to start one at each.",
+                stacklevel=2,
+            )
+        for each in drawn[1:]:
+            joined = self.selection.merge(drawn[0], self.selection.ravel(each))
+            if any(not torch.equal(joined[name], value) for name, value in each.items()):
+                raise InputError(
+                    "The chains start at networks that differ in weights that are not random: make all weights random, "
+                    "or start at one network."
+                )
 
     def _redrawn(self) -> Tensor:
         other = light_copy(self.problem.model)
