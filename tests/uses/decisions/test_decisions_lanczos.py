@@ -67,3 +67,19 @@ def test_a_detector_is_saved_and_loaded(tmp_path: Path) -> None:
     assert torch.equal(again.scores(x[:9]), detector.scores(x[:9]))
     with pytest.raises(InputError, match="needs the training data"):
         Detector(posterior, x[100:], score="lanczos")
+
+
+def test_single_numbers_may_be_parameters() -> None:
+    class Scaled(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.layer, self.scale = nn.Linear(3, 2), nn.Parameter(torch.tensor(1.5))
+
+        def forward(self, x: Tensor) -> Tensor:
+            return self.scale * self.layer(x)
+
+    x = fixed_normal(24, 3).float()
+    posterior = MAP(train=False).fit(seeded(Scaled).float(), (x, torch.arange(24) % 2))
+    found = Detector(posterior, x, score="lanczos", training=(x, torch.arange(24) % 2)).scores(x)
+    assert found.shape == (24,)
+    assert bool(found.isfinite().all())

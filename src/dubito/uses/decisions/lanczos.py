@@ -180,4 +180,4 @@ def _gradients(model: nn.Module, inputs: Any) -> Iterator[Tensor]:
             found = by_vmap(model, names, some, columns)
         except RuntimeError:
             found = by_loop(model, names, some, columns)
-        yield torch.cat([found[name].flatten(2) for name in names], dim=2)
+        yield torch.cat([found[name].reshape(*found[name].shape[:2], -1) for name in names], dim=2)
