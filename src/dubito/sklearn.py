@@ -299,11 +299,14 @@ class DubitoRegressor(RegressorMixin, _Estimator):
         return self
 
     def predict(self, X: Any, return_std: bool = False) -> Any:
-        """Return the mean for each row, and with `return_std` the standard deviation as well."""
+        """Return the mean for each row, and with `return_std` the standard deviation as well.
+
+        With `likelihoods.Quantile(level)` it is that quantile instead of the mean.
+        """
         found = self.predict_distribution(X)
         assert isinstance(found, RegressionPrediction)
-        mean = self._shaped(found.mean.numpy())
-        return (mean, self._shaped(found.stddev.numpy())) if return_std else mean
+        point = self._shaped(found.point.numpy())
+        return (point, self._shaped(found.stddev.numpy())) if return_std else point
 
     def predict_interval(self, X: Any, coverage: float = 0.9) -> Array:
         """Return the lower and the upper end of an interval for each row, ``[N, 2]`` or ``[N, O, 2]``.

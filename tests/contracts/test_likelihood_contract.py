@@ -312,3 +312,24 @@ def test_an_estimator_takes_it(name: str) -> None:
     assert (stddev > 0).all()
     if name == "dirichlet":
         np.testing.assert_allclose(mean.sum(1), 1.0, rtol=1e-6)
+
+
+@pytest.mark.parametrize("level", [0.1, 0.9])
+def test_estimators_and_tables_predict_the_quantile(level: float) -> None:
+    from dubito.sklearn import DubitoRegressor
+
+    generator = np.random.default_rng(0)
+    inputs = generator.normal(size=(300, 2))
+    truth = inputs[:, 0] + generator.exponential(size=300)
+    likelihood, training = likelihoods.Quantile(level), {"epochs": 60, "lr": 0.01}
+    regressor = DubitoRegressor(MAP(), likelihood=likelihood, training=training).fit(inputs, truth)
+    assert abs((truth <= regressor.predict(inputs)).mean() - level) < 0.1
+    table = {"a": list(inputs[:, 0]), "b": list(inputs[:, 1]), "y": list(truth)}
+    run = dubito.runs.fit(table, "y", recipe=MAP(), likelihood=likelihood, training=training, progress=False)
+    assert abs((truth <= run.predict(table)["prediction"]).mean() - level) < 0.1
+
+
+def test_words_have_no_order() -> None:
+    table = {"a": list(range(48)), "grade": ["low", "mid", "high"] * 16}
+    with pytest.raises(InputError, match="classes whose order is known, but they are high, low, mid"):
+        dubito.runs.fit(table, "grade", recipe=MAP(), likelihood="ordinal", training=QUICK, progress=False)

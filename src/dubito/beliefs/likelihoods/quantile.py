@@ -47,6 +47,11 @@ class Quantile(DistributionLikelihood):
     tempers = True
     level: OpenProbability = 0.5
 
+    @property
+    def reported_level(self) -> float:
+        """The level τ: the mean of this distribution describes no data."""
+        return self.level
+
     def parameters(self, outputs: Tensor, hyper: Hyper = None) -> Tensor:
         """Return quantiles, log-scales and the variances of the quantiles, which are 0, ``[..., 3·O]``."""
         return torch.cat([outputs, torch.zeros_like(outputs.chunk(2, dim=-1)[0])], dim=-1)

@@ -31,6 +31,11 @@ class TargetDistribution(ABC):
     is_count: ClassVar[bool] = False
     """Whether targets are whole numbers."""
 
+    @property
+    def reported_level(self) -> float | None:
+        """The level of the quantile that predictions report; None: they report the mean."""
+        return None
+
     @abstractmethod
     def target_log_prob(self, outputs: Tensor, y: Tensor) -> Tensor:
         """Return the log-probability of each target ``[..., O]``."""
@@ -103,6 +108,12 @@ class DistributionPrediction(RegressionPrediction):
     def mean(self) -> Tensor:
         """The predictive mean ``[B, O]``."""
         return (self._weights * self.means).sum(dim=0)
+
+    @property
+    def point(self) -> Tensor:
+        """The number to report for each target ``[B, O]``: the mean; the quantile if the likelihood is of one."""
+        level = self.distribution.reported_level
+        return self.mean if level is None else self.quantile(level)
 
     @property
     def aleatoric(self) -> Tensor:

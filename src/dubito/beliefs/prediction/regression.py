@@ -79,6 +79,11 @@ class RegressionPrediction(Prediction):
         return self.means.mean(dim=0)
 
     @property
+    def point(self) -> Tensor:
+        """The number to report for each target ``[B, O]``: the mean; the quantile if the likelihood is of one."""
+        return self.mean
+
+    @property
     def aleatoric(self) -> Tensor:
         """The variance of the noise ``[B, O]``."""
         return self.noise_variance.mean(dim=0)

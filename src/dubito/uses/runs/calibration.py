@@ -50,9 +50,12 @@ class Calibration:
             loss = (prediction.mode != prediction.checked_targets(targets)).double().cpu()
             return cls(uncertainty_of(prediction), loss, familiarity, torch.empty(0, dtype=torch.float64))
         assert isinstance(prediction, RegressionPrediction)
-        error = (prediction.mean - prediction.checked_targets(targets)).abs().double().cpu()[:, 0]
+        loss, error = (
+            (each - prediction.checked_targets(targets)).abs().double().cpu()[:, 0]
+            for each in (prediction.point, prediction.mean)
+        )
         deviation = uncertainty_of(prediction)
-        return cls(deviation, error, familiarity, (error / deviation).sort().values)
+        return cls(deviation, loss, familiarity, (error / deviation).sort().values)
 
     @property
     def num_rows(self) -> int:

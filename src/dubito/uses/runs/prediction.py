@@ -84,8 +84,9 @@ def _class_columns(prediction: ClassPrediction, class_names: tuple[str, ...]) ->
 
 
 def _number_columns(prediction: RegressionPrediction, reach: float | None, coverage: float) -> Columns:
-    mean, stddev = (value[:, 0].double().cpu().numpy() for value in (prediction.mean, prediction.stddev))
+    parts = (prediction.point, prediction.mean, prediction.stddev)
+    point, mean, stddev = (value[:, 0].double().cpu().numpy() for value in parts)
     if reach is not None:
-        return {"prediction": mean, "stddev": stddev, "lower": mean - reach * stddev, "upper": mean + reach * stddev}
+        return {"prediction": point, "stddev": stddev, "lower": mean - reach * stddev, "upper": mean + reach * stddev}
     low, high = (end[:, 0].double().cpu().numpy() for end in prediction.interval(coverage))
-    return {"prediction": mean, "stddev": stddev, "lower": low, "upper": high}
+    return {"prediction": point, "stddev": stddev, "lower": low, "upper": high}

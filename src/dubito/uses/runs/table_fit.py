@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 import dubito
 from dubito.beliefs import likelihoods
-from dubito.beliefs.likelihoods import Gaussian, HeteroscedasticGaussian, Likelihood
+from dubito.beliefs.likelihoods import Gaussian, HeteroscedasticGaussian, Likelihood, Ordinal, Quantile
 from dubito.beliefs.likelihoods.kinds import ClassLikelihood, RegressionLikelihood
 from dubito.core import grammar
 from dubito.core.arguments import checked_arguments
@@ -206,7 +206,20 @@ def likelihood_for(likelihood: str | Likelihood | None, dataset: DataSet) -> Lik
         raise InputError(
             f"The likelihood '{likelihood}' does not fit '{dataset.name}', which is a {dataset.task} data set."
         )
+    if isinstance(found, Ordinal) and not all(map(_is_number, dataset.class_names)):
+        raise InputError(
+            f"An ordinal likelihood needs classes whose order is known, but they are {', '.join(dataset.class_names)}: "
+            "write them as numbers in ascending order, such as 1, 2 and 3."
+        )
     return found
+
+
+def _is_number(text: str) -> bool:
+    try:
+        float(text)
+    except ValueError:
+        return False
+    return True
 
 
 def implied_task(likelihood: str | Likelihood | None) -> str | None:
@@ -255,6 +268,8 @@ def check_network(network: nn.Module, dataset: DataSet, likelihood: Likelihood) 
 
 def warn_if_useless(run: TableRun, dataset: DataSet) -> None:
     """Warn if the predictions for held-out rows are worse than the same answer for every row."""
+    if isinstance(run.unguarded.likelihood, Quantile):
+        return  # its density describes no data, so that of a constant says nothing of it
     targets, held_out = dataset.train[1], dataset.test[1]
     if run.task == "classification":
         shares = torch.bincount(targets, minlength=len(run.encoder.class_names)).double() + 1
