@@ -13,6 +13,7 @@ task mlp takes minutes, lenet5 about an hour, cifar10 (fewer epochs where settin
 from __future__ import annotations
 
 import argparse
+import dataclasses
 import json
 import math
 import statistics
@@ -30,8 +31,10 @@ from torch import nn
 import dubito
 from dubito import (
     DKL,
+    HMC,
     MAP,
     MIMO,
+    SGMCMC,
     SNGP,
     VBLL,
     BatchEnsemble,
@@ -40,11 +43,14 @@ from dubito import (
     Posterior,
     Rank1,
     Training,
+    Variational,
+    kernels,
     metrics,
     models,
     priors,
+    variational,
 )
-from dubito.uses.comparison import Failure
+from dubito.fitting.recipe import Recipe
 
 KINDS = ("noise", "blur", "rotation")
 TRAINING = Training(epochs=15, lr=2e-3, batch_size=64, weight_decay=1e-4)
@@ -61,6 +67,47 @@ CHOOSING = 99  # the seed of the fits that choose
 SHORTER = {"cifar10": 4}  # epochs of the fits that choose, where the table would take too long otherwise
 DETECTORS = ("feature-density", "mahalanobis", "nearest-neighbours", "lanczos")
 FEWER = {"cifar10": 16}  # draws of a prediction that has 32 of them by default, for the same reason
+
+
+class Fit(NamedTuple):
+    """How a method is fitted: a recipe, or a function that makes one of what `base` fitted to the untrained network.
+
+    `recipe` is given the network that `base` trained; if that is the default, the network of the row MAP. `network`
+    makes another network than the task's.
+    """
+
+    recipe: Any
+    base: Any = MAP()
+    network: Callable[[], nn.Module] | None = None
+
+
+def coded(beta: float) -> Fit:
+    """The information bottleneck: LeNet-300-100 with a code of 32 numbers before its last layer."""
+
+    def network() -> nn.Module:
+        layers = list(models.lenet_300_100())
+        return nn.Sequential(*layers[:-1], variational.Bottleneck(100, 32, beta=beta), nn.Linear(32, 10))
+
+    return Fit(MAP(), network=network)
+
+
+def from_ensemble(scale: float) -> Fit:
+    """MILE: microcanonical chains of ten samples from each member of a deep ensemble of four."""
+
+    def chains(ensemble: Posterior) -> HMC:
+        prior = priors.Normal(0.0, scale)
+        return HMC(
+            "microcanonical", start=ensemble, prior=prior, chains=4, burn_in=60, num_samples=10, thinning=5,
+            num_steps=5, memory=512.0,
+        )  # fmt: skip
+
+    return Fit(chains, base=Ensemble(members=4))
+
+
+def over_functions(scale: float) -> Fit:
+    """A prior over functions, of which `MAP` and `Laplace` take the same; the lengthscale is the median distance."""
+    prior = priors.FunctionSpace(kernels.Matern(scale=scale), num_context=20)
+    return Fit(Laplace(prior=prior), base=MAP(prior=prior))
 
 
 class Method(NamedTuple):
@@ -131,9 +178,14 @@ METHODS: dict[str, Method] = {
     "Packed of 4": Method({f"alpha {alpha}": Packed(members=4, alpha=alpha) for alpha in (1.0, 2.0)}),
     "MIMO of 3": Method({f"repetition {share}": MIMO(members=3, repetition=share) for share in (0.0, 0.5)}),
     "rank-1 Cauchy": Method({f"prior scale {scale}": cauchy(scale) for scale in (0.003, 0.01, 0.1)}),
+    "Variational": Method({"": Variational()}, copies=2.0, draws=True),
+    "SGMCMC": Method({"": SGMCMC()}, copies=100.0, draws=True),
     "Laplace, kron": Method({"": Laplace()}),
     "Laplace, EKFAC": Method({"": Laplace(structure="ekfac")}),
     "Laplace, 16 samples": Method({"": Laplace(structure="sampled", draws=16)}),
+    "Laplace, prior over functions": Method({f"scale {scale:g}": over_functions(scale) for scale in (1.0, 3.0, 10.0)}),
+    "information bottleneck": Method({f"β = {beta:g}": coded(beta) for beta in (1e-4, 1e-3, 1e-2)}),
+    "MILE from 4 members": Method({f"prior scale {s:g}": from_ensemble(s) for s in (0.05, 0.1, 0.3)}, copies=40.0),
     "multi-Laplace of 4": Method({"": Ensemble(members=4, recipe=Laplace())}, copies=4.0),
     "multi-SWAG of 4": Method({"": Ensemble(members=4, recipe=SWAG(rank=20))}, copies=88.0, draws=True),
     **{f"MAP, {score}": Method({"": Detect(score)}) for score in DETECTORS},
@@ -153,28 +205,22 @@ def chosen(task_name: str, name: str, data: Any) -> str:
     path = RESULTS / "rank1" / f"choice-{task_name}-{slug(name)}.json"
     found: dict[str, float] = json.loads(path.read_text()) if path.is_file() else {}
     task = TASKS[task_name]
-    training = task.training.replace(epochs=SHORTER.get(task_name, task.training.epochs))
-
-    def keep(run: Any) -> None:
-        if isinstance(run, Failure):
-            raise run.error
-        found[run.name] = run.evaluation.scores["nll"]
+    shorter = dataclasses.replace(
+        task, training=task.training.replace(epochs=SHORTER.get(task_name, task.training.epochs))
+    )
+    for key in [key for key in candidates if key not in found]:
+        posterior = fitted(shorter, candidates[key], CHOOSING, data)
+        found[key] = dubito.evaluate(posterior, data.validation).scores["nll"]
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(json.dumps(found))
-        print(f"{task_name}, {name}, {run.name}: validation NLL {found[run.name]:.4f}", flush=True)
-
-    if missing := {key: recipe for key, recipe in candidates.items() if key not in found}:
-        dubito.compare(
-            lambda seed: task.model(), data.train, missing, test=data.validation, seeds=[CHOOSING],
-            validation=data.validation, training=training, progress=keep,
-        )  # fmt: skip
+        print(f"{task_name}, {name}, {key}: validation NLL {found[key]:.4f}", flush=True)
     return min(candidates, key=lambda key: found[key])
 
 
-def make(task: Task, seed: int) -> nn.Module:
+def make(task: Task, how: Any, seed: int) -> nn.Module:
     """Return an untrained network."""
     torch.manual_seed(seed)
-    return task.model()
+    return (getattr(how, "network", None) or task.model)()
 
 
 def detected(posterior: Posterior, score: Any, data: Any, ood: Any) -> dict[str, Any]:
@@ -192,13 +238,28 @@ def detected(posterior: Posterior, score: Any, data: Any, ood: Any) -> dict[str,
     return {**found, "parameters": size, "training": seconds, "passes": math.nan, "setting": ""}
 
 
-def fitted(task: Task, recipe: Any, seed: int, data: Any, model: nn.Module) -> Posterior:
-    """Fit one recipe."""
+def fitted(task: Task, how: Any, seed: int, data: Any, point: Posterior | None = None) -> Posterior:
+    """Fit a recipe or a `Fit`; `point` is the row MAP of this seed, if it is known."""
+    how = how if isinstance(how, Fit) else Fit(how)
     options: dict[str, Any] = {"validation": data.validation, "progress": False}
-    if not recipe.needs_trained_model or isinstance(recipe, MAP):
-        options["training"] = task.training
-    posterior: Posterior = recipe.fit(model, data.train, generator=torch.Generator().manual_seed(seed), **options)
-    return posterior
+
+    def fit(recipe: Any, model: nn.Module) -> Posterior:
+        trains = isinstance(recipe, MAP) or not (recipe.needs_trained_model or isinstance(recipe, HMC))
+        training = task.training if trains else None
+        generator = torch.Generator().manual_seed(seed)
+        found: Posterior = recipe.fit(model, data.train, training=training, generator=generator, **options)
+        return found
+
+    model, recipe = make(task, how, seed), how.recipe
+    if how.base != MAP() or _needs_trained(recipe):
+        before = point if point is not None and how.base == MAP() else fit(how.base, model)
+        recipe = recipe if isinstance(recipe, Recipe) else recipe(before)
+        model = before.model if isinstance(how.recipe, Recipe) else model
+    return fit(recipe, model)
+
+
+def _needs_trained(recipe: Any) -> bool:
+    return recipe.needs_trained_model or getattr(recipe, "train", True) is False
 
 
 def cell(task: str, method: str, seed: int) -> Path:
@@ -224,18 +285,17 @@ def run(task_name: str, seeds: int, names: list[str]) -> None:
 def one_cell(task_name: str, name: str, seed: int, data: Any, ood: Any) -> dict[str, Any]:
     """Train and measure one method, in its chosen setting."""
     task, setting = TASKS[task_name], chosen(task_name, name, data)
-    recipe, model = METHODS[name].candidates[setting], make(task, seed)
-    point = RESULTS / "rank1" / f"chosen-{task_name}-{seed}.safetensors"
-    point.parent.mkdir(parents=True, exist_ok=True)
-    if isinstance(recipe, Detect) or recipe.needs_trained_model or getattr(recipe, "train", True) is False:
-        model = dubito.load(point, model).model  # the network of the MAP cell, which comes first
-    if isinstance(recipe, Detect):
-        return detected(dubito.load(point, make(task, seed)), recipe.score, data, ood)
+    how, path = METHODS[name].candidates[setting], RESULTS / "rank1" / f"chosen-{task_name}-{seed}.safetensors"
+    path.parent.mkdir(parents=True, exist_ok=True)
+    point = dubito.load(path, task.model()) if path.is_file() else None  # of the row MAP, which comes first
+    if isinstance(how, Detect):
+        assert point is not None
+        return detected(point, how.score, data, ood)
     kept: list[Posterior] = []
-    training = cpu_seconds(lambda: kept.append(fitted(task, recipe, seed, data, model)))
-    posterior = kept[0]
+    training = cpu_seconds(lambda: kept.append(fitted(task, how, seed, data, point)))
+    posterior, model = kept[0], make(task, how, seed)
     if name == "MAP":
-        posterior.save(point)
+        posterior.save(path)
     draws = FEWER.get(task_name) if METHODS[name].draws else None
     passes = passes_of(posterior, model, data.test[0], draws)
     shifts = dubito.data.shifts(data, kinds=KINDS)
