@@ -7,7 +7,7 @@ and `random` cannot be redirected; calls of networks that use them take turns, e
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from functools import cached_property
 from typing import Any, TypeVar
 
@@ -108,7 +108,8 @@ class _Redirected(TorchDispatchMode):
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         given = dict(kwargs or {})
-        if torch.Tag.nondeterministic_seeded not in func.tags or given.get("generator") is not None:
+        seeded = torch.Tag.nondeterministic_seeded in func.tags and given.get("generator") is None
+        if not seeded or _drops_nothing(func, args, given):
             return func(*args, **given)
         self.drew = True
         takes_one = any(argument.name == "generator" for argument in func._schema.arguments)
@@ -116,3 +117,13 @@ class _Redirected(TorchDispatchMode):
             return func(*args, **{**given, "generator": self.generator})
         with self.rest.active():
             return func(*args, **given)
+
+
+def _drops_nothing(func: Any, args: Any, given: Mapping[str, Any]) -> bool:
+    """Return whether an operation draws for dropout alone, and its rate is 0, as that of attention in evaluation."""
+    arguments = func._schema.arguments
+    rate = next((place for place, argument in enumerate(arguments) if argument.name == "dropout_p"), None)
+    if rate is None:
+        return False
+    found = args[rate] if rate < len(args) else given.get("dropout_p", arguments[rate].default_value)
+    return bool(found == 0)

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 import torch
-from dubito.errors import UnsupportedError
+from dubito.errors import InputError, UnsupportedError
 from export_cases import (
     DIRICHLET,
     RECIPES,
@@ -15,6 +15,7 @@ from export_cases import (
     SUFFIX,
     TASKS,
     any_format,
+    calibration,
     describe,
     expected,
     fitted,
@@ -236,6 +237,43 @@ def test_moments_that_are_too_far_off_give_way_to_samples(tmp_path: Path) -> Non
     assert made.form == "3 weight samples"
     assert not made.approximations
     assert made.difference < 1e-5
+
+
+@pytest.mark.parametrize("structure", ["diag", "kron"])
+def test_a_posterior_predicts_as_before_after_its_export(tmp_path: Path, structure: Any) -> None:
+    """Recording must leave no tensors without values in what a covariance keeps between calls."""
+    x = torch.randn(30, 1, 6, 6, generator=torch.Generator().manual_seed(0))
+    net = nn.Sequential(nn.Conv2d(1, 3, 3), nn.ReLU(), nn.Flatten(), nn.Linear(48, 3))
+    posterior = Laplace(structure=structure, prior_precision=1.0).fit(net, (x, torch.arange(30) % 3), progress=False)
+    posterior.export(tmp_path / f"first{SUFFIX}", ("probs", "epistemic"), example=x[:10])
+    before = posterior.predict(x).probs
+    posterior.export(tmp_path / f"second{SUFFIX}", ("probs", "epistemic"), example=x[:10])
+    assert torch.equal(posterior.predict(x).probs, before)
+
+
+class Attends(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner, self.outer = nn.Linear(8, 24), nn.Linear(8, 3)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        parts = (part.unflatten(-1, (2, 4)).transpose(1, 2) for part in self.inner(x).chunk(3, -1))
+        found = nn.functional.scaled_dot_product_attention(*parts)
+        return self.outer(found.transpose(1, 2).flatten(2).mean(1))
+
+
+def test_attention_without_dropout_draws_nothing(tmp_path: Path) -> None:
+    x = torch.randn(20, 5, 8, generator=torch.Generator().manual_seed(0))
+    posterior = MAP(train=False).fit(Attends(), (x, torch.arange(20) % 3))
+    assert posterior.export(tmp_path / f"attends{SUFFIX}", example=x[:10]).difference < 1e-5
+
+
+@any_format
+def test_decisions_of_another_prediction_are_refused(tmp_path: Path) -> None:
+    posterior = fitted("laplace of all layers")
+    with pytest.raises(InputError, match="method='weights' changes it"):
+        posterior.export(tmp_path / f"set{SUFFIX}", ("set",), calibration=calibration(), method="weights")
+    posterior.export(tmp_path / f"set{SUFFIX}", ("set",), calibration=calibration(), method="linearized")
 
 
 def test_wide_last_layers_join_directions_and_say_so(tmp_path: Path) -> None:

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
 
 from torch import Tensor
 
+from dubito.core.memory import Memory
 from dubito.curvature.matrices.base import Covariance, Covariances, Matrix, check_positive
 
 
@@ -50,7 +50,7 @@ class DiagonalCovariance(Covariance):
 
     def __init__(self, values: Tensor) -> None:
         self.values = values
-        self.memory: dict[Any, Tensor] = {}  # what a contraction keeps between batches
+        self.memory = Memory()  # what a contraction keeps between batches
 
     def variance(self) -> Tensor:
         """``v``."""

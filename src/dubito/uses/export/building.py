@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
 
 from dubito import __version__
-from dubito.beliefs.prediction import Prediction
+from dubito.beliefs.prediction import ClassPrediction, Prediction
 from dubito.core import batches, params
 from dubito.core.errors import FileFormatError, InputError, UnsupportedError
 from dubito.core.randomness import default_generator
@@ -106,6 +106,17 @@ class Job:
         if self.posterior._network_draws:
             raise UnsupportedError("The network draws random numbers to predict, which a file cannot: turn that off.")
         return found
+
+    def check_decisions(self, expected: Prediction) -> None:
+        """Raise if the options change the prediction: decisions are calibrated on that without options."""
+        usual = replace(self, options={}).predict()
+        name = "log_probs" if isinstance(expected, ClassPrediction) else "mean"
+        if not torch.allclose(getattr(expected, name), getattr(usual, name), rtol=1e-3, atol=1e-4):
+            given = ", ".join(f"{key}={value!r}" for key, value in self.options.items())
+            raise InputError(
+                f"Decisions are calibrated on the usual prediction, and {given} changes it: leave out this option, or "
+                "the decisions and the outputs that need them."
+            )
 
     def build(
         self,

@@ -113,6 +113,8 @@ def export(
     inputs = as_inputs(example, front or posterior.model, posterior.device, None if front else posterior.dtype)
     job = Job(posterior, inputs, front, known, find_draws(posterior, known, num_samples, generator), options)
     expected = job.predict()
+    if known.found and options:
+        job.check_decisions(expected)
     heads = make_outputs(outputs, expected, known, level, scale)
     made = job.build(file_format, heads, expected, tolerance, metadata or {})
     write_atomic(target, made.content)
