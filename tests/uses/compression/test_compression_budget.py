@@ -214,3 +214,12 @@ def test_bad_calls() -> None:
         compress(posterior(), budget=Budget(error=0.1), example=HELD_OUT[0])
     assert Budget(size="1.5 MB", latency="2 ms").num_bytes == 1_500_000
     assert Budget(latency="2 ms").seconds == pytest.approx(0.002)
+
+
+def test_a_nan_in_late_rows_is_one_sentence() -> None:
+    x = torch.randn(300, 4, generator=torch.Generator().manual_seed(0))
+    model = nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 2))
+    posterior = Laplace(structure="diag", prior_precision=1.0).fit(model, (x, torch.arange(300) % 2), progress=False)
+    x = x.index_put((torch.tensor([250]), torch.tensor([1])), torch.tensor(float("nan")))
+    with pytest.raises(InputError, match="inputs hold NaN"):
+        compress(posterior, budget=Budget(macs=0.5), data=(x, torch.arange(300) % 2))

@@ -19,6 +19,7 @@ from dubito.core import batches, distributed
 from dubito.core.batches import Data, Source
 from dubito.core.constraints import check
 from dubito.core.errors import InputError, MissingDataError
+from dubito.core.numeric import all_finite
 from dubito.core.widest import at_home
 from dubito.fitting.checks import outputs_of
 from dubito.fitting.posterior import Posterior
@@ -318,6 +319,8 @@ def measured_rows(posterior: Posterior, data: Data | None, example: Any) -> Iter
     source = Source(data, batch_size=EXAMPLE_ROWS, must_count=False, shard=False)
     rows = 0
     for batch in source.spread(MEASURED_ROWS) if source.num_data else source.replay():
+        if not all_finite(batches.leaves(batch.inputs)):
+            raise InputError("The inputs hold NaN or infinite values: clean or impute them first.")
         yield batches.place(batch.inputs, posterior.device, posterior.dtype)
         rows += batch.num_rows
         if rows >= MEASURED_ROWS:
