@@ -17,6 +17,7 @@ It is told the heads of the transformer, and removes dimensions within them: its
 steps that remove none. On resnet20 it fails at shortcuts that pad channels, so only channels within blocks are removed,
 as by elimination. Every cell also has the bytes of the ONNX file and how many times faster it is than that of the
 large network in onnxruntime (one thread, process CPU time, median of 100 rounds of batch 1 and 9 of batch 128).
+`table` also keeps the cells in `benchmarks/results/budget.jsonl`, from which a new checkout takes them.
 """
 
 from __future__ import annotations
@@ -54,6 +55,7 @@ from dubito.uses.export import export_network
 Pair = tuple[Tensor, Tensor]
 SHARES = (0.5, 0.25, 0.1)
 MEASURED = 2000
+KEPT = RESULTS.parent / "budget.jsonl"
 RULES: dict[str, rules.Rule | None] = {
     "elimination": None,
     "elimination, multiples of 1": None,
@@ -223,8 +225,25 @@ def run(args: argparse.Namespace) -> None:
                 print(f"{name}, {method}, {share:.0%}: {error}", flush=True)
 
 
+def restore() -> None:
+    """Write the cells that were kept and are not there."""
+    RESULTS.mkdir(parents=True, exist_ok=True)
+    for line in KEPT.read_text().splitlines() if KEPT.is_file() else []:
+        found = json.loads(line)
+        path = RESULTS / f"{found.pop('cell')}.json"
+        if not path.is_file():
+            path.write_text(json.dumps(found, indent=1))
+
+
+def collect() -> None:
+    """Keep all cells in one file."""
+    cells = {path.stem: json.loads(path.read_text()) for path in sorted(RESULTS.glob("budget-*.json"))}
+    KEPT.write_text("".join(json.dumps({"cell": name, **found}) + "\n" for name, found in cells.items()))
+
+
 def table(args: argparse.Namespace) -> None:
     """Print the mean accuracy over seeds, and its standard deviation."""
+    collect()
     for name in args.networks:
         for epochs in args.epochs:
             print(f"\n{name}, {epochs} epochs\n\n| | {' | '.join(f'{s:.0%} of the MACs' for s in SHARES)} |")
@@ -322,7 +341,7 @@ COSTS: dict[str, Callable[[dict[str, float]], float]] = {
 
 
 def plot(args: argparse.Namespace) -> None:
-    """Draw accuracy against what is left, seed 0: a row for each cost, a column for each network.
+    """Draw accuracy against what is left, means over seeds: a row for each cost, a column for each network.
 
     Full lines are without retraining, dashed ones after three epochs.
     """
@@ -331,11 +350,14 @@ def plot(args: argparse.Namespace) -> None:
     figure = Figure(figsize=(3.6 * len(args.networks), 8.2), layout="constrained")
     places = figure.subplots(len(COSTS), len(args.networks), squeeze=False).flat
     for axes, (cost, name) in zip(places, product(COSTS, args.networks), strict=True):
-        dense = json.loads((RESULTS / f"budget-{name}-dense-0.json").read_text())["accuracy"]
+        dense = statistics.fmean(_values(f"budget-{name}-dense"))
         for (place, method), epochs in product(enumerate(METHODS), (0, 3)):
             stems = [f"budget-{name}-{method}-{share}-{epochs}".replace(" ", "_") for share in SHARES]
-            cells = [found for stem in stems for found in _cells(stem, "0")]
-            known = [(COSTS[cost](found), 100 * found["accuracy"]) for found in cells]
+            found = [cells for cells in map(_cells, stems) if cells]
+            costs = [statistics.fmean(map(COSTS[cost], cells)) for cells in found]
+            known = list(
+                zip(costs, [100 * statistics.fmean(c["accuracy"] for c in cells) for cells in found], strict=True)
+            )
             start = [(100.0, 100 * dense)] if known and epochs == 0 else []
             label = method if epochs == 0 and known else None
             style: dict[str, Any] = {"color": f"C{place}", "linestyle": "-" if epochs == 0 else "--", "markersize": 3}
@@ -353,8 +375,8 @@ def plot(args: argparse.Namespace) -> None:
     figure.savefig(Path(__file__).parents[1] / "docs" / "img" / "budget.png", dpi=90)
 
 
-def _cells(stem: str, seed: str = "[0-9]") -> list[dict[str, float]]:
-    return [json.loads(Path(p).read_text()) for p in sorted(RESULTS.glob(f"{stem}-{seed}.json"))]
+def _cells(stem: str) -> list[dict[str, float]]:
+    return [json.loads(Path(p).read_text()) for p in sorted(RESULTS.glob(f"{stem}-[0-9].json"))]
 
 
 def _values(stem: str) -> list[float]:
@@ -383,6 +405,7 @@ def main() -> None:
     parser.add_argument("--teacher", action="store_true", help="The large network teaches in retraining.")
     args = parser.parse_args()
     torch.set_num_threads(1)
+    restore()
     {"run": run, "table": table, "speed": speed, "faster": faster, "size": size, "plot": plot}[args.what](args)
 
 
