@@ -1,4 +1,4 @@
-"""`Memory`: values that are computed once, but not while a graph is recorded."""
+"""`TensorMemory`: values that are computed once, but not while a graph is recorded."""
 
 from __future__ import annotations
 
@@ -9,14 +9,14 @@ from typing import Any, Self
 from torch import Tensor
 
 
-class Memory(dict[Any, Tensor]):
+class TensorMemory(dict[Any, Tensor]):
     """A dict of tensors in which nothing of a recording stays.
 
     While torch records a graph, tensors have no values (`FakeTensor`). These are returned to the thread that stored
     them, and never found by another look-up, which would use them in a prediction.
 
     >>> import torch
-    >>> memory = Memory()
+    >>> memory = TensorMemory()
     >>> memory["a"] = torch.ones(2)
     >>> "a" in memory
     True
@@ -43,8 +43,8 @@ class Memory(dict[Any, Tensor]):
             self[key] = value
         return self
 
-    def __copy__(self) -> Memory:
-        return Memory()
+    def __copy__(self) -> TensorMemory:
+        return TensorMemory()
 
-    def __deepcopy__(self, memo: Any) -> Memory:
-        return Memory()
+    def __deepcopy__(self, memo: Any) -> TensorMemory:
+        return TensorMemory()

@@ -12,7 +12,7 @@ from torch import Tensor
 from dubito.core import limits
 from dubito.core.errors import InputError, NonFiniteError
 from dubito.core.limits import slices
-from dubito.core.memory import Memory
+from dubito.core.memory import TensorMemory
 
 # The number of column blocks of a symmetric product, and the fewest columns of one block.
 BLOCKS, NARROWEST = 8, 128
@@ -91,7 +91,7 @@ class Covariances(Sequence[Covariance]):
 
     def __init__(self, matrix: Matrix, priors: Tensor, scale: Tensor) -> None:
         self.matrix, self.priors, self.scale = matrix, priors, scale
-        self.memory = Memory()  # what a contraction keeps between batches
+        self.memory = TensorMemory()  # what a contraction keeps between batches
 
     def __len__(self) -> int:
         return len(self.priors)

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from dubito.core.limits import slices
-from dubito.core.memory import Memory
+from dubito.core.memory import TensorMemory
 from dubito.curvature.matrices.base import (
     Covariance,
     Matrix,
@@ -111,7 +111,7 @@ class DenseCovariance(Covariance):
         self, basis: Tensor | PackedTriangle, scales: Tensor | None = None, *, is_triangular: bool = False
     ) -> None:
         self.basis, self.scales, self.is_triangular = basis, scales, is_triangular
-        self.memory = Memory()  # values that contractions cache between batches
+        self.memory = TensorMemory()  # values that contractions cache between batches
 
     @cached_property
     def root(self) -> Tensor:

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from torch import Tensor
 
-from dubito.core.memory import Memory
+from dubito.core.memory import TensorMemory
 from dubito.curvature.matrices.base import Covariance, Covariances, Matrix, check_positive
 
 
@@ -50,7 +50,7 @@ class DiagonalCovariance(Covariance):
 
     def __init__(self, values: Tensor) -> None:
         self.values = values
-        self.memory = Memory()  # what a contraction keeps between batches
+        self.memory = TensorMemory()  # what a contraction keeps between batches
 
     def variance(self) -> Tensor:
         """``v``."""

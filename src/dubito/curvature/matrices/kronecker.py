@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from dubito.core.errors import InputError
-from dubito.core.memory import Memory
+from dubito.core.memory import TensorMemory
 from dubito.curvature.matrices.base import Covariance, Covariances, Matrix, check_positive, eigh
 from dubito.curvature.matrices.dense import Dense
 from dubito.curvature.matrices.diagonal import Diagonal
@@ -193,7 +193,7 @@ class KroneckerCovariance(Covariance):
 
     def __init__(self, parts: list[tuple[Block, Tensor] | Covariance], slices: list[slice]) -> None:
         self.parts, self.slices = parts, slices
-        self.memory = Memory()  # what a contraction keeps between batches
+        self.memory = TensorMemory()  # what a contraction keeps between batches
 
     def variance(self) -> Tensor:
         """``(Q_l² V (Q_r²)ᵀ)`` for each block."""
