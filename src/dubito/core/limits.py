@@ -39,7 +39,7 @@ class Limits:
     kept_logits: int = 4 * 4096  # sampled logits of one example that a linearized prediction keeps
     covariance_factor: int = 64 * MIB  # the factor of a correlated variational covariance; a larger one is refused
     float64_factor: int = 8 * 2048**2  # a Kronecker factor in float64; a larger one is summed in the model's precision
-    exact_block: int = 8 * 256**2  # the exact block of one parameter, in float64; EKFAC approximates larger ones
+    exact_block: int = 8 * 256**2  # the exact block of a parameter or a network, in float64; EKFAC approximates others
     kronecker_factor: int = 8 * 8192**2  # a Kronecker factor; a larger one (of a vocabulary) becomes a diagonal
     outputs: int = 64 * MIB  # the outputs of one forward pass of a prediction, of all samples; larger batches are split
     exact_report: int = 8 * 3000**2  # a float64 matrix over all weights, with which a report is exact

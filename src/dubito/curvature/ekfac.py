@@ -5,7 +5,8 @@ factors' eigenvalues as `e`. Here a second pass over the data measures :math:`e_
 best diagonal in this basis: the block is never farther from the exact one, in the Frobenius norm. With many data the
 basis comes from one sampled target for each of some examples, and from some positions of shared weights, which makes
 the first pass cheap; it is then nearly the same, and the eigenvalues are exact in it. Parameters of at most
-256 weights (see `core/limits`) have the exact block, in its own eigenbasis.
+256 weights (see `core/limits`) have the exact block, in its own eigenbasis, and so have all parameters together if they
+are as few: the whole matrix of a small network costs no more than its factors.
 
 In any basis, by the concavity of `log` and of `h / (h + λ)` (Schur 1923; `H` is the exact block, `h` its diagonal),
 
@@ -47,6 +48,11 @@ ENOUGH = 1000
 POSITIONS = 16
 
 
+def is_exact(size: int) -> bool:
+    """Return whether the block of so many weights, of one parameter or of all, is exact."""
+    return 8 * size**2 <= limits.current().exact_block
+
+
 class EigenAccumulator(KroneckerAccumulator):
     """Kronecker factors in the first pass, eigenvalues in their eigenbases in the second.
 
@@ -61,7 +67,7 @@ class EigenAccumulator(KroneckerAccumulator):
         super().__init__(engine, selection, mode)
         whole = [name for name in selection.names if selection.is_whole(name)]
         sizes = {name: span.stop - span.start for name, span in selection.slices.items()}
-        self.exact = {name for name in whole if 8 * sizes[name] ** 2 <= limits.current().exact_block}
+        self.exact = {name for name in whole if is_exact(sizes[name])}
 
     def _is_cheap(self, sums: Sums) -> bool:
         """Return whether this pass only has to find eigenbases, of many data."""

@@ -169,6 +169,8 @@ class FunctionalTerms:
 
     def variances(self, covariances: Sequence[linalg.Covariance], *, closing: bool = False) -> list[Tensor]:
         """`variance` for several covariances; for a grid of λ each layer's gradients are formed once."""
+        if isinstance(covariances, linalg.DenseCovariances):
+            return list(_along_eigenvectors(self._jacobian(), covariances))
         whole = all(map(self.selection.is_whole, self.selection.names))
         if not isinstance(covariances, linalg.Covariances) or not whole:
             return [self.variance(covariance, closing=closing) for covariance in covariances]
@@ -179,17 +181,9 @@ class FunctionalTerms:
             for some in slices(count, numbers(limits.current().kept_weights) // size):
                 found[some] += each.factor.weighted_squares(self._grid(each, covariances, some), closing=closing)
         for place, columns in self.gathered.items():
-            found += self._dense_grid(columns, covariances, place, closing)
+            assert isinstance(covariances, linalg.KroneckerCovariances)
+            found += _along_eigenvectors(closed(columns, closing), covariances.dense[place])
         return list(found)
-
-    def _dense_grid(self, columns: Tensor, covariances: linalg.Covariances, place: int, closing: bool) -> Tensor:
-        """Return the terms ``[G, V, B]`` of a block that is a full matrix, from its eigenvalues."""
-        assert isinstance(covariances.matrix, linalg.Kronecker)
-        block = covariances.matrix.blocks[place]
-        assert isinstance(block, linalg.Dense)
-        values, vectors = block.eigen
-        weights = 1 / (covariances.scale * values + covariances.priors[:, None].to(values))
-        return (closed(columns @ vectors.to(columns), closing).square() @ weights.mT.to(columns)).movedim(-1, 0)
 
     def _grid(self, each: LayerFactor, covariances: linalg.Covariances, some: slice) -> Tensor:
         """Return the variances ``[g, ...]`` of a factor's weights, for some of the λ."""
@@ -336,6 +330,12 @@ def joint_covariance(covariance: linalg.Covariance, selection: Selection, factor
     """Return the covariance between all columns of all examples, ``[B·V, B·V]``; it builds the Jacobian, so use few."""
     rows = jacobian(factors, selection).transpose(0, 1).flatten(0, 1).double()
     return covariance.solve(rows) @ rows.mT
+
+
+def _along_eigenvectors(rows: Tensor, covariances: linalg.DenseCovariances) -> Tensor:
+    """Return the variances ``[G, V, B]`` of rows ``[V, B, D]`` of `J`, which are rotated once for all λ."""
+    _, vectors = covariances.matrix.eigen
+    return ((rows @ vectors.to(rows)).square_() @ covariances.variances.mT.to(rows)).movedim(-1, 0)
 
 
 def _without_group(basis: Tensor | None) -> Tensor | None:

@@ -243,8 +243,10 @@ def make_accumulator(
         case "kron":
             return KroneckerAccumulator(engine, selection, mode)
         case "ekfac":
-            from dubito.curvature.ekfac import EigenAccumulator  # which needs this file
+            from dubito.curvature.ekfac import EigenAccumulator, is_exact  # which needs this file
 
+            if is_exact(selection.num_weights):
+                return FullAccumulator(engine, selection)
             return EigenAccumulator(engine, selection, mode)
         case "low-rank":
             return LowRankAccumulator(engine, selection, rank, default_generator(generator))
@@ -268,8 +270,8 @@ def matrix_from_sums(
             return linalg.Dense(sums["full"] if "full" in sums else _positive_part(sums["hessian"]))
         case "kron":
             return kronecker_matrix(sums, selection, model)
-        case "ekfac":
-            return linalg.Kronecker.from_state(sums)
+        case "ekfac":  # of few weights the whole matrix
+            return linalg.Dense(sums["full"]) if "full" in sums else linalg.Kronecker.from_state(sums)
         case "low-rank":
             return _leading_pairs(sums, rank)
         case "sampled":

@@ -6,9 +6,9 @@ variances). `λ` is a number (a 0-dimensional tensor) or one value per weight.
 """
 
 from dubito.curvature.matrices.base import Covariance, Covariances, Matrix
-from dubito.curvature.matrices.dense import Dense, DenseCovariance
+from dubito.curvature.matrices.dense import Dense, DenseCovariance, DenseCovariances
 from dubito.curvature.matrices.diagonal import Diagonal, DiagonalCovariance
-from dubito.curvature.matrices.kronecker import Block, Kronecker, KroneckerCovariance
+from dubito.curvature.matrices.kronecker import Block, Kronecker, KroneckerCovariance, KroneckerCovariances
 from dubito.curvature.matrices.low_rank import LowRank, LowRankCovariance
 from dubito.curvature.matrices.sampled import Sampled, SampledCovariance
 
@@ -18,10 +18,12 @@ __all__ = [
     "Covariances",
     "Dense",
     "DenseCovariance",
+    "DenseCovariances",
     "Diagonal",
     "DiagonalCovariance",
     "Kronecker",
     "KroneckerCovariance",
+    "KroneckerCovariances",
     "LowRank",
     "LowRankCovariance",
     "Matrix",

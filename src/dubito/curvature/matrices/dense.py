@@ -10,6 +10,7 @@ import functools
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cached_property
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -18,6 +19,7 @@ from dubito.core.limits import slices
 from dubito.core.memory import TensorMemory
 from dubito.curvature.matrices.base import (
     Covariance,
+    Covariances,
     Matrix,
     check_finite,
     check_positive,
@@ -76,10 +78,9 @@ class Dense(Matrix):
             raise singular()
         return 2 * factor.diagonal().log().sum()
 
-    def covariances(self, priors: Tensor, scale: Tensor) -> list[Covariance]:
+    def covariances(self, priors: Tensor, scale: Tensor) -> DenseCovariances:
         """Return covariances in one eigenbasis, so that a Jacobian is rotated once for all of them."""
-        values, vectors = self.eigen
-        return [DenseCovariance(vectors, check_positive(scale * values + prior).rsqrt()) for prior in priors]
+        return DenseCovariances(self, priors, scale)
 
     def covariance(self, prior: Tensor, scale: Tensor) -> DenseCovariance:
         """Return it by Cholesky; the inverse of the factor is stored in the lower half of the matrix, or of a copy."""
@@ -96,6 +97,24 @@ class Dense(Matrix):
         """Return the matrix without the slightly negative eigenvalues that sums in float32 may have."""
         values, vectors = self.eigen
         return (vectors * values) @ vectors.mT
+
+
+class DenseCovariances(Covariances):
+    """The covariances for several numbers λ, which are diagonal in the eigenbasis of the matrix."""
+
+    matrix: Dense
+
+    @cached_property
+    def variances(self) -> Tensor:
+        """The variances ``[G, D]`` along the eigenvectors."""
+        values = self.matrix.eigen[0]
+        return check_positive(self.scale * values + self.priors[:, None].to(values)).reciprocal()
+
+    def __getitem__(self, index: Any) -> Any:
+        """Return one covariance, or several."""
+        if isinstance(index, slice):
+            return [self[k] for k in range(*index.indices(len(self)))]
+        return DenseCovariance(self.matrix.eigen[1], self.variances[index].sqrt())
 
 
 class DenseCovariance(Covariance):

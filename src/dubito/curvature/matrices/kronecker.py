@@ -17,7 +17,7 @@ from torch import Tensor
 from dubito.core.errors import InputError
 from dubito.core.memory import TensorMemory
 from dubito.curvature.matrices.base import Covariance, Covariances, Matrix, check_positive, eigh
-from dubito.curvature.matrices.dense import Dense
+from dubito.curvature.matrices.dense import Dense, DenseCovariances
 from dubito.curvature.matrices.diagonal import Diagonal
 
 
@@ -175,14 +175,15 @@ class KroneckerCovariances(Covariances):
     matrix: Kronecker
 
     @cached_property
-    def _shared(self) -> dict[int, list[Covariance]]:
+    def dense(self) -> dict[int, DenseCovariances]:
+        """Those of the blocks that are full matrices, by the place of the block."""
         blocks = enumerate(self.matrix.blocks)
         return {k: block.covariances(self.priors, self.scale) for k, block in blocks if isinstance(block, Dense)}
 
     def __getitem__(self, index: Any) -> Any:
         """Compute one covariance."""
         parts = [
-            self._shared[k][index] if k in self._shared else _covariance_of(block, self.priors[index], self.scale)
+            self.dense[k][index] if k in self.dense else _covariance_of(block, self.priors[index], self.scale)
             for k, block in enumerate(self.matrix.blocks)
         ]
         return KroneckerCovariance(parts, self.matrix.slices)
