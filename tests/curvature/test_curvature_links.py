@@ -172,6 +172,27 @@ def test_sampled_prediction_uses_the_covariance_at_each_position(layout: str) ->
     close(found.epistemic, expected.epistemic, 0.04)
 
 
+@pytest.mark.parametrize("classes", [2, 3, 10])
+def test_independent_draws_of_centred_logits_differ_as_much_as_joint_ones(classes: int) -> None:
+    """Differences of logits have the right variance on average over pairs; with two classes there is one pair."""
+    full = covariances(4, size=classes)
+    centre = torch.eye(classes, dtype=full.dtype) - 1 / classes
+    covariance = centre @ full @ centre
+    variance = covariance.diagonal(dim1=-2, dim2=-1)
+    differences = variance[..., :, None] + variance[..., None, :] - 2 * covariance
+    of_draws = (variance[..., :, None] + variance[..., None, :]) * links._widening(classes, centred=True) ** 2
+    apart = ~torch.eye(classes, dtype=torch.bool)
+    close(of_draws[:, apart].mean(-1), differences[:, apart].mean(-1), 1e-10)
+    assert links._widening(classes, centred=False) == 1.0
+    mean = normal(4, classes)
+    near, joint = (
+        links.predict(Categorical(), mean, spread, noise(20_000), links.LINKS[name], name == "probit")
+        for name, spread in (("probit", variance), ("mc", covariance))
+    )
+    assert float((near.epistemic / joint.epistemic - 1).abs().mean()) < 0.1
+    assert float((near.aleatoric / joint.aleatoric - 1).abs().mean()) < 0.1
+
+
 @pytest.mark.parametrize("layout", ["classes", "sequence", "map"])
 @pytest.mark.parametrize("link", ["bridge", "bridge-norm"])
 def test_bridge_prediction(layout: str, link: str) -> None:

@@ -112,10 +112,10 @@ class Link:
     reads_covariance: bool = True
     softmax_only: bool = False
 
-    def sample(self, mean: Tensor, spread: Tensor, noise: Noise) -> Tensor:
-        """Draw logits ``[S, B, ...]`` in canonical layout."""
+    def sample(self, mean: Tensor, spread: Tensor, noise: Noise, centred: bool = False) -> Tensor:
+        """Draw logits ``[S, B, ...]`` in canonical layout; see `predict`."""
         if not self.reads_covariance:
-            return mean + _at_least_0(spread).sqrt() * noise.like(mean)
+            return mean + _at_least_0(spread).sqrt() * (noise.like(mean) * _widening(mean.shape[-1], centred))
         return draw(mean.flatten(0, -2), spread.flatten(0, -3), noise).reshape(-1, *mean.shape)
 
 
@@ -147,35 +147,47 @@ def find_link(name: LinkName, likelihood: Likelihood) -> Link:
     return LINKS[name]
 
 
-def predict(likelihood: Likelihood, outputs: Tensor, spread: Tensor, noise: Noise, link: Link = PROBIT) -> Prediction:
+def predict(
+    likelihood: Likelihood, outputs: Tensor, spread: Tensor, noise: Noise, link: Link = PROBIT, centred: bool = False
+) -> Prediction:
     """Predict from means (the model's layout) and variances, or covariances if the link reads them (both canonical).
 
     Regression is exact and takes variances. The entropy, aleatoric and epistemic parts of a class prediction come from
-    sampled logits.
+    sampled logits: by their covariances, or independently of each other by their variances. `centred` says that these
+    variances are those of logits that sum to zero.
     """
     if not is_classification(likelihood):
         return likelihood.predict_gaussian(outputs, likelihood.restore(spread, outputs))
     if is_tracing():
         rows = isinstance(likelihood, Categorical) and outputs.ndim == 2 and link is PROBIT
         few = noise.num_samples * outputs.shape[-1] ** 2 <= _FLAT
-        return (_predict_rows if rows and few else _predict_classes)(likelihood, outputs, spread, noise, link)
+        return (_predict_rows if rows and few else _predict_classes)(likelihood, outputs, spread, noise, link, centred)
     numbers_of_one = max(noise.num_samples * outputs[0].numel(), 1)
     if outputs.ndim > 2 and not link.reads_covariance and numbers_of_one > numbers(limits.current().outputs):
-        return _predict_positions(likelihood, outputs, spread, noise, link)
+        return _predict_positions(likelihood, outputs, spread, noise, link, centred)
     step = max(1, numbers(limits.current().chunk) // numbers_of_one)
     parts = [
-        _predict_classes(likelihood, *some, noise, link)
+        _predict_classes(likelihood, *some, noise, link, centred)
         for some in zip(outputs.split(step), spread.split(step), strict=True)
     ]
     return parts[0] if len(parts) == 1 else type(parts[0]).cat(parts)
 
 
+def _widening(classes: int, centred: bool) -> float:
+    r"""Return by how much independent draws of centred logits are widened, $\sqrt{C / (C - 1)}$.
+
+    Only differences of logits matter. Rows of the covariance of centred logits sum to zero, so the variance of a
+    difference is $2 \bar v\, C / (C - 1)$ in the mean over all pairs. That of independent draws is $2 \bar v$.
+    """
+    return math.sqrt(classes / (classes - 1)) if centred and classes > 1 else 1.0
+
+
 def _predict_positions(
-    likelihood: Likelihood, outputs: Tensor, spread: Tensor, noise: Noise, link: Link
+    likelihood: Likelihood, outputs: Tensor, spread: Tensor, noise: Noise, link: Link, centred: bool
 ) -> ClassPrediction:
     """Predict some positions at a time, as if they were examples; all positions share the noise."""
     mean = likelihood.canonical(outputs)
-    found = predict(Categorical(), mean.flatten(0, -2), spread.flatten(0, -2), noise, link)
+    found = predict(Categorical(), mean.flatten(0, -2), spread.flatten(0, -2), noise, link, centred)
     assert isinstance(found, ClassPrediction)
     log_probs, *parts = (
         part.reshape(*mean.shape[:-1], *part.shape[1:]) for part in (found.log_probs, found.aleatoric, found.epistemic)
@@ -184,20 +196,20 @@ def _predict_positions(
 
 
 def _predict_classes(
-    likelihood: Likelihood, outputs: Tensor, spread: Tensor, noise: Noise, link: Link
+    likelihood: Likelihood, outputs: Tensor, spread: Tensor, noise: Noise, link: Link, centred: bool
 ) -> ClassPrediction:
     mean = likelihood.canonical(outputs)
-    samples = likelihood.restore(link.sample(mean, spread, noise), outputs)
+    samples = likelihood.restore(link.sample(mean, spread, noise, centred), outputs)
     log_probs = link.log_probs and link.log_probs(likelihood, mean, spread, outputs)
     keep = samples[:, 0].numel() <= numbers(limits.current().kept_logits)
     return likelihood.predict_samples(samples, log_probs=log_probs, keep_samples=keep)  # type: ignore[return-value]
 
 
 def _predict_rows(
-    likelihood: Likelihood, outputs: Tensor, variance: Tensor, noise: Noise, link: Link
+    likelihood: Likelihood, outputs: Tensor, variance: Tensor, noise: Noise, link: Link, centred: bool
 ) -> ClassPrediction:
     """Predict with all samples of an example in one row ``[B, S·C]``, which one product draws; for a graph."""
-    draws = noise.like(outputs)[:, 0]
+    draws = noise.like(outputs)[:, 0] * _widening(outputs.shape[-1], centred)
     copies = torch.eye(draws.shape[1], dtype=draws.dtype, device=draws.device).repeat(1, len(draws))
     spread = torch.diag_embed(draws).permute(1, 0, 2).flatten(1)  # [C, S·C]
     both = torch.cat([outputs, variance.sqrt()], dim=1)

@@ -50,7 +50,8 @@ def linearized_forms(
         )
 
     def traceable(moments: Moments, *about: Any) -> Traceable:
-        return Traceable(lambda inputs: links.predict(posterior.likelihood, *moments(inputs), noise, link), *about)
+        likelihood = posterior.likelihood
+        return Traceable(lambda inputs: links.predict(likelihood, *moments(inputs), noise, link, centred), *about)
 
     if not is_one_linear(tape):
         yield traceable(_jacobian(posterior, tape, centred), "linearized, by the Jacobian of the random layers")

@@ -273,7 +273,7 @@ class LaplacePosterior(Posterior):
         centred = links.has_null_direction(self.likelihood)
         with self.working_copy() as own:
             outputs, variance = own.linearized.differentiable(self._placed(x), self.covariance, centred=centred)
-        return links.predict(self.likelihood, outputs, variance, noise)
+        return links.predict(self.likelihood, outputs, variance, noise, centred=centred)
 
     def predictor(
         self,
@@ -308,7 +308,7 @@ class LaplacePosterior(Posterior):
         moments = variance_function(self, generator, centred, exact)
         if links.is_classification(self.likelihood) and found.reads_covariance:
             moments = lambda inputs: self.linearized.covariance(inputs, self.covariance)  # noqa: E731
-        return lambda inputs: links.predict(self.likelihood, *moments(inputs), noise, found)
+        return lambda inputs: links.predict(self.likelihood, *moments(inputs), noise, found, centred)
 
     def forms(
         self,
