@@ -173,24 +173,34 @@ def test_sampled_prediction_uses_the_covariance_at_each_position(layout: str) ->
 
 
 @pytest.mark.parametrize("classes", [2, 3, 10])
-def test_independent_draws_of_centred_logits_differ_as_much_as_joint_ones(classes: int) -> None:
-    """Differences of logits have the right variance on average over pairs; with two classes there is one pair."""
+def test_centred_logits_differ_as_much_as_their_covariance_says(classes: int) -> None:
+    """The ratio gives the variance of a logit against the mean of the others, and of draws on average over pairs."""
     full = covariances(4, size=classes)
     centre = torch.eye(classes, dtype=full.dtype) - 1 / classes
     covariance = centre @ full @ centre
     variance = covariance.diagonal(dim1=-2, dim2=-1)
-    differences = variance[..., :, None] + variance[..., None, :] - 2 * covariance
-    of_draws = (variance[..., :, None] + variance[..., None, :]) * links._widening(classes, centred=True) ** 2
-    apart = ~torch.eye(classes, dtype=torch.bool)
-    close(of_draws[:, apart].mean(-1), differences[:, apart].mean(-1), 1e-10)
-    assert links._widening(classes, centred=False) == 1.0
-    mean = normal(4, classes)
-    near, joint = (
-        links.predict(Categorical(), mean, spread, noise(20_000), links.LINKS[name], name == "probit")
-        for name, spread in (("probit", variance), ("mc", covariance))
+    ratio, apart = links.against_others(classes, centred=True), ~torch.eye(classes, dtype=torch.bool)
+    against = torch.eye(classes, dtype=full.dtype) - apart.to(full) / (classes - 1)
+    close((against @ covariance @ against.mT).diagonal(dim1=-2, dim2=-1), ratio**2 * variance, 1e-10)
+    sums = variance[..., :, None] + variance[..., None, :]
+    close((ratio * sums)[:, apart].mean(-1), (sums - 2 * covariance)[:, apart].mean(-1), 1e-10)
+    assert links.against_others(classes, centred=False) == 1.0
+
+
+@pytest.mark.parametrize(("classes", "most"), [(2, 0.01), (3, 0.05), (10, 0.03)])
+def test_centred_variances_give_nearly_the_prediction_of_the_covariance(classes: int, most: float) -> None:
+    full, mean = covariances(20, size=classes) / classes, normal(20, classes)
+    centre = torch.eye(classes, dtype=full.dtype) - 1 / classes
+    covariance = centre @ full @ centre
+    variance = covariance.diagonal(dim1=-2, dim2=-1)
+    joint = links.predict(Categorical(), mean, covariance, noise(20_000), links.LINKS["mc"])
+    near, far = (
+        links.predict(Categorical(), mean, variance, noise(20_000), centred=centred) for centred in (True, False)
     )
-    assert float((near.epistemic / joint.epistemic - 1).abs().mean()) < 0.1
-    assert float((near.aleatoric / joint.aleatoric - 1).abs().mean()) < 0.1
+    for name, bound in (("probs", most), ("epistemic", 0.05), ("aleatoric", 0.05)):
+        errors = [float((getattr(each, name) - getattr(joint, name)).abs().mean()) for each in (near, far)]
+        assert errors[0] < bound
+        assert errors[0] < errors[1] or classes == 10
 
 
 @pytest.mark.parametrize("layout", ["classes", "sequence", "map"])

@@ -66,6 +66,17 @@ def probit(mean: Tensor, variance: Tensor) -> Tensor:
     return mean / torch.sqrt(1 + math.pi / 8 * _at_least_0(variance))
 
 
+def against_others(classes: int, centred: bool) -> float:
+    r"""Return `r`, the distance of a logit from the mean of the others over the logit itself.
+
+    Probabilities depend on differences of logits. Of `centred` logits, which sum to zero, the mean of the others is
+    $-f_c / (C - 1)$. So the distance is $r f_c$ with $r = C / (C - 1)$, and its variance is $r^2 v_c$; with two classes
+    it is the only difference there is. The rows of the covariance sum to zero, too: so the variance of a difference of
+    two logits is $2 r \bar v$ in the mean over all pairs, and logits that are drawn independently need $r v$.
+    """
+    return classes / (classes - 1) if centred and classes > 1 else 1.0
+
+
 def _at_least_0(variance: Tensor) -> Tensor:
     """Return the variance without rounding errors below 0; a graph computes it without any."""
     return variance if is_tracing() else variance.clamp_min(0)
@@ -112,10 +123,10 @@ class Link:
     reads_covariance: bool = True
     softmax_only: bool = False
 
-    def sample(self, mean: Tensor, spread: Tensor, noise: Noise, centred: bool = False) -> Tensor:
-        """Draw logits ``[S, B, ...]`` in canonical layout; see `predict`."""
+    def sample(self, mean: Tensor, spread: Tensor, noise: Noise, ratio: float = 1.0) -> Tensor:
+        """Draw logits ``[S, B, ...]`` in canonical layout; see `against_others`."""
         if not self.reads_covariance:
-            return mean + _at_least_0(spread).sqrt() * (noise.like(mean) * _widening(mean.shape[-1], centred))
+            return mean + _at_least_0(spread).sqrt() * (noise.like(mean) * math.sqrt(ratio))
         return draw(mean.flatten(0, -2), spread.flatten(0, -3), noise).reshape(-1, *mean.shape)
 
 
@@ -173,13 +184,8 @@ def predict(
     return parts[0] if len(parts) == 1 else type(parts[0]).cat(parts)
 
 
-def _widening(classes: int, centred: bool) -> float:
-    r"""Return by how much independent draws of centred logits are widened, $\sqrt{C / (C - 1)}$.
-
-    Only differences of logits matter. Rows of the covariance of centred logits sum to zero, so the variance of a
-    difference is $2 \bar v\, C / (C - 1)$ in the mean over all pairs. That of independent draws is $2 \bar v$.
-    """
-    return math.sqrt(classes / (classes - 1)) if centred and classes > 1 else 1.0
+def _times(factor: float, spread: Tensor) -> Tensor:
+    return spread if factor == 1.0 else factor * spread
 
 
 def _predict_positions(
@@ -199,8 +205,9 @@ def _predict_classes(
     likelihood: Likelihood, outputs: Tensor, spread: Tensor, noise: Noise, link: Link, centred: bool
 ) -> ClassPrediction:
     mean = likelihood.canonical(outputs)
-    samples = likelihood.restore(link.sample(mean, spread, noise, centred), outputs)
-    log_probs = link.log_probs and link.log_probs(likelihood, mean, spread, outputs)
+    ratio = against_others(mean.shape[-1], centred and not link.reads_covariance)
+    samples = likelihood.restore(link.sample(mean, spread, noise, ratio), outputs)
+    log_probs = link.log_probs and link.log_probs(likelihood, mean, _times(ratio**2, spread), outputs)
     keep = samples[:, 0].numel() <= numbers(limits.current().kept_logits)
     return likelihood.predict_samples(samples, log_probs=log_probs, keep_samples=keep)  # type: ignore[return-value]
 
@@ -209,13 +216,14 @@ def _predict_rows(
     likelihood: Likelihood, outputs: Tensor, variance: Tensor, noise: Noise, link: Link, centred: bool
 ) -> ClassPrediction:
     """Predict with all samples of an example in one row ``[B, S·C]``, which one product draws; for a graph."""
-    draws = noise.like(outputs)[:, 0] * _widening(outputs.shape[-1], centred)
+    ratio = against_others(outputs.shape[-1], centred)
+    draws = noise.like(outputs)[:, 0] * math.sqrt(ratio)
     copies = torch.eye(draws.shape[1], dtype=draws.dtype, device=draws.device).repeat(1, len(draws))
     spread = torch.diag_embed(draws).permute(1, 0, 2).flatten(1)  # [C, S·C]
     both = torch.cat([outputs, variance.sqrt()], dim=1)
     logits = at_least_float32(both @ torch.cat([copies, spread]))
     assert link.log_probs is not None
-    log_probs = link.log_probs(likelihood, outputs, variance, outputs)
+    log_probs = link.log_probs(likelihood, outputs, _times(ratio**2, variance), outputs)
     _, aleatoric, epistemic = split_rows(logits, len(draws))
     samples = logits.unflatten(1, draws.shape).transpose(0, 1).log_softmax(-1)  # dropped from a graph without a use
     return ClassPrediction(log_probs, aleatoric, epistemic, samples)

@@ -43,7 +43,8 @@ def test_probit_centred_and_not(name: str, structure: str) -> None:
     mean, covariance = moments(problem, posterior, problem.inputs)
     classes = mean.shape[-1]
     center = torch.eye(classes, dtype=torch.float64) - 1 / classes
-    for centred, spread in ((True, center @ covariance @ center), (False, covariance)):
+    against_others = classes / (classes - 1) * center  # a logit minus the mean of the others
+    for centred, spread in ((True, against_others @ covariance @ against_others.mT), (False, covariance)):
         logits = mean / torch.sqrt(1 + math.pi / 8 * spread.diagonal(dim1=-2, dim2=-1))
         prediction = posterior.predict(problem.inputs, centred=centred)
         torch.testing.assert_close(prediction.log_probs, logits.log_softmax(-1), **CLOSE)

@@ -30,6 +30,10 @@ def scaled(x: Tensor) -> Tensor:
     return (1 + 0.4 * torch.addmm(OFFSET, x, WEIGHT)).sqrt()
 
 
+def scaled_twice(x: Tensor) -> Tensor:
+    return (1 + 0.4 * (1.5 * torch.addmm(OFFSET, x, WEIGHT))).sqrt()
+
+
 def scaled_and_not(x: Tensor) -> Tensor:
     product = torch.addmm(OFFSET, x, WEIGHT)
     return (1 + 0.4 * product).sqrt() + product
@@ -73,6 +77,7 @@ def two_roots(x: Tensor) -> Tensor:
     ("function", "gone", "stays"),
     [
         (scaled, {aten.mul.Tensor, aten.add.Tensor}, {aten.addmm.default}),
+        (scaled_twice, {aten.mul.Tensor, aten.add.Tensor}, {aten.addmm.default}),
         (scaled_and_not, {aten.mul.Tensor}, {aten.addmm.default}),
         (stacked, {aten.stack.default}, {aten.cat.default}),
         (factors, {aten.addcmul.default}, {aten.relu.default, aten.add.Tensor}),

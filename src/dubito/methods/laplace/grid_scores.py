@@ -58,7 +58,8 @@ class GridScores:
         self._add_scores(self.posterior.likelihood, moved, variances, batch.targets)
 
     def _add_scores(self, likelihood: Likelihood, outputs: Tensor, variances: list[Tensor], targets: Tensor) -> None:
-        scores = [log_score(likelihood, outputs, variance, targets).double().sum() for variance in variances]
+        share = links.against_others(likelihood.canonical(outputs).shape[-1], self.centred) ** 2
+        scores = [log_score(likelihood, outputs, share * each, targets).double().sum() for each in variances]
         self.total += torch.stack(scores).cpu()
 
     def result(self) -> tuple[Tensor, Tensor | None]:
@@ -135,7 +136,7 @@ class FreeNoiseScores(GridScores):
         return _finite(scores), variance.sqrt()
 
 
-def log_score(likelihood: Likelihood, outputs: Tensor, variance: Tensor, targets: Tensor) -> Tensor:
+def log_score(likelihood: Likelihood, outputs: Tensor, variance: Tensor, targets: Tensor, ratio: float = 1.0) -> Tensor:
     """Return the predictive log-probability of each target, by the probit link or in closed form."""
     if not links.is_classification(likelihood):
         return likelihood.predict_gaussian(outputs, likelihood.restore(variance, outputs)).log_prob(targets)

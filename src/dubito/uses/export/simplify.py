@@ -36,7 +36,8 @@ def simplify(graph: fx.Graph, values: dict[fx.Node, Any], keep_filters: bool = F
         keep_filters: Leave the weights of convolutions as they are.
     """
     constants = Constants(graph, values)
-    own = (_exponential_of_logarithm, _stack, _scaled_product, _roots, _positive_factors, _positions)
+    first = (_exponential_of_logarithm, _stack, _two_factors, _scaled_product)
+    own = (*first, _roots, _positive_factors, _positions)
     rules = (*own, *ATTENTION, *ROWS, *(() if keep_filters else CHANNELS))
     for rule in rules:
         graph.eliminate_dead_code()
@@ -73,6 +74,17 @@ def _stack(graph: fx.Graph, node: fx.Node, constants: Constants) -> fx.Node | No
         return None
     joined = graph.call_function(aten.cat.default, (list(parts),))
     return graph.call_function(aten.reshape.default, (joined, [len(parts), -1, *shape[1:]]))
+
+
+def _two_factors(graph: fx.Graph, node: fx.Node, constants: Constants) -> fx.Node | None:
+    """Multiply by the product of two numbers, not by one after the other."""
+    inner = node.args[0] if node.target == aten.mul.Tensor else None
+    if not isinstance(inner, fx.Node) or inner.target != aten.mul.Tensor or len(inner.users) > 1:
+        return None
+    first, second = constants.get(inner.args[1]), constants.get(node.args[1])
+    if first is None or second is None or first.ndim or second.ndim:
+        return None
+    return graph.call_function(aten.mul.Tensor, (inner.args[0], constants.add(first * second)))
 
 
 def _scaled_product(graph: fx.Graph, node: fx.Node, constants: Constants) -> fx.Node | None:
