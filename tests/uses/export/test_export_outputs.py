@@ -31,6 +31,7 @@ import dubito
 from dubito import MAP, Ensemble, Laplace, decisions, select
 from dubito.methods.map.posterior import PointPosterior
 from dubito.uses.export import check, export_network
+from dubito.uses.export.formats import DESCRIBED
 
 pytestmark = pytest.mark.slow
 
@@ -274,6 +275,10 @@ BAD: dict[str, tuple[dict[str, Any], str]] = {
     "something else than a decision": ({"decisions": [3]}, "must be of Rejector"),
     "a level of 2": ({"level": 2.0}, "`level`"),
     "a tolerance of 0": ({"tolerance": 0}, "`tolerance`"),
+    "metadata with a tensor": ({"metadata": {"mean": torch.ones(2)}}, "what JSON can hold.*Tensor"),
+    "metadata with NaN": ({"metadata": {"score": float("nan")}}, "what JSON can hold"),
+    "metadata that is a text": ({"metadata": "cats"}, "must be a dict"),
+    "metadata of the file's own": ({"metadata": {"version": 3}}, "must not hold 'version'"),
     "an unknown option": ({"sure": True}, "no predict option 'sure'"),
     "no preprocessing": ({"preprocess": 3}, "`preprocess` must be"),
     "a scale of classes": ({"target_scale": (0.0, 1.0)}, "is for regression"),
@@ -353,6 +358,7 @@ def test_metadata_and_standard_operators(tmp_path: Path) -> None:
     posterior, path = fitted("rank1"), tmp_path / f"net{SUFFIX}"
     posterior.export(path, example=inputs(4, 0), metadata={"classes": ["a", "b", "c"]})
     about = describe(path)
+    assert set(DESCRIBED) <= set(about)
     assert about["classes"] == ["a", "b", "c"]
     assert about["approximations"] == []
     assert about["family"] == "Rank1"

@@ -16,7 +16,7 @@ from dubito.core.errors import InputError
 from dubito.fitting.posterior import Posterior
 from dubito.fitting.traceable import HasTraceable
 from dubito.uses.export.building import Job, find_draws, fit_decisions
-from dubito.uses.export.formats import find_format
+from dubito.uses.export.formats import check_metadata, find_format
 from dubito.uses.export.inputs import as_inputs, as_module
 from dubito.uses.export.outputs import Decisions, as_scale, check_names, make_outputs
 
@@ -105,6 +105,7 @@ def export(
     check("level", OpenProbability, level)
     if tolerance is not None:
         check("tolerance", Positive, tolerance)
+    check_metadata(metadata)
     front, scale = as_module(preprocess), as_scale(target_scale)
     drawing = {"num_samples": num_samples, "generator": generator}
     known = Decisions([*decisions, *fit_decisions(posterior, outputs, decisions, calibration, drawing)])

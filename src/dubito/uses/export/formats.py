@@ -25,6 +25,8 @@ OPSET = 18
 Runner = Callable[[tuple[Tensor, ...]], list[Tensor]]
 # The key under which a file holds what it is, as JSON.
 METADATA = "dubito"
+# What every file says of itself.
+DESCRIBED = ("version", "family", "recipe", "inputs", "outputs", "form", "approximations", "decisions", "errors")
 # Inputs and outputs have names with this prefix until the graph is complete: "mean" is also the name of an operation.
 _PLACE = "dubito:"
 
@@ -168,6 +170,19 @@ def find_format(path: str | os.PathLike[str]) -> tuple[Path, Format]:
         raise InputError(f"The folder of '{found}' does not exist: create it first.")
     FORMATS[found.suffix].check_installed()
     return found, FORMATS[found.suffix]
+
+
+def check_metadata(metadata: Any) -> None:
+    """Raise an error unless entries for the file's description of itself can be written as JSON."""
+    try:
+        json.dumps(dict(metadata or {}), allow_nan=False)
+    except (TypeError, ValueError, RecursionError) as error:
+        raise InputError(
+            f"`metadata` must be a dict of what JSON can hold, such as {{'classes': ['cat', 'dog']}}: {error}."
+        ) from error
+    taken = [name for name in DESCRIBED if name in dict(metadata or {})]
+    if taken:
+        raise InputError(f"`metadata` must not hold '{taken[0]}', which a file says of itself: choose another name.")
 
 
 def _name_ends(model: Any, names: Mapping[str, str]) -> None:
