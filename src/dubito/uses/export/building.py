@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from dubito import __version__
 from dubito.beliefs.prediction import ClassPrediction, Prediction
 from dubito.core import batches, params
-from dubito.core.errors import FileFormatError, InputError, UnsupportedError
+from dubito.core.errors import DubitoError, FileFormatError, InputError, UnsupportedError, first_line
 from dubito.core.randomness import default_generator
 from dubito.fitting.posterior import Posterior, Predictor
 from dubito.fitting.traceable import Traceable
@@ -94,9 +94,18 @@ class Job:
 
     def given(self, rows: int | None = None) -> Any:
         """Return the first rows of the example as the network takes them; by default all."""
-        with torch.no_grad():
-            tensors = tuple(tensor[:rows] for tensor in self.inputs.tensors)
-            return network_inputs(self.front, self.inputs.rebuilt(tensors), self.posterior.dtype)
+        tensors = tuple(tensor[:rows] for tensor in self.inputs.tensors)
+        try:
+            with torch.no_grad():
+                made = network_inputs(self.front, self.inputs.rebuilt(tensors), self.posterior.dtype)
+        except DubitoError:
+            raise
+        except Exception as error:
+            raise InputError(f"`preprocess` cannot take the example: {first_line(error).rstrip('.')}.") from error
+        before, after = len(tensors[0]), batches.num_rows(made)
+        if before != after:
+            raise InputError(f"`preprocess` must return one row per example: of {before} it made {after}.")
+        return made
 
     def predict(self, num_samples: int | None = None) -> Prediction:
         """Return the prediction of the posterior for the example, or for a part of it if there are many samples."""
