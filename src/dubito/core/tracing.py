@@ -90,9 +90,34 @@ def export_any_batch(module: nn.Module, inputs: tuple[Tensor, ...]) -> ExportedP
     return found
 
 
+def without_changes(program: ExportedProgram) -> ExportedProgram:
+    """Return a program that computes the same without operations that change their arguments."""
+    try:
+        return program.run_decompositions({})
+    except Exception as error:
+        raise UnsupportedError(_why(error)) from error
+
+
+def returned(program: ExportedProgram, output: fx.Node) -> list[fx.Node]:
+    """Return what a program returns, without the new values of inputs and buffers that it changes.
+
+    Args:
+        program: The program.
+        output: The node that ends its graph.
+    """
+    nodes: Any = output.args[0]
+    specs = program.graph_signature.output_specs
+    return [node for node, spec in zip(nodes, specs, strict=True) if spec.kind.name == "USER_OUTPUT"]
+
+
 def _why(error: Exception) -> str:
     if "data-dependent" in str(error) or "DataDependent" in type(error).__name__:
         return "This network cannot be exported: what it computes depends on values of its inputs (an `if`, a loop)."
+    if "mutated in the forward" in str(error):
+        return (
+            "This network cannot be exported: it changes a buffer in `forward`, which a file cannot: leave that out in "
+            "evaluation mode (if self.training)."
+        )
     return f"This network cannot be traced for export: {first_line(error).rstrip('.')}."
 
 

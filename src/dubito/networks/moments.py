@@ -21,7 +21,7 @@ from torch import Tensor, fx, nn
 
 from dubito.core import batches, params
 from dubito.core.errors import UnsupportedError
-from dubito.core.tracing import export_any_batch, recording
+from dubito.core.tracing import export_any_batch, recording, returned
 
 # Points of the numerical integration over an activation.
 POINTS = 9
@@ -62,7 +62,7 @@ def propagated(model: nn.Module, variances: dict[str, Tensor], example: Any) -> 
                 name = held.get(node.name)
                 known[node] = Gauss(next(given)) if name is None else Gauss(tensors[name], own.get(name))
             elif node.op == "output":
-                return _output(known[node.args[0][0]])
+                return _output(known[returned(program, node)[0]])
             else:
                 known[node] = _apply(node, known)
         raise UnsupportedError("The network has no output.")

@@ -28,7 +28,7 @@ from export_cases import (
 from torch import Tensor, nn
 
 import dubito
-from dubito import MAP, Ensemble, Laplace, decisions, select
+from dubito import MAP, Ensemble, Laplace, Variational, decisions, select
 from dubito.methods.map.posterior import PointPosterior
 from dubito.uses.export import check, export_network
 from dubito.uses.export.formats import DESCRIBED
@@ -298,6 +298,37 @@ def test_bad_arguments(name: str, tmp_path: Path) -> None:
     with pytest.raises((InputError, UnsupportedError), match=sentence):
         fitted(LAST).export(tmp_path / options.pop("path"), **options)
     assert list(tmp_path.iterdir()) == []
+
+
+@any_format
+@pytest.mark.parametrize("recipe", [MAP(train=False), Variational()])
+def test_a_network_may_overwrite_its_input(recipe: Any, tmp_path: Path) -> None:
+    """As a ReLU in place at the start does; the new input is not taken for an output, and the example stays."""
+    model = nn.Sequential(nn.ReLU(inplace=True), nn.Linear(4, 5), nn.ReLU(inplace=True), nn.Linear(5, 3))
+    x = inputs(6, 0)
+    how = {} if recipe == MAP(train=False) else {"training": SHORT}
+    posterior = recipe.fit(model, (x.clone(), torch.arange(6) % 3), progress=False, **how)
+    posterior.export(tmp_path / "net.pt2", ("probs",), example=x)
+    assert torch.equal(x, inputs(6, 0))
+    found = run_file(tmp_path / "net.pt2", x)["probs"]
+    torch.testing.assert_close(found, posterior.predict(x).probs, atol=1e-6 if not how else 0.1, rtol=0)
+    assert export_network(model, tmp_path / "plain.pt2", inputs(6, 0)).difference < 1e-6
+
+
+@any_format
+def test_a_network_that_changes_a_buffer_is_refused(tmp_path: Path) -> None:
+    class Counting(nn.Linear):
+        def __init__(self) -> None:
+            super().__init__(4, 3)
+            self.register_buffer("calls", torch.zeros(()))
+
+        def forward(self, x: Tensor) -> Tensor:
+            self.calls += 1
+            return super().forward(x)
+
+    posterior = MAP(train=False).fit(Counting(), (inputs(6, 0), torch.arange(6) % 3), progress=False)
+    with pytest.raises(UnsupportedError, match="changes a buffer in `forward`"):
+        posterior.export(tmp_path / "net.pt2", example=inputs(6, 0))
 
 
 @any_format

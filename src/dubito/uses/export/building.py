@@ -94,7 +94,7 @@ class Job:
 
     def given(self, rows: int | None = None) -> Any:
         """Return the first rows of the example as the network takes them; by default all."""
-        tensors = tuple(tensor[:rows] for tensor in self.inputs.tensors)
+        tensors = self.inputs.copies(rows)
         try:
             with torch.no_grad():
                 made = network_inputs(self.front, self.inputs.rebuilt(tensors), self.posterior.dtype)

@@ -99,7 +99,7 @@ def _written(
     like = next(private.parameters())
     inputs = as_inputs(example, private, like.device, like.dtype)
     with torch.no_grad():
-        expected = params.call(private, inputs.rebuilt(inputs.tensors))
+        expected = params.call(private, inputs.rebuilt(inputs.copies()))
         found = file_format.load(content)(inputs.tensors)
     errors = check.differences([Output("output", lambda _: expected)], found, [expected], FEW_BITS_TOLERANCE)
     if not errors["output"] <= FEW_BITS_TOLERANCE:
@@ -175,7 +175,7 @@ def export_network(
     inputs = as_inputs(example, private, like.device, like.dtype)
     half = like.dtype in (torch.float16, torch.bfloat16)
     with torch.no_grad():
-        expected = params.call(private, inputs.rebuilt(inputs.tensors))
+        expected = params.call(private, inputs.rebuilt(inputs.copies()))
         wide_type = torch.float32 if half else None
         recorded = record(_Network(private, inputs), inputs.traced_rows(), wide_type, keep_filters=keep_filters)
         converted = file_format.convert(recorded, inputs.names, ["output"])

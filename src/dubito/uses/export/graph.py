@@ -12,7 +12,7 @@ from torch import Tensor, fx, nn
 from torch.export import ExportedProgram
 
 from dubito.core.settings import digest
-from dubito.core.tracing import export_any_batch, recording
+from dubito.core.tracing import export_any_batch, recording, returned, without_changes
 from dubito.uses.export.members import join_members
 from dubito.uses.export.simplify import simplify
 
@@ -44,7 +44,7 @@ def record(
     with recording(), torch.no_grad():
         found = export_any_batch(module, inputs)
         if any(_is_in_place(node) for node in found.graph.nodes):
-            found = found.run_decompositions({})
+            found = without_changes(found)
         tidy = _tidied(found, _Graph(dtype, share, keep_filters))
         placed = inputs if dtype is None else tuple(_retyped(each, dtype) for each in inputs)
         return export_any_batch(tidy, placed)
@@ -65,7 +65,7 @@ def _tidied(program: ExportedProgram, made: _Graph) -> fx.GraphModule:
             name = held.get(node.name)
             place[node] = made.graph.placeholder(node.name) if name is None else made.constant(tensors[name])
         elif node.op == "output":
-            found = tuple(place[each] for each in node.args[0])
+            found = tuple(place[each] for each in returned(program, node))
             made.graph.output(found[0] if program.call_spec.out_spec.is_leaf() else found)
         elif "assert" not in str(node.target):
             arguments = fx.node.map_arg((node.args, node.kwargs), lambda each: place[each])

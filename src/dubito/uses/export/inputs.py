@@ -52,6 +52,10 @@ class Inputs:
             return dict(zip(self.keys, tensors, strict=True))
         return tensors[0] if self.alone else tensors
 
+    def copies(self, rows: int | None = None) -> tuple[Tensor, ...]:
+        """Return copies of the first rows, which a network may overwrite; by default of all."""
+        return tuple(tensor[:rows].clone() for tensor in self.tensors)
+
     def traced_rows(self) -> tuple[Tensor, ...]:
         """Return the rows to record with."""
         rows: tuple[Tensor, ...] = rows_to_record(self.tensors)
