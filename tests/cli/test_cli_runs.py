@@ -190,7 +190,6 @@ def test_a_run_is_compressed_exported_and_updated(fitted: Run, tmp_path: Path) -
         (["compress"], "give a RUN that `dubito fit` wrote, or --data"),
         (["export", "run", "-o", "net.txt"], "must end in .onnx or .pt2"),
         (["update", "run", "new.csv"], "no target column 'price'"),
-        (["report", "none"], "does not exist"),
     ):
         result = fitted(*words)
         assert (result.exit_code, sentence in result.stderr) == (2, True), result.output
@@ -253,11 +252,12 @@ def test_methods_are_listed(run: Run) -> None:
         (["fit", "houses.csv", "--target", "price", "-o", "run", "--ignore", "x"], 2, "no column 'x'"),
         (["fit", "houses.csv", "--target", "price", "-o", "run", "--sep", "ab"], 2, "must be one character"),
         (["fit", "houses.csv", "--target", "price", "-o", "run", "--epochs", "-1"], 2, "`epochs` must be"),
-        (["predict", "none", "new.csv", "-o", "out.csv"], 2, "does not exist: give the folder"),
+        (["predict", "none", "new.csv", "-o", "out.csv"], 3, "does not exist: give the folder"),
         (["predict", "houses.csv", "new.csv", "-o", "out.csv"], 2, "is no run: give the folder"),
         (["predict", ".", "new.csv", "-o", "out.csv"], 2, "lacks run.json"),
         (["predict", ".", "new.csv", "-o", "a/out.csv"], 2, "does not exist"),
-        (["evaluate", "none", "new.csv"], 2, "does not exist: give the folder"),
+        (["evaluate", "none", "new.csv"], 3, "does not exist: give the folder"),
+        (["report", "none"], 3, "does not exist: give the folder"),
     ],
 )
 def test_mistakes_are_one_line(run: Run, words: list[str], code: int, sentence: str) -> None:

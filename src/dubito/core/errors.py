@@ -30,7 +30,7 @@ class UnsupportedError(DubitoError, NotImplementedError):
 
 
 class MissingDataError(DubitoError, FileNotFoundError):
-    """A data set that is not on this machine."""
+    """A data set, a table or a run that is not on this machine."""
 
 
 class FileFormatError(DubitoError, OSError):

@@ -189,7 +189,7 @@ def test_weights_are_taken_as_they_are(tmp_path: Path) -> None:
 
 
 def test_folders_that_are_no_runs(tmp_path: Path) -> None:
-    with pytest.raises(FileFormatError, match="does not exist: give the folder that `dubito fit"):
+    with pytest.raises(MissingDataError, match="does not exist: give the folder that `dubito fit"):
         runs.load(tmp_path / "nothing")
     with pytest.raises(FileFormatError, match=r"lacks run\.json"):
         runs.load(tmp_path)

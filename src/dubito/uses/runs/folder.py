@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from dubito.core import io
 from dubito.core.arguments import checked_arguments
 from dubito.core.atomic import write_atomic
-from dubito.core.errors import FileFormatError, InputError
+from dubito.core.errors import FileFormatError, InputError, MissingDataError
 from dubito.data import Pair, TableTransform
 from dubito.fitting.loading import load as load_rule
 from dubito.fitting.loading import load_posterior
@@ -256,7 +256,8 @@ def _read_json(path: Path, folder: Path) -> Any:
         return json.loads(path.read_text(encoding="utf-8"))
     except (FileNotFoundError, NotADirectoryError) as error:
         what = f"lacks {path.name}" if folder.is_dir() else "is no run" if folder.exists() else "does not exist"
-        raise FileFormatError(
+        kind = FileFormatError if folder.exists() else MissingDataError
+        raise kind(
             f"'{folder}' {what}: give the folder that `dubito fit ... -o FOLDER` wrote, or a file of `--save`."
         ) from error
     except (OSError, ValueError) as error:
