@@ -221,5 +221,6 @@ def test_a_nan_in_late_rows_is_one_sentence() -> None:
     model = nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 2))
     posterior = Laplace(structure="diag", prior_precision=1.0).fit(model, (x, torch.arange(300) % 2), progress=False)
     x = x.index_put((torch.tensor([250]), torch.tensor([1])), torch.tensor(float("nan")))
-    with pytest.raises(InputError, match="inputs hold NaN"):
-        compress(posterior, budget=Budget(macs=0.5), data=(x, torch.arange(300) % 2))
+    for given in ({"budget": Budget(macs=0.5)}, {"rule": rules.Magnitude(0.5)}):
+        with pytest.raises(InputError, match="inputs hold NaN"):
+            compress(posterior, data=(x, torch.arange(300) % 2), **given)

@@ -19,7 +19,6 @@ from dubito.core import batches, distributed
 from dubito.core.batches import Data, Source
 from dubito.core.constraints import check
 from dubito.core.errors import InputError, MissingDataError
-from dubito.core.numeric import all_finite
 from dubito.core.widest import at_home
 from dubito.fitting.checks import outputs_of
 from dubito.fitting.posterior import Posterior
@@ -112,6 +111,8 @@ def compress(
         structure = _usual_structure(budget) if structure is None else structure
         _check(posterior, structure, rule, budget)
         _check_training(finetune, training, teacher, temperature)
+        for given in (data, finetune):
+            _check_in_memory(given)
         by_default = rule is None and budget is None
         if rule is None:
             rule = default_rule(posterior) if budget is None else ranking_rule(posterior)
@@ -311,6 +312,18 @@ def _check_training(finetune: Any, training: Any, teacher: Any, temperature: Any
         raise InputError("`training` says how to fine-tune: give the training data as finetune= too.")
 
 
+def _check_in_memory(data: Data | None) -> None:
+    """Raise if data in memory hold NaN, also in rows that no rule reads: `report` would read them."""
+    held = None if data is None else Source(data, must_count=False, shard=False).in_memory
+    for part in held or ():
+        _check_finite(batches.as_tensors(batches.split(part)[0]))
+
+
+def _check_finite(inputs: Any) -> None:
+    if not batches.is_finite(inputs):
+        raise InputError("The inputs hold NaN or infinite values: clean or impute them first.")
+
+
 def measured_rows(posterior: Posterior, data: Data | None, example: Any) -> Iterator[Any]:
     """Yield batches of inputs on which activations are measured."""
     if data is None:
@@ -319,8 +332,7 @@ def measured_rows(posterior: Posterior, data: Data | None, example: Any) -> Iter
     source = Source(data, batch_size=EXAMPLE_ROWS, must_count=False, shard=False)
     rows = 0
     for batch in source.spread(MEASURED_ROWS) if source.num_data else source.replay():
-        if not all_finite(batches.leaves(batch.inputs)):
-            raise InputError("The inputs hold NaN or infinite values: clean or impute them first.")
+        _check_finite(batch.inputs)
         yield batches.place(batch.inputs, posterior.device, posterior.dtype)
         rows += batch.num_rows
         if rows >= MEASURED_ROWS:
