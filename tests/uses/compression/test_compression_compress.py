@@ -501,3 +501,16 @@ def test_a_default_that_would_keep_nearly_all_removes_more(monkeypatch: pytest.M
     x, y = digits.validation
     accuracies = [float((network(x).argmax(1) == y).float().mean()) for network in (trained, judged.model)]
     assert accuracies[0] - accuracies[1] <= 0.01 + 1e-6
+
+
+def test_a_normalized_row_that_would_be_empty_is_refused() -> None:
+    """Its length is 0, by which weight normalization divides: outputs were NaN."""
+    torch.manual_seed(0)
+    layer = nn.Linear(4, 6)
+    with torch.no_grad():
+        layer.weight[0] *= 1e-3
+    model = nn.Sequential(nn.utils.parametrizations.weight_norm(layer), nn.ReLU(), nn.Linear(6, 3))
+    point = MAP(train=False).fit(model, (torch.randn(12, 4), torch.arange(12) % 3), progress=False)
+    with pytest.raises(InputError, match="would remove a whole row of '0'"):
+        compress(point, rules.Magnitude(0.5))
+    assert bool(compress(point, rules.Magnitude(0.02)).model(torch.randn(2, 4)).isfinite().all())

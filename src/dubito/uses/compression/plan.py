@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor, nn
-from torch.nn.utils import prune
+from torch.nn.utils import parametrize, prune
 
 from dubito.core.errors import InputError
 from dubito.networks.twin import copied
@@ -116,6 +116,17 @@ class Plan:
                 f"{self.rule!r} would remove every {what} of '{empty[0]}', which leaves a constant network: remove "
                 "less, or give a dict of amounts by layer (or allow_empty=True, if single weights are removed)."
             )
+        return self
+
+    def check_lengths(self, masked: nn.Module) -> Plan:
+        """Return the plan, or raise if a row of `masked` is 0 / 0: weight normalization divides by its length."""
+        for name, module in masked.named_modules():
+            for attribute in module.parametrizations if parametrize.is_parametrized(module) else ():
+                if not bool(getattr(module, attribute).isfinite().all()):
+                    raise InputError(
+                        f"{self.rule!r} would remove a whole row of '{name}', and weight normalization divides by its "
+                        "length: remove less, or call torch.nn.utils.parametrize.remove_parametrizations first."
+                    )
         return self
 
     def __repr__(self) -> str:

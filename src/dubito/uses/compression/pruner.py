@@ -193,7 +193,7 @@ class Pruner:
         if not self.groups:
             plan = Plan(kept, {}, None, rule).check(self.allow_empty, model)
             masked = plan.masked(self._adapted(model, kept))
-            return replace(plan, inputs=live_features(masked, self.example)), masked
+            return replace(plan.check_lengths(masked), inputs=live_features(masked, self.example)), masked
         plan = unit_plan(model, self.groups, kept, rule, prunable(model)).check()
         plan = feature_plan(plan, self.columns, self.relevance, rule).check()
         changed: Masks = {name: mask for name, mask in kept.items() if not bool(mask.all())}
