@@ -103,6 +103,16 @@ def test_intervals_and_decisions_for_numbers(tmp_path: Path) -> None:
 
 
 @any_format
+@pytest.mark.parametrize("outputs", [1, 2])
+def test_a_target_scale_of_another_length_is_refused(outputs: int, tmp_path: Path) -> None:
+    """Of one target a file returned three numbers."""
+    x = inputs(6, 0)
+    posterior = MAP(train=False).fit(nn.Linear(4, outputs), (x, x[:, :outputs]), likelihood="gaussian", progress=False)
+    with pytest.raises(InputError, match=f"holds 3 numbers for a prediction of {outputs}"):
+        posterior.export(tmp_path / "net.pt2", example=x, target_scale=([0.0, 1.0, 2.0], 1.0))
+
+
+@any_format
 @pytest.mark.parametrize("score", ["energy", "variance", "entropy", "max-probability"])
 def test_scores_of_detectors(score: Any, tmp_path: Path) -> None:
     posterior = fitted("ensemble")

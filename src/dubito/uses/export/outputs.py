@@ -106,6 +106,8 @@ def make_outputs(
     known = CLASSES if classes else NUMBERS
     if classes and target_scale is not None:
         raise InputError("`target_scale` is for regression: leave it out.")
+    if not classes and target_scale is not None:
+        _check_length(target_scale, int(prediction.mean.shape[-1]))  # type: ignore[attr-defined]
     table = _classes(decisions) if classes else _numbers(decisions, level, target_scale)
     if names is None:
         left_out = ["set", "answer", "unfamiliar"]
@@ -146,6 +148,15 @@ def as_scale(target_scale: Any) -> tuple[Tensor, Tensor] | None:
     if not bool((scale > 0).all()) or not bool(loc.isfinite().all()) or not bool(scale.isfinite().all()):
         raise InputError(f"`target_scale` must be a finite mean and a positive deviation, got {target_scale!r}.")
     return loc, scale
+
+
+def _check_length(target_scale: tuple[Tensor, Tensor], targets: int) -> None:
+    """Raise an error unless there is one number for all targets, or one for each."""
+    for part in target_scale:
+        if len(part) not in (1, targets):
+            raise InputError(
+                f"`target_scale` holds {len(part)} numbers for a prediction of {targets}: give one, or one for each."
+            )
 
 
 def _classes(decisions: Decisions) -> Mapping[str, Callable[[], Output]]:
