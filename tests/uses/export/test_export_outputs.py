@@ -26,6 +26,7 @@ from export_cases import (
     targets,
 )
 from torch import Tensor, nn
+from torch.utils.data import DataLoader, TensorDataset
 
 import dubito
 from dubito import MAP, Ensemble, Laplace, Variational, decisions, select
@@ -135,6 +136,8 @@ def test_decisions_are_fitted_to_calibration_data(tmp_path: Path) -> None:
         x = inputs(30, 6)
         wanted = decision.detect(x) if name == "unfamiliar" else decision.predict(x)
         assert torch.equal(run_file(tmp_path / "net.pt2", x)[name], wanted)
+    loader = DataLoader(TensorDataset(*calibration()), batch_size=16)
+    assert posterior.export(tmp_path / "net.pt2", ("label",), calibration=loader).difference == 0
 
 
 def test_preprocessing_is_part_of_the_file(tmp_path: Path) -> None:

@@ -109,8 +109,8 @@ def export(
     front, scale = as_module(preprocess), as_scale(target_scale)
     drawing = {"num_samples": num_samples, "generator": generator}
     known = Decisions([*decisions, *fit_decisions(posterior, outputs, decisions, calibration, drawing)])
-    if example is None and front is None and isinstance(calibration, tuple):
-        example = calibration[0]
+    if example is None and front is None:
+        example = calibration[0] if isinstance(calibration, tuple) else calibration
     inputs = as_inputs(example, front or posterior.model, posterior.device, None if front else posterior.dtype)
     job = Job(posterior, inputs, front, known, find_draws(posterior, known, num_samples, generator), options)
     expected = job.predict()
