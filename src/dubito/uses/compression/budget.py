@@ -142,7 +142,10 @@ def _quantity(name: str, value: str | float | None, units: dict[str, Any], examp
     elif isinstance(value, int | float) and not isinstance(value, bool):
         number = float(value)
     if number is None or not 0 < number < float("inf"):
-        raise InputError(f"`{name}` of a budget must be positive, a number or text such as '{example}', got {value!r}.")
+        raise InputError(
+            f"`{name}` of a budget must be positive, a number or text such as '{example}' (units: {', '.join(units)}), "
+            f"got {value!r}."
+        )
     return number
 
 
