@@ -103,6 +103,30 @@ def test_predictive_under_gaussian_outputs_equals_quadrature(name: str, variance
     assert torch.allclose(prediction.stddev**2, prediction.aleatoric + prediction.epistemic)
 
 
+@pytest.mark.parametrize(("mean", "spread"), [(2.0, 1.0), (5.0, 0.3), (7.0, 0.3), (9.0, 0.1)])
+def test_counts_that_vary_less_than_their_log_mean_are_integrated(mean: float, spread: float) -> None:
+    """Each count is likely for a narrow range of log-means only, which 96 Gauss–Hermite nodes missed."""
+    outputs, variances = torch.tensor([[mean]]).double(), torch.tensor([[spread**2]]).double()
+    found: Any = Poisson().predict_gaussian(outputs, variances)
+    for deviation in (-1.1, 0.0, 1.1, 2.2):
+        y = round(float(np.exp(mean + deviation * spread)))
+        at = torch.tensor([[float(y)]]).double()
+        expected = _integral(lambda f, y=y: _oracle(Poisson(), [f]).pmf(y), mean, spread**2)
+        assert float(found.log_prob(at).exp()) == pytest.approx(expected, rel=1e-6)
+        assert float(found.cdf(at)) == pytest.approx(
+            _integral(lambda f, y=y: _oracle(Poisson(), [f]).cdf(y), mean, spread**2), rel=1e-6
+        )
+
+
+@pytest.mark.parametrize("spread", [2.0, 4.0])
+def test_a_location_that_is_less_certain_than_the_noise_is_integrated(spread: float) -> None:
+    outputs, variances = torch.zeros(1, 2).double(), torch.tensor([[spread**2, 1e-12]]).double()
+    found: Any = StudentT(3.0).predict_gaussian(outputs, variances)
+    for y in (0.0, 0.4 * spread, 3 * spread):
+        expected = _integral(lambda f, y=y: stats.t.pdf(y, 3.0, f), 0.0, spread**2)
+        assert float(found.log_prob(torch.tensor([[y]]).double()).exp()) == pytest.approx(expected, rel=1e-6)
+
+
 def test_student_t_predictive_equals_quadrature_over_both_outputs() -> None:
     outputs, variance = torch.tensor([[0.4, -0.2]]).double(), torch.tensor([[0.5, 0.1]]).double()
     found = StudentT(5.0).predict_gaussian(outputs, variance).log_prob(torch.tensor([[1.5]]).double()).exp()

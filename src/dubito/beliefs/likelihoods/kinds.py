@@ -110,7 +110,7 @@ class DistributionLikelihood(RegressionLikelihood, TargetDistribution):
     it to its `parameters`, so that predictions with different numbers can be mixed.
     """
 
-    nodes: ClassVar[tuple[int, ...]] = (96,)
+    nodes: ClassVar[tuple[int, ...]] = (192,)
     tempers: ClassVar[bool] = False
 
     def canonical(self, outputs: Tensor) -> Tensor:
@@ -149,7 +149,7 @@ class DistributionLikelihood(RegressionLikelihood, TargetDistribution):
         return self._over_gaussian(means, variances, hyper)
 
     def _over_gaussian(self, means: Tensor, variances: Tensor, hyper: Hyper) -> DistributionPrediction:
-        """Return the mixture over canonical outputs by Gauss–Hermite quadrature.
+        """Return the mixture over canonical outputs by quadrature.
 
         Nodes are those of each output of a target, combined in a grid.
         """

@@ -38,7 +38,7 @@ class StudentT(DistributionLikelihood):
     learned_setting = "dof"
     outputs_per_target = 2
     layout = "a location and a log-scale"
-    nodes = (48, 8)
+    nodes = (96, 8)
     tempers = True
     dof: Annotated[float, Range(2, above=True)] | Literal["learn"] = 4.0
 

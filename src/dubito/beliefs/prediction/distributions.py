@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import warnings
 from abc import ABC, abstractmethod
 from dataclasses import dataclass, replace
@@ -23,6 +24,8 @@ _BISECTIONS, _PRECISION, _NODES = 100, 1e-12, 80
 # Of the CRPS of counts: the probability that is left out, up to which distance all counts are summed, and the growth
 # of the blocks beyond it.
 _TAIL, _EXACT, _GROWTH = 1e-9, 64, 1.02
+# The most nodes of a Gaussian that are those of Gauss and Hermite, and where the others end, in standard deviations.
+_MOST_HERMITE, _EDGE = 64, 10.0
 
 
 class TargetDistribution(ABC):
@@ -278,13 +281,16 @@ def _unit_nodes() -> tuple[Tensor, Tensor]:
 
 
 def gaussian_nodes(mean: Tensor, variance: Tensor, num: int) -> tuple[Tensor, Tensor]:
-    r"""Return Gauss–Hermite nodes $m + \sqrt v\, z_k$ ``[K, ...]`` of Gaussians, and their weights ``[K]``.
+    r"""Return nodes $m + \sqrt v\, z_k$ ``[K, ...]`` of Gaussians, and their weights ``[K]``.
+
+    Up to 64 nodes are those of Gauss and Hermite, more those of the trapezoidal rule. They are closer together, for
+    what is much narrower than the Gaussian: a count of thousands as a function of its log-mean, for example.
 
     >>> nodes, weights = gaussian_nodes(torch.tensor(1.0), torch.tensor(4.0), 5)
     >>> round(float((weights * nodes.square()).sum()), 4)  # E[f²] = 1² + 4
     5.0
     """
-    points, weights = _hermite(num)
+    points, weights = _hermite(num) if num <= _MOST_HERMITE else _trapezoidal(num)
     points = points.to(mean).reshape(-1, *[1] * mean.ndim)
     return mean + variance.clamp_min(0).sqrt() * points, weights.to(mean)
 
@@ -321,3 +327,13 @@ def _sobol_normals(width: int, num: int) -> Tensor:
 def _hermite(num: int) -> tuple[Tensor, Tensor]:
     points, weights = np.polynomial.hermite_e.hermegauss(num)
     return torch.from_numpy(points), torch.from_numpy(weights / weights.sum())
+
+
+@cache
+def _trapezoidal(num: int) -> tuple[Tensor, Tensor]:
+    r"""Return nodes and weights of the trapezoidal rule after $z = 3 \sinh(u/3)$, which is densest in the middle."""
+    edge = 3 * math.asinh(_EDGE / 3)
+    points = np.linspace(-edge, edge, num)
+    nodes = 3 * np.sinh(points / 3)
+    weights = np.exp(-0.5 * nodes**2) * np.cosh(points / 3)
+    return torch.from_numpy(nodes), torch.from_numpy(weights / weights.sum())
