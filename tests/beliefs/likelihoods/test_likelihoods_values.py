@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 from dubito.errors import InputError, UnsupportedError
-from dubito.likelihoods import Bernoulli, Categorical, Gaussian, HeteroscedasticGaussian, Likelihood, resolve
+from dubito.likelihoods import Bernoulli, Categorical, Gaussian, HeteroscedasticGaussian, Likelihood, Ordinal, resolve
 from scipy import stats
 from torch import Tensor
 from torch.nn import functional
@@ -201,6 +201,15 @@ def test_members_may_have_learned_their_own_noise() -> None:
 
 
 # Tempering
+
+
+@pytest.mark.parametrize("temperature", [0.3, 1.0, 3.0])
+def test_tempered_ordered_classes_keep_their_ranking(temperature: float) -> None:
+    steps = fixed_normal(2, 50, 3) * 3  # two samples
+    tempered, likelihood = Ordinal().temper(steps, temperature)
+    for cold, warm in zip(steps, tempered, strict=True):
+        expected = (Ordinal().logits(cold) / temperature).softmax(-1)
+        assert torch.allclose(likelihood.logits(warm).exp(), expected, rtol=0, atol=1e-12)
 
 
 def test_tempering() -> None:

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import math
+
 import torch
 from torch import Tensor
 from torch.nn import functional
 
 from dubito.beliefs.likelihoods.base import Hyper, blank, diagonal_root
 from dubito.beliefs.likelihoods.kinds import ClassLikelihood
+from dubito.core.constraints import Positive, check
 from dubito.core.errors import InputError
 from dubito.core.settings import setting
 
@@ -83,11 +86,26 @@ class Ordinal(ClassLikelihood):
 
     def logits(self, outputs: Tensor) -> Tensor:
         """Return the log-probabilities of all classes, ``[B, C]``."""
-        steps = self.canonical(outputs)
-        reached = functional.pad(functional.logsigmoid(steps).cumsum(dim=-1), (1, 0))
-        return reached + functional.pad(functional.logsigmoid(-steps), (0, 1))
+        return _log_probs(self.canonical(outputs))
+
+    def temper(self, outputs: Tensor, temperature: float) -> tuple[Tensor, Ordinal]:
+        r"""Return the steps of the class probabilities $p_c^{1/T} / \sum_k p_k^{1/T}$, whose ranking is the same.
+
+        Steps divided by T would have another most probable class: each would come nearer to a coin that is tossed.
+        """
+        check("temperature", Positive, temperature)
+        classes = _log_probs(outputs) / temperature
+        numbers = torch.arange(classes.shape[-1], device=outputs.device)
+        later = torch.where(numbers > numbers[:-1, None], classes.unsqueeze(-2), -math.inf)
+        return later.logsumexp(dim=-1) - classes[..., :-1], self
 
     def _log_fisher(self, outputs: Tensor) -> Tensor:
         steps = self.canonical(outputs)
         on = functional.logsigmoid(steps)
         return functional.pad(on.cumsum(dim=-1)[:, :-1], (1, 0)) + on + functional.logsigmoid(-steps)
+
+
+def _log_probs(steps: Tensor) -> Tensor:
+    """Return the log-probabilities ``[..., C]`` of all classes."""
+    reached = functional.pad(functional.logsigmoid(steps).cumsum(dim=-1), (1, 0))
+    return reached + functional.pad(functional.logsigmoid(-steps), (0, 1))
