@@ -178,9 +178,12 @@ def test_a_learned_noise_per_output_is_that_of_the_residuals() -> None:
         models.LearnedNoise(nn.Linear(1, 2), "two")  # type: ignore[arg-type]
     with pytest.raises(InputError, match="LearnedNoise learns them"):
         likelihoods.MultivariateGaussian("learn")  # type: ignore[arg-type]
-    known = (models.KnownNoise(nn.Linear(1, 1)), ((x, torch.zeros(300)), y[:, :1]))
-    with pytest.raises(InputError, match="log-variance of -inf: a noise must be positive"):
-        MAP().fit(*known, likelihood="heteroscedastic", progress=False)
+    for wrong in (0.0, -0.5):
+        noise = torch.ones(300)
+        noise[-1] = wrong
+        known = (models.KnownNoise(nn.Linear(1, 1)), ((x, noise), y[:, :1]))
+        with pytest.raises(InputError, match=f"must be above 0, got {wrong:g}: remove those rows"):
+            MAP().fit(*known, likelihood="heteroscedastic", progress=False)
 
 
 def test_members_with_different_numbers_are_mixed() -> None:

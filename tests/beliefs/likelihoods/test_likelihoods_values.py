@@ -350,3 +350,12 @@ def test_right_targets_pass() -> None:
     Bernoulli().check(torch.zeros(2, 1), torch.tensor([True, False]))
     Gaussian().check(torch.zeros(2), torch.tensor([1, 2]))
     HeteroscedasticGaussian().check(torch.zeros(2, 2), torch.zeros(2))
+
+
+@pytest.mark.parametrize("name", ["gaussian", "heteroscedastic", "student-t", "poisson", "mixture-density"])
+def test_truth_values_are_no_numbers(name: str) -> None:
+    likelihood = resolve(name)
+    outputs = torch.zeros(2, likelihood.outputs_for(1))
+    with pytest.raises(InputError, match=r"not torch.bool: use targets.float\(\), or 'bernoulli'"):
+        likelihood.check(outputs, torch.tensor([True, False]))
+    resolve("bernoulli").check(torch.zeros(2, 1), torch.tensor([True, False]))

@@ -203,6 +203,8 @@ def check_rows(targets: Tensor, batch: int, num_targets: int, like: str) -> None
     if not fits:
         wanted = f"({batch},) or ({batch}, 1)" if num_targets == 1 else f"({batch}, {num_targets})"
         raise InputError(f"{like} targets must have shape {wanted} for these outputs, got {tuple(targets.shape)}.")
+    if targets.dtype == torch.bool:
+        raise InputError(f"{like} targets must be numbers, not torch.bool: use targets.float(), or 'bernoulli'.")
     if targets.is_complex():
         raise InputError(f"{like} targets must be real numbers, not {targets.dtype}.")
     if targets.is_floating_point() and not bool(targets.isfinite().all()):

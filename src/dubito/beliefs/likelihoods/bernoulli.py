@@ -29,7 +29,8 @@ class Bernoulli(ClassLikelihood):
     def check(self, outputs: Tensor, targets: Tensor) -> None:
         """Raise an error unless the targets are 0 or 1, one per output."""
         logits = self.canonical(outputs)
-        check_rows(targets, len(logits), logits.shape[1], "Bernoulli")
+        plain = targets.byte() if targets.dtype == torch.bool else targets
+        check_rows(plain, len(logits), logits.shape[1], "Bernoulli")
         wrong = targets[(targets != 0) & (targets != 1)]
         if len(wrong):
             raise InputError(f"Bernoulli targets must be 0 or 1, got {wrong[0].item()}.")

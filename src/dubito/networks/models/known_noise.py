@@ -9,6 +9,7 @@ from torch import Tensor, nn
 
 from dubito.core.constraints import Count, check
 from dubito.core.errors import InputError
+from dubito.core.tracing import is_tracing
 
 
 class KnownNoise(nn.Module):
@@ -39,8 +40,20 @@ class KnownNoise(nn.Module):
                 f"The noise must have one number per datum or per target, {tuple(means.shape)}, got a shape of "
                 f"{tuple(noise.shape)}."
             )
-        # a noise of 0 or below becomes NaN or infinite, which the checks of a fit and of a prediction refuse
+        _check_positive(noise)
         return torch.cat([means, (2 * noise.log()).to(means.dtype) + torch.zeros_like(means)], dim=-1)
+
+
+def _check_positive(noise: Tensor) -> None:
+    """Raise an error for a noise of 0 or below, wherever numbers can be looked at."""
+    if is_tracing() or torch.compiler.is_compiling() or torch._C._functorch.peek_interpreter_stack():
+        return
+    wrong = noise.detach()[noise <= 0]
+    if len(wrong):
+        raise InputError(
+            f"The noise of a datum is a standard deviation and must be above 0, got {wrong[0].item():g}: remove those "
+            "rows, or give their noise."
+        )
 
 
 class NoiseColumn(nn.Module):
