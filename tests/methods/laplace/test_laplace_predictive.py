@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from typing import Any
 
 import numpy as np
 import pytest
@@ -12,6 +13,7 @@ from dubito.likelihoods import Bernoulli, Categorical, Gaussian
 from laplace_cases import STRUCTURES, case, dense
 from torch import Tensor, nn
 
+from dubito import MAP, Laplace, Training
 from dubito.core import params
 from oracles import Case, jacobian
 
@@ -247,3 +249,25 @@ def test_array_inputs() -> None:
     posterior = problem.fit(prior_precision=1.0)
     array = problem.inputs.float().numpy()
     torch.testing.assert_close(posterior.functional(array)[0], posterior.predict(array).mean)
+
+
+def test_outputs_of_shares_are_drawn_together() -> None:
+    """Independent outputs would spread the shares by what all outputs have in common, which changes no share."""
+    generator = torch.Generator().manual_seed(0)
+    x = torch.randn(40, 2, generator=generator, dtype=torch.float64)
+    shares = torch._sample_dirichlet((x @ x[:2, :].T.repeat(1, 2)[:, :3] + 2).exp(), generator=generator)
+    options: dict[str, Any] = {"likelihood": "dirichlet", "progress": False}
+    training = Training(epochs=60, lr=0.05, batch_size=40)
+    network = nn.Linear(2, 3, dtype=torch.float64)
+    point = MAP().fit(network, (x, shares), training=training, **options)
+    posterior = Laplace(structure="full", prior_precision=1.0).fit(point.model, (x, shares), **options)
+    far = 3 * x[:5]
+    mean, covariance = posterior.functional(far)
+    noise = torch.randn(50_000, 5, 3, generator=generator, dtype=torch.float64)
+    outputs = mean + torch.einsum("bij,sbj->sbi", torch.linalg.cholesky(covariance), noise)
+    expected = outputs.softmax(-1).var(0)
+    found = posterior.predict(far, link="mc", num_samples=4000)
+    torch.testing.assert_close(found.epistemic, expected, rtol=0.1, atol=1e-6)
+    assert float(posterior.predict(far).epistemic.sum()) > 1.2 * float(expected.sum())
+    alone = posterior.predict(far[2:3], link="mc", num_samples=4000)
+    torch.testing.assert_close(alone.mean, found.mean[2:3])

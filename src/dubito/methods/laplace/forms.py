@@ -8,6 +8,8 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
+from dubito.beliefs.likelihoods import Likelihood
+from dubito.beliefs.likelihoods.kinds import DistributionLikelihood
 from dubito.core import batches, params
 from dubito.core.errors import UnsupportedError
 from dubito.core.precision import widened
@@ -32,11 +34,17 @@ TOLERANCE = 1e-3
 Moments = Callable[[Any], tuple[Tensor, Tensor]]
 
 
+def draws_outputs(likelihood: Likelihood, link: links.Link) -> bool:
+    """Return whether the outputs of numbers that are not Gaussian given them are drawn together."""
+    return link.reads_covariance and isinstance(likelihood, DistributionLikelihood)
+
+
 def linearized_forms(
     posterior: LaplacePosterior, example: Any, noise: links.Noise, link: links.Link, centred: bool
 ) -> Iterator[Traceable]:
     """Yield the form of a working copy's linearized prediction; both kinds give what `predict` gives."""
-    if links.is_classification(posterior.likelihood) and link.reads_covariance:
+    is_joint = draws_outputs(posterior.likelihood, link)
+    if is_joint or (links.is_classification(posterior.likelihood) and link.reads_covariance):
         raise UnsupportedError(
             "Only link='probit' can be exported: the others need the eigenvectors of a matrix for each input, which "
             "file formats cannot compute."

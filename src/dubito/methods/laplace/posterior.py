@@ -32,7 +32,7 @@ from dubito.fitting.traceable import Traceable
 from dubito.fitting.working_copies import shared_property
 from dubito.methods.laplace.conditional_mean import conditional_mean
 from dubito.methods.laplace.findings import Tuning, findings
-from dubito.methods.laplace.forms import linearized_forms
+from dubito.methods.laplace.forms import draws_outputs, linearized_forms
 from dubito.methods.laplace.sampled_variance import variance_function
 from dubito.networks.selection import Selection
 
@@ -292,7 +292,8 @@ class LaplacePosterior(Posterior):
             num_samples: The number of samples of the outputs (or of the weights).
             generator: The source of randomness.
             method: ``"linearized"``: Gaussian outputs; ``"weights"``: the nonlinear network at weight samples.
-            link: How Gaussian logits become probabilities; regression needs none.
+            link: How Gaussian logits become probabilities. Of numbers that are not Gaussian given the outputs, ``"mc"``
+                draws a datum's outputs with their covariances, where the others take them as independent.
             centred: Ignore the variance along the direction that adds one constant to all logits, which changes no
                 probability, in the probit link.
             exact: Whether the variance of every output is computed exactly, which takes a backward pass for each, or
@@ -304,11 +305,21 @@ class LaplacePosterior(Posterior):
         if method == "weights":
             return weight_predictor(self.model, self.likelihood, self.sample(num_samples, generator=generator))
         noise = links.Noise(num_samples, generator)
+        if draws_outputs(self.likelihood, found):
+            return lambda inputs: self._drawn(inputs, noise)
         centred = centred and links.has_null_direction(self.likelihood)
         moments = variance_function(self, generator, centred, exact)
         if links.is_classification(self.likelihood) and found.reads_covariance:
             moments = lambda inputs: self.linearized.covariance(inputs, self.covariance)  # noqa: E731
         return lambda inputs: links.predict(self.likelihood, *moments(inputs), noise, found, centred)
+
+    def _drawn(self, inputs: Any, noise: links.Noise) -> Prediction:
+        """Return the mixture over outputs that are drawn together; one output alone is integrated exactly."""
+        outputs, covariance = self.linearized.covariance(inputs, self.covariance)
+        if covariance.shape[-1] == 1:
+            return links.predict(self.likelihood, outputs, covariance.squeeze(-1), noise)
+        drawn = links.draw(self.likelihood.canonical(outputs), covariance, noise)
+        return self.likelihood.predict_samples(self.likelihood.restore(drawn, outputs))
 
     def forms(
         self,
