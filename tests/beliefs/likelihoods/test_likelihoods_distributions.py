@@ -338,3 +338,15 @@ def test_counts_of_a_table_and_an_estimator(tmp_path: Path) -> None:
     assert drawn.shape == (40, 3)
     assert (drawn == drawn.round()).all()
     assert (drawn >= 0).all()
+
+
+def test_targets_that_cannot_occur_have_no_score() -> None:
+    counts: Any = Poisson().predict(torch.zeros(2, 1))
+    for wrong in (-1.0, 0.5):
+        with pytest.raises(InputError, match=f"whole numbers of at least 0, got {wrong:g}"):
+            counts.log_prob(torch.tensor([[0.0], [wrong]]))
+    assert float(counts.cdf(torch.tensor([[0.5], [-1.0]]))[1]) == 0  # any number has a distribution function
+    counts.rescale(0.0, 3.0).log_prob(torch.tensor([[3.0], [0.3 * 10]]))
+    shares: Any = Dirichlet().predict(torch.zeros(1, 2))
+    with pytest.raises(InputError, match=r"must sum to 1 for every datum, got a sum of 1\.5"):
+        shares.log_prob(torch.tensor([[0.5, 1.0]]))

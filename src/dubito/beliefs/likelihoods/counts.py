@@ -30,8 +30,12 @@ class _Counts(DistributionLikelihood):
     def check(self, outputs: Tensor, targets: Tensor) -> None:
         """Raise an error unless the targets are whole numbers of at least 0, one per output."""
         super().check(outputs, targets)
-        wrong = targets[(targets < 0) | (targets != targets.round())] if targets.is_floating_point() else None
-        wrong = targets[targets < 0] if wrong is None else wrong
+        self.check_values(targets)
+
+    def check_values(self, y: Tensor) -> None:
+        """Raise an error unless the targets are whole numbers of at least 0."""
+        wrong = y[(y < 0) | (y != y.round())] if y.is_floating_point() else None
+        wrong = y[y < 0] if wrong is None else wrong
         if len(wrong):
             raise InputError(f"{type(self).__name__} targets must be whole numbers of at least 0, got {wrong[0]:g}.")
 

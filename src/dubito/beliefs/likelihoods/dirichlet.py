@@ -41,13 +41,17 @@ class Dirichlet(DistributionLikelihood):
         if self.canonical(outputs).shape[1] < 2:
             raise InputError(f"Dirichlet needs two shares or more, got outputs of shape {tuple(outputs.shape)}.")
         super().check(outputs, targets)
-        total = targets.double().sum(dim=1)
+        self.check_values(targets)
+
+    def check_values(self, y: Tensor) -> None:
+        """Raise an error unless the targets are positive shares that sum to one."""
+        total = y.double().sum(dim=1)
         wrong = total[(total - 1).abs() > _TOLERANCE]
         if len(wrong):
             raise InputError(f"Dirichlet targets must sum to 1 for every datum, got a sum of {wrong[0]:g}.")
-        if not bool((targets > 0).all()):
+        if not bool((y > 0).all()):
             raise InputError(
-                f"Dirichlet targets must be above 0, got {targets.min():g}: for N data with C shares, replace y by "
+                f"Dirichlet targets must be above 0, got {y.min():g}: for N data with C shares, replace y by "
                 "(y (N - 1) + 1/C) / N."
             )
 

@@ -39,6 +39,9 @@ class TargetDistribution(ABC):
         """The level of the quantile that predictions report; None: they report the mean."""
         return None
 
+    def check_values(self, y: Tensor) -> None:  # noqa: B027 - most distributions allow all numbers
+        """Raise an `InputError` for targets of the right shape that cannot occur."""
+
     @abstractmethod
     def target_log_prob(self, outputs: Tensor, y: Tensor) -> Tensor:
         """Return the log-probability of each target ``[..., O]``."""
@@ -131,18 +134,25 @@ class DistributionPrediction(RegressionPrediction):
     @checked_arguments
     def log_prob(self, y: Tensor) -> Tensor:
         """Return the log-probability (of counts) or the log-density of the targets ``[B]``, jointly over outputs."""
-        at = self.checked_targets(y)
         if self.independent:
-            return self.log_prob_each(at).sum(dim=-1)
+            return self.log_prob_each(y).sum(dim=-1)
+        at = self._possible_targets(y)
         scale = self.scale.to(at)
         joint = self.distribution.joint_log_prob(self.outputs, (at - self.loc.to(at)) / scale) - scale.log().sum()
         return (self._weights.log()[..., 0] + joint).logsumexp(dim=0)
 
     def log_prob_each(self, y: Tensor) -> Tensor:
         """Return the log-probability of each output's target ``[B, O]``."""
-        at, scale = self.checked_targets(y), self.scale.to(self.means)
+        at, scale = self._possible_targets(y), self.scale.to(self.means)
         each = self.distribution.target_log_prob(self.outputs, (at - self.loc.to(at)) / scale) - scale.log()
         return (self._weights.log() + each).logsumexp(dim=0)
+
+    def _possible_targets(self, y: Tensor) -> Tensor:
+        """Return `checked_targets`, which must be possible ones; those in other units are not compared."""
+        at = self.checked_targets(y)
+        if bool((self.loc == 0).all() & (self.scale == 1).all()):
+            self.distribution.check_values(at)
+        return at
 
     def cdf(self, y: Tensor) -> Tensor:
         """Return the probability that each target is at most `y`, ``[B, O]``."""
