@@ -45,8 +45,9 @@ class KnownNoise(nn.Module):
 
 
 def _check_positive(noise: Tensor) -> None:
-    """Raise an error for a noise of 0 or below, wherever numbers can be looked at."""
-    if is_tracing() or torch.compiler.is_compiling() or torch._C._functorch.peek_interpreter_stack():
+    """Raise an error for a noise of 0 or below, where looking at numbers is possible and does not wait for a device."""
+    recorded = is_tracing() or torch.compiler.is_compiling() or torch._C._functorch.peek_interpreter_stack()
+    if recorded or noise.device.type != "cpu":
         return
     wrong = noise.detach()[noise <= 0]
     if len(wrong):
