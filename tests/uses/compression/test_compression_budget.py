@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 from compression_cases import table
-from dubito.compression import Budget, Compression, compress
+from dubito.compression import Budget, Compression, compress, load
 from dubito.errors import InputError, MissingDataError
 from torch import nn
 
@@ -53,6 +53,21 @@ def test_size_is_that_of_the_file(tmp_path: Path) -> None:
     made = compress(posterior(), budget=Budget(size=f"{0.8 * whole / 1000:.4f} kB"), data=HELD_OUT)
     assert made.save(tmp_path / "small") <= 0.8 * whole
     assert made.plan.units == {}  # single weights are enough for a small file
+
+
+def test_the_file_keeps_the_budget_of_the_error(tmp_path: Path) -> None:
+    """By the curvature of the large network alone, rounding its much smaller one cost more than the budget."""
+    torch.manual_seed(0)
+    inputs = torch.randn(200, 8)
+    data = inputs, inputs[:, :3].argmax(1)
+    model = nn.Sequential(nn.Linear(8, 40), nn.ReLU(), nn.Linear(40, 30), nn.ReLU(), nn.Linear(30, 3))
+    trained = MAP().fit(model, data, training=Training(epochs=30, lr=0.01), progress=False)
+    given = Laplace(prior_precision=1.0).fit(trained.model, data, progress=False)
+    score = score_of(given, data)
+    for how in ({"budget": Budget(error=0.01)}, {"rule": rules.Magnitude(max_drop=0.01)}):
+        made = compress(given, data=data, **how)  # type: ignore[arg-type]
+        made.save(tmp_path / "small")
+        assert score(load(tmp_path / "small", model)) >= score(made.dense) - 0.01
 
 
 def test_an_error_budget_removes_as_much_as_it_allows() -> None:

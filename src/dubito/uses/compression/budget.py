@@ -19,7 +19,7 @@ from dubito.uses.compression.csr import seconds
 from dubito.uses.compression.pruner import ANY_NUMBER, Multiples
 from dubito.uses.compression.quantize import ROUNDING
 from dubito.uses.compression.report import num_macs
-from dubito.uses.compression.search import Score
+from dubito.uses.compression.search import Score, growth
 from dubito.uses.compression.storage import load
 from dubito.uses.export import export_network
 
@@ -216,8 +216,7 @@ class Meter:
         """Return by how much the error of a network is above that of the dense one."""
         if self.score is None or self.whole is None:
             return None
-        after = self.score(model)
-        return self.whole - after if self.whole >= 0 else (self.whole - after) / max(-self.whole, 1e-30)
+        return growth(self.whole, self.score(model))
 
     def is_small(self, found: Candidate) -> bool:
         """Return whether a network is within the limits of size, operations and time."""

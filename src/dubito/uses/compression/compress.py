@@ -31,7 +31,7 @@ from dubito.uses.compression.pruner import ANY_NUMBER, Pruner, live_columns, liv
 from dubito.uses.compression.quantize import ROUNDING
 from dubito.uses.compression.result import Compression
 from dubito.uses.compression.rules import ModelReduction, Rule
-from dubito.uses.compression.search import Score, largest_within, score_of
+from dubito.uses.compression.search import Score, fine_enough, largest_within, score_of
 from dubito.uses.compression.weight_statistics import (
     default_rule,
     ranking_rule,
@@ -113,6 +113,7 @@ def compress(
         _check_training(finetune, training, teacher, temperature)
         for given in (data, finetune):
             _check_in_memory(given)
+        allowed = budget.error if budget is not None else None if rule is None else rule.max_drop
         by_default = rule is None and budget is None
         if rule is None:
             rule = default_rule(posterior) if budget is None else ranking_rule(posterior)
@@ -146,7 +147,10 @@ def compress(
                 "rules.PosteriorDamage(0.8, kind='obs', update=True).",
                 stacklevel=2,
             )
-        return Compression(posterior, rule, plan, model, pruner, data, example, candidates, rounding)
+        made = Compression(posterior, rule, plan, model, pruner, data, example, candidates, rounding)
+        if allowed is not None and data is not None:
+            made.rounding = fine_enough(made, score_of(posterior, data), allowed)
+        return made
 
 
 @dataclass(frozen=True)

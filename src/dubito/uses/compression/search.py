@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import tempfile
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,14 +20,18 @@ from dubito.fitting.posterior import Posterior
 from dubito.methods.map.posterior import PointPosterior
 from dubito.methods.map.recipe import MAP
 from dubito.uses.compression.rules import Rule
+from dubito.uses.compression.storage import load
 
 if TYPE_CHECKING:
     from dubito.uses.compression.pruner import Pruner
+    from dubito.uses.compression.result import Compression
 
 Score = Callable[[nn.Module], float]
 
 # Halvings by which a budget is searched: to 1/256 of the weights.
 HALVINGS = 8
+# How often weights in a file are rounded less until it keeps the score.
+FINER = 5
 
 
 def point(model: nn.Module, posterior: Posterior) -> PointPosterior:
@@ -65,6 +70,28 @@ def score_of(posterior: Posterior, data: Data) -> Score:
         return total / count if classes else -((total / count) ** 0.5)
 
     return score
+
+
+def growth(before: float, after: float) -> float:
+    """Return by how much the error grows from one score to another; of negative scores as a fraction of itself."""
+    return before - after if before >= 0 else (before - after) / max(-before, 1e-30)
+
+
+def fine_enough(made: Compression, score: Score, most: float) -> float:
+    """Return the rounding with which the error in the entropy-coded file grows by at most `most`.
+
+    If the error of the network itself grows by more, it is that which the file must keep. What rounding costs follows
+    from the curvature of the large network, which says less of a much smaller one: so it is measured.
+    """
+    whole, rounding = score(made.dense), made.rounding
+    most = max(most, growth(whole, score(made.model))) + 1e-12
+    with tempfile.TemporaryDirectory() as folder:
+        for _ in range(FINER):
+            made.save(Path(folder) / "network", rounding=rounding)
+            if growth(whole, score(load(Path(folder) / "network", made.dense))) <= most:
+                break
+            rounding /= 16  # a quarter of the steps
+    return rounding
 
 
 def largest_within(pruner: Pruner, rule: Rule, score: Score) -> Rule:
