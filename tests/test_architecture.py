@@ -149,7 +149,8 @@ def test_only_one_file_knows_of_other_processes() -> None:
 
 
 def test_one_way_to_watch_a_network_and_one_to_replace_its_modules() -> None:
-    homes = {"register_forward": {"networks/watching.py"}, "set_submodule": set()}  # but `swapping.put`
+    # a hook that stays is that of `overwriting`; modules are replaced by `swapping.put`
+    homes = {"register_forward": {"networks/watching.py", "networks/overwriting.py"}, "set_submodule": set()}
     for call, home in homes.items():
         using = {relative(f) for f in FILES if any(f".{call}" in name for name in names_used(f))}
         assert using == home, f"{call} is called elsewhere"

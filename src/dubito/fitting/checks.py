@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import partial
 from typing import Any, NamedTuple
 
 import torch
@@ -18,6 +19,7 @@ from dubito.core.batches import Batch, Source
 from dubito.core.errors import DubitoError, InputError, UnsupportedError, first_line
 from dubito.core.randomness import Stream
 from dubito.fitting.inference import Problem
+from dubito.networks.overwriting import keep_inputs, on_copies
 from dubito.networks.twin import light_copy
 
 # The number of examples on which the network is tried.
@@ -76,7 +78,9 @@ def check_source(model: nn.Module, likelihood: Likelihood, source: Source, *, is
     if is_trained_on and _needs_two_rows(model, first.inputs):
         source.join_single_rows()
     rows = batches.num_rows(first.inputs)
-    outputs = outputs_of(model, batches.take(first.inputs, slice(0, TRIED)))
+    outputs, overwrites = on_copies(partial(outputs_of, model), batches.take(first.inputs, slice(0, TRIED)))
+    if overwrites:
+        keep_inputs(model)
     if outputs.ndim and len(outputs) == min(TRIED, rows):  # otherwise `likelihood.check` explains the wrong shape
         outputs = outputs[:1].expand(rows, *outputs.shape[1:])
     likelihood.check(outputs, first.targets)

@@ -22,6 +22,7 @@ from dubito.fitting.fit_record import FitRecord
 from dubito.fitting.posterior import Posterior, first_tensor
 from dubito.fitting.recipe import Recipe
 from dubito.networks.adapters import copied_beside_base
+from dubito.networks.overwriting import keep_inputs
 from dubito.networks.swapping import uncompile_parts
 
 
@@ -89,6 +90,8 @@ def restored(tree: Mapping[str, Any], model: nn.Module) -> Posterior:
         if value.shape != own[name].shape or value.is_floating_point() != own[name].is_floating_point():
             raise FileFormatError(f"The weight '{name}' in the file does not fit the model in shape or type.")
         own[name].data = value.to(own[name].device)  # replaced, not copied into: the file determines the precision
+    if tree.get("overwrites"):
+        keep_inputs(private)
     recipe, likelihood = (
         Setting.from_json(json.loads(tree["settings"][name]), tree["tensors"]) for name in ("recipe", "likelihood")
     )

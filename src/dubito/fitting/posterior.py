@@ -42,6 +42,7 @@ from dubito.fitting.recipe import Recipe
 from dubito.fitting.traceable import HasTraceable
 from dubito.fitting.training import Training
 from dubito.fitting.working_copies import HasWorkingCopies
+from dubito.networks.overwriting import keeps_inputs
 from dubito.networks.selection import Selection
 
 
@@ -361,6 +362,7 @@ class Posterior(ChecksPredictions, HasWorkingCopies, HasTraceable, ABC):
             **({"base": io.digest({name: own[name] for name in base})} if base else {}),
             "buffers": params.buffers_of(self.model),
             "state": self.state(),
+            **({"overwrites": True} if keeps_inputs(self.model) else {}),
             **{name: json.dumps(part.to_dict()) for name, part in self._notes().items()},
         }
 

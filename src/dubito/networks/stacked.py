@@ -99,7 +99,8 @@ def _agrees(model: nn.Module, inputs: Any) -> bool:
     """Return whether two networks together have the outputs of each alone, on a few rows."""
     weight = next(model.parameters())
     parts = [batches.take(inputs, rows) for rows in (slice(0, 2), slice(-2, None))]
-    placed = [batches.place(part, weight.device, weight.dtype) for part in parts]
+    copies = [batches.map_leaves(torch.clone, part) for part in parts]  # which a network may overwrite
+    placed = [batches.place(part, weight.device, weight.dtype) for part in copies]
     models = [light_copy(model).eval() for _ in range(2)]
     for value in models[1].parameters():
         value.mul_(-0.5)

@@ -96,14 +96,15 @@ class BufferVersions:
     def __init__(self, models: list[nn.Module]) -> None:
         modules = {id(module): module for model in models for module in model.modules()}.values()
         self._seen = [
-            (module._buffers, name, value, _version(value))
+            (module._buffers, name, value, version_of(value))
             for module in modules for name, value in module._buffers.items() if value is not None
         ]  # fmt: skip
 
     def unchanged(self) -> bool:
         """Return whether every buffer is the same tensor and has not been written to."""
-        return all(now.get(name) is value and _version(value) == then for now, name, value, then in self._seen)
+        return all(now.get(name) is value and version_of(value) == then for now, name, value, then in self._seen)
 
 
-def _version(value: Tensor) -> int:
+def version_of(value: Tensor) -> int:
+    """Return how often a tensor has been written to."""
     return -1 if value.is_inference() else value._version
