@@ -4,8 +4,9 @@
     python benchmarks/compression_doubt.py budget --networks lenet5 vgg  # those of compression_budget.py, seed 0
 
 All are resumable. `budget` fits a Kronecker posterior over the last layer of every network on the 2,000 training images
-that chose what to remove; coverage is that of conformal sets for 90 %, calibrated on 1,000 test images that the scores
-leave out. Out of distribution: KMNIST for MNIST, MNIST in three channels for CIFAR-10, random words for reviews.
+that chose what to remove; coverage is that of conformal sets for 90 %, calibrated on 1,000 test examples (at most half
+of them) that the scores leave out. Out of distribution: KMNIST for MNIST, MNIST in three channels for CIFAR-10, random
+words for reviews.
 """
 
 from __future__ import annotations
@@ -81,7 +82,8 @@ def budget(args: argparse.Namespace) -> None:
 def _of_network(name: str, epochs: int) -> dict[str, Any]:
     train, (x, y) = load(name)
     few, other = measured(train), unfamiliar(NETWORKS[name][0], x)
-    held_out, test = (x[:1000], y[:1000]), (x[1000:3000], y[1000:3000])
+    cut = min(1000, len(x) // 2)
+    held_out, test = (x[:cut], y[:cut]), (x[cut:3000], y[cut:3000])
     dense = trained(name, 0, train)
     whole = num_macs(dense, x[:1])
     networks = {"large": dense}
