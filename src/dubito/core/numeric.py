@@ -17,6 +17,26 @@ def normal_log_density(z: Tensor, log_scale: Tensor) -> Tensor:
     return -0.5 * z.square() - log_scale - 0.5 * math.log(2 * math.pi)
 
 
+def log_gamma_ratio(x: Tensor, shift: Tensor | float) -> Tensor:
+    r"""Return $\log\Gamma(x + s) - \log\Gamma(x)$ for positive `x` and a shift `s` of at least 0.
+
+    The difference of two log-gammas loses the digits of large `x`; from 64 on, that of Stirling's series is exact to
+    rounding.
+
+    >>> log_gamma_ratio(torch.tensor([3.0, 1e8], dtype=torch.float64), 1.0).exp().round(decimals=4).tolist()  # x
+    [3.0, 100000000.0]
+    """
+    large, small = x.clamp_min(64.0), x.clamp_max(64.0)
+    stirling = (large - 0.5) * torch.log1p(shift / large) + shift * (large + shift).log() - shift
+    found = stirling + _stirling_rest(large + shift) - _stirling_rest(large)
+    return torch.where(x < 64, torch.lgamma(small + shift) - torch.lgamma(small), found)
+
+
+def _stirling_rest(x: Tensor) -> Tensor:
+    inverse, square = 1 / x, 1 / x.square()
+    return inverse * (1 / 12 - square * (1 / 360 - square / 1260))
+
+
 def sum_scalars(terms: list[Tensor]) -> Tensor:
     """Return the sum of scalars."""
     return terms[0] if len(terms) == 1 else torch.stack(terms).sum()

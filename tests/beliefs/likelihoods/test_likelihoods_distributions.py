@@ -69,6 +69,26 @@ def test_one_network_equals_scipy(name: str) -> None:
             assert float(one.quantile(level)) == pytest.approx(oracle.ppf(level), rel=1e-9)
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_likelihoods_near_their_limit_keep_their_digits(dtype: torch.dtype) -> None:
+    """The log-gammas of large numbers cancel: many degrees of freedom, little dispersion, concentrated shares."""
+    outputs, y = torch.tensor([[2.0, 0.1]], dtype=dtype), torch.tensor([[3.0]], dtype=dtype)
+    rate, close = np.exp(2.0), {"rel": 2e-6, "abs": 0} if dtype == torch.float32 else {"rel": 1e-12, "abs": 0}
+    for small in (1e-8, 1e-10, 1e-14):  # the second order of the dispersion is below rounding
+        counts: Any = NegativeBinomial(small).predict(outputs[:, :1])
+        first = small * ((3 - rate) ** 2 - 3) / 2
+        assert float(counts.log_prob(y)) == pytest.approx(stats.poisson.logpmf(3, rate) + first, **close)
+        assert float(counts.cdf(y)) == pytest.approx(stats.poisson.cdf(3, rate), rel=max(close["rel"], 30 * small))
+    for dof in (1e3, 1e5, 1e7):
+        expected = stats.t.logpdf(3, dof, np.float64(outputs[0, 0]), np.exp(float(outputs[0, 1])))
+        found = float(StudentT(dof).predict(outputs).log_prob(y))
+        assert found == pytest.approx(expected, rel=max(close["rel"], 1e-15 * dof))  # scipy's loses digits, too
+    shares, alpha = torch.tensor([[0.5, 0.25, 0.25]], dtype=dtype), torch.tensor([[5e3, 2.6e3, 2.4e3]], dtype=dtype)
+    logs = alpha.log()
+    expected = stats.dirichlet.logpdf(shares[0].double(), logs[0].double().exp())
+    assert float(Dirichlet().log_prob(logs, shares)) == pytest.approx(expected, **close)
+
+
 def test_the_old_name_of_the_distribution_warns() -> None:
     prediction: Any = StudentT().predict(torch.zeros(1, 2))
     with pytest.warns(DeprecationWarning, match="write `distribution`"):

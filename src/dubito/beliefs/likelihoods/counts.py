@@ -15,6 +15,7 @@ from dubito.beliefs.likelihoods.base import Hyper, rows
 from dubito.beliefs.likelihoods.kinds import DistributionLikelihood, with_number
 from dubito.core.constraints import Positive
 from dubito.core.errors import InputError
+from dubito.core.numeric import log_gamma_ratio
 from dubito.core.params import Params
 from dubito.core.settings import setting
 
@@ -118,22 +119,22 @@ class NegativeBinomial(_Counts):
 
     def target_log_prob(self, outputs: Tensor, y: Tensor) -> Tensor:
         """Return the log-probability of each count."""
-        # In double precision: with a small dispersion, the difference of two log-gammas loses their digits.
         log_means, log_dispersion = outputs.double().chunk(2, dim=-1)
         wide, size, odds = y.double(), (-log_dispersion).exp(), log_means + log_dispersion
-        choose = torch.lgamma(wide + size) - torch.lgamma(size) - torch.lgamma(wide + 1)
+        choose = log_gamma_ratio(size, wide) - torch.lgamma(wide + 1)
         found = choose + size * functional.logsigmoid(-odds) + wide * functional.logsigmoid(odds)
         return found.to(outputs.dtype)
 
     def target_cdf(self, outputs: Tensor, y: Tensor) -> Tensor:
         r"""Return the regularized incomplete beta function $I_{1/(1+\alpha\mu)}(1/\alpha, \lfloor y \rfloor + 1)$."""
-        from scipy.special import betainc
+        from scipy.special import betaincc
 
-        log_means, log_dispersion = outputs.detach().cpu().chunk(2, dim=-1)
-        failure, size = torch.sigmoid(-(log_means + log_dispersion)).numpy(), (-log_dispersion).exp().numpy()
-        order = y.floor().clamp_min(-0.5).detach().cpu().numpy() + 1
-        found = torch.as_tensor(np.asarray(betainc(size, order, failure)), device=outputs.device)
-        return torch.where(y < 0, 0.0, found.to(outputs.dtype))
+        # By the complement: with a small dispersion, 1/(1 + αμ) is too near to 1 for a float.
+        log_means, log_dispersion = outputs.detach().cpu().double().chunk(2, dim=-1)
+        success, size = torch.sigmoid(log_means + log_dispersion).numpy(), (-log_dispersion).exp().numpy()
+        order = y.floor().clamp_min(-0.5).detach().cpu().double().numpy() + 1
+        found = torch.as_tensor(np.asarray(betaincc(order, size, success))).to(outputs)
+        return torch.where(y < 0, 0.0, found)
 
     def target_moments(self, outputs: Tensor) -> tuple[Tensor, Tensor]:
         r"""Return $\mu$ and $\mu + \alpha\mu^2$."""

@@ -57,15 +57,16 @@ class Dirichlet(DistributionLikelihood):
 
     def joint_log_prob(self, outputs: Tensor, y: Tensor) -> Tensor:
         """Return the log-density of all shares of a datum."""
-        alpha = outputs.exp()
+        alpha = outputs.double().exp()  # large terms cancel
         constant = torch.lgamma(alpha.sum(dim=-1)) - torch.lgamma(alpha).sum(dim=-1)
-        return constant + ((alpha - 1) * y.log()).sum(dim=-1)
+        return (constant + ((alpha - 1) * y.double().log()).sum(dim=-1)).to(outputs.dtype)
 
     def target_log_prob(self, outputs: Tensor, y: Tensor) -> Tensor:
         """Return the log-density of each share alone, which has a beta distribution."""
-        own, rest = self._beta(outputs)
+        (own, rest), wide = self._beta(outputs.double()), y.double()
         constant = torch.lgamma(own + rest) - torch.lgamma(own) - torch.lgamma(rest)
-        return constant + torch.special.xlogy(own - 1, y) + torch.special.xlog1py(rest - 1, -y)
+        found = constant + torch.special.xlogy(own - 1, wide) + torch.special.xlog1py(rest - 1, -wide)
+        return found.to(outputs.dtype)
 
     def target_cdf(self, outputs: Tensor, y: Tensor) -> Tensor:
         """Return the distribution function of each share."""

@@ -13,6 +13,7 @@ from torch import Tensor
 from dubito.beliefs.likelihoods.base import Hyper, blank, rows
 from dubito.beliefs.likelihoods.kinds import DistributionLikelihood, with_number
 from dubito.core.constraints import Positive, Range, check
+from dubito.core.numeric import log_gamma_ratio
 from dubito.core.params import Params
 from dubito.core.settings import setting
 
@@ -57,8 +58,8 @@ class StudentT(DistributionLikelihood):
     def target_log_prob(self, outputs: Tensor, y: Tensor) -> Tensor:
         """Return the log-density of each target."""
         z, log_scales, nu = _standardized(outputs, y)
-        constant = torch.lgamma((nu + 1) / 2) - torch.lgamma(nu / 2) - 0.5 * (nu * math.pi).log()
-        return constant - log_scales - (nu + 1) / 2 * torch.log1p(z.square() / nu)
+        constant = log_gamma_ratio(nu.double() / 2, 0.5) - 0.5 * (nu.double() * math.pi).log()
+        return constant.to(outputs.dtype) - log_scales - (nu + 1) / 2 * torch.log1p(z.square() / nu)
 
     def target_cdf(self, outputs: Tensor, y: Tensor) -> Tensor:
         """Return the distribution function of each target."""
