@@ -326,6 +326,16 @@ def test_settings_that_cannot_be() -> None:
     for covariance in ((1.0, -1.0), ((1.0, 2.0), (2.0, 1.0)), ((1.0, 0.1), (0.2, 1.0)), ()):
         with pytest.raises(InputError, match="positive"):
             MultivariateGaussian(covariance)
+    for residuals, words in (
+        (torch.zeros(0, 2), r"at least one datum, got none, of shape \(0, 2\)"),
+        (torch.full((3, 2), torch.nan), "`residuals` must be finite numbers .* got NaN"),
+        (torch.zeros(3, 2), "residuals of 3 data with 2 outputs have no positive definite covariance"),
+        (torch.ones(1, 2), "too few data"),
+    ):
+        with pytest.raises(InputError, match=words):
+            MultivariateGaussian.of_residuals(residuals)
+    with pytest.raises(InputError, match="without any error"):
+        MultivariateGaussian.of_residuals(torch.zeros(3, 2), correlated=False)
     with pytest.raises(InputError, match="above 2"):
         StudentT(dof=2.0)
     with pytest.raises(InputError, match="dispersion"):

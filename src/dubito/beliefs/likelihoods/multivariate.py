@@ -60,7 +60,15 @@ class MultivariateGaussian(RegressionLikelihood):
             correlated: Whether to estimate the whole matrix, or one variance per output.
         """
         wide = rows(residuals, "residuals").detach().double().cpu()
-        moments = wide.T @ wide / max(len(wide), 1)
+        if not wide.numel() or not bool(wide.isfinite().all()):
+            found = "NaN or infinite values" if wide.numel() else f"none, of shape {tuple(wide.shape)}"
+            raise InputError(f"`residuals` must be finite numbers of at least one datum, got {found}.")
+        moments = wide.T @ wide / len(wide)
+        if torch.linalg.cholesky_ex(moments if correlated else moments.diagonal().diag()).info:
+            raise InputError(
+                f"The residuals of {len(wide)} data with {wide.shape[1]} outputs have no positive definite covariance: "
+                "an output without any error, or too few data. Give `covariance`, or take correlated=False."
+            )
         return cls(tuple(map(tuple, moments.tolist())) if correlated else tuple(moments.diagonal().tolist()))
 
     def canonical(self, outputs: Tensor) -> Tensor:
