@@ -291,7 +291,7 @@ def test_a_wrong_noise_column_is_one_sentence(column: list[Any], likelihood: str
 @pytest.mark.parametrize(
     ("likelihood", "target", "words"),
     [
-        ("dirichlet", "number", "two shares or more"),
+        ("dirichlet", "number", "needs two target columns or more"),
         ("bradley-terry", "which", "A preference"),
         ("poisson", "number", "whole numbers of at least 0"),
         ("gaussian", "grade", "does not fit"),

@@ -39,7 +39,10 @@ class Dirichlet(DistributionLikelihood):
     def check(self, outputs: Tensor, targets: Tensor) -> None:
         """Raise an error unless the targets are positive shares ``[B, C]`` that sum to one."""
         if self.canonical(outputs).shape[1] < 2:
-            raise InputError(f"Dirichlet needs two shares or more, got outputs of shape {tuple(outputs.shape)}.")
+            raise InputError(
+                "Dirichlet needs two shares or more, and so as many targets of each datum, got outputs of shape "
+                f"{tuple(outputs.shape)}."
+            )
         super().check(outputs, targets)
         self.check_values(targets)
 

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 import dubito
 from dubito.beliefs import likelihoods
-from dubito.beliefs.likelihoods import Gaussian, HeteroscedasticGaussian, Likelihood, Ordinal, Quantile
+from dubito.beliefs.likelihoods import Dirichlet, Gaussian, HeteroscedasticGaussian, Likelihood, Ordinal, Quantile
 from dubito.beliefs.likelihoods.kinds import ClassLikelihood, RegressionLikelihood
 from dubito.core import grammar
 from dubito.core.arguments import checked_arguments
@@ -205,6 +205,11 @@ def likelihood_for(likelihood: str | Likelihood | None, dataset: DataSet) -> Lik
     if isinstance(found, ClassLikelihood) != (dataset.task == "classification"):
         raise InputError(
             f"The likelihood '{likelihood}' does not fit '{dataset.name}', which is a {dataset.task} data set."
+        )
+    if isinstance(found, Dirichlet):
+        raise InputError(
+            f"A Dirichlet likelihood needs two target columns or more, shares that sum to 1, but {dataset.name!r} has "
+            "one: fit a network to tensors instead, as in MAP().fit(network, (x, shares), likelihood='dirichlet')."
         )
     if isinstance(found, Ordinal) and not all(map(_is_number, dataset.class_names)):
         raise InputError(
