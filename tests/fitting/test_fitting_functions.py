@@ -13,7 +13,20 @@ from torch import Tensor, nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 import dubito
-from dubito import MAP, SGMCMC, SWAG, Ensemble, Laplace, MCDropout, Rank1, Training, Variational, likelihoods, select
+from dubito import (
+    MAP,
+    SGMCMC,
+    SWAG,
+    Ensemble,
+    Laplace,
+    MCDropout,
+    Packed,
+    Rank1,
+    Training,
+    Variational,
+    likelihoods,
+    select,
+)
 from dubito.fitting.functions import Functions
 from oracles import fixed_normal
 
@@ -142,3 +155,20 @@ def test_inputs_of_another_width_are_refused(recipe: Any) -> None:
     drawn = recipe.fit(_network(), (X, Y), **OPTIONS).functions(2)
     with pytest.raises(InputError, match=r"cannot be called on inputs of shape \(4, 3\)"):
         drawn(fixed_normal(4, 3))
+
+
+def test_inputs_with_nan_are_refused() -> None:
+    point = MAP(train=False).fit(_network(), (X, Y), **OPTIONS)
+    packed = Packed(members=2).fit(_network(), (X, Y), training=Training(epochs=1), **OPTIONS)
+    for drawn in (
+        point.functions(2),
+        Laplace(prior_precision=1.0).fit(_network(), (X, Y), **OPTIONS).functions(2),
+        packed.functions(2),
+        point.functions(3)[1:],
+    ):
+        for function in (drawn, drawn[0]):
+            with pytest.raises(InputError, match="The inputs hold NaN"):
+                function(torch.full_like(X, torch.nan))
+    one = point.functions(1)[0]
+    gradients = torch.func.vmap(torch.func.grad(lambda x: one(x[None]).sum()))(X)  # where values cannot be read
+    assert gradients.shape == X.shape

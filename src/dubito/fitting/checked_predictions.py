@@ -38,8 +38,7 @@ class ChecksPredictions:
     _output_sizes: Mapping[Shapes, int] = MappingProxyType({})  # the number of outputs, by the shapes of an input
 
     def _checked(self, inputs: Any) -> Any:
-        if not batches.is_finite(inputs):
-            raise InputError("The inputs hold NaN or infinite values: clean or impute them first.")
+        check_finite_inputs(inputs)
         return inputs
 
     def _checked_predictor(
@@ -103,6 +102,12 @@ class ChecksPredictions:
             check_call(self.model, inputs)
             with io.explaining_content(self._file):
                 raise  # the network can process them, so the error has another cause
+
+
+def check_finite_inputs(inputs: Any) -> None:
+    """Raise an error if inputs hold NaN or infinite values."""
+    if not batches.is_finite(inputs):
+        raise InputError("The inputs hold NaN or infinite values: clean or impute them first.")
 
 
 def check_call(model: nn.Module, inputs: Any) -> None:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -18,10 +19,23 @@ from dubito.beliefs.likelihoods import Likelihood
 from dubito.core import batches, io, params
 from dubito.core.errors import UnsupportedError, first_line
 from dubito.core.params import Params, differentiable_twice
-from dubito.fitting.checked_predictions import Predictor, check_call
+from dubito.fitting.checked_predictions import Predictor, check_call, check_finite_inputs
 from dubito.networks.twin import twin
 
 Function = Callable[[Any], Tensor]
+
+
+@dataclass(frozen=True)
+class _OfFinite:
+    """A function that refuses inputs with NaN, as a prediction does."""
+
+    function: Function
+
+    def __call__(self, x: Any) -> Tensor:
+        # where torch.compile or torch.func.vmap hide the values, they cannot be checked
+        if not (torch.compiler.is_compiling() or torch._C._functorch.peek_interpreter_stack()):
+            check_finite_inputs(x)
+        return self.function(x)
 
 
 class Functions(Sequence[Function]):
@@ -35,7 +49,7 @@ class Functions(Sequence[Function]):
     """
 
     def __init__(self, functions: Sequence[Function]) -> None:
-        self._functions = list(functions)
+        self._functions = [each if isinstance(each, _OfFinite) else _OfFinite(each) for each in functions]
 
     def __call__(self, x: Any) -> Tensor:
         """Return the outputs of all functions ``[S, *outputs]``, without noise and before any link."""

@@ -129,6 +129,8 @@ def test_functional_samples_have_the_moments(name: str, joint: bool) -> None:
     posterior = problem.fit(structure="kron", prior_precision=2.0)
     inputs = problem.inputs[:3]
     mean, covariance = posterior.functional(inputs, joint=joint)
+    with pytest.raises(InputError, match="`num_samples` must be"):
+        posterior.functional_samples(inputs, 0, joint=joint)
     draws = posterior.functional_samples(inputs, 30_000, joint=joint, generator=torch.Generator().manual_seed(1))
     assert draws.shape == (30_000, *mean.shape)
     vectors = draws.flatten(1)[:, None] if joint else draws  # [S, groups, size]

@@ -231,12 +231,13 @@ class LaplacePosterior(Posterior):
             return own.linearized.whole_covariance(self._placed(inputs), self.covariance, joint)
 
     def functional_samples(
-        self, inputs: Any, num_samples: int, *, joint: bool = False, generator: torch.Generator | None = None
+        self, inputs: Any, num_samples: Count, *, joint: bool = False, generator: torch.Generator | None = None
     ) -> Tensor:
         """Draw linearized outputs ``[S, B, O]``; if `joint`, one function per sample over all inputs.
 
         Otherwise all inputs use the same noise, but correlations between inputs are not those of the posterior.
         """
+        check("num_samples", Count, num_samples)
         mean, covariance = self.functional(inputs, joint=joint)
         noise = links.Noise(num_samples, default_generator(generator))
         if not joint:
