@@ -156,7 +156,8 @@ class CurvaturePass:
         total, count = fit.tolist()
         _check_finite(total)
         if isinstance(self.likelihood, Gaussian):
-            return DataFit(squared_error=total, num_residuals=int(count))
+            power = 4 if self.curvature == "fisher-empirical" else 2
+            return DataFit(squared_error=total, num_residuals=int(count), noise_power=power)
         return DataFit(log_likelihood=total)
 
     def _chosen(self, batch: Batch) -> PassKind:

@@ -4,9 +4,10 @@ $$\log p(D) \approx \tfrac1T \log p(D \mid \hat w)
   - \tfrac12 \Big[\log\frac{\det P}{\det \Lambda} + \sum_d \lambda_d (\hat w_d - \mu_d)^2\Big],
   \qquad P = s H + \Lambda$$
 
-with $s = 1/(\sigma^2 T)$ for a Gaussian likelihood of noise σ, else $1/T$ (MacKay 1992). One eigendecomposition gives
-all determinants, so each step costs at most O(D); only a full matrix with several precisions needs a Cholesky
-factor in each step.
+with $s = 1/(\sigma^2 T)$ for a Gaussian likelihood of noise σ, else $1/T$ (MacKay 1992). For the empirical Fisher
+matrix of a Gaussian $s = 1/(\sigma^4 T)$: its gradients are residuals over $\sigma^2$. One eigendecomposition gives all
+determinants, so each step costs at most O(D); only a full matrix with several precisions needs a Cholesky factor in
+each step.
 """
 
 from __future__ import annotations
@@ -36,11 +37,12 @@ class DataFit:
     log_likelihood: float = 0.0  # the sum of log-probabilities, for likelihoods without noise
     squared_error: float | None = None  # the sum of squared residuals, for a Gaussian; else None
     num_residuals: int = 0  # the number of residuals
+    noise_power: int = 2  # of a Gaussian: the curvature is that at unit noise over this power of the noise
 
     def __add__(self, other: DataFit) -> DataFit:
         squared = None if self.squared_error is None else self.squared_error + (other.squared_error or 0.0)
         total = self.log_likelihood + other.log_likelihood
-        return DataFit(total, squared, self.num_residuals + other.num_residuals)
+        return DataFit(total, squared, self.num_residuals + other.num_residuals, self.noise_power)
 
     @property
     def residual_noise(self) -> Tensor:
@@ -49,9 +51,9 @@ class DataFit:
         return mean.clamp_min(1e-12).sqrt()
 
     def scale(self, noise: Tensor, temperature: float) -> Tensor:
-        """Return the factor of the curvature: ``1/(σ² T)`` for a Gaussian, else ``1/T``."""
+        """Return the factor of the curvature: for a Gaussian ``1/(σ² T)``, or ``1/(σ⁴ T)``, else ``1/T``."""
         is_gaussian = self.squared_error is not None
-        return (1 / noise.square() if is_gaussian else torch.ones((), dtype=torch.float64)) / temperature
+        return (noise**-self.noise_power if is_gaussian else torch.ones((), dtype=torch.float64)) / temperature
 
     def at(self, noise: Tensor) -> Tensor:
         """Return the log-likelihood of the data at this noise."""
@@ -84,7 +86,7 @@ class Evidence:
     temperature: float
 
     def scale(self, noise: Tensor) -> Tensor:
-        """Return the factor of the curvature: ``1/(σ² T)`` for a Gaussian, else ``1/T``."""
+        """Return the factor of the curvature; see `DataFit`."""
         return self.fit.scale(noise, self.temperature)
 
     def log(self, prior: Tensor, noise: Tensor) -> Tensor:

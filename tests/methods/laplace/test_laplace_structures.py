@@ -15,7 +15,7 @@ from torch import nn
 from dubito import MAP, Laplace, Training, select
 from dubito.core import limits
 from dubito.methods.laplace.collect import Collector
-from oracles import Case, curvature, jacobian
+from oracles import Case, curvature, fixed_normal, jacobian
 
 pytestmark = pytest.mark.slow
 
@@ -176,6 +176,30 @@ def test_fisher_curvatures(structure: str, kind: str) -> None:
     elif structure == "diag":
         expected = torch.diag(expected.diagonal())
     assert (found - expected).norm() <= tolerance * expected.norm()
+
+
+@pytest.mark.parametrize("structure", ["full", "diag", "ekfac"])
+def test_the_empirical_fisher_of_a_gaussian_has_the_gradients_at_its_noise(structure: str) -> None:
+    """They are those of the log-density, (f − y)/σ²: so the matrix has the fourth power of the noise."""
+    inputs, targets = fixed_normal(20, 3), fixed_normal(20, 1, seed=1)
+    model = nn.Linear(3, 1).double()
+    likelihood = Gaussian(noise=0.3)
+    posterior: Any = Laplace(structure=structure, curvature="fisher-empirical", prior_precision=2.0).fit(
+        model, (inputs, targets), likelihood=likelihood, progress=False
+    )
+    rows = []
+    for x, y in zip(inputs, targets, strict=True):
+        gradients = torch.autograd.grad(likelihood.log_prob(model(x[None]), y[None]).sum(), list(model.parameters()))
+        rows.append(torch.cat([each.flatten() for each in gradients]))
+    each = torch.stack(rows)
+    fisher = each.mT @ each
+    precision = (fisher.diagonal().diag() if structure == "diag" else fisher) + 2 * torch.eye(4).double()
+    found = posterior.precision_matmul(torch.eye(4).double())
+    torch.testing.assert_close(found, precision, rtol=1e-10, atol=1e-10)
+    flat = torch.cat([weight.detach().flatten() for weight in model.parameters()])
+    fit = likelihood.log_prob(model(inputs), targets).sum()
+    expected = fit - 0.5 * (precision.logdet() - 4 * math.log(2) + 2 * flat.square().sum())
+    torch.testing.assert_close(posterior.log_evidence(), expected.detach(), rtol=1e-10, atol=0)
 
 
 @pytest.mark.parametrize("name", ["categorical", "gaussian", "heteroscedastic"])

@@ -125,7 +125,7 @@ class LaplacePosterior(Posterior):
 
     @property
     def scale(self) -> Tensor:
-        """The factor of the curvature in the precision, ``1/(σ² T)`` or ``1/T``."""
+        """The factor of the curvature in the precision; see `Evidence`."""
         return self.fit.scale(self.noise, self.recipe.temperature)
 
     @shared_property
