@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from pathlib import Path
 from typing import Any
 
@@ -87,6 +88,19 @@ def test_likelihoods_near_their_limit_keep_their_digits(dtype: torch.dtype) -> N
     logs = alpha.log()
     expected = stats.dirichlet.logpdf(shares[0].double(), logs[0].double().exp())
     assert float(Dirichlet().log_prob(logs, shares)) == pytest.approx(expected, **close)
+
+
+@pytest.mark.parametrize("scale", [1e2, 1e6, 1e8])
+def test_concentrated_shares_keep_their_curvature_in_float32(scale: float) -> None:
+    """Along outputs that grow together, Stirling's series leaves 1/C Σ α_c² ψ₁(α_c) − α₀² ψ₁(α₀) → (C − 1) / 2C."""
+    outputs = torch.tensor([[0.0, 0.5, 1.0]]) + math.log(scale)
+    root = Dirichlet().hessian_root(outputs)[:, 0].double()
+    along = torch.full((3,), 3**-0.5).double()
+    assert float((root @ along).square().sum()) == pytest.approx(1 / 3, rel=1 / scale + 1e-3)
+    assert float((root @ along).square().sum()) < 0.34
+    shares, alpha = torch.tensor([[0.5, 0.25, 0.25]]), outputs[0].double().exp()
+    digamma = torch.digamma(alpha) - torch.digamma(alpha.sum()) - shares[0].double().log()
+    assert torch.allclose(Dirichlet().gradient(outputs, shares)[0].double(), alpha * digamma, rtol=1e-6)
 
 
 def test_the_old_name_of_the_distribution_warns() -> None:

@@ -86,31 +86,35 @@ class Dirichlet(DistributionLikelihood):
     def gradient(self, outputs: Tensor, targets: Tensor, hyper: Hyper = None) -> Tensor:
         r"""Return $\alpha_c\,(\psi(\alpha_c) - \psi(\alpha_0) - \log y_c)$."""
         found = self.canonical(outputs)
-        return self._score(found, rows(targets, "targets").to(found.dtype).log())
+        return self._score(found, rows(targets, "targets").double().log())
 
     def fisher(self, parameters: Tensor) -> Tensor:
         """Return the diagonal of `hessian`."""
         return self.hessian(parameters).diagonal(dim1=-2, dim2=-1)
 
     def hessian(self, outputs: Tensor, targets: Tensor | None = None, hyper: Hyper = None) -> Tensor:
-        """Return the Fisher information ``[B, C, C]``."""
-        alpha = self.canonical(outputs).exp()
+        """Return the Fisher information ``[B, C, C]``.
+
+        Its smallest eigenvalue, about (C − 1) / 2C, is below the rounding of a float32 for concentrations above a
+        million; `hessian_root` has its digits.
+        """
+        alpha = self.canonical(outputs).double().exp()  # large terms cancel, here and in the root
         own, total = torch.polygamma(1, alpha), torch.polygamma(1, alpha.sum(dim=-1))
         outer = alpha.unsqueeze(-1) * alpha.unsqueeze(-2)
-        return torch.diag_embed(alpha.square() * own) - total[..., None, None] * outer
+        return (torch.diag_embed(alpha.square() * own) - total[..., None, None] * outer).to(outputs.dtype)
 
     def hessian_root(self, outputs: Tensor, targets: Tensor | None = None, hyper: Hyper = None) -> Tensor:
         r"""Return the columns of $D^{1/2}(I - \gamma\, u u^\top)$, ``[C, B, C]``.
 
         The Hessian is $D - t\,vv^\top$, $u = D^{-1/2} v$ and $\gamma = (1 - \sqrt{1 - t\,u^\top u}) / u^\top u$.
         """
-        alpha = self.canonical(outputs).exp()
+        alpha = self.canonical(outputs).double().exp()
         own, total = torch.polygamma(1, alpha), torch.polygamma(1, alpha.sum(dim=-1, keepdim=True))
         u = own.rsqrt()
         square = u.square().sum(dim=-1, keepdim=True)
         gamma = (1 - (1 - total * square).clamp_min(0).sqrt()) / square
         inner = torch.diag_embed(torch.ones_like(u)) - gamma.unsqueeze(-1) * u.unsqueeze(-1) * u.unsqueeze(-2)
-        return ((alpha * own.sqrt()).unsqueeze(-1) * inner).movedim(-1, 0)
+        return ((alpha * own.sqrt()).unsqueeze(-1) * inner).movedim(-1, 0).to(outputs.dtype)
 
     def sample(self, outputs: Tensor, hyper: Hyper = None, *, generator: torch.Generator | None = None) -> Tensor:
         """Draw shares ``[B, C]``."""
@@ -132,8 +136,9 @@ class Dirichlet(DistributionLikelihood):
         return alpha, (alpha.sum(dim=-1, keepdim=True) - alpha).clamp_min(torch.finfo(alpha.dtype).tiny)
 
     def _score(self, outputs: Tensor, log_shares: Tensor) -> Tensor:
-        alpha = outputs.exp()
-        return alpha * (torch.digamma(alpha) - torch.digamma(alpha.sum(dim=-1, keepdim=True)) - log_shares)
+        alpha = outputs.double().exp()
+        expected = torch.digamma(alpha) - torch.digamma(alpha.sum(dim=-1, keepdim=True))
+        return (alpha * (expected - log_shares.double())).to(outputs.dtype)
 
     def _log_shares(self, outputs: Tensor, generator: torch.Generator | None) -> Tensor:
         """Draw the logarithms of shares: those of gamma variables of shape α + 1, times uniform ones to the 1/α."""
