@@ -6,6 +6,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from dubito.errors import InputError
 from export_cases import SUFFIX, describe, run_file
 
 import dubito
@@ -28,9 +29,10 @@ def test_a_file_predicts_rows(tmp_path: Path) -> None:
         training={"epochs": 40, "lr": 0.03}, ignore=["cheap" if target == "price" else "price"], progress=False,
     )  # fmt: skip
     path = tmp_path / f"run{SUFFIX}"
-    made = dubito.runs.export(run, path)
+    made = dubito.runs.export(run, path, metadata={"owner": "Ada"})
     found, expected = run_file(path, numbers_of(run.encoder.columns, NEW)), run.predict(NEW)
     assert tuple(found) == made.outputs
+    assert describe(path)["owner"] == "Ada"
     assert [column["name"] for column in describe(path)["columns"]] == ["size", "town"]
     answered = found["answer"].flatten() & ~found["unfamiliar"].flatten()
     assert [word == "answer" for word in expected["decision"]] == answered.tolist()
@@ -42,3 +44,18 @@ def test_a_file_predicts_rows(tmp_path: Path) -> None:
         for name in ("lower", "upper", "stddev"):
             np.testing.assert_allclose(found[name].flatten(), expected[name], rtol=1e-4)
     np.testing.assert_allclose(found["epistemic"].flatten(), expected["epistemic"], rtol=1e-2, atol=1e-5)
+
+
+def test_what_a_run_knows_is_not_given_again(tmp_path: Path) -> None:
+    run = dubito.runs.fit(
+        TABLE, "cheap", recipe=dubito.MAP(), network="mlp(hidden=[3])", training={"epochs": 40, "lr": 0.03},
+        ignore=["price"], progress=False,
+    )  # fmt: skip
+    path = tmp_path / f"run{SUFFIX}"
+    for name in ("example", "decisions", "preprocess", "level", "target_scale"):
+        with pytest.raises(InputError, match=f"`{name}` comes from the run"):
+            dubito.runs.export(run, path, **{name: None})
+    for metadata in ({"classes": ["a", "b"]}, {"form": "mine"}, {"owner": object()}):
+        with pytest.raises(InputError, match="`metadata` must"):
+            dubito.runs.export(run, path, metadata=metadata)
+    assert not path.exists()

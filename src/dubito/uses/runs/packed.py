@@ -7,17 +7,18 @@ import os
 import tempfile
 import zipfile
 import zlib
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 from dubito.core.arguments import checked_arguments
 from dubito.core.atomic import write_atomic
-from dubito.core.errors import FileFormatError
+from dubito.core.errors import FileFormatError, InputError
 from dubito.data.table_module import describe, numbers_of
 from dubito.uses.decisions import ConformalIntervals, Detector, Rejector
 from dubito.uses.export import Exported
+from dubito.uses.export.formats import check_metadata
 from dubito.uses.runs import folder
 from dubito.uses.runs.calibration import UNFAMILIAR
 from dubito.uses.runs.run import TableRun
@@ -79,9 +80,14 @@ def unpacked(path: Path) -> Iterator[Path]:
 
 # How many held-out rows the file is compared with `predict` on.
 EXAMPLES = 128
+# Options of `Posterior.export` that the run gives.
+KNOWN = ("example", "decisions", "preprocess", "level", "target_scale")
 
 
-def export(run: TableRun, path: str | os.PathLike[str], **options: Any) -> Exported:
+@checked_arguments
+def export(
+    run: TableRun, path: str | os.PathLike[str], *, metadata: Mapping[str, Any] | None = None, **options: Any
+) -> Exported:
     """Write a run to one ``.onnx`` or ``.pt2`` file that needs nothing else to predict new rows.
 
     The file takes rows ``[B, columns]`` in float64, one number per column; see `TableModule`. Its metadata list the
@@ -92,15 +98,23 @@ def export(run: TableRun, path: str | os.PathLike[str], **options: Any) -> Expor
     Args:
         run: The run.
         path: The file. Its ending decides the format.
-        options: Options of `Posterior.export`, such as `outputs` and `tolerance`.
+        metadata: More entries for the file's description of itself; values as in JSON.
+        options: Options of `Posterior.export`, such as `outputs` and `tolerance`, without those that the run knows.
     """
+    known = [name for name in KNOWN if name in options]
+    if known:
+        raise InputError(f"`{known[0]}` comes from the run: leave it out, or export `run.posterior`, which takes it.")
+    check_metadata(metadata)
     inputs, _ = held_out = run.parts["held_out"]
     rows = numbers_of(run.encoder.columns, run.encoder.decode(inputs[:EXAMPLES]))
-    metadata = {
+    about = {
         "columns": describe(run.encoder.columns),
         "target": run.target,
         "classes": list(run.encoder.class_names),
     }
+    taken = [name for name in about if name in (metadata or {})]
+    if taken:
+        raise InputError(f"`metadata` must not hold '{taken[0]}', which comes from the run: choose another name.")
     scale = run.target_scale
     alarms = max(1 - UNFAMILIAR, 1.001 / (len(inputs) + 1))
     decisions: list[Any] = [Detector(run.posterior, held_out, false_positive_rate=alarms)]
@@ -111,5 +125,5 @@ def export(run: TableRun, path: str | os.PathLike[str], **options: Any) -> Expor
         decisions.append(ConformalIntervals(run.posterior, held_out, coverage=run.coverage, target_scale=scale))
     return run.posterior.export(
         path, example=rows, preprocess=run.encoder, decisions=decisions, target_scale=scale, level=run.coverage,
-        metadata=metadata, **options,
+        metadata={**(metadata or {}), **about}, **options,
     )  # fmt: skip
