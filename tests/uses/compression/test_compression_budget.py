@@ -225,8 +225,9 @@ def test_bad_calls() -> None:
         compress(posterior(), rules.Magnitude(0.5), budget=Budget(macs=0.5), data=HELD_OUT)
     with pytest.raises(InputError, match="saves no time: leave out structure='weights' with Budget"):
         compress(posterior(), budget=Budget(macs=0.5), structure="weights", data=HELD_OUT)
-    with pytest.raises(MissingDataError, match="judged on held-out data"):
-        compress(posterior(), budget=Budget(error=0.1), example=HELD_OUT[0])
+    for given in ({}, {"example": HELD_OUT[0]}):
+        with pytest.raises(MissingDataError, match="judged on held-out data with targets: give `validation=`"):
+            compress(posterior(), budget=Budget(error=0.1), **given)
     with pytest.raises(InputError, match=r"\(units: B, kB, MB, .*got '200 KB'"):
         Budget(size="200 KB")
     assert Budget(size="1.5 MB", latency="2 ms").num_bytes == 1_500_000

@@ -110,6 +110,10 @@ def compress(
             finetune, data = data if training is not None and finetune is None else finetune, validation
         structure = _usual_structure(budget) if structure is None else structure
         _check(posterior, structure, rule, budget)
+        if budget is not None and budget.error is not None and data is None:
+            raise MissingDataError(
+                "An error budget is judged on held-out data with targets: give `validation=` or `data=`."
+            )
         _check_training(finetune, training, teacher, temperature)
         for given in (data, finetune):
             _check_in_memory(given)
@@ -249,8 +253,6 @@ def _within(
     budget: Budget, pruner: Pruner, data: Data | None, finetuned: bool
 ) -> tuple[Rule, float, tuple[Candidate, ...]]:
     """Return the rule and the rounding whose network is within a budget, and the networks that were measured."""
-    if budget.error is not None and data is None:
-        raise MissingDataError("An error budget is judged on held-out data: give `validation=` or `data=`.")
     posterior = pruner.posterior
     judged = budget.error is not None or budget.num_bytes is not None  # else shapes are all that matters
     score = score_of(posterior, data) if judged and data is not None else None
