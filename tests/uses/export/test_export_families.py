@@ -112,6 +112,21 @@ def test_guarded_posteriors(task: str, category: bool, tmp_path: Path) -> None:
         torch.testing.assert_close(found[key], wanted[key], rtol=1e-4, atol=1e-5)
 
 
+@pytest.mark.parametrize("name", share(["laplace of the last layer", "map"]))
+def test_guarded_posteriors_of_other_distributions(name: str, tmp_path: Path) -> None:
+    """Components, one or many of equal weight, are dealt to the readings of a row as `predict` does."""
+    x, model = inputs(40, 0), network(1)
+    recipe, y = RECIPES[name], (3 * x[:, 0].sigmoid()).round()
+    inside = recipe.fit(model, (x, y), likelihood="poisson", training=SHORT if name == "map" else None, progress=False)
+    known = TrainingRange(torch.full((4,), -1.0), torch.ones(4), ((2, 4, torch.tensor([0.3, 0.7])),))
+    posterior, rows = GuardedPosterior(inside, known), inputs(6, 2).clamp(-1, 1)
+    rows[1:3, 0], rows[2:4, 2:] = 4.0, 0.0
+    posterior.export(tmp_path / f"net{SUFFIX}", OUTPUTS["numbers"], example=rows)
+    found = run_file(tmp_path / f"net{SUFFIX}", rows[1:])
+    for key, wanted in expected(posterior, rows[1:], OUTPUTS["numbers"]).items():
+        torch.testing.assert_close(found[key], wanted, rtol=1e-4, atol=1e-5)
+
+
 def test_distilled_students_in_full(tmp_path: Path) -> None:
     """A Dirichlet needs the digamma function, which file formats lack."""
     student = PointPosterior(network(3), DIRICHLET(), MAP(train=False), 60)

@@ -87,7 +87,7 @@ class TrainingRange:
             unseen, found = self.unseen(inputs), []
             nearest = torch.where(self.outside(inputs), inputs.clamp(self.low.to(inputs), self.high.to(inputs)), inputs)
             for reading, chosen in enumerate(places):
-                rows = nearest if reading // max(1, num // 4) % 2 else inputs
+                rows = nearest if (reading + 1) // 2 % 2 else inputs  # to and fro, as `_dealt` deals two readings
                 if not chosen:
                     found.append(rows)
                     continue
@@ -144,13 +144,7 @@ class GuardedPosterior(WrappedPosterior):
 
     def predictor(self, num_samples: int, generator: torch.Generator, **options: Any) -> Predictor:
         """Return the predictive of the posterior inside, mixed over the readings of odd rows."""
-        predict = self.posterior.predictor(num_samples, generator, **options)
-
-        def predict_enough(inputs: Any) -> Prediction:
-            found = predict(inputs)
-            if isinstance(found, DistributionPrediction) and len(found.means) < UNSEEN_READINGS:
-                return DistributionPrediction.mixed([found] * UNSEEN_READINGS)  # a component for each reading
-            return found
+        predict_enough = _with_enough_components(self.posterior.predictor(num_samples, generator, **options))
 
         def guarded(inputs: Any) -> Prediction:
             found = predict_enough(inputs)
@@ -173,8 +167,9 @@ class GuardedPosterior(WrappedPosterior):
         num = UNSEEN_READINGS if self.known.levels else OUTSIDE_READINGS
         read = self.known.readings(num)
         for form in self.posterior.forms(example, num_samples, generator, **options):
+            predict_enough = _with_enough_components(form.predict)
 
-            def guarded(inputs: Any, predict: Predictor = form.predict) -> Prediction:
+            def guarded(inputs: Any, predict: Predictor = predict_enough) -> Prediction:
                 return mixture([predict(reading) for reading in read(inputs).unbind(0)])
 
             yield form._replace(predict=guarded, form=f"{form.form}, on {num} readings of each row")
@@ -197,6 +192,18 @@ class GuardedPosterior(WrappedPosterior):
         levels = tuple((int(each["start"]), int(each["stop"]), each["shares"].cpu()) for each in state["levels"])
         known = TrainingRange(state["low"].cpu(), state["high"].cpu(), levels)
         return cls(cls.inside_of(model, likelihood, recipe, num_data, state), known)
+
+
+def _with_enough_components(predict: Predictor) -> Predictor:
+    """Return a predictive whose distributions have a component for each reading."""
+
+    def predict_enough(inputs: Any) -> Prediction:
+        found = predict(inputs)
+        if isinstance(found, DistributionPrediction) and len(found.means) < UNSEEN_READINGS:
+            return DistributionPrediction.mixed([found] * UNSEEN_READINGS)
+        return found
+
+    return predict_enough
 
 
 def mixture(readings: Sequence[Prediction]) -> Prediction:
@@ -234,10 +241,12 @@ def mixture(readings: Sequence[Prediction]) -> Prediction:
 def _dealt(readings: Sequence[DistributionPrediction]) -> DistributionPrediction:
     """Return a mixture in which each component is of one reading; all readings get about the same weight."""
     first, num = readings[0], len(readings)
-    turn = torch.arange(len(first.weights))
-    back = turn // num % 2 == 1  # heaviest first, in turns to and fro
-    reading = torch.empty_like(turn)
-    reading[first.weights.argsort(descending=True).cpu()] = torch.where(back, num - 1 - turn % num, turn % num)
+    weights, turn = first.weights.cpu(), torch.arange(len(first.weights))
+    # by comparisons, so that a file deals equal weights in the same order: it cannot sort them so
+    before = (weights > weights[:, None]) | ((weights == weights[:, None]) & (turn < turn[:, None]))
+    rank = before.sum(1)
+    back = rank // num % 2 == 1  # heaviest first, in turns to and fro
+    reading = torch.where(back, num - 1 - rank % num, rank % num)
     fields = ("means", "noise_variance", "function_variance", "outputs")
     picked = {name: torch.stack([getattr(each, name) for each in readings])[reading, turn] for name in fields}
     return replace(first, **picked)  # type: ignore[arg-type]
