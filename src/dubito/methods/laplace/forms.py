@@ -23,6 +23,7 @@ from dubito.curvature.last_layer import LastLayer
 from dubito.curvature.output_columns import is_one_linear
 from dubito.curvature.structures import jacobian
 from dubito.fitting.traceable import Traceable
+from dubito.networks.subspace import SubspaceNetwork
 from dubito.networks.watching import first_argument, watch
 
 if TYPE_CHECKING:
@@ -52,9 +53,10 @@ def linearized_forms(
     centred = centred and links.has_null_direction(posterior.likelihood)
     tape = posterior.engine.run(rows_to_record(example))
     if unruled := [name for name in posterior.engine.names if name in posterior.engine.unruled]:
+        is_subspace = isinstance(posterior.engine.model, SubspaceNetwork)
+        what = "a subspace of the weights" if is_subspace else f"'{unruled[0]}', which belongs to no layer with a rule,"
         raise UnsupportedError(
-            f"The gradient of '{unruled[0]}' has no rule that a file could follow: export weight "
-            "samples with method='weights'."
+            f"The gradient of {what} has no form that a file could follow: export weight samples with method='weights'."
         )
 
     def traceable(moments: Moments, *about: Any) -> Traceable:
