@@ -99,7 +99,8 @@ def test_precision_evidence_and_predictions_by_brute_force(name: str) -> None:
         torch.testing.assert_close(prediction.mean, outputs, atol=1e-12, rtol=1e-12)
         torch.testing.assert_close(prediction.stddev, spread, atol=1e-10, rtol=1e-10)
     else:
-        middle = gradients - gradients.mean(-2, keepdim=True)
+        classes = outputs.shape[-1]  # a logit minus the mean of the others
+        middle = classes / (classes - 1) * (gradients - gradients.mean(-2, keepdim=True))
         variance = torch.einsum("...cd,de,...ce->...c", middle, covariance, middle)
         probit = (outputs / (1 + math.pi / 8 * variance).sqrt()).softmax(-1)
         torch.testing.assert_close(posterior.predict(x).probs, probit, atol=1e-10, rtol=1e-10)
