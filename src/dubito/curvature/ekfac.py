@@ -6,7 +6,7 @@ best diagonal in this basis: the block is never farther from the exact one, in t
 basis comes from one sampled target for each of some examples, and from some positions of shared weights, which makes
 the first pass cheap; it is then nearly the same, and the eigenvalues are exact in it. Parameters of at most
 256 weights (see `core/limits`) have the exact block, in its own eigenbasis, and so have all parameters together if they
-are as few: the whole matrix of a small network costs no more than its factors.
+are as few: the whole matrix of a small network costs about as much as its factors.
 
 In any basis, by the concavity of `log` and of `h / (h + λ)` (Schur 1923; `H` is the exact block, `h` its diagonal),
 

@@ -70,6 +70,18 @@ def test_the_file_keeps_the_budget_of_the_error(tmp_path: Path) -> None:
         assert score(load(tmp_path / "small", model)) >= score(made.dense) - 0.01
 
 
+def test_a_limit_of_size_keeps_the_rounding_that_it_chose(tmp_path: Path) -> None:
+    """Rounding less for the error would make the file larger, above all after fine-tuning."""
+    whole = compress(posterior(), rules.Magnitude(0.0)).save(tmp_path / "whole")
+    limit = f"{0.6 * whole / 1000:.4f} kB"
+    one, both = (
+        compress(posterior(), budget=Budget(size=limit, **error), data=DATA, validation=HELD_OUT,
+                 training=Training(epochs=1))
+        for error in ({}, {"error": 1e-6})
+    )  # fmt: skip
+    assert one.rounding == both.rounding
+
+
 def test_an_error_budget_removes_as_much_as_it_allows() -> None:
     little, much = (compress(posterior(), budget=Budget(error=error), data=HELD_OUT) for error in (0.0, 0.05))
     assert loss(little) <= 1e-9

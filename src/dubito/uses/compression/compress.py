@@ -110,26 +110,19 @@ def compress(
             finetune, data = data if training is not None and finetune is None else finetune, validation
         structure = _usual_structure(budget) if structure is None else structure
         _check(posterior, structure, rule, budget)
-        if budget is not None and budget.error is not None and data is None:
-            raise MissingDataError(
-                "An error budget is judged on held-out data with targets: give `validation=` or `data=`."
-            )
         _check_training(finetune, training, teacher, temperature)
-        for given in (data, finetune):
-            _check_in_memory(given)
-        allowed = budget.error if budget is not None else None if rule is None else rule.max_drop
+        _check_data(budget, data, finetune)
+        allowed = _allowed(rule, budget)
         by_default = rule is None and budget is None
         if rule is None:
             rule = default_rule(posterior) if budget is None else ranking_rule(posterior)
         example = example_inputs(posterior, data, example, structure)
         if example is not None:
             outputs_of(posterior.model, example)
-        cost, blocks = (None, ANY_NUMBER) if budget is None else (budget.cost, budget.blocks)
-        seen = data if finetune is None else finetune
-        rows = measured_rows(posterior, seen, example) if structure != "weights" else ()
-        timer = partial(time_of_call, budget, example) if budget is not None and budget.times else None
-        macs = None if budget is None else budget.macs
-        pruner = Pruner.of(posterior, rule, structure, example, allow_empty, generator, cost, rows, blocks, timer, macs)
+        rows = (
+            measured_rows(posterior, data if finetune is None else finetune, example) if structure != "weights" else ()
+        )
+        pruner = _pruner(posterior, rule, budget, structure, example, allow_empty, generator, rows)
         pruner, rule, rounding, candidates, plan, model = _found(rule, budget, pruner, data, finetune is not None)
         if by_default and data is not None and finetune is None and isinstance(rule, ModelReduction):
             # the evidence judges weights one by one, but they go together, and it may keep nearly all
@@ -144,17 +137,48 @@ def compress(
             plan, model = retrained(posterior, plan, model, example, taught)
         elif by_default and data is not None:
             _question(score_of(posterior, data), pruner.center, model, plan)
-        elif by_default and isinstance(rule, ModelReduction) and plan.sparsity < LITTLE:
-            warnings.warn(
-                f"Model reduction, the default without data, removed only {plan.sparsity:.0%} of the weights: give "
-                "held-out data=, on which more is removed as long as it costs no accuracy, or a rule with a target, as "
-                "rules.PosteriorDamage(0.8, kind='obs', update=True).",
-                stacklevel=2,
-            )
+        elif by_default and isinstance(rule, ModelReduction):
+            _question_little(plan)
         made = Compression(posterior, rule, plan, model, pruner, data, example, candidates, rounding)
         if allowed is not None and data is not None:
             made.rounding = fine_enough(made, score_of(posterior, data), allowed)
         return made
+
+
+def _allowed(rule: Rule | None, budget: Budget | None) -> float | None:
+    """Return by how much the error in a file may grow, where that is the only limit of the file."""
+    if budget is not None:
+        return budget.error if budget.num_bytes is None else None  # a limit of size chooses the rounding itself
+    return None if rule is None else rule.max_drop
+
+
+def _pruner(
+    posterior: Posterior,
+    rule: Rule,
+    budget: Budget | None,
+    structure: Structure,
+    example: Any,
+    allow_empty: bool,
+    generator: torch.Generator | None,
+    rows: Any,
+) -> Pruner:
+    """Return what applies the rule; a budget says what units cost and in which multiples they go."""
+    cost, blocks, macs, timer = None, ANY_NUMBER, None, None
+    if budget is not None:
+        cost, blocks, macs = budget.cost, budget.blocks, budget.macs
+        timer = partial(time_of_call, budget, example) if budget.times else None
+    return Pruner.of(posterior, rule, structure, example, allow_empty, generator, cost, rows, blocks, timer, macs)
+
+
+def _question_little(plan: Plan) -> None:
+    """Warn if the default without data has removed next to nothing."""
+    if plan.sparsity < LITTLE:
+        warnings.warn(
+            f"Model reduction, the default without data, removed only {plan.sparsity:.0%} of the weights: give "
+            "held-out data=, on which more is removed as long as it costs no accuracy, or a rule with a target, as "
+            "rules.PosteriorDamage(0.8, kind='obs', update=True).",
+            stacklevel=3,
+        )
 
 
 @dataclass(frozen=True)
@@ -318,11 +342,16 @@ def _check_training(finetune: Any, training: Any, teacher: Any, temperature: Any
         raise InputError("`training` says how to fine-tune: give the training data as finetune= too.")
 
 
-def _check_in_memory(data: Data | None) -> None:
-    """Raise if data in memory hold NaN, also in rows that no rule reads: `report` would read them."""
-    held = None if data is None else Source(data, must_count=False, shard=False).in_memory
-    for part in held or ():
-        _check_finite(batches.as_tensors(batches.split(part)[0]))
+def _check_data(budget: Budget | None, data: Data | None, finetune: Data | None) -> None:
+    """Raise if an error cannot be judged, or data in memory hold NaN in rows that only `report` would read."""
+    if budget is not None and budget.error is not None and data is None:
+        raise MissingDataError(
+            "An error budget is judged on held-out data with targets: give `validation=` or `data=`."
+        )
+    for given in (data, finetune):
+        held = None if given is None else Source(given, must_count=False, shard=False).in_memory
+        for part in held or ():
+            _check_finite(batches.as_tensors(batches.split(part)[0]))
 
 
 def _check_finite(inputs: Any) -> None:
