@@ -20,6 +20,7 @@ from dubito.curvature.engine import Engine, Tape
 from dubito.curvature.factor import Factor
 from dubito.curvature.kronecker import KroneckerAccumulator, kronecker_matrix
 from dubito.curvature.layer_factors import layer_factors
+from dubito.curvature.linear_layers import linear_gram
 from dubito.curvature.one_layer import OneLayerCurvature, one_layer
 from dubito.curvature.sampled import SampledAccumulator
 from dubito.curvature.subset import fewest_fit
@@ -101,6 +102,8 @@ class FullAccumulator(Accumulator):
                     self.waiting.append(layer.curvature)
                     if sum(part.size for part in self.waiting) >= numbers(limits.current().chunk):
                         self._add_waiting(sums)
+                elif (whole := linear_gram(factors, self.selection)) is not None:
+                    sums["full"] += whole
                 else:
                     add_gram(sums["full"], jacobian(factors, self.selection).flatten(0, 1))
 
