@@ -54,8 +54,8 @@ def update(
     """
     if posterior.recipe.structure in ("ekfac", "sampled"):
         raise UnsupportedError(
-            f"A posterior with structure='{posterior.recipe.structure}' cannot be updated, because it does not hold "
-            "the curvature of the old data as a sum: use 'kron'."
+            f"A posterior with structure='{posterior.recipe.structure}' cannot be updated with new data: fit it with "
+            "structure='kron', whose curvature of the old data is a sum."
         )
     if distributed.is_active():
         distributed.check_same(posterior.digest(), "posteriors")
